@@ -41,7 +41,7 @@ class ModelRequest:
     owner: str
     """`target` or `draft`: names the rows of the plan."""
     ctx_size: int
-    """Committed tokens; 0 is what the model was trained on, up to `most_ctx`."""
+    """Committed tokens; 0 is what the model was trained on, up to `max_ctx`."""
     max_nodes: int
     """Most nodes in one `evaluate`."""
     max_branches: int
@@ -53,11 +53,11 @@ class ModelRequest:
     options: RuntimeOptions | None = None
     """Options of the runtime's own; None is its defaults."""
     batch_size: int | None = None
-    most_ctx: int = DEFAULT_CTX_SIZE
+    max_ctx: int = DEFAULT_CTX_SIZE
     target: Path | None = None
     """The model that a draft guesses for."""
     target_ctx: int = 0
-    """Context of that model: a draft that follows whole texts has it instead of `most_ctx`."""
+    """Context of that model: a draft that follows whole texts has it instead of `max_ctx`."""
     budget_bytes: int | None = None
     """Budget of the process. Where a GPU computes, a small one asks for small batches."""
     trace: Trace = OFF

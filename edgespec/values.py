@@ -1,4 +1,4 @@
-"""The frozen values that travel between modules. No behaviour beyond arithmetic on themselves."""
+"""Frozen values that are passed between modules, without behaviour beyond arithmetic."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Origin = Literal["draft", "target"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 ENLARGED_FROM = "edgespec.enlarged_from"
-"""Metadata key that an enlarged model carries, in every format: the name of the model it equals."""
+"""Metadata key of enlarged models, in every format, with the name of the model that they equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts about a model that the engine needs; sizes in bytes."""
+    """Properties of a model that the engine needs; sizes in bytes."""
 
     name: str
     architecture: str
@@ -27,35 +27,34 @@ class ModelInfo:
     n_layers: int
     size_bytes: int
     tree_capable: bool = True
-    """False for recurrent or hybrid state, which cannot drop any single token."""
+    """False for recurrent or hybrid models, whose state cannot drop single tokens."""
     max_rollback: int = 0
-    """Most guesses in a line of a model that is not tree-capable, which computes each branch of a
-    tree as a line from the root on, all of them as long as the longest; with 0 it verifies none."""
+    """Most guesses in a line, for a model that is not tree-capable. It computes each branch of a
+    tree as a line from the root, padded to the longest one; with 0 it verifies no guesses."""
     used_share: float = 1.0
-    """Share of a mixture's experts, read one by one, that a token uses; 1 for other models."""
+    """Share of a mixture's paged experts that a token uses; 1 for other models."""
     prompt_batch: int = 512
-    """Most tokens of a prompt that one pass reads."""
+    """Most prompt tokens in one pass."""
     prompt_tile: int = 0
-    """Prompts of so many tokens are computed by kernels that need so many rows and round otherwise
-    than those of shorter ones and of passes; 0 where all tokens round alike."""
+    """Prompts with at least this many tokens are computed by kernels for tiles, which round
+    differently from those for shorter prompts and for passes; 0 if all tokens round the same."""
     prompts_share_passes: bool = False
-    """True if tokens of a prompt are computed alike whatever else their pass computes, unless they
-    are as many as `prompt_tile`."""
+    """True if prompts shorter than `prompt_tile` round the same whatever else is in their pass."""
     max_nodes: int = 64
-    """Most nodes that one `evaluate` call takes."""
+    """Most nodes of one `evaluate` call."""
     max_branches: int = 32
-    """Most leaves that a tree of provisional nodes may have; trees of several texts share all but
-    the first of each."""
+    """Most leaves of a tree of provisional nodes; in a pass over several texts, the leaves of all
+    trees except the first one of each."""
     n_texts: int = 1
-    """Texts that the model holds at once; more than one only behind `ports.texts.HoldsTexts`."""
+    """Number of texts that the model holds; more than one only with `ports.texts.HoldsTexts`."""
     n_threads: int = 0
-    """Threads that compute it; 0 where a runtime does not say."""
+    """Threads that compute the model; 0 if unknown."""
     latency_s: float = 0.0
-    """Seconds of a pass spent on the way to other machines, whatever its rows."""
+    """Network latency of a pass, independent of its rows."""
 
     @property
     def max_rows(self) -> int:
-        """Most rows of a pass: tokens of prompts and nodes."""
+        """Most rows of a pass, prompt tokens and nodes."""
         return max(self.prompt_batch, self.max_nodes)
 
     @property
@@ -65,68 +64,65 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExpertDetails:
-    """Facts about a mixture's experts, for people."""
+    """Details of a mixture's experts."""
 
     experts: int
-    """Experts in a layer."""
+    """Experts per layer."""
     used: int
-    """Experts that a token chooses in a layer."""
+    """Experts per layer that a token chooses."""
     nbytes: int
     """Bytes of all experts."""
     token_bytes: int
-    """Bytes of all weights that one token needs at least."""
+    """Bytes of all weights that one token uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadDetails:
-    """The target that a head guesses for, for people."""
+    """Requirements of a head on its target."""
 
     layers: tuple[int, ...]
     """Layers of the target whose inputs it reads."""
     hidden_size: int
-    """Values of each of them."""
+    """Size of each input."""
     borrows: tuple[str, ...]
-    """Matrices that it takes from the target's file."""
+    """Matrices that it uses from the target's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnLayers:
-    """Layers in a model's file that guess for it (MTP), for people."""
+    """Prediction layers (MTP) in a model's own file."""
 
     layers: int
     obstacle: str | None
-    """The reason why they stay unused; None if they guess."""
+    """Reason why they cannot be used; None if they can."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """Facts from a model's files, for people; None where they are missing or ambiguous.
-
-    The engine needs none of it.
-    """
+    """Details from a model's files, for display; None where they are missing or ambiguous."""
 
     format: str
     quantization: str | None = None
-    """Type of most of the weights."""
+    """Type of most weights."""
     parameters: int | None = None
     layers: int | None = None
     embedding_length: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
     context_length: int | None = None
-    """Context that the model was trained on, in tokens."""
+    """Trained context length in tokens."""
     licence: str | None = None
     equals: str | None = None
-    """Name of the model that an enlarged one computes the same as."""
+    """Name of the original of an enlarged model."""
     experts: ExpertDetails | None = None
-    """Facts about a mixture's experts."""
+    """Details of a mixture's experts."""
     head: HeadDetails | None = None
-    """The target of a model that guesses from hidden states."""
+    """Details of a head, which guesses from hidden states."""
     own_layers: OwnLayers | None = None
-    """Layers that guess for the model itself."""
+    """Details of the model's own prediction layers."""
     files: tuple[Path, ...] = ()
     info: ModelInfo | None = None
-    """Shape of a model that cannot be prepared without another, such as a head that borrows."""
+    """Info of a model that cannot be prepared alone, such as a head without matrices of its own."""
     fingerprint: str | None = None
     """Fingerprint of such a model's vocabulary."""
 
@@ -137,39 +133,39 @@ class PassReport:
 
     wall_s: float = 0.0
     stall_s: float = 0.0
-    """Time in which compute waited for weights."""
+    """Seconds in which compute waited for weights."""
     choice_stall_s: float = 0.0
-    """Part of the stall for experts that the tokens had chosen: it grows with the tokens."""
+    """Part of `stall_s` spent on experts, which grows with the number of tokens."""
     first_row_stall_s: float | None = None
-    """Part of that for experts that the first token chose; None where unknown."""
+    """Part of `choice_stall_s` spent on experts of the first token; None if unknown."""
     bytes_read: int = 0
-    """Bytes read since the call before, read-ahead between them included."""
+    """Bytes read since the previous call, including read-ahead between the calls."""
     read_s: float = 0.0
-    """Seconds of reading that no choice asked for, since the call before; 0 where unknown."""
+    """Seconds spent reading streamed segments since the previous call; 0 if unknown."""
     passes: int = 1
     n_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertStats:
-    """Counts of a mixture's experts. One that was chosen counts once a layer and pass."""
+    """Statistics of a mixture's experts; a chosen expert counts once per layer and pass."""
 
     layers: int = 0
     experts: int = 0
-    """Experts in each of these layers."""
+    """Experts per layer."""
     used: int = 0
-    """Experts that one token chooses."""
+    """Experts per layer that one token chooses."""
     cache_bytes: int = 0
-    """Bytes of the cache of experts, in whole blocks."""
+    """Size of the expert cache, in whole blocks."""
     hits: int = 0
     misses: int = 0
     bytes_read: int = 0
     stall_s: float = 0.0
-    """Seconds in which a layer waited for its experts."""
+    """Seconds in which layers waited for experts."""
 
     @property
     def hit_rate(self) -> float:
-        """Share of the chosen experts that was in memory or on its way."""
+        """Share of the chosen experts that were in memory or being read."""
         chosen = self.hits + self.misses
         return self.hits / chosen if chosen else 0.0
 
@@ -188,7 +184,7 @@ class ExpertStats:
 
 @dataclass(frozen=True, slots=True)
 class PagingStats:
-    """Bytes that a model pages, and the cost of that: since it was loaded, or in one generation."""
+    """Paging of a model and its cost, since loading or in one generation."""
 
     segments: int = 0
     pinned_bytes: int = 0
@@ -197,7 +193,7 @@ class PagingStats:
     stall_s: float = 0.0
     passes: int = 0
     experts: ExpertStats | None = None
-    """Counts of a mixture's experts that are read one by one; the rest of it is in `segments`."""
+    """Statistics of experts that are read one by one; other weights are in `segments`."""
 
     def since(self, before: PagingStats) -> PagingStats:
         """Cost since `before`."""
@@ -212,7 +208,7 @@ class PagingStats:
 
 @dataclass(frozen=True, slots=True)
 class TextCost:
-    """Tokens and seconds of one of several texts, from its request to its end."""
+    """Tokens of one of several texts, and seconds from its request to its end."""
 
     n_tokens: int
     seconds: float
@@ -223,20 +219,20 @@ class RoundCost:
     """Seconds, passes and tokens of one round."""
 
     n_tokens: int
-    """Tokens that the text gained."""
+    """Tokens added to the text."""
     accepted: int
-    """Drafted tokens among them."""
+    """Accepted guesses among them."""
     verified: int
     passes: int
     draft_s: float
-    """Drafting that the pass did not hide."""
+    """Seconds of drafting that were not overlapped with the pass."""
     pass_s: float
     stall_s: float
     """Seconds of the pass in which compute waited for weights."""
     wall_s: float
-    """The whole round."""
+    """Seconds of the whole round."""
     bytes_read: int = 0
-    """Bytes of the target's weights that were read, ahead of the next round too."""
+    """Bytes of the target's weights that were read, including read-ahead."""
 
     @property
     def compute_s(self) -> float:
@@ -244,16 +240,16 @@ class RoundCost:
 
     @property
     def other_s(self) -> float:
-        """Neither drafting nor the pass: sampling, committing, re-rooting."""
+        """Seconds outside drafting and the pass: sampling, committing, re-rooting."""
         return max(0.0, self.wall_s - self.draft_s - self.pass_s)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceStats:
-    """Counts of one source of guesses."""
+    """Verified and accepted guesses of one source."""
 
     source: str
-    """`draft` for a draft model, `lookup` for the text itself."""
+    """Name of the source: `draft` for a draft model, `lookup` for the text itself."""
     verified: int
     """Nodes of this source that the target evaluated."""
     accepted: int
@@ -261,7 +257,7 @@ class SourceStats:
 
 
 def total_sources(brought: Iterable[Iterable[SourceStats]]) -> tuple[SourceStats, ...]:
-    """The sums over several texts or rounds, the source with most nodes first."""
+    """Sums over several texts or rounds, the source with most nodes first."""
     verified: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     for sources in brought:
@@ -273,7 +269,7 @@ def total_sources(brought: Iterable[Iterable[SourceStats]]) -> tuple[SourceStats
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """Totals of one generation."""
+    """Speculation statistics of one generation."""
 
     rounds: int = 0
     target_passes: int = 0
@@ -286,16 +282,16 @@ class SpeculationStats:
     provisional_drafted: int = 0
     """Nodes drafted while the target verified."""
     provisional_kept: int = 0
-    """Nodes drafted beside a pass that survived the next re-rooting."""
+    """Nodes drafted during a pass that survived the next re-rooting."""
     accepted_lengths: tuple[int, ...] = ()
-    """Accepted drafted tokens, one entry a round."""
+    """Number of accepted guesses in each round."""
     draft_s: float = 0.0
-    """Drafting that no target pass hid."""
+    """Seconds of drafting that were not overlapped with passes."""
     round_costs: tuple[RoundCost, ...] = ()
     acceptance: str = "exact-replay"
-    """Rule that decided which guesses were accepted."""
+    """Name of the acceptance rule."""
     keeps: str = "draws"
-    """Part of the target's own text that it keeps: its draws, its distribution, or neither."""
+    """Guarantee of the acceptance rule: the target's draws, its distribution, or neither."""
     sources: tuple[SourceStats, ...] = ()
     """Counts by source of guesses, the one with most nodes first."""
 
@@ -306,7 +302,7 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Wall-clock seconds."""
+    """Wall-clock seconds by phase."""
 
     load_s: float = 0.0
     prompt_s: float = 0.0
@@ -316,32 +312,31 @@ class Timings:
 
 
 _TOP = struct.Struct("<id")
-"""A token and its log probability."""
+"""Binary layout of a token and its log probability."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities of the target alone, before temperature, filters and grammars."""
+    """Log probabilities by the target, before temperature, filters and grammars."""
 
     logprob: float
     packed: bytes = b""
-    """The alternatives, 12 bytes each to save memory; unpacked by `top`."""
+    """The alternatives in 12 bytes each, to save memory; unpacked by `top`."""
 
     @classmethod
     def of(cls, logprob: float, top: Iterable[tuple[int, float]]) -> Self:
-        """Log probabilities with the alternatives `top`: token and log probability, best first."""
+        """Log probabilities with the alternatives `top`, pairs of token and value, best first."""
         return cls(logprob, b"".join(_TOP.pack(token, value) for token, value in top))
 
     @property
     def top(self) -> tuple[tuple[int, float], ...]:
-        """The most probable tokens and their log probabilities, best first; as many as requested.
-        Unpacked at each call."""
+        """The most probable tokens and their log probabilities, best first."""
         return tuple(_TOP.iter_unpack(self.packed))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One committed token. `text` may be empty while a character or stop string is undecided."""
+    """One committed token; `text` may be empty while a character or stop string is incomplete."""
 
     text: str
     token: int
@@ -353,7 +348,7 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The whole of one generation."""
+    """Tokens, text and statistics of one generation."""
 
     text: str
     prompt_tokens: tuple[int, ...]
@@ -363,22 +358,22 @@ class GenerationResult:
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     paging: PagingStats = field(default_factory=PagingStats)
     notes: tuple[str, ...] = ()
-    """Sentences on why the engine did not work as requested: a draft that could not be used."""
+    """Sentences for the user, for example why a draft could not be used."""
     reused_tokens: int = 0
-    """Tokens of the prompt whose KV the models held already, so that they cost no pass."""
+    """Prompt tokens that were already in the KV cache."""
     saved_passes: int = 0
-    """Passes of the target that reading those tokens would have taken."""
+    """Passes of the target saved by these tokens."""
     dropped_tokens: int = 0
-    """Tokens that the models forgot because the context was full."""
+    """Tokens dropped because the context was full."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnlargeReport:
-    """Sizes of the model that was written."""
+    """Sizes of an enlarged model."""
 
     path: Path
     size_bytes: int
     factor: int
-    """K: how often every feature, query head and hidden unit is repeated."""
+    """K, the number of copies of every feature, query head and hidden unit."""
     layers: int
     parameters: int

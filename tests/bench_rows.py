@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, MeasuredMachine, ModelFile
+from edgespec.bench.report import (
+    AppliedLimits,
+    BenchReport,
+    MeasuredMachine,
+    ModelFile,
+    SkippedMode,
+)
 from edgespec.bench.runs import Decoded
 from edgespec.bench.summary import Row, spread, summarise
 from edgespec.values import RoundCost, SourceStats
@@ -62,7 +68,7 @@ def report(rows: Sequence[Row], raw_bytes_per_s: float = 300.0 * MB) -> BenchRep
         raw_bytes_per_s=spread([raw_bytes_per_s]),
         descriptions={mode: f"what {mode} is" for mode in modes},
         modes=summarise(rows, modes, raw_bytes_per_s),
-        left_out=[LeftOut("resident", "it does not fit")],
+        left_out=[SkippedMode("resident", "it does not fit")],
         failures=[],
         notes=["a note"],
         rows=rows,

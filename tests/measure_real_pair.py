@@ -91,7 +91,7 @@ def row(
 
 
 def agreement(target: LanguageModel, draft: LanguageModel, texts: list[GenerationResult]) -> str:
-    compared, agreed = pair_fit.count_agreed(draft, texts, target.info.n_vocab, target=target)
+    compared, agreed = pair_fit.count_agreements(draft, texts, target.info.n_vocab, target=target)
     return f"{agreed / compared:.3f}"
 
 

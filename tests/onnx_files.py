@@ -17,7 +17,7 @@ from gguf_files import byte_level_vocabulary
 
 KINDS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 DATA_FILE = "model.onnx_data"
-LEAST_EXTERNAL_BYTES = 1024
+MIN_EXTERNAL_BYTES = 1024
 
 
 def write_llama(
@@ -77,7 +77,7 @@ def save(model: onnx.ModelProto, path: Path, external: bool = True) -> None:
         path,
         save_as_external_data=external,
         location=DATA_FILE,
-        size_threshold=LEAST_EXTERNAL_BYTES,
+        size_threshold=MIN_EXTERNAL_BYTES,
     )
 
 

@@ -28,7 +28,7 @@ def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
     """
     try:
         needs = prepared.needs()
-        rows, paged = needs.rows_in_any_case(), needs.rows_when_paged()
+        rows, paged = needs.common_rows(), needs.paged_rows()
         taken = sum(row.nbytes for row in (*rows, *paged))
         least = min(sum(sorted(s.slot_bytes for s in cut)[-2:]) for cut in needs.cuts)
         room = max(least, int(share * sum(s.slot_bytes for s in needs.cuts[0])))

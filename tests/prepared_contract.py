@@ -17,7 +17,7 @@ import pytest
 
 from edgespec.memory import cgroups
 from edgespec.memory.budget import LOADING, MemoryPlan, plan_memory
-from edgespec.memory.heap import return_free_memory
+from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import HEADROOM_BYTES
 from edgespec.memory.process import process_rss_bytes
 from edgespec.ports import LanguageModel
@@ -90,7 +90,7 @@ class PreparedContract:
         earlier work."""
         prepared = prepare()
         gc.collect()
-        return_free_memory()
+        trim_heap()
         before = _own_bytes()
         model = prepared.load(plan)
         work_hard(model)
@@ -104,7 +104,7 @@ class PreparedContract:
 
     def test_its_rows_name_their_owner(self, prepared: PreparedModel) -> None:
         needs = prepared.needs()
-        rows = (*needs.rows_in_any_case(), *needs.rows_when_paged(), *(needs.resident or ()))
+        rows = (*needs.common_rows(), *needs.paged_rows(), *(needs.resident or ()))
         assert {row.owner for row in rows} == {"target"}
 
     def test_larger_batches_come_first(self, prepared: PreparedModel) -> None:
@@ -129,7 +129,7 @@ class PreparedContract:
             return
         needs = prepared.needs()
         rows = [row for row in needs.resident or () if row.what != LOADING]
-        planned = sum(row.nbytes for row in (*needs.rows_in_any_case(), *rows))
+        planned = sum(row.nbytes for row in (*needs.common_rows(), *rows))
         assert self.taken_by(prepare, None) <= planned + HEADROOM_BYTES
 
     def test_a_paged_model_takes_no_more_than_its_rows(
@@ -141,7 +141,7 @@ class PreparedContract:
         if passed_in_a_new_process(request):
             return
         needs = prepared.needs()
-        rows, paged = needs.rows_in_any_case(), needs.rows_when_paged()
+        rows, paged = needs.common_rows(), needs.paged_rows()
         weights_bytes = sum(segment.slot_bytes for segment in needs.cuts[0])
         budget_bytes = sum(row.nbytes for row in (*rows, *paged)) + weights_bytes // 2
         plan = plan_memory(budget_bytes, rows, needs.cuts, None, paged)

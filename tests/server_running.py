@@ -43,7 +43,7 @@ def running(
     """A server over `session`, and its address."""
     guard = guard or Guard("127.0.0.1")
     options.setdefault("sampling", {"temperature": 0.0})
-    server = Server(session, guard, "pair", options.pop("most_waiting", 32), **options)
+    server = Server(session, guard, "pair", options.pop("max_waiting", 32), **options)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=(listener,))
         thread.start()

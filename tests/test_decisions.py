@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "docs" / "decisions"
-MOST_WORDS = 300
+MAX_WORDS = 300
 RECORDS = sorted(FOLDER.glob("[0-9][0-9][0-9][0-9]-*.md"))
 STATUS = re.compile(r"^\*{0,2}Status:?\*{0,2}:? (accepted|superseded by \[\d{4}\]\()", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -32,7 +32,7 @@ def test_a_record_has_a_title_and_a_status(record: Path) -> None:
 
 @each_record
 def test_a_record_is_short(record: Path) -> None:
-    assert words(record.read_text(encoding="utf-8")) <= MOST_WORDS
+    assert words(record.read_text(encoding="utf-8")) <= MAX_WORDS
 
 
 @each_record

@@ -14,14 +14,14 @@ from edgespec import errors
 ROOT = Path(__file__).parents[1]
 PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAPERS += [*(ROOT / "docs").glob("*.md"), ROOT / "examples" / "README.md"]
-MOST_WORDS = 700
+MAX_WORDS = 700
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PLACE = re.compile(r"`((?:edgespec|tests|runtimes|docs|configs|models|examples)/[\w/.-]*)`")
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MOST_WORDS
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= MAX_WORDS
 
 
 def test_the_readme_begins_with_the_demo() -> None:

@@ -181,7 +181,7 @@ def test_a_runtime_that_is_missing_is_a_note(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_kept_of_experts_is_named(own_cache_folder: Path) -> None:
-    file = JsonFile(own_cache_folder / "experts", "0123", most_files=2)
+    file = JsonFile(own_cache_folder / "experts", "0123", max_files=2)
     file.write({"shares": []})
     cache = [finding for finding in machine.examine() if finding.topic == "cache"]
     assert any(str(file.path.parent) in finding.says for finding in cache)

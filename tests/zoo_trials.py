@@ -153,7 +153,7 @@ def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, A
             raise ModelError(named.told)
         smallest_bytes, taken_bytes = named.value
         # steps in which a process is planned weigh more than these models: it counts as it did
-        process.taken_bytes = lambda: taken_bytes
+        process.footprint_bytes = lambda: taken_bytes
         budget_bytes = int(smallest_bytes + weights_share * model.stat().st_size)
         settings = settings.model_copy(update={"memory_budget": budget_bytes})
     with session.load(settings, EngineSettings(remember=False, step_aside=False)) as running:
@@ -170,13 +170,13 @@ def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, A
 
 def _smallest_budget(settings: LoadSettings) -> tuple[int, int]:
     """The least that loading needs, and what the process took by then, for which that holds."""
-    measured, taken = process.taken_bytes, []
+    measured, taken = process.footprint_bytes, []
 
     def counted() -> int:
         taken.append(measured())
         return taken[-1]
 
-    process.taken_bytes, process.UNLIKE_BYTES = counted, 0
+    process.footprint_bytes, process.PROCESS_SPREAD_BYTES = counted, 0
     try:
         session.plan(settings.model_copy(update={"memory_budget": 1}))
     except BudgetError as error:

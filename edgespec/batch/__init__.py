@@ -1,1 +1,1 @@
-"""Files of requests in OpenAI's batch format, answered several at a time and resumed."""
+"""Answers files of requests in OpenAI's batch format, several at a time and resumable."""

@@ -1,4 +1,4 @@
-"""Requests that were seen or answered: a few bytes each, however many there are."""
+"""Compact sets of the requests that were seen or answered."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _N_BUCKETS = 256
 
 
 class KeySet:
-    """A set of texts that keeps eight bytes of each; two of a million are alike by a chance of
-    3 in 100 million."""
+    """A set of strings that stores 8-byte digests; among a million strings, a collision has a
+    probability of 3 in 100 million."""
 
     def __init__(self) -> None:
         self._buckets = [array("Q") for _ in range(_N_BUCKETS)]
-        """Digests in order, by their lowest byte."""
+        """Sorted digests by their lowest byte."""
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets))
@@ -29,7 +29,7 @@ class KeySet:
         return at < len(bucket) and bucket[at] == digest
 
     def add(self, text: str) -> bool:
-        """True if it is new."""
+        """Add `text`; True if it is new."""
         digest, bucket = self._place(text)
         at = bisect_left(bucket, digest)
         if at < len(bucket) and bucket[at] == digest:
@@ -43,9 +43,9 @@ class KeySet:
 
 
 class EarlierAnswers:
-    """Answers that earlier runs have written.
+    """Keys of the answers that earlier runs have written.
 
-    A request that the server failed at (5xx) is tried again: it counts as unanswered.
+    Requests with a server error (5xx) are tried again and count as unanswered.
     """
 
     def __init__(self, answers: Iterable[BatchAnswer] = ()) -> None:

@@ -1,7 +1,4 @@
-"""Lines of OpenAI's batch files: requests that are read, answers that are written.
-
-Knows no session and no file.
-"""
+"""Parses and formats the lines of OpenAI's batch files. Knows no session and no file."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ URLS: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
 }
-"""Addresses that are answered, and the requests in their bodies."""
+"""Supported endpoints and the types of their requests."""
 FIELDS = ("custom_id", "method", "url", "body")
-MOST_ID_CHARACTERS = 512
+MAX_ID_CHARACTERS = 512
 ENVELOPE_BYTES = 8 << 10
 """Bytes of a line besides its body."""
 
 
 class LineError(Exception):
-    """A line that holds no request; its text says why."""
+    """A line that is not a valid request; the message says why."""
 
     def __init__(self, message: str, code: str, custom_id: str | None = None) -> None:
         super().__init__(message)
@@ -38,7 +35,7 @@ class LineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """The request of one line, whose body is not validated yet."""
+    """The request in one line, with its body not validated yet."""
 
     custom_id: str
     kind: type[ChatRequest] | type[CompletionRequest]
@@ -51,24 +48,24 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """One line of the output as far as resuming needs it."""
+    """The part of an output line that resuming needs."""
 
     key: str
-    """Identifies its request among all lines of the input."""
+    """Identifies the request among all lines of the input."""
     status: int
-    """HTTP status; 400 for a line that held no request."""
+    """HTTP status; 400 for an invalid line."""
 
 
-def numbered_lines(file: BinaryIO, most_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Lines with their numbers from 1, without blank ones; None for one of more bytes.
+def numbered_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Non-blank lines with their numbers from 1; None for a line of more than `max_bytes`.
 
     Raises OSError.
     """
     number = 0
-    while line := file.readline(most_bytes + 1):
+    while line := file.readline(max_bytes + 1):
         number += 1
-        if len(line) > most_bytes and not line.endswith(b"\n"):
-            while (rest := file.readline(most_bytes)) and not rest.endswith(b"\n"):
+        if len(line) > max_bytes and not line.endswith(b"\n"):
+            while (rest := file.readline(max_bytes)) and not rest.endswith(b"\n"):
                 pass
             yield number, None
         elif line.strip():
@@ -76,7 +73,7 @@ def numbered_lines(file: BinaryIO, most_bytes: int) -> Iterator[tuple[int, bytes
 
 
 def parse_line(line: bytes) -> BatchRequest:
-    """The request of a line. Raises LineError."""
+    """The request in a line. Raises LineError."""
     try:
         content = decoded(line, "the line")
     except Refusal as error:
@@ -84,9 +81,9 @@ def parse_line(line: bytes) -> BatchRequest:
     if not isinstance(content, dict):
         raise LineError(f"the line is not an object with {', '.join(FIELDS)}", "invalid_line")
     name = content.get("custom_id")
-    if not isinstance(name, str) or not 0 < len(name) <= MOST_ID_CHARACTERS:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS:
         raise LineError(
-            f"custom_id is missing: give each line a text of 1 to {MOST_ID_CHARACTERS} characters "
+            f"custom_id is missing: give each line a text of 1 to {MAX_ID_CHARACTERS} characters "
             "of its own",
             "invalid_line",
         )
@@ -109,20 +106,20 @@ _INVALID = "invalid_line"
 
 
 def answer_line(custom_id: str, status: int, body: Answer) -> bytes:
-    """The line of a request that was answered, with an error's body too."""
+    """The output line of an answered request; `body` may be an error."""
     request_id = body.get("id", f"req_{secrets.token_hex(12)}")
     response = {"status_code": status, "request_id": request_id, "body": body}
     return _line(custom_id, response, None)
 
 
 def error_line(number: int, error: LineError) -> bytes:
-    """The line of one that held no request; `error.line` is its number in the input."""
+    """The output line for an invalid input line with this number."""
     details = {"code": error.code, "message": str(error), "line": number}
     return _line(error.custom_id, None, details)
 
 
 def error_key(number: int, error: LineError) -> str:
-    """Key of a line that held no request: its number and what is wrong with it."""
+    """Key of an invalid input line: its number and its error."""
     return f"{number}:{error.code}:{error}"
 
 
@@ -131,7 +128,7 @@ def request_key(custom_id: str) -> str:
 
 
 def parse_answer(line: bytes) -> BatchAnswer | None:
-    """The answer in a line of the output; None if it is none."""
+    """The answer in an output line; None if it is invalid."""
     try:
         content = json.loads(line)
         error = content["error"]
@@ -145,7 +142,7 @@ def parse_answer(line: bytes) -> BatchAnswer | None:
 
 
 def is_begun_answer(torn: bytes) -> bool:
-    """True if `torn` may be the beginning of a line of the output."""
+    """True if `torn` may be the beginning of an output line."""
     return torn.startswith(_OPENING[: len(torn)])
 
 

@@ -1,6 +1,6 @@
-"""Answers the requests of a file, several at a time, and writes each answer as it ends.
+"""Answers the requests of a file, several at a time, and writes each answer when it is complete.
 
-Knows requests and threads; the files' owners open and close them.
+Knows requests and threads; the caller opens and closes the files.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from edgespec.concurrency.queueing import BytePool
 from edgespec.errors import Cancelled, EdgespecError, SessionClosed
 from edgespec.memory import heap
 
-MOST_REQUESTS = 250_000
-"""Lines of one file: what is kept of each fits into the plan's headroom."""
+MAX_REQUESTS = 250_000
+"""Most lines of one file, so that their keys fit into the plan's headroom."""
 
 
-MOST_MODEL_FAILURES = 5
-"""Failures of the model in a row that end a run: the storage of its weights may be gone."""
+MAX_MODEL_FAILURES = 5
+"""Consecutive failures of the model that end a run: the storage of its weights may be gone."""
 
 
 @dataclass(slots=True)
 class BatchCounts:
-    """Requests of one run by how they ended."""
+    """Numbers of requests in one run, by outcome."""
 
     answered: int = 0
-    """Requests that this run answered, with a text or an error."""
+    """Requests answered by this run, with a text or an error."""
     failed: int = 0
-    """Requests that this run answered with an error."""
+    """Requests answered by this run with an error."""
     skipped: int = 0
-    """Requests that earlier runs answered."""
+    """Requests answered by earlier runs."""
     skipped_failed: int = 0
-    """Requests that earlier runs answered with an error."""
+    """Requests answered by earlier runs with an error."""
 
 
 class BatchRun:
@@ -66,9 +66,11 @@ class BatchRun:
         n_at_once: int = 1,
         pool_bytes: int = 0,
     ) -> None:
-        """`lines` come from `numbered_lines`, None for one that is too long. `write` appends a line
-        to the output, and `cancel` ends all generations of the session soon. Requests at once take
-        up to `pool_bytes` for grammars and large answers; 0: as many as they like."""
+        """`lines` come from `numbered_lines`, with None for lines that are too long.
+
+        `write` appends a line to the output; `cancel` ends all generations of the session soon.
+        Running requests take up to `pool_bytes` for grammars and large answers; 0: unlimited.
+        """
         self._completions = completions
         self._lines = lines
         self._write_line = write
@@ -79,22 +81,21 @@ class BatchRun:
         self._seen = KeySet()
         self._reading = threading.Lock()
         self._at_input: list[threading.Thread] = []
-        """Threads that wait for a line, which a pipe may never give."""
+        """Threads that wait for a line, possibly for ever if the input is a pipe."""
         self._preparing = threading.Lock()
-        """Held while a request is prepared, which takes far more memory than its bytes."""
+        """Held while a request is prepared, which takes far more memory than its body."""
         self._writing = threading.Lock()
         self._failure: BaseException | None = None
         self._n_model_failures = 0
-        """Failures since the last answer."""
+        """Consecutive failures."""
         self.is_stopping = False
         self.counts = BatchCounts()
 
     def run(self, show: Callable[[BatchCounts], None] = lambda counts: None) -> BatchCounts:
         """Answer all lines. `show` is called in this thread, ten times a second.
 
-        Raises Cancelled after `stop`, and what ends a run: OSError of the files, EdgespecError for
-        too many lines and for a model that fails again and again. Requests that
-        fail have their own lines.
+        Requests that fail get output lines of their own. Raises Cancelled after `stop`, OSError of
+        the files, and EdgespecError for too many lines or MAX_MODEL_FAILURES.
         """
         threads = [
             threading.Thread(target=self._work, name=f"edgespec-batch-{i}", daemon=True)
@@ -115,13 +116,13 @@ class BatchRun:
         return self.counts
 
     def stop(self) -> None:
-        """End the run soon, from any thread: requests under way get no line."""
+        """End the run soon, from any thread; running requests get no output line."""
         self.is_stopping = True
         self._cancel()
 
     def _wait_for(self, threads: Sequence[threading.Thread], meanwhile: Callable[[], None]) -> None:
-        """Come back when no thread answers a request; one may still wait for input that is of no
-        use any more."""
+        """Wait until no thread answers a request; after `stop`, threads waiting for input are
+        ignored."""
         while under_way := [
             thread
             for thread in threads
@@ -136,7 +137,7 @@ class BatchRun:
                 self._end(*task)
         except (Cancelled, SessionClosed) as error:
             self._fail(None if self.is_stopping else error)
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._fail(error)
 
     def _fail(self, error: BaseException | None) -> None:
@@ -145,7 +146,7 @@ class BatchRun:
             self.stop()
 
     def _next(self) -> tuple[str, Callable[[], tuple[int, bytes]]] | None:
-        """The key of the next line, and what answers it with a status and a line; None at the
+        """Key of the next line, and a function that returns its status and output line; None at the
         end."""
         self._at_input.append(threading.current_thread())
         with self._reading:
@@ -154,9 +155,9 @@ class BatchRun:
             if line is None or self.is_stopping:
                 return None
             number, text = line
-            if number > MOST_REQUESTS:
+            if number > MAX_REQUESTS:
                 raise EdgespecError(
-                    f"there are more than {MOST_REQUESTS:,} lines, as many as one run takes: split "
+                    f"there are more than {MAX_REQUESTS:,} lines, as many as one run takes: split "
                     "the file"
                 )
             try:
@@ -179,7 +180,7 @@ class BatchRun:
         return request
 
     def _end(self, key: str, answer: Callable[[], tuple[int, bytes]]) -> None:
-        """Write the line of `answer`, unless an earlier run has answered `key`."""
+        """Call `answer` and write its line, unless an earlier run has answered `key`."""
         if key in self._earlier_answers.answered:
             with self._writing:
                 self.counts.skipped += 1
@@ -191,7 +192,7 @@ class BatchRun:
             self.counts.answered += 1
             self.counts.failed += status != 200
             self._n_model_failures = self._n_model_failures + 1 if status >= 500 else 0
-            if self._n_model_failures >= MOST_MODEL_FAILURES:
+            if self._n_model_failures >= MAX_MODEL_FAILURES:
                 raise EdgespecError(
                     f"the model failed at {self._n_model_failures} requests in a row: the errors "
                     "in the output say why, and the next run tries them again"
@@ -209,11 +210,11 @@ class BatchRun:
                 return 200, answer_line(request.custom_id, 200, body)
         except (Cancelled, SessionClosed):
             raise
-        except Exception as error:  # noqa: BLE001 - the request's own, others go on
+        except Exception as error:  # noqa: BLE001 - it fails only this request
             refusal = refusal_of(error)
             return refusal.status, answer_line(request.custom_id, refusal.status, refusal.content)
         finally:
-            heap.return_free_memory()
+            heap.trim_heap()
 
     def _check_going(self) -> None:
         if self.is_stopping:

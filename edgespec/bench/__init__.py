@@ -1,4 +1,4 @@
-"""Measures ways of decoding on the same models, prompts and limits, and reports what was measured.
+"""Compares decoding modes on the same models, prompts and limits, and reports the results.
 
-It imports no model library: a run happens in a process of its own, through the runtime's port.
+It imports no model library: each run has a process of its own.
 """

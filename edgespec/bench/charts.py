@@ -1,4 +1,4 @@
-"""A bench as a picture: horizontal bars with whiskers, as an SVG file that needs nothing else."""
+"""Bar charts of a bench: horizontal bars with whiskers, as self-contained SVG."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 960
-LABEL_LEAST, LABEL_MOST = 130, 400
-"""Room for names at the left."""
+MIN_LABEL, MAX_LABEL = 130, 400
+"""Width of the names at the left."""
 CHARACTER = 8.0
 """Width of the widest letters of a name, in bold 13 pixels."""
 VALUE = 150
-"""Room for figures at the right."""
+"""Width of the figures at the right."""
 BAR, STEP, AXIS = 18, 32, 26
 
 STYLE = """\
@@ -42,11 +42,11 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], unit: str) -> str:
-    """The SVG of horizontal bars that begin at zero; colours follow the viewer's theme."""
+    """SVG of horizontal bars that begin at zero; colours follow the viewer's theme."""
     most = max((row.most for row in rows), default=0.0) or 1.0
     left = min(
-        max(LABEL_LEAST, 10 + CHARACTER * max((len(row.label) for row in rows), default=0)),
-        LABEL_MOST,
+        max(MIN_LABEL, 10 + CHARACTER * max((len(row.label) for row in rows), default=0)),
+        MAX_LABEL,
     )
     height = STEP * len(rows)
 
@@ -81,9 +81,9 @@ def bars(rows: Sequence[Bar], unit: str) -> str:
     )
 
 
-def _ticks(most: float, about: int = 6) -> list[float]:
-    """Round values from 0 to `most`: 1, 2 or 5 times a power of ten apart."""
-    raw = most / about
+def _ticks(most: float) -> list[float]:
+    """About six round values from 0 to `most`: 1, 2 or 5 times a power of ten apart."""
+    raw = most / 6
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     return [step * n for n in range(int(most / step * 1.0001) + 1)]

@@ -1,4 +1,4 @@
-"""The jobs of a bench, each of which has a process of its own."""
+"""The jobs of a bench, each run in a process of its own."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult, TextCost, total_sources
 
 FIRST_BYTES, FIRST_S = 64 << 20, 1.0
-"""Start of a read loop that is not timed."""
+"""Untimed start of a read loop."""
 RAW_S = 5.0
-"""A slow device has told its speed by then."""
+"""Longest timed read loop; long enough to measure slow devices."""
 ANY_BUDGET_BYTES = 1 << 50
 
 
 def decode(
     load: LoadSettings, engine: EngineSettings, prompts: Sequence[str], n_tokens: int
 ) -> Decoded:
-    """Continue the first of the prompts greedily, by up to so many tokens."""
+    """Continue the first prompt greedily, by up to `n_tokens`."""
     with session.load(load, engine) as running:
         result = running.generate(prompts[0], max_tokens=n_tokens)
         guesses = result.speculation
@@ -54,7 +54,7 @@ def decode(
 def decode_together(
     load: LoadSettings, engine: EngineSettings, prompts: Sequence[str], n_tokens: int
 ) -> Decoded:
-    """Continue all prompts at once, each by up to so many tokens."""
+    """Continue all prompts at once, each by up to `n_tokens`."""
     with session.load(load, engine) as running:
         before, began = running.paging, time.perf_counter()
 
@@ -84,7 +84,7 @@ def decode_together(
 
 
 def decode_by_library(mode: str, request: BaselineRequest) -> Decoded:
-    """Texts that the runtime's own library decodes, and what they cost."""
+    """Decode texts with the runtime's library itself, in its mode `mode`."""
     runtime = runtimes.find(request.model)
     if not isinstance(runtime, OffersBaselines):
         raise UsageError(f"the runtime {runtime.name} has no mode {mode}")
@@ -94,10 +94,10 @@ def decode_by_library(mode: str, request: BaselineRequest) -> Decoded:
 
 
 def read_raw(path: Path, nbytes: int) -> RawRead:
-    """Time direct reads of READ_BYTES, one after the other, thrown away, until there are `nbytes`.
+    """Time sequential direct reads of READ_BYTES, up to `nbytes`.
 
-    A limit lets the first megabytes through faster: they are not timed, and a small file is read
-    again and again.
+    Bandwidth limits let the first megabytes through faster, so these are not timed. A small file is
+    read repeatedly.
     """
     with closing(_reads(path)) as reads:
         _read_for(reads, FIRST_BYTES, FIRST_S)
@@ -107,7 +107,7 @@ def read_raw(path: Path, nbytes: int) -> RawRead:
 
 
 def _read_for(reads: Iterator[int], nbytes: int, seconds: float) -> int:
-    """Read until so many bytes or seconds have gone by; the bytes."""
+    """Read for `nbytes` or `seconds`, whichever comes first; returns the bytes read."""
     done, began = 0, time.perf_counter()
     while done < nbytes and time.perf_counter() - began < seconds:
         done += next(reads)
@@ -115,12 +115,12 @@ def _read_for(reads: Iterator[int], nbytes: int, seconds: float) -> int:
 
 
 def _reads(path: Path) -> Generator[int, None, None]:
-    """Read a file over and over; yields the bytes of each read."""
+    """Read a file repeatedly; yields the bytes of each read."""
     size, at = path.stat().st_size, 0
     block, reader = AlignedMemory(READ_BYTES), DirectReader([path])
     try:
         while True:
-            # the last block may lie half past the file's end
+            # the last block may extend past the end of the file
             run = Run(0, at, READ_BYTES, min(READ_BYTES, size - at), 0)
             n = reader.read(run, block.view(0, READ_BYTES), lambda: False)
             at = (at + n) % size
@@ -129,20 +129,22 @@ def _reads(path: Path) -> Generator[int, None, None]:
         close_all(reader.close, block.close)
 
 
-def obstacle(load: LoadSettings) -> str:
-    """The reason for which loading would leave the draft out; empty where it would not. No weights
-    are read. Raises what planning raises, such as for a budget that cannot work."""
+def reason_without_draft(load: LoadSettings) -> str:
+    """Reason why loading would leave the draft out; empty if it would not.
+
+    Reads no weights. Raises the errors of planning.
+    """
     plan = session.plan(load)
     return "; ".join(plan.notes) if load.draft is not None and not plan.has_draft else ""
 
 
 def resident_bytes(load: LoadSettings) -> int:
-    """Memory of the whole process with all weights of the target in it, by a plan."""
+    """Planned memory of the whole process if all weights of the target are resident."""
     settings = load.model_copy(update={"memory_budget": ANY_BUDGET_BYTES})
     return session.plan(settings).planned_bytes
 
 
 def storage_reads() -> int:
-    """Bytes that this process has had read from storage; 0 where the OS does not count them."""
+    """Bytes read from storage for this process; 0 if the OS does not count them."""
     counters = getattr(psutil.Process(), "io_counters", None)
     return int(counters().read_bytes) if counters else 0

@@ -1,6 +1,6 @@
-"""The ways of decoding that a bench compares: the engine's, by name, and a runtime's baselines.
+"""The decoding modes that a bench compares: the engine's and a runtime's baselines.
 
-It says what a mode is. Which of them can run on given models and limits is decided elsewhere.
+Defines modes only; which of them can run on given models and limits is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -23,53 +23,52 @@ class BenchDraft:
 
     path: Path
     name: str
-    """Name that no other draft of the bench has."""
+    """Name, unique within the bench."""
     in_library: bool = True
-    """The target's own library can run it, too: it is a model of the same runtime, in a file of
-    its own."""
+    """True if the target's library can run it: a model of the same runtime, in a file of its own.
+    """
     is_own: bool = False
-    """A layer of the target's own, which guesses for one text at a time."""
+    """True for the target's own prediction layers (MTP), which serve one text at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One way of decoding."""
+    """One decoding mode."""
 
     strategy: str
     text: str
     drafts: bool = True
     resident: bool = False
-    """Keeps all weights in memory: applies only where they fit."""
+    """True if it keeps all weights in memory, so that they must fit."""
     takes_several: bool = True
-    """Can decode several texts at once."""
+    """True if it can decode several texts at once."""
     engine: EngineSettings | None = None
-    """None for a runtime's baseline. Runs remember nothing, so that all begin alike."""
+    """None for a runtime's baseline. Without `remember`, so that all runs start equal."""
     draft: BenchDraft | None = None
     names_draft: bool = False
-    """Several drafts are compared: the name says which one."""
+    """True if several drafts are compared, so that the name includes the draft."""
     n_texts: int | None = None
-    """Texts at once, where a bench compares their numbers."""
+    """Texts at once, if the bench compares several numbers of texts."""
 
     @property
     def name(self) -> str:
-        """The strategy, the draft among several, and the number of texts."""
+        """The strategy, the draft if several are compared, and the number of texts."""
         draft = f" {self.draft.name}" if self.draft and self.names_draft else ""
         return f"{self.strategy}{draft}{'' if self.n_texts is None else f' x{self.n_texts}'}"
 
     def together(self, n_texts: int) -> Mode:
-        """The mode with so many texts at once."""
+        """The mode with `n_texts` texts at once."""
         return replace(self, n_texts=n_texts)
 
     @property
     def is_slow(self) -> bool:
-        """True for modes whose passes read weights and yield hardly more than one token; they get
-        fewer tokens."""
+        """True if passes read weights for about one token each; such modes run for fewer tokens."""
         guesses = self.engine is not None and (self.drafts or bool(self.engine.lookup))
         return not self.resident and not guesses
 
 
 def _rules(pacer: str, fallback: str) -> EngineSettings:
-    """Rules that stay as they are: the engine neither leaves them out nor drafts beside passes."""
+    """Settings with fixed rules: the engine neither skips guessing nor drafts during passes."""
     return EngineSettings(
         pacer=pacer,
         fallback=fallback,
@@ -108,13 +107,13 @@ ENGINE_MODES = (
 
 
 def known_modes(baselines: Sequence[Baseline]) -> tuple[Mode, ...]:
-    """All modes for the models of a runtime, its own baselines first."""
+    """All modes for the models of a runtime, its baselines first."""
     theirs = (Mode(b.name, b.text, b.drafts, b.resident, b.takes_several) for b in baselines)
     return (*theirs, *ENGINE_MODES)
 
 
 def choose(names: Iterable[str] | None, known: Sequence[Mode]) -> tuple[Mode, ...]:
-    """The modes of these names, in the order of `known`; all without names. Raises UsageError."""
+    """The modes with these names, in the order of `known`; None selects all. Raises UsageError."""
     if names is None:
         return tuple(known)
     by_name = {mode.strategy: mode for mode in known}
@@ -129,7 +128,7 @@ def choose(names: Iterable[str] | None, known: Sequence[Mode]) -> tuple[Mode, ..
 
 
 def with_drafts(modes: Iterable[Mode], drafts: Sequence[BenchDraft]) -> list[Mode]:
-    """The modes, those that draft once with each of the drafts."""
+    """The modes, with those that draft repeated for each draft."""
     several = len(drafts) > 1
     return [
         replace(mode, draft=draft, names_draft=several)

@@ -1,4 +1,4 @@
-"""The report of a bench: what was measured, on what, with what. Values, and their form as JSON."""
+"""The report of a bench as values and as JSON: machine, models, limits and results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MeasuredMachine:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A model by its file's name: where it lies is nobody's business."""
+    """A model by its file name; reports contain no paths."""
 
     file: str
     size_bytes: int
@@ -46,12 +46,12 @@ class AppliedLimits:
     memory_bytes: int | None
     read_bytes_per_s: int | None
     budget_bytes: int | None
-    """edgespec's own, a little below the limit; None is what was free."""
+    """edgespec's own budget, a little below the limit; None: what was free."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A mode without figures, and why."""
+class SkippedMode:
+    """A mode without results, and the reason."""
 
     mode: str
     reason: str
@@ -59,7 +59,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """One bench."""
+    """Everything about one bench."""
 
     command: str
     began: str
@@ -76,12 +76,12 @@ class BenchReport:
     prompts: Sequence[str]
     raw_bytes_per_s: Spread
     descriptions: Mapping[str, str]
-    """One line about each mode, by its name."""
+    """One-line descriptions by mode."""
     modes: Sequence[ModeSummary]
-    """The first is the reference of ratios and agreement."""
-    left_out: Sequence[LeftOut]
-    failures: Sequence[LeftOut]
-    """Runs that came to nothing."""
+    """Results by mode; the first mode is the reference for ratios and agreement."""
+    left_out: Sequence[SkippedMode]
+    failures: Sequence[SkippedMode]
+    """Failed runs."""
     notes: Sequence[str]
     rows: Sequence[Row]
 
@@ -90,7 +90,7 @@ class BenchReport:
         return self.modes[0].variant if self.modes else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; every run is in it."""
+        """The report as JSON values, with every run."""
         return asdict(self) | {"reference": self.reference}
 
 

@@ -1,6 +1,6 @@
-"""Runs a bench: what each process is asked, in which order, and what becomes of its answer.
+"""Runs a bench: schedules the runs, starts a process for each, and collects the results.
 
-It knows jobs and rows; how figures are made of them, and how they are shown, is elsewhere.
+Summaries and their presentation are elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edgespec.bench import child, table
 from edgespec.bench.modes import Mode
-from edgespec.bench.report import LeftOut
+from edgespec.bench.report import SkippedMode
 from edgespec.bench.runs import Decoded, RawRead
 from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row
@@ -27,9 +27,9 @@ from edgespec.ports.baselines import BaselineRequest
 from edgespec.settings.config import LoadSettings
 
 RAW = "raw"
-"""Name of the read loop among the modes."""
+"""Name of the read loop in the list of modes."""
 RAW_BYTES = 1 << 30
-"""Most that a read loop reads."""
+"""Most bytes that a read loop reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Settings and models that all runs share."""
+    """Settings and models common to all runs."""
 
     settings: BenchSettings
     target: Path
     modes: Sequence[Mode]
     prompts: Sequence[Prompt]
-    """Prompts of single texts first, then those of texts that are decoded beside them."""
+    """Prompts of single texts first, then those for further texts decoded at once."""
     limiter: Limiter
     budget_bytes: int | None
-    """edgespec's own; None is what is free."""
+    """edgespec's own budget; None: what is free."""
     n_threads: int
     fits: bool = False
-    """The whole target stays in memory: no mode is slow."""
+    """True if the whole target fits into memory, so that no mode is slow."""
 
     @property
     def drafts(self) -> list[Path]:
@@ -60,7 +60,7 @@ class Bench:
         return list(dict.fromkeys(mode.draft.path for mode in self.modes if mode.draft))
 
     def loading(self, draft: Path | None, n_texts: int) -> LoadSettings:
-        """Settings of loading the target with this draft, for so many texts at once."""
+        """Settings for loading the target with `draft`, for `n_texts` texts at once."""
         return LoadSettings(
             model=self.target,
             draft=draft,
@@ -77,22 +77,21 @@ class Results:
 
     rows: list[Row] = field(default_factory=list)
     raw: list[RawRead] = field(default_factory=list)
-    failures: list[LeftOut] = field(default_factory=list)
+    failures: list[SkippedMode] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSurvey:
-    """Plans of the target with each draft."""
+    """Findings from planning the target with each draft."""
 
     resident_bytes: int
-    """The whole process with the target alone, all its weights in memory."""
+    """Memory of the process with only the target, all its weights resident."""
     obstacles: Mapping[Path, str]
-    """Reasons for which drafts cannot guess here."""
+    """Reasons why drafts cannot be used here."""
 
 
 def survey(bench: Bench) -> ModelSurvey:
-    """Sizes of the models in memory. It is an error where the target fits no budget of edgespec's,
-    and where no draft fits the target."""
+    """Plan the target with each draft. Raises EdgespecError if no plan works."""
     engines = [mode for mode in bench.modes if mode.engine is not None]
     n_texts = max((mode.n_texts or 1 for mode in engines), default=1)
     drafts = dict.fromkeys(mode.draft for mode in engines)
@@ -104,10 +103,10 @@ def survey(bench: Bench) -> ModelSurvey:
         path, is_own = (draft.path, draft.is_own) if draft else (None, False)
         load = bench.loading(path, 1 if is_own else n_texts)
         try:
-            # not bound: a limit that is too small would kill it before it can say so
-            reason = launch(partial(child.obstacle, load)).result
+            # without limits: one that is too small would kill the process before it can report it
+            reason = launch(partial(child.reason_without_draft, load)).result
         except EdgespecError as error:
-            # a budget error names the flag of `generate`
+            # the error names the flag of `generate`, not of `bench`
             error.args = (reason := str(error).replace("--memory-budget", "--memory"),)
             errors.append(error)
         if path and reason:
@@ -120,7 +119,7 @@ def survey(bench: Bench) -> ModelSurvey:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRun:
-    """One run to come. `mode` is a mode's name, or RAW."""
+    """One scheduled run. `mode` is the name of a mode, or RAW."""
 
     mode: str
     prompt: int
@@ -130,9 +129,9 @@ class ScheduledRun:
 def scheduled_runs(
     modes: Sequence[str], n_prompts: int, n_repetitions: int
 ) -> Iterator[ScheduledRun]:
-    """Every mode once per repetition and prompt, each time in another order.
+    """Every mode once per repetition and prompt, in rotating order.
 
-    What drifts - a disk's temperature, a neighbour's load - hits all modes alike.
+    Drift, such as of a disk's temperature or other load, then affects all modes equally.
     """
     names = [RAW, *modes]
     for repetition in range(n_repetitions):
@@ -143,7 +142,7 @@ def scheduled_runs(
 
 
 def run_all(bench: Bench, note: Callable[[str], None], progress: Progress) -> Results:
-    """Every turn in a process of its own; a run that fails does not end the bench."""
+    """Run everything, each run in a process of its own; a failed run does not end the bench."""
     results = Results()
     settings = bench.settings
     due = list(
@@ -157,12 +156,12 @@ def run_all(bench: Bench, note: Callable[[str], None], progress: Progress) -> Re
         prompt = bench.prompts[turn.prompt]
         what = f"{table.counter(number, len(due))} {turn.mode} on {prompt.name}; the whole bench"
         share = (number - 1) / len(due)
-        # in a log, the lines of finished runs are progress enough
+        # in a log file, the lines of finished runs are enough
         tick = partial(progress, what, share) if sys.stderr.isatty() else lambda: None
         try:
             measured = _measure(bench, turn, tick)
         except EdgespecError as error:
-            results.failures.append(LeftOut(turn.mode, str(error)))
+            results.failures.append(SkippedMode(turn.mode, str(error)))
             note(f"{table.counter(number, len(due))} {turn.mode} failed: {error}")
             continue
         left_s = (time.monotonic() - began) / number * (len(due) - number)
@@ -187,7 +186,7 @@ def _measure(bench: Bench, turn: ScheduledRun, tick: Callable[[], None]) -> Deco
 
 
 def _job(bench: Bench, mode: Mode, first: int) -> Callable[[], Decoded]:
-    """The job of a run that begins with the prompt `first`; further texts take those after it."""
+    """The job of a run with the prompts from index `first` on, one for each text."""
     texts = [prompt.text for prompt in bench.prompts[first : first + (mode.n_texts or 1)]]
     draft = mode.draft.path if mode.draft else None
     n_tokens = bench.settings.tokens_of(mode.is_slow and not bench.fits)

@@ -1,4 +1,4 @@
-"""Results of the processes that a bench starts. Values only: how they are measured is elsewhere."""
+"""Results of the processes that a bench starts; values only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edgespec.values import SourceStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded(BaselineRun):
-    """One run of one mode, by the engine or by the runtime's library. Seconds are wall-clock."""
+    """One run of one mode, by the engine or the runtime's library; seconds are wall-clock time."""
 
     peak_bytes: int
     notes: tuple[str, ...] = ()
     sources: tuple[SourceStats, ...] = ()
-    """Counts by source of guesses; empty for other libraries' modes."""
+    """Counts by source of guesses; empty for baselines."""
     n_passes: int | None = None
-    """Passes that the texts shared; None counts those of the rounds."""
+    """Passes shared by the texts; None: the passes of `rounds` are counted."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -32,7 +32,7 @@ class Decoded(BaselineRun):
 
 @dataclass(frozen=True, slots=True)
 class RawRead:
-    """A plain read loop."""
+    """Result of a plain read loop."""
 
     nbytes: int
     seconds: float

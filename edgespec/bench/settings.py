@@ -1,4 +1,4 @@
-"""Settings of a bench, validated. Knows names, sizes and ranges, and no model."""
+"""Validated settings of a bench. Knows names, sizes and ranges, but no model."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from edgespec.errors import UsageError
 from edgespec.settings.base import Settings
-from edgespec.settings.config import MOST_TEXTS
+from edgespec.settings.config import MAX_TEXTS
 from edgespec.settings.units import parse_rate, parse_size
 
 UNLIMITED = "unlimited"
 QUICK: dict[str, Any] = {"n_prompts": 1, "repetitions": 1, "max_tokens": 16, "baseline_tokens": 4}
-"""Settings of `--quick`, unless flags say otherwise."""
+"""Settings of `--quick`, which other flags override."""
 
 
 def _memory(value: object) -> object:
-    """A percentage is of target plus draft, which are not known yet."""
+    """The validated memory limit as text; percentages refer to models that are not known yet."""
     text = str(value).strip().lower()
     if text == UNLIMITED:
         return text
@@ -31,17 +31,17 @@ def _size(value: str | int) -> int:
 
 
 def _parts(value: object) -> object:
-    """Values between commas, each once."""
+    """Values separated by commas, without duplicates."""
     return tuple(dict.fromkeys(value.split(","))) if isinstance(value, str) else value
 
 
 def _paths(value: object) -> object:
-    """One or several."""
+    """A single path as a tuple."""
     return (value,) if isinstance(value, str | Path) else value
 
 
 class BenchSettings(Settings):
-    """One bench."""
+    """Settings of one bench."""
 
     model: Path | None = None
     """Target: a GGUF file or an ONNX model's folder. Default: the embedded one, enlarged."""
@@ -61,7 +61,7 @@ class BenchSettings(Settings):
     modes: Annotated[tuple[str, ...] | None, BeforeValidator(_parts)] = None
     """Names from below, separated by commas. Default: all."""
     parallel: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MOST_TEXTS)], ...] | None, BeforeValidator(_parts)
+        tuple[Annotated[int, Field(ge=1, le=MAX_TEXTS)], ...] | None, BeforeValidator(_parts)
     ] = None
     """Numbers of texts at once, like 1,2,4,8: tokens/s together and for each text. Default: single
     texts."""
@@ -91,7 +91,7 @@ class BenchSettings(Settings):
         return self
 
     def memory_bytes(self, models_bytes: int) -> int | None:
-        """The limit for models of this size; None is none."""
+        """The limit for models of this size; None: no limit."""
         return None if self.memory == UNLIMITED else parse_size(self.memory, models_bytes)
 
     def tokens_of(self, is_slow: bool) -> int:

@@ -1,6 +1,6 @@
-"""From runs to figures: medians, paired ratios, the bound that storage sets.
+"""Summarises runs: medians, paired ratios, and the bound set by storage.
 
-Values in, values out. Nothing is measured or printed here.
+Values in, values out: it measures and prints nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgespec.values import SourceStats, total_sources
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median with what lies around it."""
+    """Median, minimum and maximum of some values."""
 
     median: float
     least: float
@@ -24,7 +24,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run that came to its end. Rows of one prompt and repetition ran after one another."""
+    """One finished run. Runs with the same prompt and repetition ran one after the other."""
 
     mode: str
     prompt: str
@@ -44,7 +44,7 @@ class TextAgreement:
 
 @dataclass(frozen=True, slots=True)
 class ModeSummary:
-    """One mode over all prompts and repetitions."""
+    """Results of one mode over all prompts and repetitions."""
 
     name: str
     n_runs: int
@@ -52,25 +52,24 @@ class ModeSummary:
     """Tokens of the longest run."""
     tokens_per_s: Spread
     ratio: Spread | None
-    """Ratio to the reference mode's run on the same prompt in the same repetition."""
+    """Speed relative to the reference mode's run on the same prompt in the same repetition."""
     tokens_per_pass: float
     pass_bytes: float
-    """Read from storage in a mean pass."""
+    """Mean bytes read from storage in a pass."""
     disk_bytes_per_s: Spread
     bound_tokens_per_s: float | None
-    """Tokens a second that the raw read rate allows at these bytes and tokens per pass; None where
-    nothing is read."""
+    """Speed if passes took only as long as raw reads of their bytes; None if nothing is read."""
     share_of_bound: float | None
     load_s: float
     prompt_s: float
     peak_bytes: int
     agreement: TextAgreement
     n_texts: int | None = None
-    """Texts at once, where a bench compares their numbers: `tokens_per_s` is of all together."""
+    """Texts at once, if several numbers are compared; `tokens_per_s` is then the sum over texts."""
     text_tokens_per_s: Spread | None = None
-    """Tokens a second of single texts among them."""
+    """Speed of single texts when several are decoded at once."""
     sources: tuple[SourceStats, ...] = ()
-    """Counts by source of guesses in all runs; empty for other libraries' modes."""
+    """Counts by source of guesses in all runs; empty for baselines."""
     draft: str | None = None
     """Name of the draft that guessed."""
 
@@ -86,12 +85,12 @@ class ModeSummary:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The spread of at least one value."""
+    """Median, minimum and maximum of `values`, which must not be empty."""
     return Spread(statistics.median(values), min(values), max(values))
 
 
 def agreement(tokens: Sequence[int], reference: Sequence[int]) -> TextAgreement:
-    """Over the length of the shorter text."""
+    """Agreement over the length of the shorter text."""
     compared = min(len(tokens), len(reference))
     same = next(
         (n for n, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), compared
@@ -100,7 +99,7 @@ def agreement(tokens: Sequence[int], reference: Sequence[int]) -> TextAgreement:
 
 
 def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> float | None:
-    """Tokens a second if a pass took no longer than reading its bytes as fast as a plain loop."""
+    """Tokens per second if a pass took only as long as raw reads of its bytes; None if none."""
     if pass_bytes <= 0:
         return None
     return tokens_per_pass * raw_bytes_per_s / pass_bytes
@@ -109,7 +108,7 @@ def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> 
 def summarise(
     rows: Sequence[Row], modes: Sequence[str], raw_bytes_per_s: float
 ) -> tuple[ModeSummary, ...]:
-    """A summary for each mode that has rows; the first of them is the reference of the others."""
+    """A summary for each mode that has rows; the first one is the reference."""
     present = [mode for mode in modes if any(row.mode == mode for row in rows)]
     if not present:
         return ()
@@ -144,7 +143,7 @@ def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: floa
         pass_bytes=pass_bytes,
         disk_bytes_per_s=spread([_rate(run.bytes_read, run.decode_s) for run in runs]),
         bound_tokens_per_s=most,
-        # the bound is of the mean pass, so it is the mean rate that reaches a share of it
+        # the bound is for the mean pass, so it is compared with the mean rate
         share_of_bound=mean_rate / most if most else None,
         load_s=statistics.median(run.load_s for run in runs),
         prompt_s=statistics.median(run.prompt_s for run in runs),
@@ -158,7 +157,7 @@ def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: floa
 
 
 def _ratio(rows: Sequence[Row], reference: _Reference) -> Spread | None:
-    """Paired, so that what drifted between the repetitions cancels out."""
+    """Ratios to the reference's paired runs, so that drift between repetitions cancels out."""
     ratios = [
         row.decoded.tokens_per_s / other.tokens_per_s
         for row in rows
@@ -168,7 +167,7 @@ def _ratio(rows: Sequence[Row], reference: _Reference) -> Spread | None:
 
 
 def _agreement(rows: Sequence[Row], reference: _Reference) -> TextAgreement:
-    """The sum over runs whose reference is there."""
+    """Agreement summed over the runs that have a reference."""
     found = [
         agreement(tokens, theirs)
         for row in rows
@@ -179,7 +178,7 @@ def _agreement(rows: Sequence[Row], reference: _Reference) -> TextAgreement:
 
 
 def _texts(run: Decoded) -> Iterator[Sequence[int]]:
-    """The tokens of each of its texts."""
+    """The tokens of each text of a run."""
     begin = 0
     for n_tokens in [text.n_tokens for text in run.texts] or [len(run.tokens)]:
         yield run.tokens[begin : begin + n_tokens]

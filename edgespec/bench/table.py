@@ -1,4 +1,4 @@
-"""A bench in a terminal: a line for every run, and the table at the end. Values in, lines out."""
+"""Text output of a bench: a line for every run, and the final table. Values in, lines out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MB = 1e6
 
 
 def run_line(row: Row, number: int, n_runs: int, left_s: float) -> str:
-    """One finished run."""
+    """The line of a finished run."""
     run = row.decoded
     passes = f"{len(run.tokens) / max(run.passes, 1):.2f} per pass"
     read = f"{run.bytes_read / MB / run.decode_s:.0f} MB/s" if run.decode_s else "-"
@@ -24,7 +24,7 @@ def run_line(row: Row, number: int, n_runs: int, left_s: float) -> str:
 
 
 def raw_line(bytes_per_s: float, number: int, n_runs: int, left_s: float) -> str:
-    """One finished read loop."""
+    """The line of a finished read loop."""
     what = f"{bytes_per_s / MB:.0f} MB/s, plain direct reads"
     return f"{counter(number, n_runs)} {'raw':<14} {what}  {left(left_s)}"
 
@@ -38,31 +38,31 @@ def left(left_s: float) -> str:
 
 
 def token_counts(n_tokens: int, n_baseline_tokens: int) -> str:
-    """One phrase about the length of the texts."""
+    """A phrase about the length of the texts."""
     if n_baseline_tokens == n_tokens:
         return f"{n_tokens} tokens"
     return f"{n_tokens} tokens, {n_baseline_tokens} where a pass yields hardly more than one"
 
 
 def counted(n: int, what: str) -> str:
-    """`1 prompt`, `3 prompts`."""
+    """Number and noun, with a plural: `1 prompt`, `3 prompts`."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def figure(value: float) -> str:
-    """Three significant digits."""
+    """The value with three significant digits."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def name_width(names: Iterable[str]) -> int:
-    """Width of a column of modes."""
+    """Width of the column of modes."""
     return max(15, 1 + max(map(len, names), default=0))
 
 
 def summary_table(report: BenchReport) -> list[str]:
-    """The figures, and what one must know to read them."""
+    """Lines of the final table, with settings and explanations."""
     width = name_width(mode.name for mode in report.modes)
     to_reference = f"to {report.reference or ''}"
     header = (
@@ -81,7 +81,7 @@ def summary_table(report: BenchReport) -> list[str]:
 
 
 def curve_lines(report: BenchReport) -> list[str]:
-    """Tokens a second by mode and number of texts at once; none for single texts."""
+    """Table of tokens per second by mode and number of texts; empty for single texts."""
     rates: dict[str, dict[int, str]] = {}
     for mode in report.modes:
         if mode.n_texts is not None and mode.text_tokens_per_s is not None:
@@ -101,7 +101,7 @@ def curve_lines(report: BenchReport) -> list[str]:
 
 
 def source_lines(report: BenchReport) -> list[str]:
-    """Lines about the sources of guesses: accepted and verified nodes by mode."""
+    """Lines about accepted and verified guesses by source, for each mode."""
     return [
         f"{mode.name}: guesses accepted of those verified: "
         + ", ".join(f"{by.source} {by.accepted:,} of {by.verified:,}" for by in mode.sources)
@@ -111,7 +111,7 @@ def source_lines(report: BenchReport) -> list[str]:
 
 
 def setting_lines(report: BenchReport) -> list[str]:
-    """Machine, models and limits."""
+    """Lines about machine, models and limits."""
     machine = report.machine
     target = f"{report.target.file} ({format_size(report.target.size_bytes)})"
     drafts = "".join(
@@ -142,7 +142,7 @@ def limit_line(report: BenchReport) -> str:
 
 
 def reading_lines(report: BenchReport) -> list[str]:
-    """Lines that explain the columns and name modes without figures."""
+    """Lines that explain the columns and list modes without results."""
     lines = [
         f"Medians of {counted(len(report.prompts), 'prompt')}, "
         f"{counted(report.n_repetitions, 'time')} each, greedy; "

@@ -1,4 +1,4 @@
-"""Encodes control tokens that a message spells as plain text, so that nobody can forge a turn.
+"""Makes control tokens spelled in messages plain text, so that no user can forge a turn.
 
 Templates trim, split and join their arguments, so every control token in a conversation's strings
 gets a *seam* in its middle, a random string that no template and no user can guess. The rendered
@@ -15,15 +15,13 @@ from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
-"""Lower case for ASCII only, which keeps lengths: templates may change the case of messages."""
-MOST_CHARACTERS = 64
-"""Characters of a control token that are searched for; longer ones are found by their
-beginning."""
+"""Lower case for ASCII only, which preserves lengths; templates may change the case of messages."""
+MAX_CHARACTERS = 64
+"""Characters of a control token to search for; longer ones are found by their beginning."""
 
 
 def new_seam() -> str:
-    """Random digits, a new seam for each conversation; no template changes, quotes or trims
-    digits."""
+    """A seam for one conversation: random digits, which no template changes, quotes or trims."""
     return f"{secrets.randbelow(10**24):024d}"
 
 
@@ -31,7 +29,7 @@ class ControlTexts:
     """The spellings of a model's control tokens."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        self._tokens = frozenset(token[:MOST_CHARACTERS] for token in tokens if len(token) > 1)
+        self._tokens = frozenset(token[:MAX_CHARACTERS] for token in tokens if len(token) > 1)
         self._lower = _Spellings(token.translate(_LOWER) for token in self._tokens)
         self._exact = _Spellings(self._tokens)
 
@@ -78,7 +76,7 @@ class ControlTexts:
 
 
 class _Spellings:
-    """Finds words in a text, in time that depends on the length of the text alone."""
+    """Finds words in a text, in time proportional to the length of the text."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._words = frozenset(words)

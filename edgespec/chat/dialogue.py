@@ -12,7 +12,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.regular import open_regular, read_regular, special_kind
 from edgespec.files.unfinished import unfinished_file
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 _OPENING = b'{\n "messages": ['
 """First bytes of a saved conversation, by which it is recognised."""
 
@@ -25,15 +25,15 @@ class Dialogue:
         self.system = system
         self.turns: list[dict[str, Any]] = []
         self.n_forgotten = 0
-        """First turns that are left out of `messages`."""
+        """Number of first turns left out of `messages`."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All messages that are not forgotten, as a chat template takes them."""
+        """The messages for a chat template, without forgotten ones."""
         return [*self._head, *self.turns[self.n_forgotten :]]
 
     def forget(self) -> bool:
-        """Forget the first message of the user and its answers. False if no later one is left."""
+        """Forget the user's first message and its answers; False if it is the only one."""
         later = range(self.n_forgotten + 1, len(self.turns))
         asked = next((n for n in later if self.turns[n]["role"] == "user"), None)
         if asked is not None:
@@ -45,25 +45,25 @@ class Dialogue:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def ask(self, text: str) -> None:
-        """Add a message of the user."""
+        """Add a user message."""
         self.turns.append({"role": "user", "content": text})
 
     def answer(self, message: dict[str, Any]) -> None:
-        """Add a message of the assistant."""
+        """Add an assistant message."""
         self.turns.append({"role": "assistant"} | message)
 
     def take_back(self) -> None:
-        """Remove the latest message if it is the user's, which got no answer."""
+        """Remove the latest message if it is the user's and unanswered."""
         if self.turns and self.turns[-1]["role"] == "user":
             self.turns.pop()
 
     def reset(self) -> None:
-        """Remove all messages but the system's."""
+        """Remove all messages except the system message."""
         self.turns.clear()
         self.n_forgotten = 0
 
     def save(self, path: Path) -> None:
-        """Write the messages, all or nothing, to a file that only its owner can read.
+        """Write the messages atomically to a file that only its owner can read.
 
         Raises UsageError if `path` is anything but a saved conversation, and EdgespecError if it
         cannot be written.
@@ -77,9 +77,9 @@ class Dialogue:
             raise EdgespecError(f"{path} cannot be written: {error.strerror}") from error
 
     def load(self, path: Path) -> None:
-        """Replace the messages by those of a file. Raises UsageError and changes nothing then."""
+        """Replace the messages by those of a file. Raises UsageError and then changes nothing."""
         try:
-            content = json.loads(read_regular(path, MOST_BYTES).decode())
+            content = json.loads(read_regular(path, MAX_BYTES).decode())
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:

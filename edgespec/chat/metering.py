@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from jinja2 import Undefined
@@ -15,21 +15,19 @@ from jinja2 import Undefined
 from edgespec.chat.nesting import nested_size
 from edgespec.errors import ModelError
 
-MOST_STEPS = 1_000_000
-"""Most loops, macros and other blocks that one rendering enters; usual ones enter a few for each
+MAX_STEPS = 1_000_000
+"""Most loops, macros and other blocks entered by one rendering; usual templates enter a few per
 message."""
-MOST_CHARACTERS = 64 << 20
-"""Most characters that one rendering writes and joins, including intermediate texts."""
-MOST_NESTED = 16 << 20
-"""Most elements and characters of one value that is written out or compared, nested ones
-included."""
-MOST_SECONDS = 5.0
+MAX_CHARACTERS = 64 << 20
+"""Most characters written by one rendering, including intermediate texts."""
+MAX_NESTED = 16 << 20
+"""Most elements and characters, including nested ones, of a value that is written or compared."""
+MAX_SECONDS = 5.0
 LARGEST_NUMBER = 1_000_000
-"""Largest number that is used as an argument, a factor or a width."""
+"""Largest number allowed as an argument, a factor or a width."""
 
 _WIDTH = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*")
-"""Matches a field of 10,000 characters or more, or one whose width is an argument, in a format
-string."""
+"""A field of 10,000 characters or more in a format string, or one whose width is an argument."""
 
 
 class TemplateLimitError(ModelError):
@@ -37,43 +35,42 @@ class TemplateLimitError(ModelError):
 
 
 class Meter:
-    """Counts the cost of one rendering. All methods raise TemplateLimitError above a limit."""
+    """Counts the cost of one rendering; all methods raise TemplateLimitError above a limit."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Count from zero again."""
+        """Reset all counts for a new rendering."""
         self._steps = 0
         self._characters = 0
-        self._deadline_s = self._clock() + MOST_SECONDS
+        self._deadline_s = time.monotonic() + MAX_SECONDS
 
     def step(self) -> None:
         """Count a block that was entered."""
         self._steps += 1
-        if self._steps > MOST_STEPS:
-            raise TemplateLimitError(f"it takes more than {MOST_STEPS:,} steps: it seems to loop")
+        if self._steps > MAX_STEPS:
+            raise TemplateLimitError(f"it takes more than {MAX_STEPS:,} steps: it seems to loop")
         if self._steps % 256 == 0:
             self._check_time()
 
     def write(self, n_characters: int) -> None:
         """Count characters, or elements of a list, that are about to be created."""
         self._characters += n_characters
-        if self._characters > MOST_CHARACTERS:
-            raise TemplateLimitError(f"it writes more than {MOST_CHARACTERS:,} characters")
+        if self._characters > MAX_CHARACTERS:
+            raise TemplateLimitError(f"it writes more than {MAX_CHARACTERS:,} characters")
         self._check_time()
 
     def shown(self, value: Any) -> None:
-        """Check a value that is about to be written out, compared or hashed with all its parts."""
+        """Check the size of a value that is about to be written, compared or hashed."""
         if isinstance(value, str | int | float | None):
             return
         try:
             size = nested_size(value)
         except (RecursionError, ValueError) as error:
             raise TemplateLimitError(f"it takes a value that has no end: {error}") from error
-        if size > MOST_NESTED:
-            raise TemplateLimitError(f"it takes a value of more than {MOST_NESTED:,} parts")
+        if size > MAX_NESTED:
+            raise TemplateLimitError(f"it takes a value of more than {MAX_NESTED:,} parts")
         self._check_time()
 
     def joined(self, left: Any, right: Any) -> None:
@@ -90,12 +87,12 @@ class Meter:
         self.argument(right)
 
     def formatted(self, pattern: Any) -> None:
-        """Check a format string that is about to be filled in."""
+        """Check a format string that is about to be used."""
         if isinstance(pattern, str) and _WIDTH.search(pattern):
             raise TemplateLimitError("it pads a text to more than 9,999 characters")
 
     def called(self, name: str, subject: Any, arguments: Sequence[Any]) -> None:
-        """Count a method or filter `name` that is about to be applied to `subject`."""
+        """Count a call of the method or filter `name` on `subject`, before it runs."""
         self.step()
         if name == "format":
             self.formatted(subject)
@@ -115,13 +112,13 @@ class Meter:
             self.write(sum(_size(part) + separator for part in parts))
 
     def argument(self, value: Any) -> None:
-        """Check a value that may be a size or a number of repetitions."""
+        """Check an argument that may be a size or a number of repetitions."""
         if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
             raise TemplateLimitError(f"it counts with a number above {LARGEST_NUMBER:,}")
 
     def _check_time(self) -> None:
-        if self._clock() > self._deadline_s:
-            raise TemplateLimitError(f"it takes longer than {MOST_SECONDS:g} s: it seems to loop")
+        if time.monotonic() > self._deadline_s:
+            raise TemplateLimitError(f"it takes longer than {MAX_SECONDS:g} s: it seems to loop")
 
 
 _BY_ELEMENT = frozenset(

@@ -1,6 +1,6 @@
-"""The chat templates that llama.cpp knows by name, as Jinja generated from a table of turns.
+"""Chat templates by llama.cpp's names, as Jinja generated from a table of turns.
 
-Knows no model. These templates do not write the token that a text begins with: the tokenizer does.
+Knows no model. The templates do not write the BOS token, which the tokenizer adds.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _source(turns: Mapping[str, str]) -> str:
 
 
 def _shown(turn: str) -> str:
-    """Jinja for one message with the text around it."""
+    """Jinja source of one message with the text around it."""
     for mark, shown in (("{trim}", "{{ m.content | trim }}"), ("{}", "{{ m.content }}")):
         before, found, after = turn.partition(mark)
         if found:
@@ -83,5 +83,5 @@ def _shown(turn: str) -> str:
 
 
 def _text(text: str) -> str:
-    """`text` as a Jinja expression, in which nothing is trimmed or interpreted."""
+    """`text` as a Jinja string expression, which is neither trimmed nor interpreted."""
     return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""

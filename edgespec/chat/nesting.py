@@ -1,7 +1,7 @@
-"""Computes the size of a value when it is written out or compared, shared parts counted each time.
+"""Computes the size of a value when it is written or compared, counting shared parts each time.
 
-A list that holds another one twice, which holds another one twice, is small in memory and grows
-exponentially when it is written out. Knows values; no templates.
+A list that contains another list twice, which contains another one twice, is small in memory and
+exponentially large when written. Knows values, but no templates.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from jinja2.utils import Namespace
 
-MOST_PARTS = 1 << 20
-"""Most distinct containers in a value; a conversation has a few for each message."""
+MAX_PARTS = 1 << 20
+"""Most distinct containers in a value; a conversation has a few per message."""
 
 
 def nested_size(value: Any) -> int:
-    """Number of elements and characters in `value`, parts counted as often as they occur.
+    """Number of elements and characters in `value`, counting parts as often as they occur.
 
-    Raises RecursionError for a value that contains itself, and ValueError for more than MOST_PARTS
+    Raises RecursionError for a value that contains itself, and ValueError for more than MAX_PARTS
     parts.
     """
     if not isinstance(value, _CONTAINERS):
@@ -38,8 +38,8 @@ def nested_size(value: Any) -> int:
             else:
                 if id(part) in open_parts:
                     raise RecursionError("a value is in itself")
-                if len(sizes) + len(path) > MOST_PARTS:
-                    raise ValueError(f"more than {MOST_PARTS:,} parts")
+                if len(sizes) + len(path) > MAX_PARTS:
+                    raise ValueError(f"more than {MAX_PARTS:,} parts")
                 open_parts.add(id(part))
                 path.append((part, _parts(part)))
                 totals.append(1)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _EXTRA, _WHY = "chat", "chat templates need jinja2"
 
-MOST_PIECES = 10_000
+MAX_PIECES = 10_000
 """Most pieces of a prompt, which are encoded one by one."""
 
 Piece = Callable[[int], bytes]
-"""The bytes that a token adds to a text."""
+"""Returns the bytes that a token adds to a text."""
 Encode = Callable[[str], list[int]]
-"""The tokens of a text, without special tokens that it does not spell."""
+"""Returns the tokens of a text, without adding special tokens."""
 
 
 def check_installed() -> None:
@@ -38,7 +38,7 @@ def check_installed() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as a model reads it."""
+    """The prompt of a conversation, as text and as tokens."""
 
     text: str
     tokens: tuple[int, ...]
@@ -47,11 +47,10 @@ class ChatPrompt:
     template: str
     """Source of the rendered template."""
     hidden_marks: Mapping[int, str] = field(default_factory=dict)
-    """Marks that are control tokens, which add no text, by their token: a generation has to show
-    them."""
+    """Text by token of marks that are control tokens; generations must show them."""
 
     def splitter(self) -> ReasoningSplitter:
-        """A splitter of the model's next text into reasoning and answer."""
+        """A splitter for the model's next text."""
         inside = self.marks is not None and is_open(self.text, self.marks)
         return ReasoningSplitter(self.marks, inside)
 
@@ -66,13 +65,13 @@ class ChatPrompts:
         encode: Encode,
         override: str | None = None,
         piece: Piece | None = None,
-        most_characters: int | None = None,
+        max_characters: int | None = None,
         bos: Sequence[int] = (),
     ) -> None:
         """Use the templates of `chat_format`, or `override`: Jinja, or a name that llama.cpp knows.
 
         Named templates do not write `bos`, the tokens that a text begins with. Conversations of
-        more than `most_characters` are refused before they are rendered. Raises UsageError for an
+        more than `max_characters` are refused before they are rendered. Raises UsageError for an
         unknown name.
         """
         named = None if override is None else named_template(override)
@@ -81,7 +80,7 @@ class ChatPrompts:
         self._encode = encode
         self._override = named or override
         self._piece = piece
-        self._most_characters = most_characters
+        self._max_characters = max_characters
         self._bos = () if named is None else tuple(bos)
         self._templates: dict[str, ChatTemplate] = {}
         self._lock = threading.Lock()
@@ -119,11 +118,11 @@ class ChatPrompts:
         )
 
     def _tokens(self, pieces: Sequence[str]) -> list[int]:
-        """Tokens of a text that is split inside the control tokens that messages spell."""
-        if len(pieces) > MOST_PIECES:
+        """Tokens of a text that is split inside control tokens spelled in messages."""
+        if len(pieces) > MAX_PIECES:
             raise UsageError(
                 f"the messages spell control tokens {len(pieces) - 1:,} times; at most "
-                f"{MOST_PIECES - 1:,} are read as text: leave them out"
+                f"{MAX_PIECES - 1:,} are read as text: leave them out"
             )
         tokens = [*self._bos, *self._encode(pieces[0])]
         if len(pieces) > 1:
@@ -142,7 +141,7 @@ class ChatPrompts:
             size = nested_size(conversation)
         except (RecursionError, ValueError) as error:
             raise UsageError(f"the messages are not a conversation: {error}") from error
-        most = self._most_characters
+        most = self._max_characters
         if most is not None and size > most:
             raise UsageError(
                 f"the messages have {size:,} characters, and the context holds at most {most:,}: "

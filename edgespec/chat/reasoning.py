@@ -41,8 +41,7 @@ def marks_of(template: str) -> Marks | None:
 
 
 def is_open(prompt: str, marks: Marks) -> bool:
-    """True if the answer to `prompt` begins inside reasoning: some templates write its first
-    mark."""
+    """True if the answer to `prompt` begins inside reasoning, whose mark the template wrote."""
     return prompt.rstrip().endswith(marks.begin)
 
 

@@ -1,6 +1,6 @@
 """Default sampling settings of conversations: the model's recommendation, then llama.cpp's.
 
-Greedy sampling would make small models repeat themselves for ever.
+With greedy sampling, small models repeat themselves endlessly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def chat_sampling(recommended: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by the names of `SamplingParams`; invalid recommendations are left out."""
     settings = dict(recommended)
     if isinstance(top_k := settings.get("top_k"), int):
-        settings["top_k"] = max(top_k, 0)  # many write -1 for all tokens
+        settings["top_k"] = max(top_k, 0)  # many models use -1 for all tokens
     valid = {name: value for name, value in settings.items() if _is_valid(name, value)}
     return dict(DEFAULTS) | valid
 

@@ -30,7 +30,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset("+*%") | {"**"}
 
-    def __init__(self, meter: Meter, now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(self, meter: Meter) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
         )
@@ -44,7 +44,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.tests = {name: self._tested(call) for name, call in tests.items()}
         del self.globals["lipsum"]
         self.globals["raise_exception"] = raise_exception
-        self.globals["strftime_now"] = lambda format: now().strftime(format)  # noqa: A006
+        self.globals["strftime_now"] = lambda format: datetime.now().strftime(format)  # noqa: A006
 
     def join(self, pieces: Iterable[Any]) -> str:
         """Join the pieces, and count them."""
@@ -63,7 +63,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 self.meter.repeated(left, right)
             case "**":
                 self.meter.argument(left)
-                self.meter.repeated(right, 1000)  # larger powers than 1000 ** 1000 are of no use
+                self.meter.repeated(right, 1000)  # at most 1000 ** 1000
             case "%":
                 self.meter.formatted(left)
                 self.meter.shown(right)
@@ -87,7 +87,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, call, *args, **kwargs)
 
     def compared(self, value: Any) -> Any:
-        """Check a value that is about to be compared, hashed or written out, and return it."""
+        """Check a value that is about to be compared, hashed or written, and return it."""
         self.meter.shown(value)
         return value
 
@@ -95,7 +95,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, self.compared(argument))
 
     def _tested(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The test `call`, which counts the values that it compares."""
+        """The test `call` with its values checked before it runs."""
 
         @functools.wraps(call)
         def tested(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return tested
 
     def _metered(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter `call`, which counts its arguments and its result."""
+        """The filter `call` with its arguments and its result counted."""
 
         @functools.wraps(call)  # keeps jinja2's attributes
         def metered(*args: Any, **kwargs: Any) -> Any:

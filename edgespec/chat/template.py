@@ -1,7 +1,4 @@
-"""Renders a conversation with a model's chat template, as the model was trained to read it.
-
-Knows no model and no file.
-"""
+"""Renders a conversation with a model's chat template. Knows no model and no file."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from edgespec.chat.reasoning import marks_of
 from edgespec.chat.sandbox import ChatEnvironment
 from edgespec.errors import ModelError, UsageError
 
-MOST_SOURCE_CHARACTERS = 1 << 20
+MAX_SOURCE_CHARACTERS = 1 << 20
 _PROBE = "edgespec asks"
 
 
@@ -38,10 +35,10 @@ class ChatTemplate:
         control_tokens: Iterable[str] = (),
         added_tokens: Iterable[str] = (),
     ) -> None:
-        if len(source) > MOST_SOURCE_CHARACTERS:
+        if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelError(
                 f"the chat template has {len(source):,} characters, more than "
-                f"{MOST_SOURCE_CHARACTERS:,}: give another with --chat-template-file"
+                f"{MAX_SOURCE_CHARACTERS:,}: give another with --chat-template-file"
             )
         self.source = source
         self.special_tokens = dict(special_tokens or {})
@@ -121,8 +118,11 @@ class ChatTemplate:
         return control.pieces(text, seam)
 
     def _seamed_message(self, message: Mapping[str, Any], seam: str) -> dict[str, Any]:
-        """The message with seams; marks of reasoning and calls stay in an assistant's message, and
-        marks of turns in an application's."""
+        """The message with seams in control tokens, except those that its role may contain.
+
+        Assistant messages may contain marks of reasoning and calls; system and developer messages
+        may contain marks of turns.
+        """
         kept = self._kept.get(message["role"], ())
         return {
             name: value if name == "role" else self._control.seamed(value, seam, kept)
@@ -131,7 +131,7 @@ class ChatTemplate:
 
 
 def _is_mark(token: str) -> bool:
-    """True for marks such as `<|User|>`, False for words and blanks that vocabularies add."""
+    """True for marks such as `<|User|>`, False for words and blanks added to a vocabulary."""
     return token[:1] in ("<", "[") and token[-1:] in (">", "]")
 
 

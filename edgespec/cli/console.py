@@ -1,6 +1,6 @@
 """Output of the command line: text on stdout, notes and progress on stderr.
 
-It knows terminals and colours; commands decide what is written and when.
+Knows terminals and colours; commands decide what to write and when.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 ColorMode = Literal["auto", "always", "never"]
 
 PATIENCE_S = 1.0
-"""Seconds after which a phase shows a line of progress."""
+"""Seconds after which a phase shows its progress."""
 REDRAW_S = 0.1
 REPEAT_S = 5.0
-"""Seconds between lines of progress that cannot be redrawn, as in a log file."""
+"""Seconds between progress lines that cannot be redrawn, as in a log file."""
 
-LEAST_SHARE = 0.01
-"""Share from which the remaining time is estimated."""
+MIN_SHARE = 0.01
+"""Share done from which on the remaining time is estimated."""
 
 _GUESSED = "\x1b[32m"
 _DIM = "\x1b[2m"
 _PLAIN = "\x1b[0m"
 CLEAR_REST = "\x1b[K"
-"""Clears a terminal's line from the cursor on."""
+"""Escape sequence that clears a terminal's line from the cursor on."""
 _CLEAR_LINE = f"\r{CLEAR_REST}"
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters except newline and tab. Text from a model or its file may come from anywhere,
-and escape sequences move the cursor, rename the window and write to the clipboard; some terminals
-take U+009B for the beginning of one, too."""
+"""Control characters except newline and tab. Text of a model or its file is untrusted, and escape
+sequences move the cursor, rename the window and write to the clipboard; some terminals accept
+U+009B as the beginning of one."""
 
 
 def wants_color(mode: ColorMode, stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """True if `stream` gets colours; `auto` heeds NO_COLOR (no-color.org) and dumb terminals."""
+    """True if `stream` gets colours; `auto` respects NO_COLOR (no-color.org) and dumb terminals."""
     if mode != "auto":
         return mode == "always"
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 class Console:
-    """Two streams that may share one terminal: a progress line never gets between the text."""
+    """Writes to two streams that may share a terminal, and keeps progress out of the text."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class Console:
         """True if stdout is in the middle of a line of generated text."""
 
     def token(self, event: TokenEvent) -> None:
-        """The text of one accepted token, at once."""
+        """Write the text of an accepted token and flush."""
         self._show(event.text, _GUESSED if event.origin == "draft" else "")
 
     def say(self, text: str, is_aside: bool = False) -> None:
-        """Part of an answer, at once; an aside is dim where there are colours."""
+        """Write a part of an answer and flush; an aside is dim if there are colours."""
         self._show(text, _DIM if is_aside else "")
 
     def _show(self, text: str, style: str) -> None:
-        """Part of a text, styled where there are colours."""
+        """Write a part of a text, styled if there are colours."""
         text = self._cleaned(text)
         if not text:
             return
@@ -90,7 +90,7 @@ class Console:
         self._midline = not text.endswith("\n")
 
     def end_of_answer(self) -> None:
-        """The next thing said begins a line of its own, in pipes too."""
+        """End the line of an answer, so that what follows starts a new line, in pipes too."""
         self._progress.clear()
         if self._midline:
             self._out.write("\n")
@@ -98,14 +98,14 @@ class Console:
         self._out.flush()
 
     def end_of_text(self) -> None:
-        """Put a terminal's cursor at the start of a line; add nothing to a file or pipe."""
+        """End the line of a text on a terminal; add nothing to a file or pipe."""
         if self._midline and self._out.isatty():
             self._out.write("\n")
             self._midline = False
         self._out.flush()
 
     def write(self, text: str) -> None:
-        """Lines of a result, such as a table or JSON, on lines of their own."""
+        """Write a result, such as a table or JSON, on lines of its own."""
         self._progress.clear()
         text = self._cleaned(text)
         self._out.write(f"\n{text}\n" if self._midline else f"{text}\n")
@@ -113,34 +113,31 @@ class Console:
         self._out.flush()
 
     def json(self, content: Mapping[str, Any]) -> None:
-        """One object on one line, for programs."""
+        """Write a JSON object on one line."""
         self.write(json.dumps(content, ensure_ascii=False, allow_nan=False))
 
     def note(self, text: str) -> None:
-        """Something to know; silent with --quiet."""
+        """Write a note to stderr, unless --quiet."""
         if not self._quiet:
             self.complain(text)
 
     def complain(self, text: str) -> None:
-        """Something that went wrong, which --quiet does not silence."""
+        """Write a message about a failure to stderr, even with --quiet."""
         self._progress.clear()
         self._err.write(printable_on(self._err, text) + "\n")
         self._err.flush()
 
     def _cleaned(self, text: str) -> str:
-        """Colours are for terminals, though a pager may stand between."""
+        """`text` without control characters, unless it goes to a file or pipe without colours."""
         return printable(text) if self.color else printable_on(self._out, text)
 
     def progress(self, what: str, share: float) -> None:
-        """`Progress` of the ports: shown only for what takes longer than PATIENCE_S."""
+        """Show progress if it takes longer than PATIENCE_S; implements `Progress` of the ports."""
         if not self._quiet:
             self._progress.show(what, share)
 
     def progress_with_rest(self, what: str, share: float | None, counts: str = "") -> None:
-        """Progress with the estimated remaining time, and `counts` behind it.
-
-        Without a share, the counts alone.
-        """
+        """Show progress with the estimated remaining time, if the share is known, and `counts`."""
         if not self._quiet:
             self._progress.show(what, share, with_rest=True, counts=counts)
 
@@ -152,7 +149,7 @@ def follow(
     events: Generation | Generator[TokenEvent, None, GenerationResult],
     show: Callable[[TokenEvent], None],
 ) -> GenerationResult:
-    """Show every event; the generation is closed however this ends."""
+    """Show every event and return the result; always closes the generation."""
     with closing(events):
         while True:
             try:
@@ -163,7 +160,7 @@ def follow(
 
 
 class _Progress:
-    """One line, redrawn on a terminal, repeated now and then elsewhere."""
+    """A progress line, redrawn on a terminal and repeated every REPEAT_S elsewhere."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         self._stream = stream
@@ -188,11 +185,11 @@ class _Progress:
         if share is not None:
             share = min(max(share, 0.0), 1.0)
             parts.append(f"{100 * share:.0f}%")
-            if with_rest and share >= LEAST_SHARE:
+            if with_rest and share >= MIN_SHARE:
                 left_s = (now - self._began_s) * (1 - share) / share
                 parts.append(f"about {format_duration(left_s)} left")
         line = f"{printable(what)}: {', '.join([*parts, *filter(None, [counts])])}"
-        # the cursor goes back: an error that comes now begins where the line does
+        # move the cursor back, so that a following error overwrites the line
         self._stream.write(f"{_CLEAR_LINE}{line}\r" if is_terminal else line + "\n")
         self._stream.flush()
         self._on_screen = is_terminal
@@ -205,7 +202,7 @@ class _Progress:
 
 
 def report_failure(error: BaseException, message: str, exit_code: int, wants_json: bool) -> int:
-    """Say what went wrong, on stderr and with --json on stdout too; the exit code comes back."""
+    """Write an error to stderr, and with --json also to stdout; returns the exit code."""
     if os.environ.get("EDGESPEC_DEBUG"):
         traceback.print_exception(error)
     details: dict[str, Any] = {
@@ -215,7 +212,7 @@ def report_failure(error: BaseException, message: str, exit_code: int, wants_jso
     }
     if isinstance(error, BudgetError) and error.smallest_bytes is not None:
         details["smallest_bytes"] = error.smallest_bytes
-    # A closed stream does not change the exit code.
+    # a closed stream does not change the exit code
     with suppress(OSError):
         if wants_json:
             print(json.dumps({"error": details}, ensure_ascii=False), flush=True)
@@ -227,10 +224,10 @@ def report_failure(error: BaseException, message: str, exit_code: int, wants_jso
 
 
 def printable(text: str) -> str:
-    """`text` without control characters; newlines and tabs stay."""
+    """`text` without control characters except newlines and tabs."""
     return _CONTROL.sub("", text)
 
 
 def printable_on(stream: TextIO, text: str) -> str:
-    """`text` as it is for a file or pipe, `printable` for a terminal."""
+    """`printable(text)` for a terminal, the unchanged text for a file or pipe."""
     return printable(text) if stream.isatty() else text

@@ -1,6 +1,6 @@
-"""Runs a command, and turns whatever ends it into one line and an exit code.
+"""Runs a command, and reports every failure as one line and an exit code.
 
-A command is imported when it runs, so that `--help` needs no model library.
+Commands are imported when they run, so that `--help` needs no model library.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.errors import Cancelled, EdgespecError
 
 SPIN_COUNT = "1000"
-"""Turns in which a thread of llama.cpp waits for the others before it sleeps. GOMP's own default,
-300,000, makes a pass ten times slower and more where another program wants the same cores; 1,000 is
+"""Spin iterations of a llama.cpp thread that waits for others, before it sleeps. GOMP's default,
+300,000, makes passes more than ten times slower if another program uses the same cores; 1,000 is
 not slower on an idle machine (decision 0070)."""
 
 Command = Callable[[argparse.Namespace, Interrupts], int]
-"""`run` of a module in `commands`, which is named like the command: returns the exit code."""
+"""Function `run` of the command's module in `commands`; returns the exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `argv` (default: the process's own) and return the exit code."""
+    """Run a command line (default: the process's own) and return the exit code."""
     is_whole_process = argv is None
     arguments = sys.argv[1:] if argv is None else list(argv)
     if is_whole_process:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             exit_code = _run(arguments, interrupts)
             return exit_code if _can_flush() else exit_code or 1
-        except KeyboardInterrupt:  # while the last line was written
+        except KeyboardInterrupt:  # during the final flush
             return INTERRUPTED
 
 
@@ -58,41 +58,45 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
         return command(args, interrupts)
     except SystemExit as end:  # argparse, after --help and --version
         return int(end.code or 0)
-    except BrokenPipeError:  # whoever read the text has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         return 1
     except (KeyboardInterrupt, Cancelled) as error:
         return report_failure(error, "interrupted", INTERRUPTED, wants_json)
     except (EdgespecError, OSError) as error:
         return report_failure(error, str(error), getattr(error, "exit_code", 1), wants_json)
-    except Exception as error:  # noqa: BLE001 - the promise: one line, never a traceback
+    except Exception as error:  # noqa: BLE001 - errors are one line, never a traceback
         message = f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
         return report_failure(error, message, 1, wants_json)
 
 
 def let_idle_threads_sleep(environ: MutableMapping[str, str]) -> None:
-    """Let idle threads of OpenMP sleep soon, unless the user has chosen otherwise. The library
-    reads the variable once, when a runtime loads it."""
+    """Let idle OpenMP threads sleep soon, unless the user has configured them.
+
+    The library reads the variable once, when a runtime loads it.
+    """
     if not environ.get("OMP_WAIT_POLICY"):
         environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def _prepare_streams() -> None:
     """Show unencodable characters as question marks, and replace closed streams by os.devnull."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - lives as long as we
-    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - likewise
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - open until exit
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - open until exit
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _can_flush() -> bool:
-    """True if both streams could be flushed; one that could not is redirected to os.devnull, since
-    the interpreter flushes again at exit."""
-    all_went_out = True
+    """Flush both streams; True if that succeeds.
+
+    A stream that fails is redirected to os.devnull, because the interpreter flushes again at exit.
+    """
+    succeeded = True
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            all_went_out = False
-    return all_went_out
+            succeeded = False
+    return succeeded

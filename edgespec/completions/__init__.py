@@ -1,1 +1,1 @@
-"""Requests and answers in the shapes of OpenAI's API, for Python callers and for the server."""
+"""Requests and responses in the formats of OpenAI's API, for Python callers and the server."""

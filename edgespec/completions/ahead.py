@@ -1,6 +1,6 @@
-"""A generation of a request that writes while the tokens of another one are taken.
+"""Runs a further generation of a request in the background while an earlier one is consumed.
 
-Knows generations and threads, and no answer.
+Knows generations and threads, but no responses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edgespec.values import GenerationResult, TokenEvent
 
 
 class Tokens(Protocol):
-    """The part of a generation that a completion uses."""
+    """Protocol of the part of a generation that a completion uses."""
 
     @property
     def result(self) -> GenerationResult: ...
@@ -28,13 +28,12 @@ class Tokens(Protocol):
 
 
 class TokensAhead(Closeable):
-    """Implements `Tokens` for a generation that a thread of its own brings on; its tokens wait
-    here."""
+    """A generation that runs in a thread of its own and buffers its tokens; implements `Tokens`."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._events: SimpleQueue[TokenEvent | None] = SimpleQueue()
-        """Tokens that nobody has taken; None at the end."""
+        """Buffered tokens; None marks the end."""
         self._failure: Exception | None = None
         self._thread = Thread(target=self._run, name="edgespec-choice", daemon=True)
         self._thread.start()
@@ -53,7 +52,7 @@ class TokensAhead(Closeable):
         self._tokens.cancel()
 
     def close(self) -> None:
-        """End the generation where it is, and wait for its thread. Idempotent."""
+        """Cancel the generation and wait for its thread. Idempotent."""
         self._tokens.cancel()
         self._thread.join()
         self._tokens.close()
@@ -62,7 +61,7 @@ class TokensAhead(Closeable):
         try:
             for event in self._tokens:
                 self._events.put(event)
-        except Exception as error:  # noqa: BLE001 - raised where its tokens are taken
+        except Exception as error:  # noqa: BLE001 - raised by __iter__
             self._failure = error
         finally:
             self._events.put(None)

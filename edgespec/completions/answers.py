@@ -1,6 +1,6 @@
-"""Answers in OpenAI's shapes: whole, and as the chunks of a stream.
+"""Builds responses in OpenAI's formats: whole ones and chunks of a stream.
 
-Text, tokens and figures in, dictionaries out. Knows no model and no session.
+Text, tokens and statistics in, dictionaries out. Knows no model and no session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REASONS: dict[FinishReason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Fields that an answer and all its chunks share."""
+    """Fields common to a response and all its chunks."""
 
     kind: Literal["chat.completion", "text_completion"]
     id: str
@@ -35,15 +35,15 @@ class Envelope:
     model: str
 
     def whole(self, choices: Sequence[Answer], usage: Usage) -> Answer:
-        """The whole answer."""
+        """The whole response."""
         return self._around(choices, self.kind) | {"usage": usage.as_dict()}
 
     def chunk(self, choice: Answer) -> Answer:
-        """A chunk of a streamed answer."""
+        """A chunk of a streamed response."""
         return self._around([choice], self._chunk_kind)
 
     def usage_chunk(self, usage: Usage) -> Answer:
-        """The last chunk of a stream whose request asks for usage."""
+        """The last chunk of a stream that includes usage."""
         return self._around([], self._chunk_kind) | {"usage": usage.as_dict()}
 
     @property
@@ -62,15 +62,15 @@ class Envelope:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of one request: each prompt once, and every choice's answer."""
+    """Token counts of one request: each prompt once, and every choice's completion."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Tokens of the prompts that were in the models already."""
+    """Prompt tokens that were already in the KV cache."""
     completion_tokens: int = 0
 
     def as_dict(self) -> Answer:
-        """The usage in OpenAI's shape."""
+        """The usage in OpenAI's format."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -80,8 +80,7 @@ class Usage:
 
 
 def marks(result: GenerationResult) -> Answer:
-    """Fields that tell how a text differs from the target's own, and what its context has lost;
-    none if nothing."""
+    """Additional fields about a lossy acceptance rule and dropped context; usually empty."""
     stats = result.speculation
     found: Answer = {}
     if stats.keeps != Keeps.DRAWS:
@@ -100,7 +99,7 @@ def finish_reason(result: GenerationResult, has_calls: bool = False) -> str:
 def chat_choice(
     message: Answer, reason: str | None, events: Iterable[TokenEvent], piece_of: PieceOf
 ) -> Answer:
-    """A choice of a chat completion, without its index."""
+    """A choice of a chat completion without its index."""
     return {
         "message": {"role": "assistant", "refusal": None} | message,
         "logprobs": chat_logprobs(events, piece_of),
@@ -114,7 +113,7 @@ def chat_delta(
     events: Iterable[TokenEvent] = (),
     piece_of: PieceOf | None = None,
 ) -> Answer:
-    """A choice of a chunk of a chat completion, without its index."""
+    """A choice in a chunk of a chat completion, without its index."""
     logprobs = chat_logprobs(events, piece_of) if piece_of else None
     return {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
@@ -126,7 +125,7 @@ def text_choice(
     piece_of: PieceOf,
     offset: int = 0,
 ) -> Answer:
-    """A choice of a completion without its index, whole or a chunk that begins at `offset`."""
+    """A choice of a completion without its index: whole, or a chunk that begins at `offset`."""
     return {
         "text": text,
         "logprobs": text_logprobs(events, piece_of, offset),
@@ -135,7 +134,7 @@ def text_choice(
 
 
 def chat_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf) -> Answer | None:
-    """Log probabilities of a chat choice; None for a request without them."""
+    """Log probabilities of a chat choice; None if none were requested."""
     content = [
         _named(event.token, event.logprobs.logprob, piece_of)
         | {"top_logprobs": [_named(token, value, piece_of) for token, value in event.logprobs.top]}
@@ -146,7 +145,7 @@ def chat_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf) -> Answer | N
 
 
 def text_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf, offset: int) -> Answer | None:
-    """Log probabilities of a text choice: parallel lists, alternatives by their text."""
+    """Log probabilities of a text choice as parallel lists; None if none were requested."""
     logged = [(event, event.logprobs) for event in events if event.logprobs is not None]
     if not logged:
         return None

@@ -1,7 +1,7 @@
-"""One request in OpenAI's shape under way: its answer whole, or chunk by chunk.
+"""A running request in OpenAI's format, which gives its response whole or chunk by chunk.
 
-Generations write the texts, as many at once as the request may have; this module gives them their
-shape, one after the other. Nothing waits for a network.
+Up to the allowed number of generations of the request run in parallel; their texts are formatted
+one after the other. Nothing waits for a network.
 """
 
 from __future__ import annotations
@@ -25,85 +25,85 @@ OnResult = Callable[[GenerationResult], None]
 
 
 def one() -> int:
-    """Generations that a request may have at once where nobody says otherwise."""
+    """Default number of generations that a request may run at once."""
     return 1
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Form of an answer, and its limits."""
+    """Format and limits of a response."""
 
     envelope: Envelope
     piece_of: answers.PieceOf
     wants_usage: bool = False
     on_result: OnResult | None = None
-    """Hears of each generation that has begun and ended."""
-    most_characters: int | None = None
-    """Most characters of several choices that are kept whole, together."""
+    """Called with the result of each generation that was started."""
+    max_characters: int | None = None
+    """Most characters of all choices together, if there are several in a whole response."""
     n_at_once: Callable[[], int] = one
-    """Generations that the request may have under way, asked whenever one begins."""
+    """Number of generations that the request may run now; called before each start."""
     pool_bytes: int = 0
-    """Memory that the request takes, from its turn to its answer, of what all requests share."""
+    """Bytes that the request takes from the shared memory pool while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceSource:
-    """One generation of a request, and the choices that it fills."""
+    """One generation of a request, and the choices that use its text."""
 
     start: Callable[[], Tokens]
     indices: Sequence[int] = (0,)
-    """Indices of its choices; several where copies would be the same text."""
+    """Indices of its choices; several if greedy copies have the same text."""
     echo: str = ""
     """Text that the choices begin with."""
     is_first_copy: bool = True
-    """True if usage counts its prompt, which later copies share."""
+    """True if usage counts its prompt, which further copies share."""
 
 
 class Completion(Closeable):
-    """A request under way: iterate it for the chunks of a stream, or take it `whole`.
+    """A running request: iterate it for the chunks of a stream, or call `whole`.
 
-    Either ends its generations; `cancel` and `close` do so early, from any thread.
+    Both end its generations; `cancel` and `close` do so early, from any thread.
     """
 
     def __init__(self, sources: Sequence[ChoiceSource], delivery: Delivery) -> None:
-        """Starts the first generation, and raises what that raises."""
+        """Start the first generation; raises its errors."""
         self._delivery = delivery
         self.pool_bytes = delivery.pool_bytes
         self._piece_of = delivery.piece_of
         self._waiting = deque(sources[1:])
-        """Generations that have not begun."""
+        """Generations not started yet."""
         self._ahead: deque[tuple[ChoiceSource, TokensAhead]] = deque()
-        """Generations that write, and whose tokens nobody takes yet."""
+        """Generations that run in the background."""
         self._usage = Usage()
         self._marks: Answer = {}
-        """Fields of an answer whose text is not the target's own, once it has ended."""
+        """Additional fields of the response (see `answers.marks`), set at the end of a text."""
         self._is_ending = False
         self._has_begun = False
         self._chunks: Iterator[Answer] | None = None
         self.is_cut = False
-        """True if a text was cancelled, or never began for that reason."""
+        """True if a text was cancelled, or not started because of a cancellation."""
         self._source = sources[0]
         self._tokens = self._source.start()
 
     @property
     def result(self) -> GenerationResult:
-        """Text, tokens and figures of the latest generation, once it has ended."""
+        """Result of the current generation, once it has ended."""
         return self._tokens.result
 
     def cancel(self) -> None:
-        """End the text soon, and begin no other. Any thread may call it, at any moment."""
+        """End all texts soon and start no further ones, from any thread."""
         self._is_ending = True
         self._tokens.cancel()
         for _, tokens in list(self._ahead):
             tokens.cancel()
 
     def close(self) -> None:
-        """End the generations where they are. Idempotent."""
+        """Cancel all generations and wait for them. Idempotent."""
         self._is_ending = True
         for _, tokens in self._ahead:
             tokens.cancel()
         self._tokens.close()
-        with suppress(Exception):  # a generation that failed has no result
+        with suppress(Exception):  # a failed generation has no result
             self._count()
         while self._ahead:
             _, tokens = self._ahead.popleft()
@@ -115,13 +115,13 @@ class Completion(Closeable):
         return self
 
     def __next__(self) -> Answer:
-        """The next chunk of the answer."""
+        """The next chunk of the response."""
         if self._chunks is None:
             self._chunks = self._stream()
         return next(self._chunks)
 
     def whole(self) -> Answer:
-        """The whole answer. Raises RequestError for several choices that are too large."""
+        """The whole response. Raises RequestError for several choices that are too large."""
         with self:
             choices: list[Answer] = []
             n_characters = 0
@@ -142,7 +142,7 @@ class Completion(Closeable):
                 yield self._delivery.envelope.usage_chunk(self._usage)
 
     def _generations(self) -> Iterator[ChoiceSource]:
-        """Generations in their order; those after it write beside it where they may."""
+        """Make each generation current in turn; further ones may run in the background."""
         yield self._source
         while self._waiting or self._ahead:
             if self._is_ending or self.is_cut:
@@ -153,12 +153,12 @@ class Completion(Closeable):
             else:
                 self._source = self._waiting.popleft()
                 self._tokens = self._source.start()
-            if self._is_ending:  # cancelled meanwhile, which only the others have heard
+            if self._is_ending:  # cancelled since it was checked
                 self._tokens.cancel()
             yield self._source
 
     def _begin_ahead(self) -> None:
-        """Begin further generations, now that they find a prompt like theirs in the models."""
+        """Start further generations, which can reuse the prompt that is now in the KV cache."""
         while (
             self._waiting
             and len(self._ahead) + 1 < self._delivery.n_at_once()
@@ -166,14 +166,14 @@ class Completion(Closeable):
         ):
             source = self._waiting.popleft()
             self._ahead.append((source, TokensAhead(source.start())))
-            if self._is_ending:  # cancelled meanwhile, which only the others have heard
+            if self._is_ending:  # cancelled since it was checked
                 self.cancel()
 
     def _indexed(self, choice: Answer) -> list[Answer]:
         return [{"index": index} | deepcopy(choice) for index in self._source.indices]
 
     def _check_size(self, n_characters: int) -> None:
-        most = self._delivery.most_characters
+        most = self._delivery.max_characters
         if most is not None and n_characters > most:
             raise RequestError(
                 f"the choices have more than {most:,} characters together: ask "
@@ -182,7 +182,7 @@ class Completion(Closeable):
             )
 
     def _events(self) -> Iterator[TokenEvent]:
-        """The tokens of the generation that is under way, which is counted at its end."""
+        """The tokens of the current generation, which is counted at its end."""
         self._has_begun = True
         for event in self._tokens:
             self._begin_ahead()
@@ -207,7 +207,7 @@ class Completion(Closeable):
             self._delivery.on_result(result)
 
     def _logged_events(self) -> list[TokenEvent]:
-        """Run the generation to its end, and keep the tokens that have log probabilities."""
+        """Run the generation to its end and return its tokens with log probabilities."""
         return [event for event in self._events() if event.logprobs is not None]
 
     def _choice(self) -> Answer:
@@ -218,7 +218,7 @@ class Completion(Closeable):
 
 
 class ChatCompletion(Completion):
-    """An assistant's message."""
+    """A running chat request; each choice is an assistant message."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class ChatCompletion(Completion):
             for delta in writer.push(event.text):
                 yield answers.chat_delta(delta, None, waiting, self._piece_of)
                 waiting = []
-        # a text that was cancelled ends with what was held back
+        # a cancelled text may have text that was held back
         rest = writer.push(self.result.text[n_characters:])
         for delta in [*rest, *writer.finish()]:
             yield answers.chat_delta(delta, None, waiting, self._piece_of)
@@ -258,7 +258,7 @@ class ChatCompletion(Completion):
 
 
 class TextCompletion(Completion):
-    """The texts that follow prompts."""
+    """A running completion request; each choice continues a prompt."""
 
     def _choice(self) -> Answer:
         events = self._logged_events()

@@ -1,4 +1,4 @@
-"""Decoding of requests: JSON whose strings are valid Unicode."""
+"""Decodes the JSON of requests and requires valid Unicode in its strings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def decoded(data: bytes | bytearray, named: str = "the body") -> Any:
-    """The JSON in `data`, which errors call `named`. Raises Refusal if it is invalid."""
+    """The JSON value in `data`. Raises Refusal, which calls it `named`, if it is invalid."""
     try:
         content = json.loads(data.decode("utf-8"), parse_constant=_no_number)
         if _ESCAPED_SURROGATE.search(data):
@@ -33,7 +33,7 @@ def decoded(data: bytes | bytearray, named: str = "the body") -> Any:
 
 
 def _check_text(content: Any) -> None:
-    """Raise UnicodeEncodeError for a lone surrogate in any text of a request."""
+    """Raise UnicodeEncodeError for a lone surrogate in any string of a request."""
     match content:
         case str():
             content.encode()

@@ -1,6 +1,6 @@
-"""Fields that clients of llama.cpp's server send, translated to those of OpenAI's requests.
+"""Translates fields of llama.cpp's server to those of OpenAI's requests.
 
-A field whose value changes no text is accepted and dropped; a value that would change the text is
+Fields that do not change the text are accepted and dropped; values that would change it are
 refused. Knows no session.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.settings.config import INT32_MAX, MOST_BIAS
+from edgespec.settings.config import INT32_MAX, MAX_BIAS
 
 _WITHOUT_EFFECT = frozenset(
     {"cache_prompt", "id_slot", "n_keep", "timings_per_token", "backend_sampling"}
     | {"xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n"}
     | {"dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"}
 )
-"""Fields accepted with any value: they change speed or placement only, or tune samplers that are
-refused elsewhere."""
+"""Fields accepted with any value: they change only speed or placement, or tune samplers whose own
+field is refused."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1,),
     "top_n_sigma": (-1, 0),
@@ -40,7 +40,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "reasoning_format": ("auto", "deepseek"),
     "parse_tool_calls": (True,),
 }
-"""Values that change no text, by field; null is accepted for all of them."""
+"""Accepted values, which do not change the text, by field; null is accepted for all fields."""
 KNOWN = (*_WITHOUT_EFFECT, *_NEUTRAL, "n_predict", "json_schema")
 
 
@@ -53,7 +53,7 @@ class FieldError(ValueError):
 
 
 def translated(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The request without fields of llama.cpp's own. Raises FieldError."""
+    """The request with llama.cpp's fields translated or dropped. Raises FieldError."""
     fields = dict(content)
     for name in _WITHOUT_EFFECT & fields.keys():
         del fields[name]
@@ -75,7 +75,7 @@ def translated(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settle_numbers(fields: dict[str, Any]) -> None:
-    """Translate lists of biases, and -1: llama.cpp's no limit, all tokens, random seed."""
+    """Translate lists of biases, and llama.cpp's -1 (no limit, all tokens, random seed)."""
     if fields.get("max_tokens") == -1:
         fields["max_tokens"] = INT32_MAX
     if fields.get("seed") == -1:
@@ -87,5 +87,5 @@ def _settle_numbers(fields: dict[str, Any]) -> None:
         if not all(isinstance(token, int) for token, _ in biases):
             raise FieldError("logit_bias", "logit_bias: tokens are known by their ids here")
         fields["logit_bias"] = {
-            token: -MOST_BIAS if bias is False else bias for token, bias in biases
+            token: -MAX_BIAS if bias is False else bias for token, bias in biases
         }

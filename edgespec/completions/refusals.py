@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: the status and the body that each exception is answered with."""
+"""Converts exceptions to error responses in OpenAI's format: status and body."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
 
 
 class Refusal(Exception):
-    """Error that is answered with a status and a body."""
+    """An error with its HTTP status and response body."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Refusal(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """The body in OpenAI's shape."""
+        """The body in OpenAI's format."""
         kind = KINDS.get(self.status, "server_error")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
 def overloaded(reason: str, code: str) -> Refusal:
-    """Refusal of a request that a client may send again later."""
+    """Refusal of a request that the client may retry later."""
     return Refusal(
         503,
         f"{reason}: try again in {RETRY_AFTER_S} s",
@@ -56,7 +56,7 @@ def overloaded(reason: str, code: str) -> Refusal:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """The answer to an exception. A fault that is not the request's is a server error."""
+    """The error response for an exception; unexpected ones are server errors."""
     match error:
         case Refusal():
             return error

@@ -1,7 +1,7 @@
-"""Validated requests in OpenAI's shapes.
+"""Validated requests in OpenAI's formats.
 
-Unknown fields are refused, as OpenAI does, and so are known ones without support here; fields that
-change no text (`user`, `metadata`, ...) are accepted and ignored. Knows no session.
+Unknown and unsupported fields are refused, as OpenAI does; fields that do not change the text
+(`user`, `metadata`, ...) are accepted and ignored. Knows no session.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 from edgespec.settings.config import INT32_MAX, SamplingParams
 
-MOST_CHOICES = 128
-"""Most texts that one request may ask for: prompts times copies."""
-MOST_STOPS = 16
-MOST_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
+"""Most texts of one request: prompts times copies."""
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "self", "add_generation_prompt"})
-"""Template variables that requests set by other fields, or not at all."""
+"""Template variables that requests cannot set by chat_template_kwargs."""
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
-"""One prompt to continue, as text or as tokens, or several."""
+"""One prompt as text or tokens, or several prompts."""
 
 
 class RequestError(UsageError):
@@ -59,16 +59,16 @@ class JsonSchema(_Part):
 
 
 class ResponseFormat(_Part):
-    """Free text, any JSON object, JSON of a schema, or text of a grammar."""
+    """Format of the text: free, any JSON object, JSON by a schema, or by a grammar."""
 
     type: Literal["text", "json_object", "json_schema", "grammar", "regex"] = "text"
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(alias="schema", default=None)
-    """llama.cpp's place for the schema of a `json_object`."""
+    """Schema for the type `json_object`, as in llama.cpp."""
     grammar: str | None = None
-    """Lark grammar, of the type `grammar`."""
+    """Lark grammar for the type `grammar`."""
     pattern: str | None = None
-    """Regular expression of the type `regex`."""
+    """Regular expression for the type `regex`."""
 
 
 class NamedFunction(_Part):
@@ -76,14 +76,14 @@ class NamedFunction(_Part):
 
 
 class NamedTool(_Part):
-    """`tool_choice` that names the function to call."""
+    """Value of `tool_choice` that names the function to call."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
 class CommonRequest(_Part):
-    """Fields that chat and completion requests share; None means the default."""
+    """Fields common to chat and completion requests; None means the default."""
 
     model: str | None = None
     stream: bool = False
@@ -99,12 +99,12 @@ class CommonRequest(_Part):
     repeat_last_n: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     logit_bias: dict[int, float] | None = None
     ignore_eos: bool = False
-    """llama.cpp's field: no token that ends a text is picked."""
+    """llama.cpp's field: end-of-generation tokens are never sampled."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list)] = (
-        Field(default=None, max_length=MOST_STOPS)
+        Field(default=None, max_length=MAX_STOPS)
     )
-    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -115,7 +115,7 @@ class CommonRequest(_Part):
 
     @classmethod
     def parse(cls, content: object) -> Self:
-        """The request in `content`, decoded JSON. Raises RequestError."""
+        """Validate decoded JSON. Raises RequestError."""
         try:
             if isinstance(content, Mapping):
                 content = llama_fields.translated(content)
@@ -127,7 +127,7 @@ class CommonRequest(_Part):
 
     @property
     def wants_usage(self) -> bool:
-        """True if the last chunk of a stream has the token usage."""
+        """True if a stream ends with a chunk that has the token usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
@@ -137,32 +137,32 @@ class CommonRequest(_Part):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Alternatives for each token; None for no log probabilities. Raises RequestError."""
+        """Number of alternatives per token; None: no log probabilities. Raises RequestError."""
         raise NotImplementedError
 
     @property
     def copies(self) -> int:
-        """Choices for each prompt."""
+        """Number of choices per prompt."""
         return self.n or 1
 
     def sampling_fields(self) -> dict[str, Any]:
-        """The request's sampling settings, by the names of `SamplingParams`."""
+        """The request's sampling settings, by fields of `SamplingParams`."""
         names = SamplingParams.model_fields
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class ChatRequest(CommonRequest):
-    """`/v1/chat/completions`."""
+    """A request to `/v1/chat/completions`."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    """Variable of chat templates that know it."""
+    """Passed to the chat template as a variable."""
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -184,7 +184,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def required_tools(self) -> list[dict[str, Any]] | None:
-        """Tools of which one must be called; None for a free answer. Raises RequestError."""
+        """Tools of which one must be called; None if no call is required. Raises RequestError."""
         choice = self.tool_choice
         if choice is None or choice in ("none", "auto"):
             return None
@@ -216,24 +216,24 @@ class ChatRequest(CommonRequest):
 
 
 def _as_prompts(value: object) -> object:
-    """A list of prompts; one prompt is text, or a list of tokens."""
+    """The value as a list of prompts; a single prompt is text or a list of tokens."""
     is_list_of_prompts = isinstance(value, list) and value and isinstance(value[0], str | Sequence)
     return value if is_list_of_prompts else [value]
 
 
 class CompletionRequest(CommonRequest):
-    """`/v1/completions`."""
+    """A request to `/v1/completions`."""
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_TOP_LOGPROBS)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
     suffix: None = None
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
         n_choices = len(self.prompt) * self.copies
-        if n_choices > MOST_CHOICES:
+        if n_choices > MAX_CHOICES:
             raise PydanticCustomError(
                 "choices",
                 "n: {copies} copies of {prompts} prompts are {n_choices} texts, at most {most} are "
@@ -242,7 +242,7 @@ class CompletionRequest(CommonRequest):
                     "copies": self.copies,
                     "prompts": len(self.prompt),
                     "n_choices": n_choices,
-                    "most": MOST_CHOICES,
+                    "most": MAX_CHOICES,
                 },
             )
         if self.best_of not in (None, self.copies):
@@ -270,7 +270,7 @@ def _function_name(tool: dict[str, Any], place: int) -> str:
 
 
 def _request_error(error: ValidationError, request: type[BaseModel]) -> RequestError:
-    """The first of pydantic's errors, in a sentence that names the field."""
+    """The first of pydantic's errors as a sentence that names the field."""
     details = error.errors()[0]
     where = [str(part) for part in details["loc"] if not str(part).startswith("list[")]
     param = ".".join(where) or None

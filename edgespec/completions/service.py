@@ -1,7 +1,4 @@
-"""Starts requests in OpenAI's shape on a session.
-
-Translates the fields of requests to those of a session, which writes the text.
-"""
+"""Starts requests in OpenAI's format on a session, whose fields it translates them to."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ from edgespec.values import ModelInfo
 
 
 class Generates(Protocol):
-    """The part of a session that the service uses."""
+    """Protocol of the part of a session that the service uses."""
 
     @property
     def target(self) -> ModelInfo: ...
@@ -78,53 +75,54 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """Tokens to continue, as small as they can be kept until it is their turn."""
+    """A prompt's tokens, stored compactly while the request waits."""
 
     tokens: array[int]
     param: str
-    """Field of the request that it comes from."""
+    """Name of its field in the request."""
     echo: str = ""
     shown: Mapping[int, str] = field(default_factory=dict)
 
 
 class Completions:
-    """Answers under the name of one model."""
+    """Starts chat and completion requests for one model."""
 
     def __init__(
         self,
         session: Generates,
         model: str | None = None,
-        most_prompt_tokens: int | None = None,
+        max_prompt_tokens: int | None = None,
         clock: Callable[[], float] = time.time,
         sampling: Mapping[str, Any] | None = None,
-        most_logged_tokens: Callable[[int], int] | None = None,
-        most_characters: int | None = None,
+        max_logged_tokens: Callable[[int], int] | None = None,
+        max_characters: int | None = None,
         on_result: OnResult | None = None,
         n_at_once: Callable[[], int] = one,
         answer_bytes: Callable[[int, int | None, int], int] = lambda *_: 0,
     ) -> None:
-        """`sampling` is what a request leaves open, by the names of `SamplingParams`.
+        """`sampling` has defaults for requests, by fields of `SamplingParams`.
 
-        Answers that are kept whole have at most `most_logged_tokens(n)` tokens with `n` log
-        probabilities beside each token's own, and several choices `most_characters` together;
-        without these there is no limit. `on_result` hears of each generation that ends. A request
-        has up to `n_at_once()` generations under way. `answer_bytes` are those of a large answer,
-        from its tokens, the log probabilities beside each token's own, and its prompts' characters.
+        Whole responses have at most `max_logged_tokens(n)` tokens with `n` alternative log
+        probabilities per token, and several choices at most `max_characters` together; None: no
+        limit. `on_result` is called with the result of each generation. A request runs up to
+        `n_at_once()` generations in parallel. `answer_bytes` is the memory of a large response,
+        given its tokens, the alternatives per token (None for no log probabilities), and the
+        characters of echoed prompts.
         """
         self._session = session
         self.model = model or session.target.name
-        self._most_prompt_tokens = most_prompt_tokens
+        self._max_prompt_tokens = max_prompt_tokens
         self._clock = clock
         self.sampling = dict(sampling or {})
-        self._most_logged_tokens = most_logged_tokens
-        self._most_characters = most_characters
+        self._max_logged_tokens = max_logged_tokens
+        self._max_characters = max_characters
         self._on_result = on_result
         self._n_at_once = n_at_once
         self._answer_bytes = answer_bytes
 
     @cached_property
     def chat_refusal(self) -> str | None:
-        """The reason why the model answers no conversation; None if it does."""
+        """Reason why the model cannot answer conversations; None if it can."""
         try:
             self._session.chat_prompt([{"role": "user", "content": "Hello"}])
         except EdgespecError as error:
@@ -132,7 +130,7 @@ class Completions:
         return None
 
     def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
-        """The answer to a conversation. Raises UsageError and ModelError before it begins."""
+        """Start the answer to a conversation. Raises UsageError and ModelError."""
         tools = request.offered_tools
         try:
             prompt = self._session.chat_prompt(
@@ -143,7 +141,7 @@ class Completions:
         grammar = _grammar_of_chat(request, prompt)
         tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
         kept_bytes = 0
-        if tools or not request.stream:  # text that may be a call is held back
+        if tools or not request.stream:  # text that may be a tool call is held back
             kept_bytes = self._kept_bytes(request, [tokens])
         return ChatCompletion(
             self._sources(request, [tokens], progress, grammar),
@@ -152,7 +150,7 @@ class Completions:
         )
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
-        """The completions of prompts. Raises UsageError before they begin."""
+        """Start the completion of prompts. Raises UsageError."""
         params = [f"prompt.{place}" for place in range(len(request.prompt))]
         if len(params) == 1:
             params = ["prompt"]
@@ -183,9 +181,9 @@ class Completions:
         progress: Progress | None,
         grammar: Grammar | None,
     ) -> list[ChoiceSource]:
-        """Generations in the order of their choices; greedy copies are one text, written once.
+        """Generations in the order of their choices; greedy copies share one generation.
 
-        Every prompt is checked before any text is written. Raises UsageError.
+        All prompts are checked first. Raises UsageError.
         """
         sampling = self._sampling_of(request)
         shared = TextRequest(
@@ -227,7 +225,7 @@ class Completions:
         return sources
 
     def _check_length(self, prompt: _Prompt) -> None:
-        most = self._most_prompt_tokens
+        most = self._max_prompt_tokens
         if most is not None and len(prompt.tokens) > most:
             raise RequestError(
                 f"{prompt.param}: {len(prompt.tokens):,} tokens; at most {most:,} are allowed",
@@ -242,15 +240,14 @@ class Completions:
         return SamplingParams(**fields)
 
     def _kept_bytes(self, request: CommonRequest, prompts: Sequence[_Prompt]) -> int:
-        """Memory of an answer that is kept whole. Raises RequestError where it may become too
-        large."""
+        """Memory of a whole response. Raises RequestError if it may become too large."""
         n_others, limit = request.n_logprobs, request.limit
         copies = 1 if request.stream else request.copies
         if copies * len(prompts) == 1 and n_others is None:
             return 0
         n_tokens = copies * sum(self._session.most_tokens(len(p.tokens), limit) for p in prompts)
-        if self._most_logged_tokens is not None and n_others is not None:
-            self._check_logprobs(n_tokens, n_others, self._most_logged_tokens(n_others))
+        if self._max_logged_tokens is not None and n_others is not None:
+            self._check_logprobs(n_tokens, n_others, self._max_logged_tokens(n_others))
         echoed = copies * sum(len(prompt.echo) for prompt in prompts)
         return self._answer_bytes(n_tokens, n_others, echoed)
 
@@ -272,21 +269,21 @@ class Completions:
         kept_bytes: int,
     ) -> Delivery:
         identity = f"{prefix}-{secrets.token_hex(12)}"
-        # tokens with log probabilities are large, and would wait for their turn in a stream
+        # buffered tokens with log probabilities would take much memory
         is_one = grammar is not None or (request.stream and request.n_logprobs is not None)
         return Delivery(
             Envelope(kind, identity, int(self._clock()), self.model),
             self._session.piece,
             request.wants_usage,
             self._on_result,
-            self._most_characters,
+            self._max_characters,
             one if is_one else self._n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
         )
 
 
 def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:
-    """Raise RequestError for numbers that are no tokens, before any is decoded."""
+    """Raise RequestError for ids outside the vocabulary."""
     for place, token in enumerate(prompt):
         if not 0 <= token < n_vocab:
             raise RequestError(
@@ -296,7 +293,7 @@ def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:
 
 
 def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None:
-    """Grammar required by the response format or the choice of tools."""
+    """Grammar required by `response_format` or `tool_choice`; None for free text."""
     required = request.required_tools
     grammar = grammar_of(request.response_format)
     if required is None:

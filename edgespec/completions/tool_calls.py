@@ -1,7 +1,7 @@
-"""Tool calls in a model's answer, in the format of Hermes' and Qwen's chat templates.
+"""Parses tool calls in a model's answer, in the format of Hermes' and Qwen's chat templates.
 
-Each is JSON between two marks, or the fenced JSON that smaller models (Qwen2.5-Coder) write
-instead. Takes text piece by piece, and returns text and calls.
+A call is JSON between two marks, or fenced JSON, which smaller models (Qwen2.5-Coder) write
+instead. The parser is incremental.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Function that the model calls, and its arguments as JSON."""
+    """Name of the called function, and its arguments as JSON."""
 
     name: str
     arguments: str
 
     def as_dict(self, identity: str) -> dict[str, Any]:
-        """The call in OpenAI's shape."""
+        """The call in OpenAI's format."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": identity, "type": "function", "function": function}
 
 
 def knows_calls(template: str) -> bool:
-    """True if the source of a chat template contains this format of calls."""
+    """True if a chat template uses this format of calls."""
     return BEGIN in template
 
 
 def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
-    """Grammar of one call of one of these tools, by the schemas of their parameters.
+    """Grammar of a call of one of `tools`, by their parameter schemas.
 
-    `tools` are in OpenAI's shape. Raises GrammarError for schemas that are not supported.
+    `tools` are in OpenAI's format. Raises GrammarError for unsupported schemas.
     """
     calls = [
         {
@@ -59,8 +59,10 @@ def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
 
 
 class CallSplitter:
-    """Splits an answer into text and calls; an invalid call between the marks stays text, and so
-    does fenced JSON that calls none of the tools of these names."""
+    """Splits an answer into text and calls.
+
+    An invalid call between marks remains text, and so does fenced JSON that calls none of `names`.
+    """
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self.calls: list[ToolCall] = []
@@ -69,7 +71,7 @@ class CallSplitter:
         self._drops_blanks = False
 
     def push(self, text: str) -> str:
-        """Take more text, and return the text that is certainly no part of a call."""
+        """Append text and return the text that is certainly not part of a call."""
         self._held += text
         decided = ""
         while True:
@@ -88,7 +90,7 @@ class CallSplitter:
                 self._held, self._drops_blanks = after, True
 
     def finish(self) -> str:
-        """End the answer and return the text held back. A last call may lack its end mark."""
+        """End the answer and return the text held back; the last call may lack its end mark."""
         _before, begin, inside = self._next_mark()
         call = self._call(begin, inside) if begin else None
         if call is None:
@@ -98,7 +100,7 @@ class CallSplitter:
         return ""
 
     def _next_mark(self) -> tuple[str, str, str]:
-        """The held text before the first mark, the mark, and what follows it."""
+        """The held text split at its first mark: before, mark, after."""
         return min((self._held.partition(mark) for mark in (BEGIN, FENCE)), key=lambda p: len(p[0]))
 
     def _call(self, begin: str, inside: str) -> ToolCall | None:
@@ -106,7 +108,7 @@ class CallSplitter:
         return call if call is None or begin == BEGIN or call.name in self._names else None
 
     def _take(self, length: int) -> str:
-        """The first `length` characters of the text held back, without blanks around calls."""
+        """Remove the first `length` held characters and return them without blanks after calls."""
         text, self._held = self._held[:length], self._held[length:]
         if self._drops_blanks:
             text = text.lstrip()
@@ -128,7 +130,7 @@ def _read(content: str) -> ToolCall | None:
 
 
 def _undecided(text: str) -> int:
-    """Length of the longest end of `text` that may begin a call, with blanks before it."""
+    """Length of the longest suffix of `text` that may begin a mark, with blanks before it."""
     ends = (n for mark in (BEGIN, FENCE) for n in range(len(mark)) if text.endswith(mark[:n]))
     longest = max(ends, default=0)
     rest = text[: len(text) - longest]

@@ -1,6 +1,6 @@
-"""Splits the text of a chat answer into the parts of a message: reasoning, content, tool calls.
+"""Splits the text of a chat answer into reasoning, content and tool calls, incrementally.
 
-Takes text piece by piece, and returns OpenAI's deltas.
+Returns OpenAI's deltas.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ def new_call_id() -> str:
 
 
 class MessageWriter:
-    """One assistant's message, as far as its text has come. `tools` are the names of those that it
-    may call."""
+    """Builds an assistant message from its text; `tools` are the names of callable tools."""
 
     def __init__(
         self, prompt: ChatPrompt, tools: Collection[str], new_id: Callable[[], str] = new_call_id
@@ -35,11 +34,11 @@ class MessageWriter:
         self._sent_calls: list[dict[str, Any]] = []
 
     def push(self, text: str) -> list[Delta]:
-        """Take more text, and return the deltas that it adds."""
+        """Append text and return the resulting deltas."""
         return self._deltas(self._reasoning.push(text))
 
     def finish(self) -> list[Delta]:
-        """End the text, and return the deltas that were held back."""
+        """End the text and return the deltas that were held back."""
         deltas = self._deltas(self._reasoning.finish())
         if self._calls is not None:
             if rest := self._calls.finish():
@@ -53,7 +52,7 @@ class MessageWriter:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The message in OpenAI's shape, with `reasoning_content` if there is reasoning."""
+        """The message in OpenAI's format, with `reasoning_content` if there is reasoning."""
         message: dict[str, Any] = {"content": self._content}
         if self._reasoning_content:
             message["reasoning_content"] = self._reasoning_content

@@ -1,1 +1,1 @@
-"""Threads and processes: closing what they share, a worker thread, and their ends in words."""
+"""Threads and processes: shared ownership, fair locks, a worker thread, and exit codes."""

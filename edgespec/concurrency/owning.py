@@ -1,4 +1,4 @@
-"""Closes what holds memory, a file, a thread or a native handle, once and while nobody uses it.
+"""Closes objects that own memory, files, threads or native handles, once and when unused.
 
 Knows threads and forks; not what the closed objects do.
 """
@@ -17,12 +17,12 @@ from typing import Self
 from edgespec.errors import EdgespecError, UsageError
 
 POLL_S = 0.1
-"""Longest wait of a thread at a stretch: the other side may need another nudge, and a wait without
-end hides Ctrl-C on Windows."""
+"""Longest uninterrupted wait of a thread: the other side may have to be cancelled again, and on
+Windows an endless wait blocks Ctrl-C."""
 
 
 class Closeable(ABC):
-    """A context manager that closes itself, however its block is left."""
+    """A context manager that closes itself when its block ends."""
 
     @abstractmethod
     def close(self) -> None:
@@ -36,13 +36,13 @@ class Closeable(ABC):
 
 
 def close_all(*closes: Callable[[], None]) -> None:
-    """Call all of `closes` in this order, whatever one raises; then raise the first error, which
-    has the later ones as notes."""
+    """Call all of `closes` in order, even if some raise; then raise the first error, with the later
+    ones as notes."""
     failure: BaseException | None = None
     for close in closes:
         try:
             close()
-        except BaseException as error:  # noqa: BLE001 - what comes after it is closed all the same
+        except BaseException as error:  # noqa: BLE001 - the rest must be closed, too
             if failure is None:
                 failure = error
             else:
@@ -52,10 +52,10 @@ def close_all(*closes: Callable[[], None]) -> None:
 
 
 class Users:
-    """Threads that are using something that can be closed.
+    """Counts the calls inside an object, so that it is released only when there are none.
 
-    Native memory may be freed only when no thread is in it: `use` is around every call that touches
-    it, and `close` refuses new calls, waits for those inside, and then releases it once.
+    Native memory may be freed only when no thread uses it: `use` wraps every call that touches it,
+    and `close` refuses new calls, waits for those inside, and then releases it once.
     """
 
     def __init__(self, name: str, closed: Callable[[str], EdgespecError] = UsageError) -> None:
@@ -64,19 +64,19 @@ class Users:
         self._name = name
         self._closed = closed
         self._inside: list[list[int]] = []
-        """One entry a call, with its thread's id. A list's methods are atomic, so that entering and
-        leaving take no lock: a signal handler or the garbage collector may run at any point."""
+        """The thread id of each call inside. List methods are atomic, so entering and leaving need
+        no lock: a signal handler or the garbage collector may run at any point."""
         self._left = threading.Event()
         self._release = threading.RLock()
         self._process = os.getpid()
         self.is_closing = False
         """True once new calls are refused."""
         self.is_released = False
-        """True once everything is being freed or has been."""
+        """True once resources are being released or have been."""
 
     @property
     def is_inside(self) -> bool:
-        """True if the calling thread is inside."""
+        """True if the calling thread is inside a call."""
         return [threading.get_ident()] in self._inside
 
     @property
@@ -85,11 +85,10 @@ class Users:
 
     @contextmanager
     def use(self, alone: bool = False) -> Iterator[None]:
-        """Keep everything from being released while the block runs.
+        """Prevent the release while the block runs.
 
-        Raises the error of `closed` once it is closing, and UsageError if the block is to be
-        `alone` and another call is inside, or in a fork of the process, which has none of its
-        threads.
+        Raises the error of `closed` once it is closing. Raises UsageError if `alone` is set and
+        another call is inside, and in a fork of the process, which has none of its threads.
         """
         if self._is_forked:
             raise UsageError(
@@ -105,7 +104,7 @@ class Users:
 
     @contextmanager
     def within(self) -> Iterator[bool]:
-        """Enter for a callback of a call that is inside; the value is True if no other call is."""
+        """Enter from a callback of a call that is inside; yields True if no other call is."""
         entry = [threading.get_ident()]
         try:
             self._inside.append(entry)
@@ -116,10 +115,10 @@ class Users:
                 self._left.set()
 
     def close(self, hurry: Callable[[], None], release: Callable[[], None]) -> None:
-        """Call `release` when no call is inside; `hurry` asks those inside to return. Runs once,
-        and not in a fork of the process, whose memory goes with it.
+        """Call `release` once no call is inside; `hurry` asks those inside to return.
 
-        Raises UsageError in a thread that is inside itself: it would wait for its own end.
+        Runs once, and does nothing in a fork of the process, whose memory ends with it. Raises
+        UsageError in a thread that is inside a call, which would wait for itself.
         """
         if self._is_forked:
             self.is_closing = self.is_released = True
@@ -139,17 +138,17 @@ class Users:
                     hurry()
                     if self._inside:
                         self._left.wait(POLL_S)
-                except KeyboardInterrupt:  # to free what is in use would end the process
+                except KeyboardInterrupt:  # freeing memory in use would crash the process
                     continue
             self.is_released = True
             release()
 
 
 def close_forgotten(owner: object, close: Callable[[], None]) -> None:
-    """Warn that nobody closed `owner`, and close it in a new thread; to be called by `__del__`.
+    """Warn that `owner` was never closed, and close it in a new thread; for use in `__del__`.
 
-    The garbage collector runs in any thread, within native calls' callbacks too, where waiting for
-    a lock or a thread may wait for itself. A process that ends closes nothing.
+    The garbage collector runs in any thread, even in callbacks of native calls, where waiting for a
+    lock or a thread may deadlock. At the end of the process nothing is closed.
     """
     try:
         name = type(owner).__name__

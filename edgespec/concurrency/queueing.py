@@ -1,6 +1,6 @@
-"""A lock and a pool of bytes that threads get in the order in which they asked for them.
+"""A lock and a pool of bytes that serve threads first come, first served.
 
-Python's own lock goes to whoever comes first, most often the thread that has just released it.
+Python's own lock often goes to the thread that has just released it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from edgespec.concurrency.owning import POLL_S
 
 
 class FairLock:
-    """A context manager that one thread at a time is in; not reentrant."""
+    """A lock that threads get in the order of their requests; not reentrant."""
 
     def __init__(self) -> None:
         self._line: list[object] = []
-        """One entry a thread; the first one has the lock."""
+        """One entry per thread; the first holds the lock."""
         self._change = threading.Condition()
 
     def __enter__(self) -> None:
@@ -39,17 +39,20 @@ class FairLock:
 
 
 class BytePool:
-    """Bytes that threads reserve, each of them at most once at a time."""
+    """A pool of bytes that threads reserve in the order of their requests.
+
+    A thread may hold one reservation at a time.
+    """
 
     def __init__(self, n_bytes: int) -> None:
-        """None may ask for more than `n_bytes`."""
+        """`n_bytes` is the size of the pool and the largest possible reservation."""
         self._free_bytes = n_bytes
         self._line: list[object] = []
         self._change = threading.Condition()
 
     @contextmanager
     def reserved(self, n_bytes: int, check: Callable[[], None]) -> Iterator[None]:
-        """Wait for the bytes, and keep them. `check` is called now and then, and may raise."""
+        """Wait for `n_bytes` and hold them in the block; `check` is polled and may raise."""
         if n_bytes:
             self._reserve(n_bytes, check)
         try:

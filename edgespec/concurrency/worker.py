@@ -1,6 +1,6 @@
-"""The thread in which a model runs while the caller's thread does something else.
+"""The thread in which a model runs, so that the caller's thread stays responsive.
 
-Native code that runs in the main thread keeps Ctrl-C waiting; here the main thread only waits.
+Native code in the main thread blocks Ctrl-C; here the main thread only waits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 
 class Worker(Closeable):
-    """One thread, started when first needed, that runs one call at a time."""
+    """Runs one call at a time in a thread of its own, which starts with the first call."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="edgespec-model")
 
     @contextmanager
     def running(self, call: Callable[[], T], cancel: Callable[[], None]) -> Iterator[Running[T]]:
-        """Run `call` while the block runs; the call has ended when the block is left.
+        """Run `call` beside the block, which does not end before the call does.
 
-        `cancel` makes the call end soon; it is called when the block is left early.
+        `cancel` makes the call end soon; it is called if the block ends first.
         """
         future = self._executor.submit(call)
         try:
@@ -39,9 +39,9 @@ class Worker(Closeable):
         cancel: Callable[[], None],
         check: Callable[[], None] | None = None,
     ) -> T:
-        """Run `call` and wait for its result; an exception here, such as Ctrl-C, cancels it first.
+        """Run `call` and wait for its result; Ctrl-C and other exceptions here cancel it.
 
-        `check` is called now and then while it runs, and may raise.
+        `check` is polled while it runs, and may raise.
         """
         with self.running(call, cancel) as running:
             return running.result(check)
@@ -72,10 +72,10 @@ class Running(Generic[T]):
 
 
 def _end(future: Future[T], cancel: Callable[[], None]) -> None:
-    """Return only when the call has ended, however often Ctrl-C is pressed."""
+    """Cancel the call and wait until it has ended, even if Ctrl-C is pressed again."""
     while not future.done():
         try:
-            # repeatedly: a call that has not begun cannot be cancelled yet
+            # repeatedly, because a call that has not begun cannot be cancelled yet
             cancel()
             wait([future], timeout=POLL_S)
         except KeyboardInterrupt:

@@ -1,1 +1,1 @@
-"""Limits of this machine and of models on it: `edgespec doctor`. Prints nothing."""
+"""Diagnosis of this machine and of models on it, for `edgespec doctor`. Prints nothing."""

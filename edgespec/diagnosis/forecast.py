@@ -1,6 +1,6 @@
-"""Limits of a pair on this machine, and changes that would help, in predicted tokens a second.
+"""Predicts the speed of a pair on this machine, and of changes that would raise it.
 
-Plans the pair again with one thing changed at a time; loads no weights.
+Plans the pair again with one change at a time; loads no weights.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from edgespec.tuning.pair_figures import PairFigures
 from edgespec.tuning.trial import TrialFigures, plan_trial
 
 GIB = 1 << 30
-LEAST_CONTEXT, LEAST_BATCH = 512, 32
-"""Tokens. With less, hardly anything can be done."""
+MIN_CONTEXT, MIN_BATCH = 512, 32
+"""Smallest context and batch size to suggest, in tokens."""
 
 FITS = "computing limits the speed: the target fits into memory"
 
@@ -30,20 +30,20 @@ Planner = Callable[[LoadSettings], MemoryPlan]
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """One change, and the tokens a second that it brings."""
+    """One change, and the predicted speed with it."""
 
     change: str
     tokens_per_s: float | None
-    """None: nothing is read any more, and computing decides."""
+    """None: nothing is read any more, and compute limits the speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The predicted speed of a pair, its limit and helpful changes."""
+    """The predicted speed of a pair, its limit, and changes that raise it."""
 
     plan: MemoryPlan
     disk_bytes_per_s: float | None
-    """None where nothing is read."""
+    """None if nothing is read."""
     tokens_per_pass: float
     limit: str
     tokens_per_s: float | None
@@ -57,8 +57,10 @@ def forecast(
     disk_bytes_per_s: float | None,
     figures: PairFigures,
 ) -> Forecast:
-    """Predict the pair by its `figures`, as it is and with one thing changed. Raises what planning
-    raises."""
+    """Predict the pair's speed from its `figures`, unchanged and with one change at a time.
+
+    Raises the errors of planning.
+    """
     plan = planner(settings)
 
     def rate(changed: MemoryPlan, disk_factor: float = 1.0, **better: float) -> float | None:
@@ -73,7 +75,7 @@ def forecast(
         Speedup("computing ten times as fast, as a GPU may be", rate(plan, compute_factor=10)),
     ]
     for change, changed in _changes(settings, plan):
-        with suppress(BudgetError, UsageError):  # does not fit, or is for other models
+        with suppress(BudgetError, UsageError):  # does not fit, or does not apply to these models
             speedups.append(Speedup(change, rate(planner(changed))))
     now = rate(plan)
     better = [one for one in speedups if now is not None and _gain(one, now) > 0.01]
@@ -83,17 +85,17 @@ def forecast(
 
 
 def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSettings]]:
-    """Settings with one thing changed; each with its name."""
+    """Descriptions of changes, and the settings with each of them."""
 
     def changed(**update: object) -> LoadSettings:
         return settings.model_copy(update=update)
 
     found = [("another GiB of memory", changed(memory_budget=plan.budget_bytes + GIB))]
-    if (ctx_size := plan.ctx_size or settings.ctx_size) >= 2 * LEAST_CONTEXT:
+    if (ctx_size := plan.ctx_size or settings.ctx_size) >= 2 * MIN_CONTEXT:
         half = ctx_size // 2
         found.append((f"half the context (--ctx-size {half})", changed(ctx_size=half)))
-    if plan.batch_size >= 2 * LEAST_BATCH:
-        n = max(LEAST_BATCH, plan.batch_size // 4)
+    if plan.batch_size >= 2 * MIN_BATCH:
+        n = max(MIN_BATCH, plan.batch_size // 4)
         name = f"prompts in batches of {n} tokens (-b {n}), which can change the text"
         found.append((name, changed(batch_size=n)))
     for runtime, declared in options.declared().items():
@@ -109,7 +111,7 @@ def _gain(one: Speedup, now: float) -> float:
 def helpful_changes(
     load: LoadSettings, engine: EngineSettings, figures: PairFigures, run: TrialFigures
 ) -> list[str]:
-    """Lines about what else would help, in predicted tokens a second; nothing of it was chosen."""
+    """Lines about further changes that would help, with predicted speeds."""
     planner = partial(plan_trial, engine=engine)
     found = forecast(load, planner, pair_figures.disk_of(load, run), figures)
     if not found.speedups or found.tokens_per_s is None:

@@ -1,6 +1,6 @@
 """Examines the machine: processor, memory, storage, libraries, GPUs, the cache folder.
 
-It reads what the system shows and asks the installed runtimes; it opens no model.
+Reads system information and asks the installed runtimes; opens no model.
 """
 
 from __future__ import annotations
@@ -29,30 +29,27 @@ INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8",
     "asimd", "asimddp", "i8mm", "sve", "sve2",
 )  # fmt: skip
-"""Instruction sets that llama.cpp or onnxruntime have kernels for, as Linux spells them."""
+"""Instruction sets for which llama.cpp or onnxruntime have kernels, by their names in Linux."""
 SLOW_DISK_BYTES_PER_S = 200e6
 SAMPLE_BYTES = 64 << 20
-LEAST_FREE_BYTES = 1 << 30
+MIN_FREE_BYTES = 1 << 30
 """Free bytes on the cache folder's disk below which not even the demo's model fits."""
 
-_ROOT = Path("/")
 
-
-def examine(models: tuple[Path, ...] = (), root: Path = _ROOT) -> Iterator[Finding]:
-    """Findings, one after another; `models` say which disks matter. Raises nothing: a check that
-    fails is a finding."""
-    yield from _processor(root)
-    yield from _memory(root)
+def examine(models: tuple[Path, ...] = ()) -> Iterator[Finding]:
+    """Yield findings about this machine and the disks of `models`; a failed check is a finding."""
+    yield from _processor()
+    yield from _memory()
     for folder, path in _disks(models):
         yield _disk(folder, path)
     yield from _cache()
     yield from _libraries()
 
 
-def _processor(root: Path) -> Iterator[Finding]:
-    model, known = process.processor(root)
+def _processor() -> Iterator[Finding]:
+    model, known = process.processor()
     found = [name for name in INSTRUCTION_SETS if name in known]
-    cores = process.usable_cores(root)
+    cores = process.usable_cores()
     logical = os.cpu_count() or 1
     says = f"{model}: {cores} of {logical} logical cores are used"
     yield Finding("processor", "cores", says)
@@ -64,18 +61,18 @@ def _processor(root: Path) -> Iterator[Finding]:
             )
 
 
-def _memory(root: Path) -> Iterator[Finding]:
-    total, available = process.total_bytes(root), process.available_bytes(root)
+def _memory() -> Iterator[Finding]:
+    total, available = process.total_bytes(), process.available_bytes()
     says = f"{format_size(available)} free of {format_size(total)}"
     if sys.platform == "linux":
         says += ", cgroups taken into account"
     yield Finding("memory", "for this process", says)
-    budget = process.auto_budget(process.process_rss_bytes(root), available, total)
+    budget = process.auto_budget(process.process_rss_bytes(), available, total)
     yield Finding("memory", "--memory-budget auto", f"would be {format_size(budget)} now")
 
 
 def _disks(models: tuple[Path, ...]) -> Iterator[tuple[Path, Path | None]]:
-    """Each disk once: a folder on it and, if there is one, a model's file to read."""
+    """For each disk a folder on it and, if there is one, a model's file to read."""
     seen: set[int] = set()
     for path in (*models, cache_folder.folder()):
         file = path if path.is_file() else None
@@ -106,7 +103,7 @@ def _disk(folder: Path, file: Path | None) -> Finding:
 
 
 def _speed(folder: Path, file: Path | None) -> float | None:
-    """Bytes a second of reads from `file`, or from a file made for it."""
+    """Bytes per second of reads from `file`, or from a temporary file."""
     if file is not None and file.stat().st_size >= 8 * READ_BYTES:
         return disk_speed.bytes_per_second(file)
     with tempfile.NamedTemporaryFile(dir=folder) as sample:
@@ -150,7 +147,7 @@ def _cache() -> Iterator[Finding]:
         yield Finding(
             "cache", "outdated models", ", ".join(outdated), "note", "they can be deleted"
         )
-    if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
+    if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
         free = format_size(shutil.disk_usage(folder).free)
         yield Finding("cache", "disk nearly full", f"{free} are free", "problem", "free some")
 

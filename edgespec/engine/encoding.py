@@ -1,7 +1,7 @@
-"""Texts become tokens: one at a time, and none that is far longer than the context.
+"""Encodes texts, one at a time, and refuses those far longer than the context.
 
-A tokenizer takes up to 125 bytes for each byte of a text (llama.cpp's, of blanks): a text's length
-is judged before it is encoded.
+Tokenizers take up to 125 bytes per byte of text (llama.cpp's, with blanks), so a text's length is
+checked before it is encoded.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from edgespec.errors import UsageError
 from edgespec.ports import Vocabulary
 
 PIECE_CHARACTERS = 8
-"""Characters of text for each token of the context: more than most tokens have."""
-MOST_PIECE_BYTES = 32
-"""Most bytes that tokens have on average, in any text longer than a few of them. Single tokens of
-blanks have up to some hundreds."""
-LEAST_TOKENS = 64
-"""Smaller contexts are taken for this one: texts are cut in the middle of a word."""
+"""Characters of text per token of the context, more than most tokens have."""
+MAX_PIECE_BYTES = 32
+"""Most bytes per token on average, in all but very short texts; single tokens of blanks have up to
+some hundreds."""
+MIN_TOKENS = 64
+"""Smaller contexts are treated like this one, because texts are cut within words."""
 
 
 class Encoder:
-    """Encodes what may become a prompt of one model. Any thread may ask; they take turns."""
+    """Encodes prompts for one model, one at a time, from any thread."""
 
     def __init__(
         self, vocabulary: Vocabulary, n_ctx: int, use: Callable[[], AbstractContextManager[None]]
@@ -35,36 +35,35 @@ class Encoder:
         self._turn = threading.Lock()
 
     @property
-    def most_characters(self) -> int:
-        """Length of the longest text that is encoded at all."""
-        return most_characters(self._vocabulary.longest_piece_bytes, self._n_ctx)
+    def max_characters(self) -> int:
+        """Length of the longest text that is encoded."""
+        return max_characters(self._vocabulary.longest_piece_bytes, self._n_ctx)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Raises UsageError for a text that is far longer than the context."""
-        if len(text) > self.most_characters:
+        """Token ids of `text`. Raises UsageError for a text far longer than the context."""
+        if len(text) > self.max_characters:
             raise UsageError(
                 f"the prompt has {len(text):,} characters, and the context, {self._n_ctx:,} "
-                f"tokens, holds at most {self.most_characters:,}: shorten the prompt or raise "
+                f"tokens, holds at most {self.max_characters:,}: shorten the prompt or raise "
                 "--ctx-size"
             )
         with self._turn, self._use():
             return encoded(text, self._vocabulary, self._n_ctx, add_special)
 
 
-def most_characters(longest_piece_bytes: int, n_ctx: int) -> int:
-    """Length of the longest text that a context may hold, whatever the text is."""
-    return min(longest_piece_bytes, MOST_PIECE_BYTES) * max(n_ctx, LEAST_TOKENS)
+def max_characters(longest_piece_bytes: int, n_ctx: int) -> int:
+    """Length of the longest text that can fit into a context."""
+    return min(longest_piece_bytes, MAX_PIECE_BYTES) * max(n_ctx, MIN_TOKENS)
 
 
 def encoded(text: str, vocabulary: Vocabulary, n_ctx: int, add_special: bool = True) -> list[int]:
-    """Token ids of a text. Raises UsageError for one that is far longer than the context, before
-    more of it is encoded than it takes to tell.
+    """Token ids of a text. Raises UsageError for one that is far longer than the context.
 
-    A text has no fewer tokens than pieces of the longest kind. Most have by far more, so that the
-    tokens of a beginning tell: a text has no fewer than its beginning, but for those at the cut;
-    twice the context's leave no doubt.
+    To refuse a text without encoding all of it, its number of tokens is bounded from below, first
+    by the longest piece of the vocabulary, then by encoding growing prefixes: a text has at least
+    as many tokens as its prefix, except for a few at the cut, so twice the context is sufficient.
     """
-    most = max(n_ctx, LEAST_TOKENS)
+    most = max(n_ctx, MIN_TOKENS)
     if len(text) > vocabulary.longest_piece_bytes * most:
         n_tokens = len(text) // vocabulary.longest_piece_bytes
         raise UsageError(

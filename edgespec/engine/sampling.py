@@ -1,6 +1,6 @@
-"""The sampler: logits in, one token out, the same for every runtime, with and without a draft.
+"""The sampler: picks a token from logits, the same for every runtime, with and without a draft.
 
-It owns the random draws and the window of recent tokens. It knows no model and no tree.
+Owns the random draws and the window of recent tokens. Knows no model and no tree.
 
 Filters run in llama.cpp's order (common/sampling.cpp): logit bias, penalties, top-k, top-p
 (Holtzman et al., arXiv 1904.09751), min-p (Nguyen et al., arXiv 2407.01082), temperature.
@@ -28,11 +28,12 @@ Probabilities = NDArray[np.float64]
 
 
 class Sampler:
-    """Sampling of one generation: the next token, given those before it.
+    """The sampler of one generation.
 
-    Looking (`distribution`, `draw`, `uniform`) leaves the text alone; `accept` takes a token.
-    Noise for the whole vocabulary is spent per draw, whatever the filters, so that the n-th token
-    of a text meets the n-th noise of its seed however many tokens a round commits.
+    `distribution`, `draw` and `uniform` do not change the text; `accept` appends a token.
+
+    Each draw consumes noise for the whole vocabulary, whatever the filters, so that the n-th token
+    of a text uses the n-th noise of its seed, however many tokens a round commits.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Sampler:
             and constraint is None
         )
         self.latest_logprobs: TokenLogprobs | None = None
-        """Log probabilities of the latest token taken and of `n_logprobs` others; None without
-        `n_logprobs`."""
+        """Log probabilities of the latest accepted token and of `n_logprobs` alternatives; None
+        without `n_logprobs`."""
         self._constraint = constraint
         self._n_logprobs = n_logprobs
         self._random = np.random.Generator(np.random.PCG64(params.seed))
@@ -68,8 +69,8 @@ class Sampler:
         `temperature` replaces the request's own.
         """
         if self._constraint is not None:
-            _best(logits)  # damaged logits of tokens that are forbidden are damage all the same
-            # forbidden before the filters: they choose among what may come
+            _best(logits)  # damaged logits are an error, even of forbidden tokens
+            # before the filters, which then choose among allowed tokens
             logits = np.where(self._constraint.allowed(), logits, np.float32(-np.inf))
         params, recent = self.params, self._recent
         if temperature is not None:
@@ -80,7 +81,7 @@ class Sampler:
         return distribution(logits, params, recent)
 
     def draw(self, logits: Logits) -> int:
-        """One of the `distribution`, by the seed's next noise. `logits` is [n_vocab]."""
+        """A token drawn from `distribution` with the seed's next noise. `logits` is [n_vocab]."""
         if self._takes_the_best:
             best = int(logits.argmax())
             if math.isfinite(logits[best]):
@@ -91,24 +92,24 @@ class Sampler:
         return draw(tokens, probabilities, self._random.standard_exponential(len(logits)))
 
     def uniform(self) -> float:
-        """The seed's next uniform draw from [0, 1), which takes nothing from the noise of `draw`.
+        """The seed's next uniform draw from [0, 1), independent of the noise of `draw`.
 
-        Acceptance rules use it that accept a guess at random.
+        For acceptance rules that accept guesses at random.
         """
         return float(self._coin.random())
 
     def forget_constraint(self) -> None:
-        """Free the constraint of a text that has ended."""
+        """Release the constraint, when the text has ended."""
         self._constraint = None
 
     def forced(self, most: int) -> list[int]:
-        """Tokens that must come next, whatever the logits say; none without a constraint."""
+        """At most `most` tokens that must come next; none without a constraint."""
         if self._constraint is None or most < 1:
             return []
         return self._constraint.forced(most)
 
     def accept(self, token: int, logits: Logits) -> None:
-        """`token` is the next one of the text; it was chosen by these logits."""
+        """Append `token`, which was picked from `logits`, to the text."""
         self._recent.append(token)
         if self._constraint is not None:
             self._constraint.take(token)
@@ -116,7 +117,7 @@ class Sampler:
             self.latest_logprobs = token_logprobs(logits, token, self._n_logprobs)
 
     def pick(self, logits: Logits) -> int:
-        """The next token of the text, drawn and taken. `logits` is [n_vocab]."""
+        """Draw and accept the next token of the text. `logits` is [n_vocab]."""
         token = self.draw(logits)
         self.accept(token, logits)
         return token
@@ -160,20 +161,21 @@ def token_logprobs(logits: Logits, token: int, n_top: int) -> TokenLogprobs:
 def draw(tokens: Tokens, probabilities: Probabilities, noise: NDArray[np.float64]) -> int:
     """Draw one of `tokens` with `noise` [n_vocab], independent Exp(1) times, one per token.
 
-    An exponential race, as good as the Gumbel-max trick: argmin noise / p has the distribution p.
-    Where rounding moves the distribution by a total variation of d, another token wins with a
-    chance of at most 2 d (Daliri et al., arXiv 2408.07978). Inverting a cumulative distribution
-    would shift every boundary by up to d, which is more than the rare tokens have for themselves.
+    An exponential race, equivalent to the Gumbel-max trick: argmin noise / p has the distribution
+    p. If rounding changes the distribution by a total variation of d, another token wins with a
+    probability of at most 2 d (Daliri et al., arXiv 2408.07978). Inverting a cumulative
+    distribution would shift every boundary by up to d, which is more than the probability of rare
+    tokens.
     """
-    with np.errstate(over="ignore"):  # hardly possible tokens come in at infinity
+    with np.errstate(over="ignore"):  # very improbable tokens get infinite times
         return int(tokens[np.argmin(noise[tokens] / probabilities)])
 
 
 def top_tokens(logits: NDArray[np.floating], k: int) -> Tokens:
     """Ids of the `k` highest logits, best first, lower ids first among equals.
 
-    No sort of the vocabulary: the k-th highest of many block maxima is a lower bound of the k-th
-    highest logit, and little more than k logits reach it.
+    It avoids sorting the vocabulary: the k-th highest of many block maxima is a lower bound of the
+    k-th highest logit, and few more than k logits reach it.
     """
     k = min(k, len(logits))
     width = max(1, len(logits) // (32 * k))
@@ -207,7 +209,7 @@ def _biased(logits: Logits, params: SamplingParams) -> Logits:
 
 
 def _penalised(logits: Logits, params: SamplingParams, recent: Iterable[int]) -> Logits:
-    """Repetition penalty (Keskar et al., arXiv 1909.05858), made to lower negative logits too."""
+    """Repetition penalty (Keskar et al., arXiv 1909.05858), which also lowers negative logits."""
     if not params.penalises:
         return logits
     tokens, counts = np.unique(np.fromiter(recent, np.int64), return_counts=True)
@@ -219,7 +221,7 @@ def _penalised(logits: Logits, params: SamplingParams, recent: Iterable[int]) ->
 
 
 def _nucleus(logits: Logits, best_first: Tokens | None, p: float) -> Tokens:
-    """The fewest best tokens whose probabilities reach `p`, of `best_first` or of all."""
+    """The smallest set of best tokens with total probability `p`, of `best_first` or of all."""
     weights = np.exp(logits.astype(np.float64) - logits.max())
     if best_first is not None:
         enough = p * weights[best_first].sum()

@@ -1,4 +1,4 @@
-"""The text of one generation: committed tokens in, events out, and where the text ends."""
+"""The text of one generation: turns committed tokens into events, and finds its end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edgespec.values import FinishReason, Origin, TokenEvent, TokenLogprobs
 
 
 class Transcript:
-    """Grows by committed tokens until one of them ends it.
+    """The tokens and text of a generation, up to its end.
 
-    It ends with an end-of-generation token (which belongs to the tokens and adds no text), a stop
-    string (cut off, with what follows), or at `limit` tokens.
+    It ends with an end-of-generation token (which is one of the tokens and adds no text), at a stop
+    string (which is cut off with all that follows), or at `limit` tokens.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Transcript:
         self._limit_reason = limit_reason
         self._texts: list[str] = []
         self.shown: Mapping[int, str] = {}
-        """Text of control tokens, which add none by themselves."""
+        """Text of control tokens that are to be visible."""
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None if limit > 0 else limit_reason
 
@@ -44,7 +44,7 @@ class Transcript:
 
     @property
     def room(self) -> int:
-        """Tokens that may still come."""
+        """Number of tokens up to the limit."""
         return self._limit - len(self.tokens)
 
     def take(
@@ -68,17 +68,17 @@ class Transcript:
         return TokenEvent(text, token, origin, round_, logprobs)
 
     def cancel(self) -> None:
-        """End the text here, unless it has ended; what was held back belongs to it."""
+        """End the text here, including text that was held back, unless it has already ended."""
         if not self.is_finished:
             self.finish_reason = "cancelled"
             self._texts.append(self._stream.finish())
 
 
 class TextStream:
-    """Decodes UTF-8 as it comes and ends the text before the first stop string.
+    """Decodes UTF-8 incrementally and ends the text before the first stop string.
 
-    Bytes of an unfinished character and text that a stop string may still complete are held back.
-    Bytes that are no UTF-8 become U+FFFD.
+    Bytes of an incomplete character, and text that may be the beginning of a stop string, are held
+    back. Invalid UTF-8 becomes U+FFFD.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
@@ -91,11 +91,11 @@ class TextStream:
         """True once a stop string has ended the text."""
 
     def push(self, piece: bytes) -> str:
-        """Take more bytes and return the text that is decided by now."""
+        """Append bytes and return the text that is no longer held back."""
         return self._decide(self._decoder.decode(piece))
 
     def finish(self) -> str:
-        """No more bytes will come: return what was held back."""
+        """Return the text that was held back; no more bytes follow."""
         text = self._decide(self._decoder.decode(b"", final=True)) + self._held
         self._held = ""
         return text
@@ -114,12 +114,12 @@ class TextStream:
         return text[: len(text) - keep]
 
     def _first_stop(self, text: str) -> int | None:
-        """Index of the stop string that is complete first, which does not depend on the pieces."""
+        """Index of the stop string that ends first, independently of how the text is split."""
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         return min(found)[1] if found else None
 
     def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Length of the longest suffix of `text` that is the beginning of a stop string."""
         longest = max((len(stop) for stop in self._stop), default=1) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stop):

@@ -1,1 +1,1 @@
-"""Regular files, unfinished files and folders, and the cache folder."""
+"""Files: regular ones, atomic writes, logs of lines, and the cache folder."""

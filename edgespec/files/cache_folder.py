@@ -1,6 +1,6 @@
-"""Paths in edgespec's cache folder, which holds what can be made again, and texts to learn from.
+"""Paths in edgespec's cache folder, which holds reproducible files and texts to learn from.
 
-Knows folders and names; neither makes models nor opens them.
+Knows folders and names; neither creates models nor opens them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from edgespec.errors import EdgespecError
 
 
 def folder() -> Path:
-    """The cache folder, by the XDG base directory specification; it need not exist yet.
+    """The cache folder by the XDG base directory specification; it may not exist yet.
 
     Raises EdgespecError where the user has no home folder.
     """
@@ -51,18 +51,17 @@ def is_outdated(path: Path, target_sha256: str) -> bool:
 
 
 def calibrations() -> Path:
-    """Folder of calibrations, a small file for each pair of models."""
+    """Folder of calibrations, one small file per pair of models."""
     return folder() / "calibrations"
 
 
 def experts() -> Path:
-    """Folder of the shares of tokens that chose experts, a small file for each mixture."""
+    """Folder of expert usage statistics, one small file per mixture."""
     return folder() / "experts"
 
 
 def tuned() -> Path:
-    """Folder of presets that `edgespec tune` found, a small file for each device, pair and
-    budget."""
+    """Folder of presets found by `edgespec tune`, one small file per device, pair and budget."""
     return folder() / "tuned"
 
 
@@ -72,8 +71,7 @@ def learnt() -> Path:
 
 
 def models() -> list[Path]:
-    """GGUF files and folders with ONNX files in the cache, by name, without hidden (unfinished)
-    ones."""
+    """GGUF files and folders with ONNX files in the cache, sorted, without unfinished ones."""
     if not folder().is_dir():
         return []
     return sorted(

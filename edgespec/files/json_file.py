@@ -1,6 +1,6 @@
-"""Small JSON files of what earlier runs found out, in folders of the cache.
+"""Small JSON files in the cache that keep measurements for later runs.
 
-The next run can find it out again, so failures here are no errors.
+They can be measured again, so failures to read or write are ignored.
 """
 
 from __future__ import annotations
@@ -16,30 +16,28 @@ from typing import Any
 from edgespec.files.regular import read_regular
 from edgespec.values import ModelInfo
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 class JsonFile:
-    """A JSON file, replaced at once or not at all; a folder that cannot be written, or a file that
-    cannot be read, is as good as none."""
+    """A JSON file that is replaced atomically; failures to read or write it are ignored."""
 
-    def __init__(self, folder: Path, name: str, most_files: int | None = None) -> None:
-        """The folder holds `most_files`, if they are limited: a new one sends the one away that was
-        not written for the longest time."""
+    def __init__(self, folder: Path, name: str, max_files: int | None = None) -> None:
+        """The folder keeps the `max_files` most recently written files; None: all."""
         self.path = folder / f"{name}.json"
-        self._most_files = most_files
+        self._max_files = max_files
 
     def read(self) -> Any:
-        """The content written last; None if there is none."""
+        """The content, or None if the file is missing or cannot be read."""
         try:
-            return json.loads(read_regular(self.path, MOST_BYTES))
+            return json.loads(read_regular(self.path, MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             return None
 
     def write(self, content: object) -> None:
-        """Keep the content for the next run, if that is possible."""
+        """Replace the content, if the folder can be written."""
         text = json.dumps(content)
-        if len(text) > MOST_BYTES:
+        if len(text) > MAX_BYTES:
             return
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,27 +51,29 @@ class JsonFile:
                 with suppress(OSError):
                     Path(name).unlink()
                 raise
-            if is_new and self._most_files:
+            if is_new and self._max_files:
                 self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Another process may do the same at the same time: what is gone is gone."""
+        """Delete the least recently written files beyond the limit.
+
+        Another process may delete them at the same time.
+        """
         written = []
         for path in self.path.parent.iterdir():
             with suppress(OSError):
                 written.append((path.stat().st_mtime, path))
         written.sort(reverse=True)
-        for _, path in written[self._most_files :]:
+        for _, path in written[self._max_files :]:
             with suppress(OSError):
                 path.unlink()
 
 
 def pair_digest(target: ModelInfo, draft: ModelInfo | None = None) -> str:
-    """Names a pair, or a target alone, by what its models say of themselves; no weights are
-    read."""
-    said = [
+    """Digest of the metadata of a pair, or of a target alone; reads no weights."""
+    metadata = [
         (info.name, info.architecture, info.n_vocab, info.n_layers, info.size_bytes)
         for info in (target, draft)
         if info is not None
     ]
-    return hashlib.sha256(repr(said).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr(metadata).encode()).hexdigest()[:24]

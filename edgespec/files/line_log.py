@@ -1,6 +1,6 @@
-"""A file of lines that grows at its end, and that a later process goes on with.
+"""An append-only file of lines, which a later process can continue.
 
-A line is written whole; the torn last line of a killed process is cut off. Knows nothing about the
+Lines are written whole; the torn last line of a killed process is cut off. Knows nothing about the
 meaning of lines.
 """
 
@@ -19,26 +19,26 @@ from edgespec.concurrency.owning import Closeable
 from edgespec.files.unfinished import claim
 
 SYNC_S = 5.0
-"""Seconds between two writes to the disk: a crash of the machine may cost the lines between."""
+"""Seconds between two fsyncs: a crash of the machine may lose the lines written in between."""
 
 
 class LineLog(Closeable):
-    """Lines of a file, or of a pipe, which has no earlier ones."""
+    """An append-only log of lines: a file, or a pipe, which has no earlier lines."""
 
     def __init__(self, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`descriptor` is closed at the end. Use `at` for a path, and `stdout`."""
+        """Take over `descriptor`. Use `at` for a path, and `stdout`."""
         self._descriptor = descriptor
         self._clock = clock
         self._synced_s = clock()
         self._end = 0
         """Bytes of whole lines."""
         self.torn = b""
-        """The line without an end that `lines` found."""
-        self._has_past = False
+        """The last line if `lines` found it without a line end."""
+        self._is_file = False
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """The file at `path`, which is created if it is missing.
+        """The log at `path`, created if missing.
 
         Raises UsageError while another process writes it, and OSError.
         """
@@ -47,7 +47,7 @@ class LineLog(Closeable):
             log = cls(descriptor)
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 claim(descriptor, path)
-                log._has_past = True
+                log._is_file = True
             return log
         except BaseException:
             os.close(descriptor)
@@ -55,21 +55,21 @@ class LineLog(Closeable):
 
     @classmethod
     def stdout(cls) -> Self:
-        """The process's standard output; earlier lines are not looked at."""
+        """A log on standard output; earlier lines are not read."""
         sys.stdout.flush()
         return cls(os.dup(sys.stdout.fileno()))
 
-    def lines(self, most_bytes: int) -> Iterator[bytes]:
-        """The lines that are there, without those that are blank; of a longer one the beginning.
+    def lines(self, max_bytes: int) -> Iterator[bytes]:
+        """The existing non-blank lines, cut after `max_bytes`.
 
-        Afterwards `torn` is the last one if it has no end. Raises OSError.
+        Afterwards `torn` is the last line if it has no line end. Raises OSError.
         """
-        if not self._has_past:
+        if not self._is_file:
             return
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             file.seek(0)
-            while line := file.readline(most_bytes):
-                if not line.endswith(b"\n") and len(line) < most_bytes:
+            while line := file.readline(max_bytes):
+                if not line.endswith(b"\n") and len(line) < max_bytes:
                     self.torn = line
                     return
                 self._end += len(line)
@@ -77,13 +77,13 @@ class LineLog(Closeable):
                     yield line
 
     def cut_torn_line(self) -> None:
-        """Remove what follows the whole lines that `lines` has yielded. Raises OSError."""
-        if self._has_past:
+        """Remove everything after the whole lines that `lines` has yielded. Raises OSError."""
+        if self._is_file:
             os.ftruncate(self._descriptor, self._end)
             os.lseek(self._descriptor, self._end, os.SEEK_SET)
 
     def append(self, line: bytes) -> None:
-        """Write `line` and an end of line. Raises OSError, after which nothing of it is there."""
+        """Write `line` and a line end. Raises OSError and then leaves nothing of it in the file."""
         rest = memoryview(line + b"\n")
         try:
             while rest:
@@ -106,7 +106,7 @@ class LineLog(Closeable):
             os.close(descriptor)
 
     def _sync(self) -> None:
-        """Write to the disk what the system holds back."""
+        """Flush the file to the disk."""
         self._synced_s = self._clock()
-        if self._has_past:
+        if self._is_file:
             os.fsync(self._descriptor)

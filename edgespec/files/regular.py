@@ -1,7 +1,7 @@
-"""Opens regular files only, and reads a small one whole, up to a limit.
+"""Opens regular files only, and reads small ones whole, up to a limit.
 
-Opening or reading a FIFO, a socket or a device could block for ever, in a thread that hears no
-Ctrl-C. Knows nothing about the contents of files.
+Opening or reading a FIFO, a socket or a device could block for ever in a thread that Ctrl-C does
+not reach. Knows nothing about the contents of files.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _KINDS = {
 
 
 def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
-    """The file at `path`, for reading bytes. Raises OSError, also where it is no regular file."""
+    """The file at `path`, opened for reading bytes. Raises OSError if it is not a regular file."""
     _check(path, path.stat().st_mode)
     file: BinaryIO = open(path, "rb", buffering, opener=_open_without_waiting)  # noqa: SIM115
     try:
-        # the path may have been replaced between the two looks at it
+        # the path may have been replaced between the two checks
         _check(path, os.fstat(file.fileno()).st_mode)
     except OSError:
         file.close()
@@ -35,22 +35,22 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
     return file
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Contents of a regular file. Raises OSError, also for more than `most_bytes`."""
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Contents of a regular file. Raises OSError if it is larger than `max_bytes`."""
     with open_regular(path) as file:
-        return read_at_most(file, path, most_bytes)
+        return read_at_most(file, path, max_bytes)
 
 
-def read_at_most(file: BinaryIO, name: object, most_bytes: int) -> bytes:
-    """The rest of `file`, which may be a pipe. Raises OSError for more than `most_bytes`."""
-    data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it holds more than {most_bytes // _MIB} MiB", str(name))
+def read_at_most(file: BinaryIO, name: object, max_bytes: int) -> bytes:
+    """The rest of `file`, which may be a pipe. Raises OSError if it exceeds `max_bytes`."""
+    data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"it holds more than {max_bytes // _MIB} MiB", str(name))
     return data
 
 
 def special_kind(mode: int) -> str | None:
-    """Words for the kind of a path with this `st_mode`; None for a regular file."""
+    """Kind of a file with this `st_mode` for messages; None for a regular file."""
     return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no regular file")
 
 

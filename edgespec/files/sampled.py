@@ -1,4 +1,4 @@
-"""A digest of large files by their sizes and samples; reads none whole."""
+"""Digests of large files from their sizes and samples, without reading them whole."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 from edgespec.files.regular import open_regular
 
 HEAD_BYTES = 1 << 20
-"""Bytes at the beginning that are read whole: the header, or the graph, of most models."""
+"""Bytes at the beginning that are digested completely: the header or graph of most models."""
 N_SAMPLES, SAMPLE_BYTES = 256, 4096
-"""Samples spread evenly over the rest, and bytes of each: models of one shape differ in their
-weights alone."""
+"""Number of samples spread evenly over the rest, and bytes of each: models of the same architecture
+differ only in their weights."""
 
 
 def sampled_digest(files: Iterable[Path], with_times: bool = True) -> str:
-    """Hexadecimal digest of the files' sizes and samples, and of their times of change unless
-    copies are compared; `cp -p` keeps them. Bytes between the samples are covered by the times
-    alone. Raises OSError."""
+    """Hexadecimal digest of the sizes, samples and modification times of `files`.
+
+    Changes between the samples are detected only by modification times, which `cp -p` keeps. Leave
+    them out to compare copies. Raises OSError.
+    """
     digest = hashlib.sha256()
     for path in files:
         with open_regular(path, buffering=0) as file:

@@ -1,7 +1,7 @@
-"""Texts that `--learn` keeps for the training of drafts: files of lines, bounded, deleted together.
+"""Texts that `--learn` keeps for training drafts, in a bounded set of JSON Lines files.
 
-A line is appended whole, and one that a killed process left torn is skipped. Knows files and their
-format; what is learnt from them is elsewhere.
+Lines are appended whole; a torn line of a killed process is skipped. Knows files and their format,
+not the training.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from edgespec.files.unfinished import PRIVATE_MODE
 from edgespec.values import ModelInfo
 
 FILE_BYTES = 4 << 20
-"""Size at which a file is complete and another one begins."""
-MOST_BYTES = 64 << 20
-"""Bytes of all files together: the oldest go first."""
+"""Size at which a file is full and a new one begins."""
+MAX_BYTES = 64 << 20
+"""Limit of all files together; the oldest are deleted first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A place of a text where no guess was right, and what the target said there."""
+    """A position where no guess was accepted, and the target's distribution there."""
 
     place: int
     """Index of the target's token among the text's tokens."""
     tokens: Sequence[int]
-    """The target's most probable tokens there."""
+    """The target's most probable tokens at this position."""
     probabilities: Sequence[float]
     """Probabilities of `tokens` at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """A prompt, the target's answer, and the places where no guess was right."""
+    """A prompt, the target's answer, and the positions where no guess was accepted."""
 
     tokens: Sequence[int]
     """Prompt and answer."""
@@ -50,12 +50,12 @@ class TrainingText:
 
 @dataclass(frozen=True, slots=True)
 class TextsHeader:
-    """Head of a file: the target that wrote its texts, and the draft that guessed."""
+    """First line of a file: the target that wrote its texts, and the draft that guessed."""
 
     target: str
     target_digest: str
     target_path: str
-    """Empty where the program that loaded the target did not say."""
+    """Empty if unknown."""
     draft: str
 
 
@@ -77,7 +77,7 @@ class TrainingTexts:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         prefix = f"{digest(target)}-{digest(draft)}"
         mine = sorted(self._folder.glob(f"{prefix}.*.jsonl"))
-        line = b"\n" + _packed(text)  # begun anew even after a torn line
+        line = b"\n" + _packed(text)  # a line of its own even after a torn one
         if not mine or mine[-1].stat().st_size + len(line) > FILE_BYTES:
             pair = TextsHeader(target.name, digest(target), str(target_path or ""), draft.name)
             line = json.dumps(asdict(pair)).encode() + line
@@ -91,7 +91,7 @@ class TrainingTexts:
             os.close(descriptor)
 
     def pairs(self, draft: ModelInfo) -> list[TextsHeader]:
-        """Pairs with this draft of which texts are kept, each once."""
+        """The pairs with this draft that have texts, each once."""
         found = {}
         for path in self._of(draft):
             lines = self._lines(path)
@@ -101,7 +101,7 @@ class TrainingTexts:
         return list(found.values())
 
     def texts(self, draft: ModelInfo, target_digest: str) -> list[TrainingText]:
-        """The texts of a pair, the oldest first, without those that are damaged."""
+        """The undamaged texts of a pair, oldest first."""
         return [
             text
             for path in self._of(draft)
@@ -111,7 +111,7 @@ class TrainingTexts:
         ]
 
     def forget(self) -> int:
-        """Delete all texts; the number of bytes that they took. Raises OSError."""
+        """Delete all texts and return their size in bytes. Raises OSError."""
         nbytes = self.nbytes
         for _, path in self._files():
             path.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ class TrainingTexts:
         files = self._files()
         n_bytes = sum(size for size, _ in files)
         for size, path in sorted(files, key=lambda file: file[1].name.split(".")[1]):
-            if n_bytes <= MOST_BYTES - FILE_BYTES:
+            if n_bytes <= MAX_BYTES - FILE_BYTES:
                 return
             path.unlink(missing_ok=True)
             n_bytes -= size
@@ -137,7 +137,7 @@ class TrainingTexts:
         return sorted(self._folder.glob(f"*-{digest(draft)}.*.jsonl"))
 
     def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
-        """The objects of a file; lines that are none are skipped."""
+        """The JSON objects in a file; other lines are skipped."""
         content = b""
         with suppress(OSError):
             content = read_regular(path, 2 * FILE_BYTES)
@@ -149,13 +149,13 @@ class TrainingTexts:
 
 
 def digest(info: ModelInfo) -> str:
-    """Names a model by what it says of itself; no weights are read."""
-    said = (info.name, info.architecture, info.n_vocab, info.n_layers, info.size_bytes)
-    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+    """Digest of a model's metadata; reads no weights."""
+    metadata = (info.name, info.architecture, info.n_vocab, info.n_layers, info.size_bytes)
+    return hashlib.sha256(repr(metadata).encode()).hexdigest()[:16]
 
 
 def _packed(text: TrainingText) -> bytes:
-    """One line: probabilities are whole thousandths, and the rest is the head's."""
+    """The text as one line of JSON; probabilities are integers in thousandths."""
     corrections = [
         [one.place, list(one.tokens), [round(1000 * share) for share in one.probabilities]]
         for one in text.corrections
@@ -165,7 +165,7 @@ def _packed(text: TrainingText) -> bytes:
 
 
 def _unpacked(content: dict[str, Any]) -> TrainingText | None:
-    """The text of a line; None for a head or a damaged one."""
+    """The text of a line; None for a header or a damaged line."""
     try:
         tokens, n_prompt = content["tokens"], content["prompt"]
         corrections = [

@@ -1,8 +1,7 @@
-"""Writes files and folders that appear when they are complete, and deletes those of killed
-processes.
+"""Writes files atomically, and deletes the unfinished files of killed processes.
 
-An unfinished one is a hidden part beside its final path, locked as long as its process lives: an
-unlocked part is abandoned. Knows nothing about contents.
+An unfinished file or folder is a hidden part beside its final path, locked as long as its process
+lives: an unlocked part is abandoned. Knows nothing about contents.
 """
 
 from __future__ import annotations
@@ -25,20 +24,19 @@ except ImportError:  # on Windows nothing is locked, and abandoned parts are not
     fcntl = None  # type: ignore[assignment]
 
 SUFFIX = ".edgespec-part"
-"""Suffix of unfinished files and folders, whose names begin with a dot."""
+"""Suffix of unfinished files and folders; their names begin with a dot."""
 PRIVATE_MODE = 0o600
-"""Mode of files with a user's texts, which only their owner may read."""
+"""Mode of files with a user's texts: readable only by their owner."""
 SWEEP_S = 0.25
-"""Longest time for which a sweep holds a lock; a process that writes holds it for longer."""
+"""Longest time that a sweep holds a lock; a process that writes holds it longer."""
 
 
 @contextmanager
 def unfinished_file(out: Path, alone: bool = True, is_private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write, which replaces `out` when the block ends, and is deleted if the block fails.
-    Only its owner can read a private one (mode 0600).
+    """Yield a file that replaces `out` when the block ends, and is deleted if the block fails.
 
-    Raises UsageError while another process writes `out`, unless both pass `alone=False`: then the
-    last one's stays. Raises OSError.
+    A private one gets mode 0600. Raises UsageError while another process writes `out`, unless both
+    pass `alone=False`: then the last one wins. Raises OSError.
     """
     sweep(out.parent)
     part = _part_of(out) if alone else _random_part(out.parent)
@@ -60,7 +58,7 @@ def unfinished_file(out: Path, alone: bool = True, is_private: bool = False) -> 
 
 @contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
-    """A hidden folder in `beside` with a random name, deleted when the block ends."""
+    """Yield a hidden folder in `beside` with a random name, deleted when the block ends."""
     sweep(beside)
     part = _random_part(beside)
 
@@ -106,7 +104,7 @@ def sweep(folder: Path) -> None:
 
 
 def _part_of(out: Path) -> Path:
-    """The part of `out`, the same in all processes, so that only one can lock it."""
+    """The unfinished file of `out`, the same in all processes, so that only one can lock it."""
     return out.with_name(f".{out.name}{SUFFIX}")
 
 
@@ -115,10 +113,10 @@ def _random_part(beside: Path) -> Path:
 
 
 def _claim(open_part: Callable[[], int], part: Path, out: Path) -> int:
-    """A descriptor of `part` that holds its lock. Raises UsageError if another process holds it,
-    and OSError where the part cannot be created.
+    """Open and lock `part`; returns its descriptor.
 
-    A sweep may lock or delete a part between its creation and its lock: this tries again then.
+    A sweep may lock or delete a part between its creation and its lock; then this tries again.
+    Raises UsageError if another process holds the lock, and OSError if the part cannot be created.
     """
     deadline = time.monotonic() + SWEEP_S
     while True:
@@ -148,8 +146,10 @@ def _taken(out: Path) -> UsageError:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock the file; does nothing on file systems without locks. Raises BlockingIOError if another
-    process holds the lock."""
+    """Lock the file; a no-op on file systems without locks.
+
+    Raises BlockingIOError if another process holds the lock.
+    """
     if fcntl is None:
         return
     try:
@@ -161,7 +161,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _open(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Open without following links or blocking: other users can guess the name."""
+    """Open without following links or blocking, because other users can guess the name."""
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
         flags |= getattr(os, name, 0)
     return os.open(path, flags, mode)
@@ -182,6 +182,6 @@ def _remove(path: Path) -> None:
 
 
 def _close_on_windows(file: BinaryIO) -> None:
-    """Windows can neither move nor delete an open file."""
+    """Close the file on Windows, which can neither move nor delete an open one."""
     if fcntl is None:
         file.close()

@@ -1,6 +1,6 @@
-"""Finds the tokens that a grammar allows or forces next, by llguidance.
+"""Finds the tokens that a grammar allows or forces next, with llguidance.
 
-Knows a vocabulary and no model; the sampler calls it before every token of the text.
+Knows a vocabulary, but no model; the sampler calls it before every token of the text.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from edgespec.ports import Vocabulary
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MOST_LEXER_STATES = 5_000
-"""Most states of the lexer, of 1 to 2 kB each; usual grammars have hundreds."""
-_LIMITS = llguidance.LLParserLimits(max_lexer_states=MOST_LEXER_STATES)
+MAX_LEXER_STATES = 5_000
+"""Most lexer states, of 1 to 2 kB each; usual grammars have hundreds."""
+_LIMITS = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
 _JSON_STYLE = cast("JsonCompileOptions", JSON_STYLE)
 
 
@@ -46,13 +46,13 @@ class GrammarCompiler:
             llguidance.TokenizerWrapper(_Tokens(vocabulary)),
             n_vocab=n_logits,
             eos_token=sorted(vocabulary.eog_tokens),
-            slices=[],  # they would take 350 bytes a token more and save half of a millisecond
+            slices=[],  # they would take 350 more bytes per token and save half a millisecond
         )
 
     def start(self, grammar: Grammar) -> GrammarState:
-        """The grammar before its first token. Raises GrammarError for an invalid one.
+        """The grammar's initial state. Raises GrammarError for an invalid grammar.
 
-        It takes no memory until it is used: what waits in line holds no compiled grammar.
+        It is compiled again on first use, so that waiting requests hold no compiled grammar.
         """
         self._matcher(grammar)
         compile_it = partial(self._matcher, grammar)
@@ -108,14 +108,14 @@ class GrammarState:
         return allowed
 
     def take(self, token: int) -> None:
-        """Advance by `token`, the next one of the text. Raises GrammarError."""
+        """Advance by the next token of the text. Raises GrammarError."""
         if token in self._eog_tokens and self._matcher.is_stopped():
             return
         self._matcher.consume_token(token)
         self._check()
 
     def forced(self, most: int) -> list[int]:
-        """At most `most` tokens that must come next, in the tokenizer's own division."""
+        """At most `most` tokens that must come next, as the tokenizer splits their text."""
         if self._matcher.is_stopped():
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()[:most]
@@ -130,8 +130,7 @@ class GrammarState:
 
 
 class _Tokens:
-    """A vocabulary in llguidance's interface, in which control tokens begin with a byte that no
-    text has."""
+    """A vocabulary in llguidance's interface, which marks control tokens by a byte not in UTF-8."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -168,5 +167,5 @@ def _compiled(grammar: Grammar) -> str:
 
 
 def _line(text: str) -> str:
-    """The beginning of a long report, in one line."""
+    """The first 300 characters of an error report, in one line."""
     return " ".join(text.split("<state>", maxsplit=1)[0].split())[:300]

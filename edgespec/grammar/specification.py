@@ -1,7 +1,4 @@
-"""Grammars as a caller specifies them, and the optional library that compiles them.
-
-Imports the library only for `new_compiler`.
-"""
+"""Grammars as callers specify them; the library that compiles them is imported when needed."""
 
 from __future__ import annotations
 
@@ -19,19 +16,19 @@ if TYPE_CHECKING:
 
 Kind = Literal["json schema", "regular expression", "grammar"]
 
-MOST_CHARACTERS = 16 << 10
-"""Most characters of a grammar; compiling takes up to 400 bytes for each."""
+MAX_CHARACTERS = 16 << 10
+"""Most characters of a grammar; compiling takes up to 400 bytes per character."""
 LIBRARY_BYTES = 8 << 20
 BYTES_PER_TOKEN = 400
 """Memory of the library and of a token of the vocabulary, rounded up from measured values: 7 MiB,
 and 200 bytes (besides the pieces that Python keeps) with a vocabulary of 150,000."""
 GRAMMAR_BYTES = 8 << 20
-"""Memory of a grammar at work: the largest takes 6 MiB to compile and 8 to follow."""
+"""Memory of a grammar in use: the largest takes 6 MiB for compiling and 8 MiB for matching."""
 _EXTRA, _WHY = "grammar", "grammars and JSON schemas need llguidance"
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The only way to write JSON: no model can fill a text with blanks, and more tokens are forced. A
-schema's own `x-guidance` takes precedence."""
+"""Formatting required of JSON: models cannot fill a text with blanks, and more tokens are forced.
+A schema's own `x-guidance` takes precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +39,14 @@ class Grammar:
     source: str
 
     def __post_init__(self) -> None:
-        if len(self.source) > MOST_CHARACTERS:
+        if len(self.source) > MAX_CHARACTERS:
             raise GrammarError(
-                f"the {self.kind} has {len(self.source):,} characters, more than "
-                f"{MOST_CHARACTERS:,}"
+                f"the {self.kind} has {len(self.source):,} characters, more than {MAX_CHARACTERS:,}"
             )
 
 
 def json_schema(schema: str | Mapping[str, Any]) -> Grammar:
-    """A grammar of JSON that fits the schema; `{}` is any JSON, `{"type": "object"}` any object.
+    """A grammar for JSON by the schema; `{}` allows any JSON, `{"type": "object"}` any object.
 
     Raises GrammarError for an invalid schema.
     """
@@ -69,17 +65,17 @@ def json_schema(schema: str | Mapping[str, Any]) -> Grammar:
 
 
 def regular_expression(pattern: str) -> Grammar:
-    """A grammar of text that matches `pattern` from its beginning to its end."""
+    """A grammar for text that matches `pattern` completely."""
     return Grammar("regular expression", pattern)
 
 
 def lark_grammar(source: str) -> Grammar:
-    """A grammar of text that fits the rule `start` of a Lark grammar."""
+    """A grammar for text that matches the rule `start` of a Lark grammar."""
     return Grammar("grammar", source)
 
 
 def library_bytes(n_vocab: int) -> int:
-    """Memory of the process that structured answers take besides the grammars at work."""
+    """Memory for structured answers besides the grammars in use."""
     return LIBRARY_BYTES + BYTES_PER_TOKEN * n_vocab
 
 

@@ -1,5 +1,6 @@
-"""One repository in the cache that Hugging Face's tools share: contents by their checksums,
-commits that name them, and locks. Knows no hub.
+"""One repository in the cache shared by Hugging Face's tools: blobs, snapshots and locks.
+
+Knows no hub. Layout of the cache:
 
     models--USER--REPO/blobs/CHECKSUM
     models--USER--REPO/snapshots/COMMIT/NAME    a link to a blob
@@ -42,13 +43,15 @@ class RepositoryCache:
         return self.cache / self._name
 
     def blob(self, digits: str) -> Path:
-        """Path of a content by its checksum."""
+        """Path of the blob with this checksum."""
         return self.folder / "blobs" / digits
 
     @contextmanager
     def locked(self, digits: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Keep other processes from fetching this content while the block runs; `waiting` is called
-        every POLL_S while another process fetches it."""
+        """Hold the lock of a blob in the block, so that one process fetches it.
+
+        `waiting` is called every POLL_S while another process holds the lock.
+        """
         path = self.cache / ".locks" / self._name / f"{digits}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path, timeout=POLL_S, mode=0o664)
@@ -63,7 +66,7 @@ class RepositoryCache:
             yield
 
     def place(self, commit: str, name: str, digits: str) -> Path:
-        """Link a file at a commit to its blob, and return the link's path."""
+        """Link a file of a commit to its blob and return the path of the link."""
         path, blob = self.folder / "snapshots" / commit / name, self.blob(digits)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or not path.samefile(blob):
@@ -73,7 +76,7 @@ class RepositoryCache:
         return path
 
     def set_newest(self, commit: str) -> None:
-        """Make `commit` the one that offline use finds."""
+        """Record `commit` as the newest, which offline use finds."""
         path = self.folder / "refs" / BRANCH
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text() != commit:
@@ -93,8 +96,10 @@ class RepositoryCache:
 
 
 def _link(path: Path, blob: Path) -> None:
-    """Link relatively, so that the cache can be moved; hard where symbolic links are forbidden, as
-    on Windows."""
+    """Create a relative symbolic link, so that the cache can be moved.
+
+    Where these are forbidden, as on Windows, create a hard link.
+    """
     with suppress(OSError, NotImplementedError):
         path.symlink_to(os.path.relpath(blob, path.parent))
         return

@@ -1,4 +1,4 @@
-"""Names of models on a hub, and the files of a repository that a name means. Uses no network."""
+"""Parses names of models on a hub and chooses the files of a repository. Uses no network."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _QUANT = re.compile(
     re.IGNORECASE,
 )
 _NO_MODEL = re.compile(r"(^|[-._/])(mmproj|imatrix)", re.IGNORECASE)
-"""Files that are no language model: an image encoder, statistics for quantising."""
+"""Files that are not language models: image encoders, statistics for quantising."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A model of a hub, as a user names it: `USER/REPO` or `USER/REPO:QUANT`."""
+    """A user's name for a model on a hub: `USER/REPO` or `USER/REPO:QUANT`."""
 
     repo: str
     quant: str | None = None
-    """Quantisation as in the file's name, such as `Q4_K_M`, in any case; None for the default."""
+    """Quantisation in the file name, such as `Q4_K_M`, ignoring case; None: the default."""
 
     def __str__(self) -> str:
         return f"{self.repo}:{self.quant}" if self.quant else self.repo
 
 
 def parse_reference(text: str) -> HubReference:
-    """The reference that `text` spells, as llama.cpp spells it. Raises UsageError."""
+    """Parse a reference in llama.cpp's notation. Raises UsageError."""
     match = _REFERENCE.fullmatch(text.strip())
     if match is None:
         raise UsageError(

@@ -18,13 +18,13 @@ from huggingface_hub import get_session
 from edgespec.hub.failures import HubFailure
 from edgespec.hub.listing import SHA256_DIGITS, TIMEOUT_S
 
-MOST_FAILURES = 5
-"""Failures in a row, none of which brought a byte, before giving up."""
+MAX_FAILURES = 5
+"""Consecutive failures without progress before giving up."""
 PAUSE_S = 1.0
-"""Seconds to wait after the first failure; each further one in a row doubles it."""
+"""Seconds to wait after the first failure, doubled after each consecutive one."""
 
-_PASSING = {httpx2.codes.REQUEST_TIMEOUT, httpx2.codes.TOO_MANY_REQUESTS}
-"""Status codes that are worth another try, besides 5xx."""
+_TRANSIENT = {httpx2.codes.REQUEST_TIMEOUT, httpx2.codes.TOO_MANY_REQUESTS}
+"""Status codes besides 5xx after which a retry may succeed."""
 
 
 class _Refused(HubFailure):
@@ -33,12 +33,12 @@ class _Refused(HubFailure):
     def __init__(self, url: str, status: int) -> None:
         advice = "try again later; the part that was fetched is kept"
         super().__init__(f"{url} answers {status}", advice)
-        self.passes = status >= httpx2.codes.INTERNAL_SERVER_ERROR or status in _PASSING
+        self.is_transient = status >= httpx2.codes.INTERNAL_SERVER_ERROR or status in _TRANSIENT
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """One file: its URL, its expected size, and its path here, whose name is its checksum."""
+    """One file: its URL, expected size and destination, whose name is the checksum."""
 
     name: str
     url: str
@@ -48,12 +48,12 @@ class Download:
 
     @property
     def partial(self) -> Path:
-        """File with the bytes fetched so far; stays when fetching fails."""
+        """File with the bytes fetched so far, which is kept when fetching fails."""
         return self.destination.with_name(f"{self.destination.name}.edgespec.incomplete")
 
     @property
     def here_bytes(self) -> int:
-        """Bytes of the file that are here, complete or not."""
+        """Bytes of the file fetched so far."""
         if self.destination.exists():
             return self.size_bytes
         return self.partial.stat().st_size if self.partial.exists() else 0
@@ -61,8 +61,9 @@ class Download:
     def run(
         self, report: Callable[[int], None], pause: Callable[[float], None] = time.sleep
     ) -> None:
-        """Fetch the missing bytes and move the file to its destination; `report` is called with
-        the bytes that are here.
+        """Fetch the missing bytes and move the file to its destination.
+
+        `report` is called with the bytes fetched so far.
 
         Raises HubFailure for a wrong size or checksum, and the transport's error after too many
         failures. Only one process may run it at a time.
@@ -79,10 +80,10 @@ class Download:
                     if file.tell() == before:
                         break
                 except (httpx2.TransportError, _Refused) as error:
-                    if isinstance(error, _Refused) and not error.passes:
+                    if isinstance(error, _Refused) and not error.is_transient:
                         raise
                     failures = 0 if file.tell() > before else failures + 1
-                    if failures > MOST_FAILURES:
+                    if failures > MAX_FAILURES:
                         raise
                     pause(PAUSE_S * 2 ** max(0, failures - 1))
             n_bytes = file.tell()
@@ -106,7 +107,7 @@ class Download:
             if response.is_error:
                 raise _Refused(self.url, response.status_code)
             if done and response.status_code != httpx2.codes.PARTIAL_CONTENT:
-                file.truncate(0)  # the server began anew
+                file.truncate(0)  # the server sends the whole file
             for chunk in response.iter_raw():
                 file.write(chunk)
                 report(file.tell())

@@ -21,7 +21,7 @@ from edgespec.hub.choice import HubReference
 
 
 class HubFailure(FetchError):
-    """The newest files could not be fetched; `reason` is the message without its advice."""
+    """The newest files could not be fetched; `reason` is the message without the advice."""
 
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(f"{reason}: {advice}")
@@ -29,7 +29,7 @@ class HubFailure(FetchError):
 
 
 @contextmanager
-def explained(reference: HubReference, endpoint: str, cache: Path) -> Iterator[None]:
+def translated_errors(reference: HubReference, endpoint: str, cache: Path) -> Iterator[None]:
     """Translate libraries' errors in the block: raises HubFailure, or UsageError for an invalid
     name."""
     try:

@@ -17,7 +17,7 @@ from edgespec.hub import listing
 from edgespec.hub.cache import RepositoryCache
 from edgespec.hub.choice import HubFile, HubModel, HubReference, choose
 from edgespec.hub.download import Download
-from edgespec.hub.failures import HubFailure, explained
+from edgespec.hub.failures import HubFailure, translated_errors
 from edgespec.ports import Progress
 from edgespec.settings.units import format_size
 
@@ -50,7 +50,7 @@ class Hub:
         if self.offline:
             return self._from_cache(reference, "HF_HUB_OFFLINE is set")
         try:
-            with explained(reference, self.endpoint, self.cache):
+            with translated_errors(reference, self.endpoint, self.cache):
                 return self._newest(reference, progress)
         except HubFailure as failure:
             try:

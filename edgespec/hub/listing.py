@@ -1,6 +1,6 @@
-"""A hub's listing of a repository, validated before anything is written.
+"""Gets and validates a hub's listing of a repository.
 
-A hub may be hostile, and the server may be no hub: names and checksums become paths on disk.
+A hub may be hostile, or the server may not be a hub, and names and checksums become paths on disk.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from edgespec.hub.choice import HubFile
 from edgespec.hub.failures import HubFailure
 
 TIMEOUT_S = 20.0
-MOST_NAME_LENGTH = 1024
-"""Longest name of a file, with its folders; no repository has longer ones."""
+MAX_NAME_LENGTH = 1024
+"""Longest accepted path of a file in a repository."""
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]+", re.ASCII)
 _SHA1_DIGITS, SHA256_DIGITS = 40, 64
@@ -32,15 +32,17 @@ class Listing:
     endpoint: str
     commit: str
     siblings: Mapping[str, RepoSibling]
-    """The hub's entries by name; names that lead out of the repository are left out."""
+    """The hub's entries by name, without names that lead out of the repository."""
 
     @property
     def files(self) -> list[HubFile]:
         return [HubFile(name, _size(file)) for name, file in self.siblings.items()]
 
     def checksum(self, name: str) -> str:
-        """The digits of a SHA-256, or those of the SHA-1 of a Git blob, header included. Raises
-        HubFailure if the hub's are not valid."""
+        """Hexadecimal SHA-256, or for small files the SHA-1 of the Git blob with its header.
+
+        Raises HubFailure if the hub's value is invalid.
+        """
         file = self.siblings[name]
         digits = file.lfs.sha256 if file.lfs else file.blob_id
         n_digits = SHA256_DIGITS if file.lfs else _SHA1_DIGITS
@@ -48,8 +50,10 @@ class Listing:
 
 
 def ask(endpoint: str, token: str | None, repo: str) -> Listing:
-    """The hub's listing of a repository at its newest commit. Raises HubFailure for an invalid one,
-    and huggingface_hub's errors."""
+    """The hub's listing of a repository at its newest commit.
+
+    Raises HubFailure for an invalid answer, and huggingface_hub's errors.
+    """
     try:
         info = HfApi(endpoint=endpoint, token=token).model_info(
             repo, files_metadata=True, timeout=TIMEOUT_S
@@ -67,8 +71,8 @@ def ask(endpoint: str, token: str | None, repo: str) -> Listing:
 
 
 def _is_inside(name: object) -> bool:
-    """True if a name is a path that stays inside a folder, on every system."""
-    if not isinstance(name, str) or len(name) > MOST_NAME_LENGTH or not name.isprintable():
+    """True if `name` is a relative path that stays inside a folder on every system."""
+    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         return False
     if {"\\", ":"} & set(name):
         return False
@@ -81,7 +85,7 @@ def _size(file: RepoSibling) -> int:
 
 
 def _sha(answered: object, n_digits: int, endpoint: str, what: str) -> str:
-    """The digits in lower case. Raises HubFailure unless they are `n_digits` hexadecimal ones."""
+    """The digits in lower case. Raises HubFailure unless there are `n_digits` hexadecimal ones."""
     digits = str(answered).lower()
     if len(digits) != n_digits or not _HEXADECIMAL.fullmatch(digits):
         raise HubFailure(

@@ -1,1 +1,1 @@
-"""Jobs in processes of their own: what they are asked, what binds them, what disturbs them."""
+"""Runs jobs in processes of their own, with limits, and measures other load."""

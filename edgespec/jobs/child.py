@@ -1,6 +1,6 @@
-"""The process of one job: a pickled call comes in on stdin, its result or error goes out on stdout.
+"""The process of one job: reads a pickled call from stdin, writes its result or error to stdout.
 
-A fresh interpreter, so that no job inherits memory, caches or threads of another.
+It is a fresh interpreter, so that jobs share no memory, caches or threads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edgespec.errors import EdgespecError
 
 
 def main() -> int:
-    """Answer one job. An error of ours, of the system or of memory is an answer, too."""
+    """Run one job; EdgespecError, OSError and MemoryError are reported as its result."""
     result: Any = None
     failure: EdgespecError | None = None
     try:

@@ -1,6 +1,6 @@
-"""Runs a call in a fresh, bound process.
+"""Runs a call in a fresh process with limits.
 
-Whatever ends it, Ctrl-C too, the process is gone afterwards and what bound it is removed.
+Afterwards, even after Ctrl-C, the process has ended and its limits are removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any, Generic, TypeVar
 
 import psutil
 
-from edgespec.concurrency import endings
+from edgespec.concurrency import exit_codes
 from edgespec.errors import EdgespecError
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.other_work import OtherWork
@@ -32,11 +32,11 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Launched(Generic[T]):
-    """The result of a job, and what went on meanwhile."""
+    """The result of a job, and the load of other processes."""
 
     result: T
     others: float
-    """Share of the cores that other processes took."""
+    """Share of the cores that other processes used meanwhile."""
 
 
 def launch(
@@ -47,15 +47,15 @@ def launch(
 ) -> Launched[T]:
     """Call `job`, a partial of a module's function, in a process of its own.
 
-    The page cache forgets the files in `cold` before. `tick` is called now and then meanwhile.
-    Raises the job's own EdgespecError, and one for a process that dies or fails otherwise.
+    Files in `cold` are first dropped from the page cache. `tick` is polled while the process runs.
+    Raises the job's EdgespecError, and another one if the process dies.
     """
     for path in cold:
         drop_cache(path)
-    with _finishing() as cleanup:
-        with deferring():
+    with _closed_despite_signals() as cleanup:
+        with deferring_signals():
             prefix = cleanup.enter_context(limiter.bind())
-            # files, not pipes: nobody reads meanwhile, and a full pipe would stop the process
+            # files, not pipes: a full pipe would block the process, as it is not read meanwhile
             job_file, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
             job_file.write(pickle.dumps(job))
             job_file.seek(0)
@@ -72,7 +72,7 @@ def launch(
 
 
 def drop_cache(path: Path) -> None:
-    """Let the page cache forget a file, if it is there and the OS has such a call."""
+    """Drop a file from the page cache, if it exists and the OS can."""
     if hasattr(os, "posix_fadvise"):
         with suppress(FileNotFoundError), path.open("rb") as file:
             os.fsync(file.fileno())
@@ -83,7 +83,7 @@ def drop_cache(path: Path) -> None:
 def _started(
     command: list[str], job_file: IO[bytes], out: IO[bytes], err: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, which Ctrl-C does not reach: it is ended here."""
+    """A process in a session of its own, which Ctrl-C does not reach; it is killed at the end."""
     process = subprocess.Popen(
         command, stdin=job_file, stdout=out, stderr=err, start_new_session=os.name == "posix"
     )
@@ -95,7 +95,7 @@ def _started(
 
 
 def _wait_for(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> float:
-    """Wait for its end; the seconds of processor time that it took, as far as they were seen."""
+    """Wait for the process to end; returns its CPU seconds when last polled."""
     computed_s = 0.0
     while process.poll() is None:
         tick()
@@ -108,36 +108,36 @@ def _wait_for(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> flo
 
 
 def _answer(code: int, out: bytes, err: bytes) -> tuple[Any, EdgespecError | None]:
-    """The result of a process, or its error."""
+    """Result and error of a process, one of them None."""
     if code == 0:
-        with suppress(Exception):  # something else was written, which may be anything
+        with suppress(Exception):  # the job itself may have written to stdout
             result, failure = pickle.loads(out)
             return result, failure
     lines = err.decode(errors="replace").strip().splitlines()
-    why = endings.why(code, lines[-1] if lines else "")
+    why = exit_codes.exit_reason(code, lines[-1] if lines else "")
     return None, EdgespecError(f"the process ended before it was done ({why})")
 
 
 @contextmanager
-def _finishing() -> Iterator[ExitStack]:
-    """An ExitStack that is closed even if Ctrl-C comes twice."""
+def _closed_despite_signals() -> Iterator[ExitStack]:
+    """An ExitStack whose cleanup Ctrl-C cannot interrupt."""
     with ExitStack() as cleanup:
         try:
             yield cleanup
         finally:
-            with deferring():
+            with deferring_signals():
                 cleanup.close()
 
 
 @contextmanager
-def deferring() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until what must be done as a whole is done; none is lost."""
+def deferring_signals() -> Iterator[None]:
+    """Defer Ctrl-C and SIGTERM to the end of the block; none is lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     heard: list[int] = []
     before = {
-        number: signal.signal(number, lambda number, _: heard.append(number)) for number in _ENDING
+        number: signal.signal(number, lambda number, _: heard.append(number)) for number in _SIGNALS
     }
     try:
         yield
@@ -148,4 +148,4 @@ def deferring() -> Iterator[None]:
             signal.raise_signal(heard[0])
 
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""Binds a process to so much memory and disk bandwidth, with what this Linux allows the user to do.
+"""Limits the memory and disk bandwidth of a process by the first Linux mechanism that works here.
 
-Control groups of version 1, of version 2, or a scope of systemd: the first that can really be made.
-A command is started inside by a prefix of its command line, so that even its first page counts.
+Mechanisms are cgroups version 1, cgroups version 2, and systemd scopes. A prefix of the command
+line starts a command inside, so that limits hold from its first page on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from edgespec.memory import cgroups
 
 _ROOT = Path("/")
 _ENTER = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@"'
-"""Joins the groups whose `cgroup.procs` are named, then becomes the command after `--`."""
-_PATIENCE_S = 5.0
-"""A group lasts until the last of its processes is gone, which storage may delay."""
+"""Shell script that joins the groups of the given `cgroup.procs` files, then runs the command after
+`--`."""
+_REMOVE_TIMEOUT_S = 5.0
+"""Time to remove a group, which exists until its last process has ended; I/O may delay that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,13 @@ class ProcessLimits:
 
 
 Binding = Callable[[], AbstractContextManager[list[str]]]
-"""Makes what binds one process: the words to put before its command. What was started must have
-ended before the context does, which removes it."""
+"""Sets up limits for one process and yields the prefix of its command line. The process must end
+before the context, which removes the limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limiter:
-    """A way to bind processes, one at a time."""
+    """A mechanism that limits processes, one at a time."""
 
     name: str
     bind: Binding
@@ -53,10 +54,10 @@ UNLIMITED = Limiter("unlimited", lambda: nullcontext([]))
 
 
 def find(limits: ProcessLimits, path: Path, root: Path = _ROOT) -> tuple[Limiter, list[str]]:
-    """The first way that works here, and why those before it do not.
+    """The first mechanism that works here, and the reasons why those before it do not.
 
-    `path` lies on the disk whose reads are bound. It is UNLIMITED when nothing is to be limited or
-    nothing works.
+    `path` is on the disk whose reads are limited. UNLIMITED if there is nothing to limit or nothing
+    works.
     """
     if not limits:
         return UNLIMITED, []
@@ -73,9 +74,9 @@ def find(limits: ProcessLimits, path: Path, root: Path = _ROOT) -> tuple[Limiter
 
 
 def device_of(path: Path, root: Path = _ROOT) -> str:
-    """`major:minor` of the disk that holds `path`: limits bind whole disks, not partitions.
+    """`major:minor` of the disk that holds `path`; limits apply to disks, not partitions.
 
-    Raises EdgespecError where no block device is behind the file system.
+    Raises EdgespecError if the file system has no block device.
     """
     number = path.stat().st_dev
     name = f"{os.major(number)}:{os.minor(number)}"
@@ -102,12 +103,12 @@ def _mounted_device(number: str, root: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A cgroup to be made below `parent`, and what is written into its files."""
+    """A cgroup to be created below `parent`, and the contents of its files by name."""
 
     parent: Path
     files: tuple[tuple[str, str], ...]
-    wishes: tuple[tuple[str, str], ...] = ()
-    """Likewise, where the kernel has such a file."""
+    optional_files: tuple[tuple[str, str], ...] = ()
+    """Files that are written only if the kernel has them."""
 
 
 def _version_1(limits: ProcessLimits, path: Path, root: Path) -> Binding:
@@ -126,14 +127,14 @@ def _version_1(limits: ProcessLimits, path: Path, root: Path) -> Binding:
 
 def _version_2(limits: ProcessLimits, path: Path, root: Path) -> Binding:
     own = _own_group(root, "", 2)
-    # A group with processes of its own cannot hand controllers down: the new one lies beside it.
+    # a group with processes cannot delegate controllers, so the new one is created beside it
     parent = own.parent if (own.parent / "cgroup.controllers").exists() else own
-    files, wishes = [], []
+    files, optional_files = [], []
     requested = []
     if limits.memory_bytes is not None:
         requested.append("memory")
         files.append(("memory.max", str(limits.memory_bytes)))
-        wishes.append(("memory.swap.max", "0"))
+        optional_files.append(("memory.swap.max", "0"))
     if limits.read_bytes_per_s is not None:
         requested.append("io")
         files.append(("io.max", f"{device_of(path, root)} rbps={limits.read_bytes_per_s}"))
@@ -142,12 +143,12 @@ def _version_2(limits: ProcessLimits, path: Path, root: Path) -> Binding:
         raise EdgespecError(f"there is no controller {' and no '.join(missing)}")
     enabled = (parent / "cgroup.subtree_control").read_text().split()
     lacking = [name for name in requested if name not in enabled]
-    group = _Group(parent, tuple(files), tuple(wishes))
+    group = _Group(parent, tuple(files), tuple(optional_files))
     return lambda: _grouped([group], lacking)
 
 
 def _own_group(root: Path, controller: str, version: int) -> Path:
-    """The innermost group of this process. Raises EdgespecError without such a hierarchy."""
+    """The process's own group. Raises EdgespecError if there is no such hierarchy."""
     for folder, found in cgroups.groups(root, controller):
         if found == version:
             return folder
@@ -156,7 +157,7 @@ def _own_group(root: Path, controller: str, version: int) -> Path:
 
 @contextmanager
 def _grouped(groups: Sequence[_Group], lacking: Sequence[str] = ()) -> Iterator[list[str]]:
-    """Make the groups, and remove them however this ends."""
+    """Create the groups, yield the command prefix, and remove them at the end."""
     with ExitStack() as cleanup:
         for name in lacking:
             control = groups[0].parent / "cgroup.subtree_control"
@@ -169,7 +170,7 @@ def _grouped(groups: Sequence[_Group], lacking: Sequence[str] = ()) -> Iterator[
             cleanup.callback(_remove, folder)
             for name, text in group.files:
                 (folder / name).write_text(text)
-            for name, text in group.wishes:
+            for name, text in group.optional_files:
                 if (folder / name).exists():
                     _write_if_possible(folder / name, text)
             procs.append(str(folder / "cgroup.procs"))
@@ -177,8 +178,8 @@ def _grouped(groups: Sequence[_Group], lacking: Sequence[str] = ()) -> Iterator[
 
 
 def _remove(folder: Path) -> None:
-    """Remove a group, whose last process may take a moment to leave it."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Remove a group; its last process may take a moment to end."""
+    deadline = time.monotonic() + _REMOVE_TIMEOUT_S
     while True:
         try:
             return folder.rmdir()
@@ -209,7 +210,10 @@ def _systemd(limits: ProcessLimits, path: Path, root: Path) -> Binding:
 
 
 def _check_scope(prefix: Sequence[str], limits: ProcessLimits) -> None:
-    """A user's systemd takes properties whose controller it was not given, and drops them."""
+    """Raise EdgespecError if the limits are not in effect.
+
+    A user's systemd silently ignores properties of controllers that are not delegated to it.
+    """
     look = "cd /sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup) && cat memory.max io.max"
     shown = _output([*prefix, "sh", "-c", look])
     for limit in (limits.memory_bytes, limits.read_bytes_per_s):
@@ -221,7 +225,7 @@ def _check_scope(prefix: Sequence[str], limits: ProcessLimits) -> None:
 
 
 def _try(limiter: Limiter) -> None:
-    """Make one and start something in it."""
+    """Start a command with the limits, to see whether the mechanism works."""
     with limiter.bind() as prefix:
         _output([*prefix, "true"])
 

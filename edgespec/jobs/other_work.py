@@ -1,7 +1,4 @@
-"""Processor time of other processes beside a measurement, which they slow down.
-
-Knows processor times, nothing of runs or models.
-"""
+"""Measures the CPU time of other processes during a measurement, which they slow down."""
 
 from __future__ import annotations
 
@@ -12,20 +9,23 @@ import psutil
 
 from edgespec.memory import process
 
-TOO_MUCH = 0.1
-"""Share of the cores above which a measurement says little."""
+DISTURBING_SHARE = 0.1
+"""Share of the cores used by others above which a measurement is unreliable."""
 
 
 class OtherWork:
-    """Processor time from now on of all processes but this one and the one that it measures."""
+    """CPU time, from now on, of all processes except this one and the measured one."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
         self._others_s = _busy_s() - _own_s()
 
     def share(self, measured_s: float) -> float:
-        """Share of the usable cores that others took, where the measured process took `measured_s`
-        of processor time. Cores that stay free beside both do not count."""
+        """Share of the usable cores that other processes used.
+
+        `measured_s` is the CPU time of the measured process. Load on cores that this process may
+        not use does not count.
+        """
         others_s = _busy_s() - _own_s() - self._others_s - measured_s
         n_others = others_s / max(time.monotonic() - self._began_s, 1e-3)
         n_usable = process.usable_cores()
@@ -34,7 +34,7 @@ class OtherWork:
 
 
 def _busy_s() -> float:
-    """Busy seconds of all cores since the machine began."""
+    """Busy seconds of all cores since boot."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 

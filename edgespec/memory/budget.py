@@ -1,4 +1,4 @@
-"""Divides a memory budget: what every row gets, which segments are pinned, how large the ring is.
+"""Divides a memory budget: the bytes of each row, the pinned segments and the size of the ring.
 
 Pure arithmetic on sizes. It knows no model library and measures nothing.
 """
@@ -14,19 +14,19 @@ from edgespec.memory.experts import ExpertSizes, room_for_experts
 
 MIB = 1 << 20
 LOADING = "loading"
-"""Label of rows that are needed only until their model is loaded."""
+"""Label of rows whose memory is free again once their model is loaded."""
 RING_SLOTS = 3
-"""One slot computed on, one read, one ready; two are the least that overlap reads and compute."""
-LEAST_RING_SLOTS = 2
+"""One slot is computed on, one is being read, one is ready; overlap needs at least two."""
+MIN_RING_SLOTS = 2
 RING_SHARE = 0.1
-"""Share of the room for weights that the ring takes; a larger one means that segments should be cut
-smaller. With a fifth, a model of 1 GiB under half of that was 4 % slower at 300 MB/s, and no faster
-at 1.2 GB/s."""
+"""Largest share of the memory for weights that the ring may take; beyond it, weights are cut into
+smaller segments. With a fifth, a model of 1 GiB under a budget of half that size was 4 % slower at
+300 MB/s, and no faster at 1.2 GB/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """Bytes that one owner needs for one thing."""
+    """One line of a plan: bytes that `owner` needs for `what`."""
 
     owner: str
     what: str
@@ -35,13 +35,13 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSize:
-    """A segment as far as planning sees it: bytes of weights, and bytes that its slot takes."""
+    """Sizes of a segment for planning: bytes of its weights and bytes of its slot."""
 
     name: str
     nbytes: int
     slot_bytes: int
     slice_of: str = ""
-    """The matrix of which it holds some rows; empty where it holds whole ones."""
+    """The matrix that it holds only some rows of; empty if it holds whole matrices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +59,22 @@ class MemoryPlan:
     smallest_bytes: int
     """The smallest budget that would work for the same request."""
     enforced: bool = True
-    """False where the platform offers no way to hold the budget."""
+    """False if the platform cannot enforce the budget."""
     notes: tuple[str, ...] = field(default=())
     gpu_budget_bytes: int = 0
-    """Budget of a GPU's own memory, which `budget_bytes` does not include; 0 where none is
-    planned."""
+    """Budget of the GPU's memory, not included in `budget_bytes`; 0 if no GPU is used."""
     gpu_rows: tuple[MemoryRow, ...] = ()
     """Division of the GPU's memory."""
     experts: ExpertSizes | None = None
-    """Sizes of a mixture's experts that are read one by one; they are not in `segments`."""
+    """Sizes of experts that are read one by one, which `segments` does not contain."""
     expert_bytes: int = 0
-    """Room for experts that stay in memory until others need it."""
+    """Size of the expert cache."""
     cut: int = 0
-    """Index of `segments` among the ways to cut the weights, coarse first."""
+    """Index of `segments` among the possible segmentations, coarsest first."""
     batches: Mapping[str, int] = field(default_factory=dict)
-    """Index of the chosen batch size among those that a model's needs offer, by owner."""
+    """Index of the chosen batch size in `ModelNeeds.batches`, by owner."""
     batch_size: int = 0
-    """Tokens of a prompt that the target computes at once, at most."""
+    """Most prompt tokens in one batch of the target."""
     ctx_size: int = 0
     """Context of the target in tokens."""
     max_nodes: int = 1
@@ -89,7 +88,8 @@ class MemoryPlan:
 
     @property
     def has_draft(self) -> bool:
-        """True if a draft guesses: loading leaves out a layer of the target's own that cannot."""
+        """True if there is a draft. Without one, the target's own prediction layers (MTP) are not
+        loaded."""
         return any(row.owner == "draft" for row in self.rows)
 
     @property
@@ -113,17 +113,17 @@ class MemoryPlan:
 
     @property
     def bytes_per_pass(self) -> int:
-        """Bytes that a pass over one token reads: streamed weights widened to whole blocks, and of
-        a mixture the experts that are probably missing."""
+        """Expected bytes read by a pass over one token: streamed weights in whole blocks, and
+        experts that are probably not cached."""
         return self.expected_bytes(1)
 
     @property
     def expert_share(self) -> float:
-        """Share of a mixture's experts that fits into memory at once."""
+        """Share of all experts that fits into the cache."""
         return self.expert_bytes / self.experts.room_bytes if self.experts else 0.0
 
     def expected_bytes(self, n_nodes: int) -> int:
-        """Bytes that a pass over `n_nodes` nodes will probably read."""
+        """Expected bytes read by a pass over `n_nodes` nodes."""
         if not self.paged:
             return 0
         if self.experts is None:
@@ -133,13 +133,13 @@ class MemoryPlan:
 
     @property
     def streamed_read_bytes(self) -> int:
-        """Streamed weights widened to whole blocks: what the ring reads in a pass."""
+        """Bytes that the ring reads in a pass: streamed weights in whole blocks."""
         if not self.paged:
             return 0
         return sum(s.slot_bytes for i, s in enumerate(self.segments) if i not in self.pinned)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The plan as JSON values."""
         return {
             "budget_bytes": self.budget_bytes,
             "planned_bytes": self.planned_bytes,
@@ -166,10 +166,11 @@ class MemoryPlan:
         }
 
 
-def loaded_before(later_bytes: int, rows: Sequence[MemoryRow]) -> list[MemoryRow]:
-    """Rows of a model that is loaded before others take at least `later_bytes`.
+def rows_when_loaded_first(later_bytes: int, rows: Sequence[MemoryRow]) -> list[MemoryRow]:
+    """Rows of a model that is loaded before others, which take at least `later_bytes`.
 
-    What only loading takes is free again by then, and counts as far as it is more.
+    Its LOADING rows are free again when the others are loaded, so only the excess over
+    `later_bytes` counts.
     """
     more = (
         MemoryRow(row.owner, LOADING, row.nbytes - later_bytes)
@@ -191,32 +192,33 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan the budget of one process.
 
-    `fixed` is needed in any case. `resident` is what the target's weights take when all of them
-    stay in memory (None: it cannot); `paged` is what paging needs besides pinned segments and ring.
-    `segmentations` are ways to cut the target's weights, coarse first: the coarsest whose ring
-    stays within RING_SHARE of the room wins, because fewer, larger reads and fewer stops of the
-    computation cost less. `experts` are a mixture's, which no segment holds. Raises BudgetError
-    with the smallest budget that works; `margin_bytes` are added to it, for a process that takes so
-    much more before it loads anything.
+    `fixed` rows are always needed. `resident` rows hold all of the target's weights (None: it must
+    be paged); `paged` rows are what paging needs besides pinned segments and ring. `segmentations`
+    are ways to cut the target's weights, coarsest first. The coarsest whose ring stays within
+    RING_SHARE is chosen, because fewer, larger reads and fewer stops of the computation cost less.
+    `experts` are those of a mixture, which no segment contains.
+
+    Raises BudgetError with the smallest budget that works plus `margin_bytes`, a margin for
+    differences between processes.
     """
     smallest = least_bytes(fixed, segmentations, resident, paged, experts)
-    named = smallest + margin_bytes
+    reported = smallest + margin_bytes
     if budget_bytes < smallest:
         # what cannot be paged has no ring
         needed = [*fixed, *paged] if segmentations else [*fixed, *(resident or ())]
         rest = "the ring" if segmentations else "smaller things"
-        raise BudgetError(_refusal(budget_bytes, named, needed, rest), named)
+        raise BudgetError(_error_text(budget_bytes, reported, needed, rest), reported)
     if resident is not None:
         rows = (*fixed, *resident)
         if sum(row.nbytes for row in rows) <= budget_bytes:
             return MemoryPlan(
-                budget_bytes, rows, (), frozenset(), 0, False, named, enforced=enforced
+                budget_bytes, rows, (), frozenset(), 0, False, reported, enforced=enforced
             )
     room = budget_bytes - _total(fixed) - _total(paged)
     expert_bytes = 0
     if experts is not None:
         dense_bytes = _slot_bytes(segmentations[0])
-        expert_bytes = room_for_experts(experts, dense_bytes, _least_ring(segmentations), room)
+        expert_bytes = room_for_experts(experts, dense_bytes, _min_ring(segmentations), room)
     cut = _choose_cut(segmentations, room - expert_bytes)
     segments = segmentations[cut]
     pinned, ring_bytes = _pin(segments, room - expert_bytes)
@@ -237,7 +239,7 @@ def plan_memory(
         pinned,
         ring_bytes,
         True,
-        named,
+        reported,
         enforced=enforced,
         experts=experts,
         expert_bytes=expert_bytes,
@@ -252,11 +254,11 @@ def least_bytes(
     paged: Sequence[MemoryRow],
     experts: ExpertSizes | None = None,
 ) -> int:
-    """The least that a model takes, resident or paged through the smallest ring."""
+    """Least bytes of a model, resident or paged through the smallest ring."""
     choices = [_total(resident)] if resident is not None else []
     if segmentations:
         cache_bytes = experts.least_bytes if experts else 0
-        choices.append(_total(paged) + _least_ring(segmentations) + cache_bytes)
+        choices.append(_total(paged) + _min_ring(segmentations) + cache_bytes)
     return _total(fixed) + min(choices)
 
 
@@ -264,7 +266,7 @@ def _total(rows: Sequence[MemoryRow]) -> int:
     return sum(row.nbytes for row in rows)
 
 
-def _refusal(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], rest: str) -> str:
+def _error_text(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], rest: str) -> str:
     parts = ", ".join(
         f"{row.owner} {row.what} {row.nbytes / MIB:.0f}"
         for row in sorted(rows, key=lambda row: -row.nbytes)
@@ -278,13 +280,12 @@ def _refusal(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], rest: 
 
 
 def _ring(segments: Sequence[SegmentSize], slots: int) -> int:
-    """A ring that holds the `slots` largest neighbours, whatever their order of reading."""
-    sizes = sorted((segment.slot_bytes for segment in segments), reverse=True)
-    return sum(sizes[:slots]) if sizes else 0
+    """Bytes of a ring that holds any `slots` segments at once."""
+    return sum(sorted((segment.slot_bytes for segment in segments), reverse=True)[:slots])
 
 
-def _least_ring(segmentations: Sequence[Sequence[SegmentSize]]) -> int:
-    return min(_ring(segments, LEAST_RING_SLOTS) for segments in segmentations)
+def _min_ring(segmentations: Sequence[Sequence[SegmentSize]]) -> int:
+    return min(_ring(segments, MIN_RING_SLOTS) for segments in segmentations)
 
 
 def _slot_bytes(segments: Sequence[SegmentSize]) -> int:
@@ -292,19 +293,19 @@ def _slot_bytes(segments: Sequence[SegmentSize]) -> int:
 
 
 def _choose_cut(segmentations: Sequence[Sequence[SegmentSize]], room: int) -> int:
-    """Index of the coarsest cut that needs no ring, or no large one."""
+    """Index of the coarsest segmentation that needs no ring, or one within RING_SHARE."""
     for index, segments in enumerate(segmentations):
         if _slot_bytes(segments) <= room or _ring(segments, RING_SLOTS) <= RING_SHARE * room:
             return index
-    rings = [_ring(segments, LEAST_RING_SLOTS) for segments in segmentations]
+    rings = [_ring(segments, MIN_RING_SLOTS) for segments in segmentations]
     return rings.index(min(rings))
 
 
 def _pin(segments: Sequence[SegmentSize], room: int) -> tuple[frozenset[int], int]:
-    """Pin as many bytes as fit beside the ring, evenly over the depth.
+    """Indices of the pinned segments, spread evenly over the depth, and bytes of the ring.
 
-    Segments far larger than the others (an output head) come first: streamed, they would make
-    the ring as large as themselves.
+    Segments far larger than the others (an output head) are pinned first: streamed, they would
+    need a ring as large as themselves.
     """
     if _slot_bytes(segments) <= room:
         return frozenset(range(len(segments))), 0
@@ -312,7 +313,7 @@ def _pin(segments: Sequence[SegmentSize], room: int) -> tuple[frozenset[int], in
     best: tuple[int, frozenset[int], int] = (-1, frozenset(), 0)
     for head in ((), first) if first else ((),):
         others = [i for i in range(len(segments)) if i not in head]
-        for slots in (RING_SLOTS, LEAST_RING_SLOTS):
+        for slots in (RING_SLOTS, MIN_RING_SLOTS):
             ring = _ring([segments[i] for i in others], slots)
             left = room - ring - sum(segments[i].slot_bytes for i in head)
             if left < 0:
@@ -334,10 +335,10 @@ def _oversized(segments: Sequence[SegmentSize]) -> tuple[int, ...]:
 
 
 def spread_evenly(sizes: Sequence[int], room: int) -> list[int]:
-    """Indices of as many parts, in order of execution, as fit into `room`, evenly spaced.
+    """Evenly spaced indices of `sizes`, in order of execution, whose sum fits into `room`.
 
-    Walking over the depth, a part is taken whenever the bytes taken so far fall behind the share
-    that all of them can have.
+    Going over the depth, a part is taken whenever the bytes taken so far fall behind their
+    average share.
     """
     total = sum(sizes)
     if total == 0:

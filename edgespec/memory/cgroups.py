@@ -1,6 +1,6 @@
-"""The Linux control groups that bind this process, versions 1 and 2: memory and CPU quotas.
+"""Limits of the Linux control groups (versions 1 and 2) of this process: memory and CPU quota.
 
-It reads what the kernel shows below `root` and changes nothing. Elsewhere there are no groups.
+Reads the kernel's files below `root` and changes nothing. Other systems have no groups.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 UNLIMITED = 1 << 62
-"""Version 1 has no word for it and shows the largest count of pages instead."""
+"""Limits from here on mean no limit: version 1 reports the largest number of pages instead."""
 
 
 def memory_groups(root: Path) -> list[MemoryGroup]:
-    """The groups whose memory limits bind this process: its own and all that contain it."""
+    """Memory controllers of this process's group and of all its ancestors."""
     return [MemoryGroup(*group) for group in groups(root, "memory")]
 
 
 def cpu_quota(root: Path) -> float:
-    """Cores' worth of time that this process may use."""
+    """CPU time per second that this process may use, in cores."""
     return min((_quota(*group) for group in groups(root, "cpu")), default=UNLIMITED)
 
 
 class MemoryGroup:
-    """The memory controller of one cgroup; versions 1 and 2 differ in the names of things."""
+    """The memory controller of one cgroup; versions 1 and 2 differ in the names of its files."""
 
     def __init__(self, folder: Path, version: int) -> None:
         self._folder = folder
@@ -42,12 +42,12 @@ class MemoryGroup:
         return limit - used + self._droppable_bytes()
 
     def _droppable_bytes(self) -> int:
-        """Page cache that is neither mapped by a process nor waiting to be written."""
+        """Bytes of page cache that are neither mapped nor dirty."""
         stat = table(self._folder / "memory.stat")
         if self._v2:
             cache = ("active_file", "inactive_file")
             busy = ("file_mapped", "file_dirty", "file_writeback")
-        else:  # The plain names leave out the groups below, whose usage counts here.
+        else:  # names without `total_` exclude the groups below, whose usage counts here
             cache = ("total_active_file", "total_inactive_file")
             busy = ("total_mapped_file", "total_dirty", "total_writeback")
         used = sum(stat.get(name, 0) for name in busy)
@@ -59,7 +59,7 @@ class MemoryGroup:
 
 
 def table(path: Path) -> dict[str, int]:
-    """Lines of `name value` or `name: value kB` of a kernel file; sizes in bytes."""
+    """Values by name of a kernel file with lines `name value` or `name: value kB`, in bytes."""
     numbers = {}
     for line in _read(path).splitlines():
         match = re.match(r"(\w+):?\s+(\d+)( kB)?$", line)
@@ -80,10 +80,10 @@ def _quota(folder: Path, version: int) -> float:
 
 
 def groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
-    """Folder and version of the cgroups that bind this process: its own and all that contain it."""
+    """Folder and version of this process's cgroup and of all its ancestors."""
     for version, path in _memberships(root, controller):
         for mount_root, mount_point in _mounts(root, version, controller):
-            # In a container the mount may begin inside the hierarchy, at the container's group.
+            # in a container the mount may begin inside the hierarchy, at the container's group
             below = path.removeprefix(mount_root.rstrip("/")) if _is_below(path, mount_root) else ""
             top = root / mount_point.lstrip("/")
             folder = top / below.lstrip("/")
@@ -95,7 +95,7 @@ def groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _memberships(root: Path, controller: str) -> Iterator[tuple[int, str]]:
-    """(version, path) of the hierarchies that may have the controller."""
+    """Version and path of this process's group in each hierarchy that may have the controller."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -105,7 +105,7 @@ def _memberships(root: Path, controller: str) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(root: Path, version: int, controller: str) -> Iterator[tuple[str, str]]:
-    """(path inside the hierarchy, mount point) of every mount of a hierarchy."""
+    """Path inside the hierarchy, and mount point, of each mount of a hierarchy."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         mount_root, mount_point = left.split()[3:5]
@@ -121,12 +121,12 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _unescape(field: str) -> str:
-    """mountinfo writes blanks as octal escapes."""
+    """A field of mountinfo without its octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
 def _read(path: Path) -> str:
-    """Empty where the kernel has no such file, or does not show it to us."""
+    """Content of a kernel file; empty if it does not exist or may not be read."""
     try:
         return path.read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""The price of a draft that brings little: its memory would pin weights of the target instead."""
+"""Advice for a draft that is not worth its memory, which could pin weights of the target."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from edgespec.values import SpeculationStats
 
 DRAFT_MODEL = "draft"
 """Owner of a draft's rows in a plan, and name of its source of guesses."""
-LEAST_ROUNDS, LEAST_GAIN = 16, 1.05
+MIN_ROUNDS, MIN_GAIN = 16, 1.05
 
 
 def note_on_draft(plan: MemoryPlan, speculation: SpeculationStats) -> str | None:
-    """A sentence where leaving the draft model out would be faster, with the figure; else None.
+    """A sentence with figures if decoding without the draft would be faster, otherwise None.
 
-    Tokens a second are those of a pass over what it reads. Without the draft its bytes pin
-    segments, and its accepted guesses are missing; guesses from the text stay.
+    Speed is estimated as tokens of a pass per byte that it reads. Without the draft its bytes pin
+    segments and its accepted guesses are lost; guesses from the text remain.
     """
     draft_bytes = sum(row.nbytes for row in plan.rows if row.owner == DRAFT_MODEL)
     pass_bytes, rounds = plan.bytes_per_pass, speculation.rounds
-    if not draft_bytes or not pass_bytes or rounds < LEAST_ROUNDS:
+    if not draft_bytes or not pass_bytes or rounds < MIN_ROUNDS:
         return None
     by_draft = sum(s.accepted for s in speculation.sources if s.source == DRAFT_MODEL)
     tokens = rounds + speculation.accepted
     left_bytes = max(pass_bytes - draft_bytes, 1)
     gain = (tokens - by_draft) / left_bytes * pass_bytes / tokens
-    if gain < LEAST_GAIN:
+    if gain < MIN_GAIN:
         return None
     reading = "a pass would read nothing"
     if left_bytes > 1:

@@ -1,6 +1,6 @@
-"""The heaps of C's malloc, which keep what was freed.
+"""Statistics and trimming of malloc's heaps, which keep freed memory.
 
-Only glibc's tell what they hold; elsewhere what is resident counts.
+Only glibc has both; elsewhere resident memory stands in for allocated memory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from edgespec.memory.process import process_rss_bytes
 
 _BLOCK_BYTES = 96 * 1024
-"""Below the 128 KiB from which on glibc may give a block a mapping of its own."""
-_MOST_BLOCKS = (64 << 20) // _BLOCK_BYTES
+"""Below the 128 KiB from which on glibc may serve a block by a mapping of its own."""
+_MAX_BLOCKS = (64 << 20) // _BLOCK_BYTES
 """A thread's heap has 64 MiB at most."""
 
 
@@ -30,8 +30,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """Bytes that malloc has given out and not got back, in all threads; what is resident where
-    it does not tell."""
+    """Bytes allocated by malloc in all threads; without glibc, resident bytes of the process."""
     libc = _glibc()
     if libc is None:
         return process_rss_bytes()
@@ -39,26 +38,26 @@ def allocated_bytes() -> int:
     return int(found.uordblks + found.hblkhd)
 
 
-def return_free_memory() -> None:
-    """Hand freed memory back to the system: glibc keeps a good deal of it otherwise."""
+def trim_heap() -> None:
+    """Return freed memory to the system, much of which glibc would keep."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(ctypes.c_size_t(0))
 
 
-def return_heaps_end() -> None:
-    """Hand freed memory back, also the free end of this thread's own heap; for once in a while,
-    after loading: the heap's addresses grow by a block.
+def trim_heap_top() -> None:
+    """Return freed memory to the system, including the free top of this thread's heap.
 
-    malloc_trim leaves that end as it is. Blocks are laid over it, until one makes the heap grow;
-    freed below that one, they are free memory like any other.
+    malloc_trim skips that top. Blocks are allocated from it until the heap grows; all but the last
+    are then freed, so that they lie below an allocated block and can be trimmed. The heap's address
+    range grows by one block, so call it rarely, after loading.
     """
     libc = _glibc()
     if libc is None:
-        return_free_memory()
+        trim_heap()
         return
     before_bytes = libc.mallinfo2().arena
     blocks = [libc.malloc(_BLOCK_BYTES)]
-    while len(blocks) < _MOST_BLOCKS and libc.mallinfo2().arena <= before_bytes:
+    while len(blocks) < _MAX_BLOCKS and libc.mallinfo2().arena <= before_bytes:
         blocks.append(libc.malloc(_BLOCK_BYTES))
     for block in blocks[:-1]:
         libc.free(block)
@@ -67,7 +66,7 @@ def return_heaps_end() -> None:
 
 
 def _glibc() -> Any:
-    """The C library, if it is a glibc that tells what its heaps hold (2.33 and later)."""
+    """The C library if it is glibc 2.33 or later, which has `mallinfo2`; otherwise None."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

@@ -1,6 +1,6 @@
-"""Needs of models for the process's memory, and the division of a budget between target and draft.
+"""Memory needs of models, and the division of a budget between target and draft.
 
-Pure arithmetic on what was measured elsewhere: it knows no runtime and no machine.
+Pure arithmetic on sizes that were measured elsewhere: it knows no runtime and no machine.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from edgespec.memory.budget import (
     MemoryRow,
     SegmentSize,
     least_bytes,
-    loaded_before,
     plan_memory,
+    rows_when_loaded_first,
 )
 from edgespec.memory.experts import ExpertSizes
 from edgespec.settings.config import USUAL_DRAFT_MAX
 
 HEADROOM_BYTES = 6 * MIB
 HEADROOM_SHARE = 0.01
-"""Share of the other rows; with the fixed part it covers what no row names: graphs, threads,
-buffers of Python."""
+"""Headroom beyond HEADROOM_BYTES as a share of the other rows; it covers what no row names: graphs,
+threads, buffers of Python."""
 BATCH_SHARE = 0.05
-"""Share of the budget for a batch: a larger batch reads a prompt in fewer passes, and leaves less
-for weights."""
+"""Largest share of the budget for the buffers of a batch: a larger batch reads a prompt in fewer
+passes and leaves less memory for weights."""
 TREE_SIZES = (1 + 96, 1 + 64, 1 + USUAL_DRAFT_MAX, 1 + 16)
-"""Sizes of trees that a plan chooses from, the root included, largest first."""
+"""Tree sizes that a plan chooses from, the root included, largest first."""
 FOREST_SIZE, FOREST_TEXTS = 1 + 192, 4
-"""A larger size, for passes that so many texts or more share: each has a part of the nodes."""
+"""A larger tree size for FOREST_TEXTS or more texts, which share the nodes of a pass."""
 
 AUTO_TEXTS = (1, 2, 4, 8)
-"""Numbers that are tried: a pass over more texts is long to wait for, whatever it brings."""
+"""Values of n_parallel that "auto" tries; a pass over more texts takes too long to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNeeds:
-    """Memory for computing in batches of one size."""
+    """Memory for computing with one batch size."""
 
     batch_size: int
-    """Tokens of a prompt in one batch, at most."""
+    """Most prompt tokens in one batch."""
     rows: tuple[MemoryRow, ...]
     paged: tuple[MemoryRow, ...] = ()
-    """Besides, where weights are paged."""
+    """Further rows if weights are paged."""
     max_nodes: int = 1
-    """Most nodes of one pass. The text does not depend on it either."""
+    """Most nodes of one pass. The text does not depend on it."""
 
     @property
     def nbytes(self) -> int:
@@ -57,35 +57,35 @@ class BatchNeeds:
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """Memory that one model takes in each of the ways in which it can be loaded.
+    """Memory that one model takes, resident or paged.
 
     A model without `resident` must be paged, one without `cuts` cannot be.
     """
 
     fixed: tuple[MemoryRow, ...]
-    """In any case."""
+    """Rows that are always needed."""
     batches: tuple[BatchNeeds, ...]
-    """For each number of nodes the larger first, the least one last. The text does not depend on
-    which it is."""
+    """Possible batch sizes, for each number of nodes the largest first; the smallest of all is
+    last. The text does not depend on the choice."""
     resident: tuple[MemoryRow, ...] | None
-    """Weights that stay in memory, and as LOADING what only loading takes."""
+    """Rows of a resident model: its weights, and memory needed only while LOADING."""
     paged: tuple[MemoryRow, ...] = ()
-    """Besides pinned segments and the ring."""
+    """Rows of a paged model besides pinned segments and the ring."""
     cuts: tuple[tuple[SegmentSize, ...], ...] = ()
-    """Ways to cut the weights, coarse first."""
+    """Possible segmentations of the weights, coarsest first."""
     experts: ExpertSizes | None = None
-    """Sizes of a mixture's experts that are read one by one; no cut holds them."""
+    """Sizes of experts that are read one by one, which no segment contains."""
     shared: tuple[MemoryRow, ...] = ()
-    """Rows that models share, such as a library: they count once."""
+    """Rows that models share, such as a library; they count once."""
     state_bytes: int = 0
-    """Most that a state file takes while it is written or read, besides small buffers."""
+    """Most memory for writing or reading a state file, besides small buffers."""
 
-    def rows_in_any_case(self, batch: int = 0) -> tuple[MemoryRow, ...]:
-        """Rows that hold however the model is loaded, with the `batch`-th batch size."""
+    def common_rows(self, batch: int = 0) -> tuple[MemoryRow, ...]:
+        """Rows needed whether resident or paged, with the `batch`-th batch size."""
         return (*self.fixed, *self.batches[batch].rows)
 
-    def rows_when_paged(self, batch: int = 0) -> tuple[MemoryRow, ...]:
-        """Besides those."""
+    def paged_rows(self, batch: int = 0) -> tuple[MemoryRow, ...]:
+        """Further rows needed if paged, with the `batch`-th batch size."""
         return (*self.paged, *self.batches[batch].paged)
 
 
@@ -95,18 +95,18 @@ def plan_models(
     target: ModelNeeds,
     draft: ModelNeeds | None = None,
     *,
-    worth: Callable[[MemoryPlan], float],
+    score: Callable[[MemoryPlan], float],
     enforced: bool = True,
     largest_process_bytes: int | None = None,
     others: Sequence[MemoryRow] = (),
 ) -> MemoryPlan:
     """Divide the budget of a process that takes `process_bytes` besides its models.
 
-    The batches are the largest that the budget affords, or the smallest that there are; the trees
-    those of the plan that is `worth` the most. What is refused, and the smallest budget
-    that is named, follow from the smallest ones: they do not depend on the budget. The one that is
-    named is enough for a process of `largest_process_bytes`,
-    too: so much may the next one take. `others` are rows of neither model. Raises BudgetError.
+    Batches are the largest that the budget affords, otherwise the smallest; the tree size is that
+    of the plan with the highest `score`. `smallest_bytes` does not depend on the budget: it is
+    computed from the smallest batches and trees, for a process of `largest_process_bytes`, because
+    the next process may take more than this one. `others` are rows of neither model. Raises
+    BudgetError.
     """
     models = {"target": target} | ({"draft": draft} if draft else {})
     shared = (row for needs in models.values() for row in needs.shared)
@@ -125,7 +125,7 @@ def plan_models(
                     plans.append(_divide(budget_bytes, rows, models, choice, enforced))
                     break
         if plans:
-            return replace(best_tree_size(plans, worth), smallest_bytes=named)
+            return replace(best_tree_size(plans, score), smallest_bytes=named)
     divided = _divide(
         budget_bytes,
         [_process_row(process_bytes), *others],
@@ -138,8 +138,10 @@ def plan_models(
 
 
 def affordable(batch_bytes: Sequence[int], budget_bytes: int) -> int:
-    """Index of the largest batch within BATCH_SHARE of the budget, else of the last; larger batches
-    come first."""
+    """Index of the first batch within BATCH_SHARE of the budget, otherwise of the last one.
+
+    Batches are sorted by size, largest first.
+    """
     within = (i for i, nbytes in enumerate(batch_bytes) if nbytes <= BATCH_SHARE * budget_bytes)
     return next(within, len(batch_bytes) - 1)
 
@@ -147,8 +149,7 @@ def affordable(batch_bytes: Sequence[int], budget_bytes: int) -> int:
 def _choices(
     models: Mapping[str, ModelNeeds], n_nodes: int, budget_bytes: int
 ) -> list[dict[str, int]]:
-    """Batch sizes by owner: those that the budget affords for `n_nodes` nodes, then the
-    smallest."""
+    """Choices of batch index by owner for `n_nodes` nodes: the largest affordable, the smallest."""
     affords, least = {}, {}
     for owner, needs in models.items():
         batches = [
@@ -176,15 +177,15 @@ def _divide(
     enforced: bool,
     margin_bytes: int = 0,
 ) -> MemoryPlan:
-    """The plan with these batches. The draft is loaded first, the target into what is left."""
+    """The plan with the chosen batches. The draft is loaded first, then the target."""
     target, batch = models["target"], choice["target"]
-    fixed, paged = target.rows_in_any_case(batch), target.rows_when_paged(batch)
+    fixed, paged = target.common_rows(batch), target.paged_rows(batch)
     rows = [*others]
     if "draft" in models:
         draft = models["draft"]
         later_bytes = least_bytes(fixed, target.cuts, target.resident, paged, target.experts)
-        rows += draft.rows_in_any_case(choice["draft"])
-        rows += loaded_before(later_bytes, draft.resident or ())
+        rows += draft.common_rows(choice["draft"])
+        rows += rows_when_loaded_first(later_bytes, draft.resident or ())
     rows += fixed
     headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * sum(row.nbytes for row in rows))
     rows.append(MemoryRow("process", "headroom", headroom))
@@ -207,23 +208,23 @@ def _divide(
     )
 
 
-def best_tree_size(plans: Sequence[MemoryPlan], worth: Callable[[MemoryPlan], float]) -> MemoryPlan:
-    """The plan worth the most, of plans that differ in the most nodes of a pass.
+def best_tree_size(plans: Sequence[MemoryPlan], score: Callable[[MemoryPlan], float]) -> MemoryPlan:
+    """The plan with the highest score, of plans that differ in `max_nodes`.
 
-    A resident target reads nothing: its trees are small, and the usual buffers hold them.
+    A resident target reads nothing, so its trees are small: the default size is enough.
     """
     resident = sorted((plan for plan in plans if not plan.paged), key=lambda plan: plan.max_nodes)
     if resident:
         usual = [plan for plan in resident if plan.max_nodes <= 1 + USUAL_DRAFT_MAX]
         return (usual or resident[:1])[-1]
-    return max(plans, key=worth)
+    return max(plans, key=score)
 
 
-def best_number(plans: Sequence[MemoryPlan]) -> int:
-    """The number of texts at once of the best of `plans`, which are in the order of that number.
+def best_n_parallel(plans: Sequence[MemoryPlan]) -> int:
+    """The best `n_parallel` of `plans`, which are sorted by it.
 
-    The largest that keeps all weights in memory; where none does, the one with the most texts for
-    the bytes that a pass reads.
+    It is the largest that keeps all weights in memory; otherwise the one with the most texts per
+    byte that a pass reads.
     """
     resident = [plan for plan in plans if not plan.paged]
     if resident:

@@ -1,6 +1,6 @@
-"""Memory and cores that the machine and its cgroups leave to this process, and the auto budget.
+"""Memory and cores available to this process, and the auto budget.
 
-It measures and knows nothing of models or plans. All files are read below `root`.
+Measures the machine and its cgroups; knows nothing of models or plans. Files are read below `root`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,24 @@ from edgespec.memory import cgroups
 from edgespec.settings.units import parse_size
 
 MIB = 1 << 20
-LEAST_MARGIN_BYTES = 256 * MIB
+MIN_MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
-"""Share of the machine's memory that `auto` leaves to everybody else, LEAST_MARGIN_BYTES at least.
-"""
+"""Share of the machine's memory that `auto` leaves free, at least MIN_MARGIN_BYTES."""
 
 STEP_BYTES = 4 * MIB
-"""A plan counts the process in such steps: what it takes before loading differs by hundredths of a
-MiB from run to run, and would be planned otherwise each time."""
-UNLIKE_BYTES = 4 * MIB
-"""Bytes that a command may take more before loading than the one that reported its smallest budget.
-"""
+"""Rounding step of the process's memory in a plan: its use before loading differs by hundredths of
+a MiB from run to run, and plans should not."""
+PROCESS_SPREAD_BYTES = 4 * MIB
+"""Most bytes by which a process's memory before loading may exceed that of an earlier process."""
 LIBRARY_SHARE = 0.5
-"""Share of the mapped bytes of libraries that is resident at the end of a run: 0.43 with llama.cpp,
-0.51 with onnxruntime. The share before loading varies with the page cache."""
+"""Resident share of the libraries' mapped bytes at the end of a run: 0.43 with llama.cpp, 0.51 with
+onnxruntime. Before loading, the share varies with the page cache."""
 LIBRARY_GROWTH = 0.125
-"""Share of the library bytes not resident before loading that becomes resident by the end of a run,
-at most: 0.08 with onnxruntime, 0.05 with llama.cpp."""
+"""Largest share of not yet resident library bytes that becomes resident by the end of a run: 0.08
+with onnxruntime, 0.05 with llama.cpp."""
 LARGE_LIBRARY_BYTES = 48 * MIB
-"""Mapped size from which on a library counts by what is resident: it holds kernels for many GPUs,
-like cuBLAS, or shaders, and a run touches few of them. onnxruntime's has 29."""
+"""Mapped size from which on only a library's resident bytes count: it holds kernels for many GPUs,
+like cuBLAS, or shaders, and a run touches few of them. onnxruntime's library has 29 MiB."""
 
 _ROOT = Path("/")
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<access>\S+) \S+ \S+ \d+ *(?P<path>.*)")
@@ -51,9 +49,11 @@ def process_rss_bytes(root: Path = _ROOT) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def taken_bytes(root: Path = _ROOT) -> int:
-    """Bytes that this process takes by now, nearly the same in every run of a command: private
-    memory, and of the libraries' files the most that runs touch."""
+def footprint_bytes(root: Path = _ROOT) -> int:
+    """Memory of this process, nearly the same in every run of a command.
+
+    It is private memory plus the part of the libraries' files that a run touches at most.
+    """
     if sys.platform != "linux":
         return process_rss_bytes(root)
     status = cgroups.table(root / "proc/self/status")
@@ -62,13 +62,13 @@ def taken_bytes(root: Path = _ROOT) -> int:
     return status["VmRSS"] - resident + max(int(LIBRARY_SHARE * mapped), growing)
 
 
-def in_steps(nbytes: int) -> int:
-    """The next multiple of STEP_BYTES, as a plan counts the process."""
+def round_up_to_step(nbytes: int) -> int:
+    """`nbytes` rounded up to a multiple of STEP_BYTES, as in a plan's row of the process."""
     return -(-nbytes // STEP_BYTES) * STEP_BYTES
 
 
 def _library_bytes(root: Path) -> tuple[int, int]:
-    """Mapped and resident bytes of the files whose code is mapped, without large ones."""
+    """Mapped and resident bytes of the libraries that are smaller than LARGE_LIBRARY_BYTES."""
     sizes: dict[str, list[int]] = {}
     executable = set()
     path = ""
@@ -91,38 +91,37 @@ def _library_bytes(root: Path) -> tuple[int, int]:
     return sum(mapped for mapped, _ in code), sum(resident for _, resident in code)
 
 
-_counted_in: dict[int, int] = {}
-"""Peaks of other processes that hold a part of a model, by their id, as far as they were seen."""
+_included_peaks: dict[int, int] = {}
+"""Peak bytes seen so far of other processes that hold parts of a model, by process id."""
 
 
-def count_in(pid: int) -> None:
-    """Count the peak of another process, which holds a part of a model, as this one's."""
-    _counted_in[pid] = 0
+def include_process(pid: int) -> None:
+    """Add the peak of another process, which holds a part of a model, to this process's peak."""
+    _included_peaks[pid] = 0
 
 
-def count_out(pid: int) -> None:
-    """End what `count_in` began: the process has ended."""
-    _counted_in.pop(pid, None)
+def exclude_process(pid: int) -> None:
+    """Undo `include_process`: the process has ended."""
+    _included_peaks.pop(pid, None)
 
 
-def peak_rss_bytes(root: Path = _ROOT) -> int:
-    """The most resident memory that this process has had since it started, with the peaks of the
-    processes that count as it."""
-    for pid in list(_counted_in):
+def peak_rss_bytes() -> int:
+    """Peak resident memory since this process started, with the peaks of included processes."""
+    for pid in list(_included_peaks):
         with suppress(OSError, psutil.Error, KeyError):
-            _counted_in[pid] = _peak_of(pid, root)
-    return _own_peak_bytes(root) + sum(_counted_in.values())
+            _included_peaks[pid] = _peak_of(pid)
+    return _own_peak_bytes() + sum(_included_peaks.values())
 
 
-def _peak_of(pid: int, root: Path) -> int:
+def _peak_of(pid: int) -> int:
     if sys.platform == "linux":
-        return cgroups.table(root / f"proc/{pid}/status")["VmHWM"]
+        return cgroups.table(_ROOT / f"proc/{pid}/status")["VmHWM"]
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def _own_peak_bytes(root: Path) -> int:
+def _own_peak_bytes() -> int:
     if sys.platform == "linux":
-        return cgroups.table(root / "proc/self/status")["VmHWM"]
+        return cgroups.table(_ROOT / "proc/self/status")["VmHWM"]
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     import resource  # Windows has none
@@ -132,10 +131,10 @@ def _own_peak_bytes(root: Path) -> int:
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Bytes that this process can still take without swapping or being killed.
+    """Bytes that this process can still allocate without swapping or being killed.
 
-    The least of what the machine has available and what each cgroup above the process has left;
-    page cache that the kernel can drop counts as free in both.
+    The minimum of the machine's available memory and what each of the process's cgroups has left;
+    page cache that the kernel can drop counts as free.
     """
     if sys.platform != "linux":
         return int(psutil.virtual_memory().available)
@@ -145,7 +144,7 @@ def available_bytes(root: Path = _ROOT) -> int:
 
 
 def total_bytes(root: Path = _ROOT) -> int:
-    """The memory of the machine, or of the tightest cgroup that holds this process."""
+    """Memory of the machine, or the tightest limit of the process's cgroups if that is less."""
     if sys.platform != "linux":
         return int(psutil.virtual_memory().total)
     machine = cgroups.table(root / "proc/meminfo")["MemTotal"]
@@ -154,24 +153,27 @@ def total_bytes(root: Path = _ROOT) -> int:
 
 
 def margin_bytes(total: int) -> int:
-    """Bytes that the auto budget leaves alone on a machine of `total` bytes."""
-    return max(LEAST_MARGIN_BYTES, int(MARGIN_SHARE * total))
+    """Bytes that the auto budget leaves free on a machine with `total` bytes."""
+    return max(MIN_MARGIN_BYTES, int(MARGIN_SHARE * total))
 
 
 def auto_budget(rss: int, available: int, total: int) -> int:
-    """The auto budget: what the process has already and what is free, less the margin, in bytes."""
+    """The auto budget in bytes: resident plus available memory, minus the margin."""
     return max(0, rss + available - margin_bytes(total))
 
 
 def resolve_budget(memory_budget: int | str) -> int:
-    """Bytes of `LoadSettings.memory_budget` on this machine, now."""
+    """The value of `LoadSettings.memory_budget` in bytes, on this machine and now."""
     if memory_budget == "auto":
         return auto_budget(process_rss_bytes(), available_bytes(), total_bytes())
     return parse_size(memory_budget, total_bytes())
 
 
 def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: int) -> int:
-    """Bytes of `LoadSettings.gpu_memory_budget` on a GPU. Raises UsageError if it has fewer."""
+    """The value of `LoadSettings.gpu_memory_budget` in bytes.
+
+    Raises UsageError if it exceeds `total`, the bytes of the GPU.
+    """
     if gpu_memory_budget in (None, "auto"):
         return max(0, free - margin_bytes(total))
     budget = parse_size(gpu_memory_budget, total)
@@ -184,7 +186,7 @@ def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: in
 
 
 def processor(root: Path = _ROOT) -> tuple[str, frozenset[str]]:
-    """Name of the processor, and its instruction sets as Linux spells them; none elsewhere."""
+    """Name of the processor, and on Linux the names of its instruction sets."""
     try:
         lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -196,9 +198,9 @@ def processor(root: Path = _ROOT) -> tuple[str, frozenset[str]]:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Physical cores that this process may run on; a second thread per core computes nothing more.
+    """Physical cores that this process may use; a second thread per core adds no speed.
 
-    CPU affinity and the CPU quotas of cgroups (`docker run --cpus`) are taken into account.
+    Considers CPU affinity and the CPU quotas of cgroups (`docker run --cpus`).
     """
     logical = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical

@@ -1,1 +1,1 @@
-"""Models by name: what is embedded, cached, described, compared and enlarged."""
+"""Models by name: embedded and cached ones, their description, comparison and modification."""

@@ -1,4 +1,4 @@
-"""Adapts a draft to texts that `--learn` kept: it learns to say what the target said.
+"""Adapts a draft to texts that `--learn` kept: trains it to predict the target's answers.
 
 Texts are chosen here. A tool that knows the format trains, in a process of its own, which Ctrl-C
 ends.
@@ -23,17 +23,17 @@ from edgespec.ports import Progress
 from edgespec.values import ModelInfo
 
 EXTRA = "adapt"
-LEAST_TEXTS = 10
-"""Fewer say little of a kind of texts."""
-HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 20
-"""Texts that are not learnt: their prompts measure the draft before and after."""
-MOST_PROMPT = 512
-"""Tokens of such a prompt, the last ones."""
+MIN_TEXTS = 10
+"""Fewer texts are not representative."""
+HELD_OUT_SHARE, MAX_HELD_OUT = 0.1, 20
+"""Texts held out of the training: their prompts measure the draft before and after."""
+MAX_PROMPT = 512
+"""Most tokens of a held-out prompt; longer ones lose their beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """Texts of one pair of models."""
+    """Training and held-out texts of one pair of models."""
 
     target: Path
     learnt: tuple[TrainingText, ...]
@@ -43,48 +43,47 @@ class TrainingData:
     def prompts(self) -> list[list[int]]:
         """Tokens of the held-out prompts."""
         return [
-            list(text.tokens[max(0, text.n_prompt - MOST_PROMPT) : text.n_prompt])
+            list(text.tokens[max(0, text.n_prompt - MAX_PROMPT) : text.n_prompt])
             for text in self.held_out
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
-    """Figures of a training."""
+class AdaptationResult:
+    """Figures of a finished training."""
 
     n_texts: int
     n_tokens: int
     """Tokens of the answers."""
     n_corrections: int
-    """Places where the target's distribution was kept, since no guess was right."""
+    """Positions with the target's distribution, where no guess was accepted."""
     loss: float
-    """Mean of the last epoch, in nats per token."""
+    """Mean loss of the last epoch, in nats per token."""
 
 
 def check(draft: Path) -> None:
-    """Raise ModelError for a draft that cannot be adapted, by name, and UsageError where the
-    training packages are missing."""
+    """Raise ModelError for a draft that cannot be adapted, UsageError without training packages."""
     _tool(draft).check_adaptable(draft)
     for package in ("torch", "transformers"):
         extras.find(package, EXTRA, "adapting a draft needs PyTorch")
 
 
 def training_data(draft: Path, target: Path | None = None) -> TrainingData:
-    """The texts that were kept with this draft; of several targets `target` says which one.
+    """The texts that were kept with this draft and, if there are several targets, `target`.
 
-    Raises UsageError where there are none, too few, or of several targets.
+    Raises UsageError if there are none or too few, or if the target is ambiguous.
     """
     info, kept = describe(draft).info, TrainingTexts(cache_folder.learnt())
     pair = _choose(kept.pairs(info), info, target)
     texts = kept.texts(info, pair.target_digest)
-    n_held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(texts)))
+    n_held_out = min(MAX_HELD_OUT, int(HELD_OUT_SHARE * len(texts)))
     held_out = texts[:: max(1, len(texts) // n_held_out)][:n_held_out] if n_held_out else []
     asked = {tuple(text.tokens[: text.n_prompt]) for text in held_out}
     learnt = [text for text in texts if tuple(text.tokens[: text.n_prompt]) not in asked]
-    if len(learnt) < LEAST_TEXTS or not held_out:
+    if len(learnt) < MIN_TEXTS or not held_out:
         raise UsageError(
             f"{len(texts)} texts are kept with the draft {info.name}, too few to learn from (at "
-            f"least {LEAST_TEXTS + 1}, of different prompts): generate more with --learn"
+            f"least {MIN_TEXTS + 1}, of different prompts): generate more with --learn"
         )
     path = target or Path(pair.target_path)
     if not path.exists():
@@ -102,10 +101,10 @@ def train(
     texts: Sequence[TrainingText],
     n_threads: int,
     progress: Progress,
-) -> Adapted:
-    """Write `out`, the draft trained on `texts` and called `name`, in a process of its own.
+) -> AdaptationResult:
+    """Train the draft on `texts` in a process of its own and write it to `out` under `name`.
 
-    Raises what training raises there, and EdgespecError if the process dies.
+    Raises the errors of the training, and EdgespecError if the process dies.
     """
     share = out.with_suffix(".progress")
 
@@ -114,7 +113,7 @@ def train(
             progress("adapting the draft", float(share.read_text()))
 
     loss = launch(partial(_train, draft, out, name, texts, n_threads, share), tick=tick).result
-    return Adapted(
+    return AdaptationResult(
         n_texts=len(texts),
         n_tokens=sum(len(text.tokens) - text.n_prompt for text in texts),
         n_corrections=sum(len(text.corrections) for text in texts),
@@ -150,7 +149,7 @@ def _tool(draft: Path) -> ModelTool:
 def _train(
     draft: Path, out: Path, name: str, texts: Sequence[TrainingText], n_threads: int, progress: Path
 ) -> float:
-    """Train in this process; the mean loss at the end. `progress` gets the share that is done."""
+    """Train in this process and return the final loss; writes the share done to `progress`."""
 
     def report(share: float) -> None:
         progress.write_text(f"{share:.4f}")

@@ -1,6 +1,6 @@
-"""The models that have a name: those that edgespec carries and those in its cache.
+"""The models that have a name: those that come with edgespec and those in its cache.
 
-Knows names, files and checksums. What a model is made of, its runtime says (see `describing`).
+Knows names, files and checksums; `describe.py` asks runtimes for a model's details.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class KnownFile:
-    """One file of a model, and the checksum that it should have, where one is on record."""
+    """One file of a model, and its expected checksum if one is recorded."""
 
     path: Path
     expected_sha256: str | None = None
     sha256: str | None = None
-    """Checksum that it has; None for a file that was not read."""
+    """Actual checksum; None if the file was not read."""
 
     @property
     def size_bytes(self) -> int | None:
-        """None for a file that is missing."""
+        """Size of the file; None if it is missing."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
@@ -53,8 +53,7 @@ class KnownFile:
 
     @property
     def is_intact(self) -> bool | None:
-        """True if the file's checksum is the recorded one; None where none is recorded or it was
-        not read."""
+        """True if the checksums agree; None if none is recorded or the file was not read."""
         if self.expected_sha256 is None:
             return None
         if self.size_bytes is None:
@@ -64,11 +63,11 @@ class KnownFile:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model with a name, in one form."""
+    """A model with a name, in one format and quantisation."""
 
     name: str
     path: Path
-    """Path of the model: a file, or the folder of a model of several."""
+    """A file, or a folder for a model with several files."""
     files: tuple[KnownFile, ...]
     format: str
     role: Role | None = None
@@ -81,7 +80,7 @@ class KnownModel:
     problem: str | None = None
     """Why its runtime could not describe it."""
     to_fetch_bytes: int = 0
-    """Size of a model that is not here; 0 for all others."""
+    """Size of a model that is not downloaded yet; 0 for all others."""
 
     @property
     def is_embedded(self) -> bool:
@@ -93,8 +92,7 @@ class KnownModel:
 
 
 def find(name: str) -> Path:
-    """Path of a model that a user names: by a name without a folder part, or by a path. Raises
-    ModelError.
+    """Path of a model given by a name of the catalogue or by a path. Raises ModelError.
 
     `embedded` and `target` are the embedded target, `draft` is its draft.
     """
@@ -112,18 +110,18 @@ def find(name: str) -> Path:
 
 
 def lookup(name: str) -> Path | None:
-    """Path of a known name, else None. A name wins over a file of the same name."""
+    """Path for a known name or an existing file, else None; a name wins over a file."""
     if PurePath(name).name == name and (known := _names().get(name)):
         return known
     path = expanded(name)
     try:
         return path if path.exists() else None
-    except OSError:  # a name longer than names may be
+    except OSError:  # too long for a path
         return None
 
 
 def hint(name: str) -> str | None:
-    """Advice about a name that means something elsewhere and is no file here; else None."""
+    """Advice about a name that is a URL, a repository or an Ollama tag; else None."""
     if re.match(r"[a-z]+://", name):
         return f"{name} is an address: download the file, or name its repository with -hf USER/REPO"
     if repo := repository(name):
@@ -140,7 +138,7 @@ def hint(name: str) -> str | None:
 
 
 def repository(name: str) -> str | None:
-    """The repository of Hugging Face, `USER/REPO` or `USER/REPO:QUANT`, that a name can be."""
+    """The name as a Hugging Face repository, `USER/REPO` or `USER/REPO:QUANT`; else None."""
     match = _REPOSITORY.fullmatch(name)
     return match["repo"] if match else None
 
@@ -149,13 +147,13 @@ _REPOSITORY = re.compile(
     r"(?:(?:hf\.co|huggingface\.co)/)?"
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)(?<!\.onnx)(:[\w.-]+)?)"
 )
-"""A name that ends like a model's file is a file."""
+"""Repositories; names that end like a model file are excluded."""
 _TAGGED = re.compile(r"\w[\w.-]+:[\w.-]+")
-"""`llama3.2:1b`, but no drive of Windows."""
+"""Ollama tags such as `llama3.2:1b`, but no Windows drives."""
 
 
 def embedded() -> list[KnownModel]:
-    """Models of the manifests, whether their files are there or not. Raises ModelError."""
+    """Models of the manifests, even if their files are missing. Raises ModelError."""
     described = manifest()
     models = [
         known
@@ -166,7 +164,7 @@ def embedded() -> list[KnownModel]:
 
 
 def _heads() -> Iterator[KnownModel]:
-    """Heads for models that are to be fetched."""
+    """Heads that come with edgespec, for models that can be fetched."""
     for name, model in packaged.models().items():
         if head := model.head:
             yield KnownModel(
@@ -199,11 +197,11 @@ def cached() -> list[KnownModel]:
 def _recorded(path: Path) -> str | None:
     """Checksum of a model that was fetched from a package."""
     model = packaged.models().get(path.stem)
-    return model.sha256 if model and path == packaged.place_of(path.stem) else None
+    return model.sha256 if model and path == packaged.cache_path(path.stem) else None
 
 
 def known(path: Path) -> KnownModel | None:
-    """The embedded or cached model that lies at `path`."""
+    """The embedded or cached model at `path`, else None."""
     everything = [*embedded(), *cached()]
     return next((model for model in everything if model.path.resolve() == path.resolve()), None)
 
@@ -213,8 +211,10 @@ def files_of(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
-def hashed(files: Sequence[KnownFile], progress: Progress | None = None) -> tuple[KnownFile, ...]:
-    """The files with their checksums. Every file is read from end to end."""
+def with_checksums(
+    files: Sequence[KnownFile], progress: Progress | None = None
+) -> tuple[KnownFile, ...]:
+    """The files with their actual checksums; every file is read completely."""
     total_bytes = sum(file.size_bytes or 0 for file in files)
     done_bytes = 0
 
@@ -231,7 +231,7 @@ def hashed(files: Sequence[KnownFile], progress: Progress | None = None) -> tupl
 
 
 def _names() -> dict[str, Path]:
-    """Every name and what it means; the short words win."""
+    """Path by name for all known models; aliases such as `target` take precedence."""
     described, pair = manifest(), embedded_pair()
     names = {model.name: model.path for model in cached()}
     for model in embedded():
@@ -244,7 +244,7 @@ def _names() -> dict[str, Path]:
 
 
 def _forms(role: Role, model: EmbeddedModel, licence: str) -> Iterator[KnownModel]:
-    """The forms of an embedded model: the default bears its name, the others that of their file."""
+    """The forms of an embedded model; the default has the model's name, others their file's."""
     folder = models_folder()
     default = default_file(model)
     for place, group in groupby(model.files, key=_place):
@@ -263,7 +263,7 @@ def _forms(role: Role, model: EmbeddedModel, licence: str) -> Iterator[KnownMode
 
 
 def _place(file: EmbeddedFile) -> str:
-    """The GGUF file, or the folder that an ONNX export has to itself."""
+    """Relative path of a model: its GGUF file, or the folder of its ONNX export."""
     return file.file if file.format == "gguf" else str(PurePosixPath(file.file).parent)
 
 

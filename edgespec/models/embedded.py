@@ -1,6 +1,6 @@
-"""Finds the data that edgespec carries: the embedded models and the presets.
+"""Finds data files of edgespec: the embedded models and the presets.
 
-In a wheel they lie inside the package, in a checkout beside it. Nothing here opens a model.
+In a wheel they are inside the package, in a checkout beside it. Opens no model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EmbeddedFile(ManifestPart):
     """One file of the manifest."""
 
     file: str
-    """Below the folder of the manifest. A model of several files has a folder of its own."""
+    """Path below the manifest's folder. A model of several files has a folder of its own."""
     format: Literal["gguf", "onnx"] = "gguf"
     quantization: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
@@ -38,7 +38,7 @@ class EmbeddedFile(ManifestPart):
 
 
 class EmbeddedModel(ManifestPart):
-    """One model, in each form in which it is there."""
+    """One model in all its formats and quantisations."""
 
     name: str
     parameters: int
@@ -54,7 +54,7 @@ class Manifest(ManifestPart):
     target: EmbeddedModel
     draft: EmbeddedModel
     mixture: EmbeddedModel | None = None
-    """A mixture of experts with the same vocabulary: another target for the draft."""
+    """A mixture of experts with the same vocabulary, another target for the draft."""
 
     def models(self) -> dict[Role, EmbeddedModel]:
         more: dict[Role, EmbeddedModel] = {"mixture": self.mixture} if self.mixture else {}
@@ -63,7 +63,7 @@ class Manifest(ManifestPart):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedPair:
-    """The models that are used when none is named."""
+    """The default models."""
 
     target: Path
     draft: Path
@@ -86,43 +86,43 @@ def manifest(package: Path = _PACKAGE) -> Manifest:
 
 
 def models_folder(package: Path = _PACKAGE) -> Path:
-    """Folder of the manifest and of the files that it names."""
+    """Folder of the manifest and its files."""
     return _folder("models", package)
 
 
 def embedded_pair(package: Path = _PACKAGE) -> EmbeddedPair:
-    """The GGUF files that are used by default. Raises ModelError if there are none."""
+    """The default GGUF files. Raises ModelError if there are none."""
     folder, described = models_folder(package), manifest(package)
     target, draft = default_file(described.target), default_file(described.draft)
     return EmbeddedPair(folder / target.file, folder / draft.file, target.sha256)
 
 
 def default_file(model: EmbeddedModel) -> EmbeddedFile:
-    """The default file of a model that exists in several forms. Raises ModelError."""
+    """The GGUF file in Q8_0 of an embedded model. Raises ModelError."""
     for file in model.files:
         if (file.format, file.quantization) == ("gguf", "Q8_0"):
             return file
     raise ModelError(f"{model.name} is not embedded as GGUF in Q8_0: install edgespec again")
 
 
-def shipped_prompts(package: Path = _PACKAGE) -> Path:
-    """Beginnings of Python code, one JSON object a line."""
-    return models_folder(package) / "prompts.jsonl"
+def shipped_prompts() -> Path:
+    """File of prompts, beginnings of Python code, in JSON Lines."""
+    return models_folder() / "prompts.jsonl"
 
 
-def preset_names(package: Path = _PACKAGE) -> list[str]:
-    """Names that `--config` understands besides files."""
-    return sorted(path.stem for path in _folder("configs", package).glob("*.toml"))
+def preset_names() -> list[str]:
+    """Names of the presets that `--config` accepts besides files."""
+    return sorted(path.stem for path in _folder("configs", _PACKAGE).glob("*.toml"))
 
 
-def find_config(name: str, package: Path = _PACKAGE) -> Path:
-    """The file that `--config` means: a path, or the name of a preset. Raises UsageError."""
+def find_config(name: str) -> Path:
+    """The file for a value of `--config`, a path or the name of a preset. Raises UsageError."""
     path = expanded(name)
-    if path.exists() and not path.is_dir():  # what is no regular file is refused when it is read
+    if path.exists() and not path.is_dir():  # special files are refused when they are read
         return path
-    names = preset_names(package)
+    names = preset_names()
     if name in names:
-        return _folder("configs", package) / f"{name}.toml"
+        return _folder("configs", _PACKAGE) / f"{name}.toml"
     raise UsageError(
         f"--config {name}: no such file, and no preset of this name{nearest(name, names)} "
         f"(presets: {', '.join(names) or 'none'})"

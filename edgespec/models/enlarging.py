@@ -1,7 +1,7 @@
-"""Changes models as files: other quantisations, fewer layers, more layers, other weights.
+"""Modifies model files: quantises, removes or adds layers, adapts weights.
 
-The tool that knows the format comes from the entry point group `edgespec.tools`: no model library
-is imported before.
+The tool for the format comes from the entry point group `edgespec.tools`; no model library is
+imported before.
 """
 
 from __future__ import annotations
@@ -25,39 +25,40 @@ GROUP, NAME = "edgespec.tools", "gguf"
 
 
 class ModelTool(Protocol):
-    """Protocol of the entry point. What it writes appears whole or not at all."""
+    """Protocol of the entry point. Its output files are written atomically."""
 
     def recognises(self, source: Path) -> bool:
-        """True if the file or folder looks like a model of its format."""
+        """True if the file or folder looks like a model in the tool's format."""
 
     def quantise(
         self, source: Path, folder: Path, kind: str, progress: Progress | None = None
     ) -> Path:
-        """Write `source` in another quantisation below `folder`. Raises UsageError for `kind`."""
+        """Write `source` in quantisation `kind` to `folder`; returns the path. Raises UsageError if
+        `kind` is unknown."""
 
     def enlarge(
         self, source: Path, out: Path, size_bytes: int, progress: Progress | None = None
     ) -> EnlargeReport:
-        """Write `out`, about `size_bytes` large, with the function of `source`."""
+        """Write `out`, about `size_bytes` large, which computes the same function as `source`."""
 
     def is_head(self, draft: Path) -> bool:
-        """True for a draft that reads its target's hidden states."""
+        """True if the draft is a head, which reads its target's hidden states."""
 
     def fit_head(self, head: Path, source: Path, enlarged: Path, out: Path) -> None:
-        """Write `out`: the head of `source`, for the model that was enlarged from it."""
+        """Write `out`, the head of `source` adapted to the model enlarged from `source`."""
 
     def n_layers(self, source: Path) -> int: ...
 
     def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
-        """Bytes of these layers and of all that is in no layer."""
+        """Bytes of `layers` and of all tensors outside layers."""
 
     def subset(
         self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
     ) -> None:
-        """Write `out` with these layers of `source`, ascending."""
+        """Write `out` with `layers` of `source`, which are ascending."""
 
     def check_adaptable(self, source: Path) -> None:
-        """Raise ModelError, by name, for a model that `adapt` cannot train."""
+        """Raise ModelError for a model that `adapt` cannot train."""
 
     def adapt(
         self,
@@ -68,19 +69,19 @@ class ModelTool(Protocol):
         n_threads: int,
         report: Callable[[float], None],
     ) -> float:
-        """Write `out`, called `name`: `source` trained on `texts`; the mean loss at the end.
+        """Train `source` on `texts`, write it to `out` under `name`, and return the final loss.
 
-        Changes settings of the process. `report` hears the share that is done.
+        Changes settings of the process. `report` is called with the share that is done.
         """
 
 
 @contextmanager
-def stored_as(
+def quantised(
     source: Path, kind: str | None, beside: Path, progress: Progress | None = None
 ) -> Iterator[Path]:
-    """`source` in the quantisation `kind`, in a hidden folder in `beside` that is gone afterwards.
+    """Yield `source` in the quantisation `kind`, from a hidden temporary folder in `beside`.
 
-    None leaves it as it is. Raises UsageError for an unknown quantisation.
+    With None it is `source` itself. Raises UsageError for an unknown quantisation.
     """
     if kind is None:
         yield source
@@ -99,10 +100,10 @@ def enlarge(
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> EnlargeReport:
-    """Write `out`, about `size_bytes` large, with the function of `source`.
+    """Write `out`, about `size_bytes` large, which computes the same function as `source`.
 
-    Raises UsageError where `out` or the size cannot be meant, ModelError for `source`, and
-    EdgespecError for a full disk or an installation without the tool.
+    Raises UsageError if `out` or the size is invalid, ModelError if `source` is, and EdgespecError
+    for a full disk or if the tool is not installed.
     """
     if out.is_file() and not overwrite:
         raise UsageError(f"{out} exists: --force overwrites it")
@@ -110,8 +111,11 @@ def enlarge(
 
 
 def fitting_draft(draft: Path, source: Path, enlarged: Path) -> Path:
-    """The draft of `source` for what was enlarged from it: a head is written beside `enlarged`,
-    once, any other draft guesses for both. Raises ModelError and EdgespecError."""
+    """The draft of `source` for the model enlarged from it.
+
+    A head is adapted and written beside `enlarged`, once; any other draft serves both. Raises
+    ModelError and EdgespecError.
+    """
     tool = load_tool()
     if not tool.recognises(draft) or not tool.is_head(draft):
         return draft
@@ -126,7 +130,7 @@ def fitting_draft(draft: Path, source: Path, enlarged: Path) -> Path:
 
 
 def load_tool() -> ModelTool:
-    """Import the tool. Raises EdgespecError where it is not installed."""
+    """Import the tool. Raises EdgespecError if it is not installed."""
     try:
         (entry,) = entry_points(group=GROUP, name=NAME)
         tool: ModelTool = entry.load()

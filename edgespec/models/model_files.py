@@ -1,4 +1,4 @@
-"""The files that make up a model, as far as sizes and the page cache are concerned."""
+"""The files of a model, for sizes and for dropping them from the page cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)")
 def files_of(model: Path) -> list[Path]:
     """The file itself, all parts of a split GGUF file, or an ONNX model's graph and weights.
 
-    Raises ModelError for a folder that holds no model, and for an ONNX model that is damaged.
+    Raises ModelError for a folder without a model, and for a damaged ONNX model.
     """
     if model.is_dir() or model.suffix == ".onnx":
         return list(runtimes.describe(model).files)
@@ -31,14 +31,14 @@ def files_of(model: Path) -> list[Path]:
 
 
 def copies() -> list[Path]:
-    """Files that runtimes keep in folders of the cache and may read instead of a model."""
+    """Converted copies of models that runtimes keep in the cache and may read instead."""
     others = {cache_folder.calibrations(), cache_folder.experts(), cache_folder.learnt()}
     inside = cache_folder.folder().glob("*/[!.]*")
     return sorted(path for path in inside if path.is_file() and path.parent not in others)
 
 
 def distinct_names(models: Sequence[Path]) -> list[str]:
-    """Names of the files without endings, numbered where some are alike."""
+    """File names without suffixes, numbered where they are not unique."""
     names = [model.name if model.is_dir() else model.stem for model in models]
     return [
         f"{name}#{names[: at + 1].count(name)}" if names.count(name) > 1 else name
@@ -47,10 +47,10 @@ def distinct_names(models: Sequence[Path]) -> list[str]:
 
 
 def size_of(model: Path) -> int:
-    """Bytes of all its files."""
+    """Bytes of all files of a model."""
     return sum(path.stat().st_size for path in files_of(model))
 
 
 def largest_of(model: Path) -> Path:
-    """The file that says most about the storage."""
+    """The largest file of a model."""
     return max(files_of(model), key=lambda path: path.stat().st_size)

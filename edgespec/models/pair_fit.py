@@ -1,8 +1,8 @@
-"""Measures how well a draft fits a target: the share of the target's own text that it guesses.
+"""Measures how well a draft fits a target: the share of the target's greedy text that it guesses.
 
-The target runs once. Greedy text tells for every tree which guesses it would have accepted, so the
-trees are grown by the draft alone, and a target that is paged is not paged again. A head reads what
-the target computes: for one it computes everything. Reads no clock.
+The target generates its texts once. They determine which guesses of any tree are accepted, so only
+the draft runs again, and a paged target is not read again. A head needs the target's hidden states,
+so for a head the target computes every pass. Reads no clock.
 """
 
 from __future__ import annotations
@@ -36,32 +36,33 @@ from edgespec.values import (
 
 TREE_SIZES = (1, 4, 8, 16, 32)
 LOADED_FOR = EngineSettings(draft_max=max(TREE_SIZES))
-"""Settings that both models are loaded with."""
+"""Settings for loading both models."""
 ENOUGH = 0.95
-"""Share of the most tokens per pass at which a tree counts as large enough."""
+"""Share of the maximal tokens per pass at which a tree counts as large enough."""
 
-WRITING_NODES = 16
-"""Size of the trees with which the target writes while sources are counted."""
+GENERATION_NODES = 16
+"""Tree size while the target generates its texts and all sources are counted."""
 
 _GREEDY = SamplingParams()
-_FULL_WITH_ALL = EngineSettings(
-    fallback=FallbackName.FULL, draft_max=WRITING_NODES, overlap=False, step_aside=False
+_ALL_SOURCES = EngineSettings(
+    fallback=FallbackName.FULL, draft_max=GENERATION_NODES, overlap=False, step_aside=False
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TreeFit:
-    """Tokens per pass of trees with up to `drafted_nodes` guesses."""
+    """Yield of trees with up to `drafted_nodes` guesses."""
 
     drafted_nodes: int
     rounds: int
-    """One pass each."""
+    """Rounds, with one pass each."""
     verified: int
     accepted: int
 
     @property
     def verified_per_pass(self) -> float:
-        """Below `drafted_nodes` where the text ends, or where the draft had no more guesses."""
+        """Mean number of guesses in a pass; trees are smaller at the end of a text, or if the draft
+        has no more guesses."""
         return self.verified / self.rounds
 
     @property
@@ -71,12 +72,12 @@ class TreeFit:
 
 @dataclass(frozen=True, slots=True)
 class SourcesFit:
-    """Tokens per pass while every source of guesses grew full trees together."""
+    """Yield of full trees that all sources of guesses grow together."""
 
     drafted_nodes: int
     rounds: int
     sources: tuple[SourceStats, ...]
-    """The one with most nodes first."""
+    """Counts by source, the one with most nodes first."""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -85,7 +86,7 @@ class SourcesFit:
 
 @dataclass(frozen=True, slots=True)
 class PairFit:
-    """Results of a draft on greedy texts of a target."""
+    """Measurements of a draft on greedy texts of a target."""
 
     n_prompts: int
     n_tokens: int
@@ -95,7 +96,7 @@ class PairFit:
     agreed: int
     """Compared tokens that the draft ranks first."""
     trees: tuple[TreeFit, ...]
-    """Small ones first."""
+    """Yields by tree size, smallest first."""
     together: SourcesFit | None = None
     notes: tuple[str, ...] = ()
 
@@ -109,7 +110,7 @@ class PairFit:
 
     @property
     def large_enough(self) -> TreeFit:
-        """The smallest tree with nearly the tokens per pass of the best one."""
+        """The smallest tree with at least ENOUGH of the best tokens per pass."""
         most = max(tree.tokens_per_pass for tree in self.trees)
         return next(tree for tree in self.trees if tree.tokens_per_pass >= ENOUGH * most)
 
@@ -123,13 +124,13 @@ def measure(
 ) -> PairFit:
     """Let the target continue each prompt greedily, by up to `max_tokens`, and replay its texts.
 
-    While it writes, all sources of guesses are counted. `draft` has the
-    target's vocabulary. Raises PairError where no tree can be grown or verified, and UsageError for
-    a prompt without tokens or beyond the context.
+    All sources of guesses are counted while it generates. `draft` has the target's vocabulary.
+    Raises PairError if no tree can be grown or verified, and UsageError for a prompt without tokens
+    or beyond the context.
     """
     _check("target", target.info, target.info.verifies_guesses)
     _check("draft", draft.info, draft.info.tree_capable)
-    texts = greedy_texts(target, draft, prompts, max_tokens, progress, _FULL_WITH_ALL)
+    texts = greedy_texts(target, draft, prompts, max_tokens, progress, _ALL_SOURCES)
     n_replays = (1 + len(TREE_SIZES)) * len(texts)
     replayed = count()
 
@@ -137,7 +138,7 @@ def measure(
         progress("replaying the texts through the draft", next(replayed) / n_replays)
 
     n_shared = min(target.info.n_vocab, draft.info.n_vocab)
-    compared, agreed = count_agreed(draft, texts, n_shared, step, target)
+    compared, agreed = count_agreements(draft, texts, n_shared, step, target)
     trees = tuple(_replay(target, draft, texts, size, step) for size in TREE_SIZES)
     return PairFit(
         n_prompts=len(texts),
@@ -150,19 +151,19 @@ def measure(
     )
 
 
-def with_lookups(
+def measure_lookups(
     target: LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     progress: Progress,
 ) -> SourcesFit:
-    """Tokens per pass of what costs no draft: guesses from the text and the target's own words."""
-    return _together(greedy_texts(target, None, prompts, max_tokens, progress, _FULL_WITH_ALL))
+    """Yield without a draft model: guesses from the text and from the target's earlier logits."""
+    return _together(greedy_texts(target, None, prompts, max_tokens, progress, _ALL_SOURCES))
 
 
 def _together(texts: Sequence[GenerationResult]) -> SourcesFit:
     return SourcesFit(
-        WRITING_NODES,
+        GENERATION_NODES,
         sum(text.speculation.rounds for text in texts),
         total_sources(text.speculation.sources for text in texts),
     )
@@ -184,7 +185,7 @@ def greedy_texts(
     progress: Progress,
     rules: EngineSettings = LOADED_FOR,
 ) -> list[GenerationResult]:
-    """The target's own texts. The draft helps as it does in any generation, and changes none."""
+    """The target's greedy texts. The draft speeds generation up and changes no text."""
 
     def written(n_texts: int, n_tokens: int) -> None:
         share = (n_texts + n_tokens / max_tokens) / len(prompts)
@@ -198,17 +199,17 @@ def greedy_texts(
     return texts
 
 
-def count_agreed(
+def count_agreements(
     draft: LanguageModel,
     texts: Sequence[GenerationResult],
     n_shared: int,
     step: Callable[[], None] = lambda: None,
     target: LanguageModel | None = None,
 ) -> tuple[int, int]:
-    """Number of tokens that the draft can be asked about, and of those that it ranks first.
+    """Number of tokens that the draft can predict, and of those that it ranks first.
 
-    It knows the first `n_shared` tokens of the vocabulary; `step` is called before each text. A
-    head can be asked with its `target` alone.
+    The draft has the first `n_shared` tokens of the vocabulary. `step` is called before each text.
+    A head needs its `target`.
     """
     compared = agreed = 0
     with Worker() as worker:
@@ -227,7 +228,7 @@ def _first_choices(
     worker: Worker,
     target: LanguageModel | None,
 ) -> list[int]:
-    """The token that the draft ranks first at each place of the text, as far as it can read it."""
+    """The draft's most probable token at each position of the text that it can read."""
     tokens = [*text.prompt_tokens, *text.tokens]
     unreadable = (n for n, token in enumerate(tokens) if token >= n_shared)
     end = min(len(tokens) - 1, draft.info.n_ctx, next(unreadable, len(tokens)))
@@ -237,14 +238,14 @@ def _first_choices(
     draft.truncate(0)
     if isinstance(draft, ReadsFeatures) and isinstance(target, GivesFeatures):
         if not start:
-            return []  # nothing is known about the first token alone
+            return []  # the first token has no features before it
         draft.drop_features(0)
         target.truncate(0)
         target.give_features(draft.feature_layers, draft.take_features)
         worker.run(partial(target.prefill, tokens[:end]), target.cancel)
     worker.run(partial(draft.prefill, tokens[:start]), draft.cancel)
     choices: list[int] = []
-    # further guesses of a block do not know the tokens before them
+    # later guesses of a block do not depend on the tokens before them
     step = 1 if isinstance(draft, GuessesBlocks) else draft.info.max_nodes
     for begin in range(start, end, step):
         chain = tokens[begin : min(begin + step, end)]
@@ -265,11 +266,11 @@ def _replay(
     drafted_nodes: int,
     step: Callable[[], None],
 ) -> TreeFit:
-    """Yield of full trees of this size on the target's way to `texts`."""
+    """Yield of full trees with `drafted_nodes` guesses while generating `texts`."""
     rules = full_trees(drafted_nodes)
     rounds = verified = accepted = 0
     draft.truncate(0)
-    known = KnownText(target)
+    known = ReplayTarget(target)
     verifier: LanguageModel = known
     if isinstance(draft, ReadsFeatures):
         target.truncate(0)
@@ -287,7 +288,7 @@ def _replay(
 
 
 def full_trees(drafted_nodes: int) -> EngineSettings:
-    """Rules under which every pass verifies so many guesses of the draft, if it has them."""
+    """Settings with which every pass verifies up to `drafted_nodes` guesses of the draft alone."""
     return EngineSettings(
         fallback=FallbackName.FULL,
         draft_max=drafted_nodes,
@@ -298,10 +299,10 @@ def full_trees(drafted_nodes: int) -> EngineSettings:
     )
 
 
-class KnownText:
-    """Implements `LanguageModel`: a target that is certain of a text, which it need not compute.
+class ReplayTarget:
+    """A `LanguageModel` that replays a known text instead of computing it.
 
-    Its logits are right at nodes that the text accepts, and mean nothing elsewhere.
+    Its logits are right at nodes on the text, and meaningless elsewhere.
     """
 
     last_report = PassReport()
@@ -344,7 +345,7 @@ def _finish(
     events: Generator[TokenEvent, None, GenerationResult],
     shown: Callable[[int], None] | None = None,
 ) -> GenerationResult:
-    """Run a generation to its end, or close it; `shown` hears how many tokens there are."""
+    """Run a generation to its end; `shown` is called with the number of tokens so far."""
     with closing(events):
         for n_tokens in count():
             if shown is not None:

@@ -1,7 +1,7 @@
-"""Makes a draft from the target itself: fewer of its layers, in a coarser quantisation.
+"""Makes a draft from the target itself: a subset of its layers, in a coarser quantisation.
 
-Which layers are left out is measured: a draft is good as far as it ranks first what the target
-writes. Knows no format; a tool leaves layers out and quantises.
+The layers to remove are chosen by measuring agreement, the share of the target's tokens that the
+draft ranks first. Knows no format; a tool removes layers and quantises.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ BITS = {
     "Q3_K_M": 4.0,
     "Q2_K": 3.4,
 }
-"""A weight, about, all tensors of a model taken together; what is written is measured."""
+"""Average bits per weight by type, for estimates; written files are measured."""
 SEARCH_TYPE = "Q4_0"
 WIDTH = 3
-"""Layers that compete, in each round, for being left out next: those that single-handedly mattered
-least."""
+"""Beam of the greedy search: the layers whose removal alone costs least agreement are tried."""
 SPARE = 2
-"""More layers than should do are ranked: what a type takes is only known on average."""
+"""Additional layers to rank for removal, because sizes by type are only estimates."""
 SHARE = 0.25
-"""Size of a draft as a share of the target's, by default."""
+"""Default size of a draft as a share of the target's."""
 
 _LOADED = pair_fit.LOADED_FOR
 
@@ -52,29 +51,29 @@ class SelfDraft:
 
     type: str
     layers: tuple[int, ...]
-    """Layers of the target that are kept, ascending."""
+    """Remaining layers of the target, ascending."""
     size_bytes: int
     agreement: float
-    """The share of the target's own tokens that it ranks first."""
+    """Share of the target's tokens that it ranks first."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftMemory:
-    """Memory that a draft takes of a budget, and its cost for the target."""
+    """Memory of a draft under a budget, and its cost for the target."""
 
     budget_bytes: int
     draft_bytes: int
     """Bytes of the draft with its KV and buffers."""
-    most_bytes: int
-    """Bytes that any draft could take beside the target."""
+    max_bytes: int
+    """Largest draft that the budget allows beside the target."""
     read_bytes: int
-    """Bytes that a pass of the target reads."""
+    """Bytes that a pass of the target reads with this draft."""
     read_alone_bytes: int
-    """Without a draft."""
+    """Bytes that a pass of the target reads without a draft."""
 
 
-def room(alone: MemoryPlan, pair: MemoryPlan) -> DraftMemory:
-    """DraftMemory of a draft by plans of the same budget for the target alone and for both."""
+def draft_memory(alone: MemoryPlan, pair: MemoryPlan) -> DraftMemory:
+    """Memory of a draft, from plans under the same budget for the target alone and for the pair."""
     draft_bytes = sum(row.nbytes for row in pair.rows if row.owner == "draft")
     return DraftMemory(
         pair.budget_bytes,
@@ -87,7 +86,7 @@ def room(alone: MemoryPlan, pair: MemoryPlan) -> DraftMemory:
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """Kind of draft to make, and how it is measured."""
+    """Size and types of the draft to make, and texts to measure it on."""
 
     size_bytes: int
     types: tuple[str, ...]
@@ -100,10 +99,10 @@ class DraftJob:
 def make(
     target: Path, out: Path, job: DraftJob, progress: Progress
 ) -> tuple[SelfDraft, tuple[SelfDraft, ...]]:
-    """Write `out` and return what it is, with all that were compared, the best first.
+    """Write the best draft to `out`; returns it and all candidates, best first.
 
-    The target writes its texts once, paged where it does not fit. Raises UsageError for a size that
-    no draft has, ModelError for models that cannot be cut, EdgespecError for a full disk.
+    The target generates its texts once, paged if it does not fit. Raises UsageError if no draft has
+    the size, ModelError if layers cannot be removed, EdgespecError for a full disk.
     """
     tool = load_tool()
     if not tool.recognises(target):
@@ -125,7 +124,7 @@ def make(
 
 
 class _DraftSearch:
-    """Search for the best layers to leave out, over files in `folder`."""
+    """Searches for the layers to remove, with candidate files in `folder`."""
 
     def __init__(
         self, target: Path, job: DraftJob, tool: ModelTool, folder: Path, progress: Progress
@@ -153,7 +152,7 @@ class _DraftSearch:
     def _largest(
         self, kind: str, n_layers: int, left_out: Sequence[int]
     ) -> tuple[SelfDraft, Path] | None:
-        """The draft of this type with the most layers, `n_layers` at most, that fits the size."""
+        """The largest draft of this type with at most `n_layers` layers that fits the size."""
         for n_out in range(self._n_layers - n_layers, len(left_out) + 1):
             layers = self._without(left_out[:n_out])
             path = self._stored(layers, kind)
@@ -164,7 +163,7 @@ class _DraftSearch:
         return None
 
     def _order(self, fewest: int) -> list[int]:
-        """Layers in the order in which they are left out, until `fewest` are there."""
+        """Layers in the order of their removal, until `fewest` remain."""
         n_out = self._n_layers - fewest
         if n_out <= 0:
             return []
@@ -194,7 +193,7 @@ class _DraftSearch:
         return [layer for layer in range(self._n_layers) if layer not in set(left_out)]
 
     def _n_fitting(self, kind: str) -> int:
-        """Layers whose weights fit the size in this type, by what its weights take on average."""
+        """Estimated number of layers that fit the size in this type."""
         fixed = self._tool.weight_bytes(self._target, ())
         layers = self._tool.weight_bytes(self._target, range(self._n_layers)) - fixed
         scale = BITS[kind] / self._bits_of_target()
@@ -226,11 +225,11 @@ class _DraftSearch:
                 candidate.unlink()
 
     def _agreement(self, path: Path) -> float:
-        """The share of the texts' tokens that the model at `path` ranks first."""
+        """Share of the texts' tokens that the model at `path` ranks first."""
         settings = self._job.load.model_copy(update={"model": path, "draft": None})
         with session.open_models(settings, _LOADED) as models:
             n_vocab = models.target.info.n_vocab
-            compared, agreed = pair_fit.count_agreed(models.target, self._texts, n_vocab)
+            compared, agreed = pair_fit.count_agreements(models.target, self._texts, n_vocab)
         return agreed / max(compared, 1)
 
     def _write_texts(self) -> list[GenerationResult]:

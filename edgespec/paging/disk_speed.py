@@ -1,4 +1,4 @@
-"""Measures how fast a file can be read past the page cache, from a short sample of it.
+"""Measures the speed of direct reads from a file, by a short sample of it.
 
 Prints nothing and keeps nothing in memory.
 """
@@ -25,9 +25,9 @@ SAMPLE_S = 0.3
 def bytes_per_second(
     path: Path, sample_s: float = SAMPLE_S, clock: Callable[[], float] = time.perf_counter
 ) -> float | None:
-    """Bytes per second of reads spread over the file for `sample_s` seconds, one after the other.
+    """Bytes per second of sequentially issued reads, spread over the file, for `sample_s` seconds.
 
-    None for a file that is too small. Raises WeightReadError.
+    None if the file is too small. Raises WeightReadError.
     """
     starts = _spread(path.stat().st_size)
     if not starts:
@@ -49,7 +49,7 @@ def bytes_per_second(
 def _spread(size_bytes: int) -> list[int]:
     """Offsets of whole, block-aligned reads, the middle of the file first.
 
-    The order jumps about, so that the drive's own reading ahead does not count.
+    Successive offsets are far apart, so that the drive's read-ahead does not help.
     """
     count = (size_bytes - BLOCK_BYTES) // READ_BYTES
     step = next((step for step in (7, 5, 3, 2) if count % step), 1)

@@ -1,7 +1,7 @@
-"""A copy of a model on another disk, which is read together with the model.
+"""Reads a model and its copy on a second disk in parallel.
 
-Each read is divided between the two by the speed that each has shown, or goes to the one that
-will be done with it first.
+Each read is split in proportion to the measured speeds of the disks; a small one goes to the disk
+that finishes it first.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from edgespec.errors import ModelError
 from edgespec.files.sampled import sampled_digest
 from edgespec.paging.reader import DirectReader, Reader, Run, block_floor
 
-LEAST_PART_BYTES = 128 << 10
-"""Smaller parts would cost more in requests than a second disk brings."""
-MOST_AT_ONCE = 4
+MIN_PART_BYTES = 128 << 10
+"""Splitting into smaller parts costs more per request than the second disk saves."""
+MAX_AT_ONCE = 4
 NEW_SHARE = 0.2
 """Weight of the latest read in the speed of a disk."""
 
 
 def open_reader(paths: Sequence[Path], mirror: Sequence[Path] = ()) -> Reader:
-    """Opens a model's files, and those of its copy. Raises WeightReadError."""
+    """A reader of a model's files and, if there is one, of its copy. Raises WeightReadError."""
     reader = DirectReader(paths)
     if not mirror:
         return reader
@@ -58,9 +58,9 @@ def find_mirror(paths: Sequence[Path], mirror: Path) -> list[Path]:
 
 
 class MirroredReader(Closeable):
-    """Reads a part of each run from the first reader and the rest from the second, at once.
+    """Reads a part of each run from the first reader and the rest from the second, in parallel.
 
-    Several threads may read, as experts are.
+    Safe for several threads: experts are read by many at once.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class MirroredReader(Closeable):
         self._clock = clock
         self._bytes_per_s = [0.0, 0.0]
         self._pending_bytes = [0, 0]
-        """Bytes that each reader has been asked for and has not read yet."""
+        """Bytes requested from each reader and not read yet."""
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="edgespec-mirror")
+        self._threads = ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="edgespec-mirror")
 
     def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
         with self._lock:
@@ -90,16 +90,16 @@ class MirroredReader(Closeable):
                 first = _part(run, 0, first_bytes)
                 n = self._read(0, first, beginning, stopped, before[0])
             finally:
-                reading.exception()  # the memory is its own until it has ended
+                reading.exception()  # wait: the thread writes into `end` until then
             return n + reading.result()
 
     def _first_part(self, nbytes: int) -> int:
-        """Bytes of a run that the first reader reads: both should end at once."""
+        """Bytes of a run that the first reader reads, so that both finish together."""
         speeds = self._bytes_per_s if all(self._bytes_per_s) else [1.0, 1.0]
         first, second = self._pending_bytes
         share = speeds[0] / sum(speeds)
         part = block_floor(int(share * (first + second + nbytes)) - first)
-        if min(part, nbytes - part) < LEAST_PART_BYTES:
+        if min(part, nbytes - part) < MIN_PART_BYTES:
             return nbytes if 2 * part >= nbytes else 0
         return part
 
@@ -111,7 +111,7 @@ class MirroredReader(Closeable):
         stopped: Callable[[], bool],
         before_bytes: int,
     ) -> int:
-        """Read a run for which the reader has `before_bytes` to read first."""
+        """Read a run behind `before_bytes` that the reader has pending, and update its speed."""
         begun = self._clock()
         n = 0
         try:
@@ -120,7 +120,7 @@ class MirroredReader(Closeable):
             seconds = self._clock() - begun
             with self._lock:
                 self._pending_bytes[which] -= run.nbytes
-                if n >= LEAST_PART_BYTES and seconds > 0:
+                if n >= MIN_PART_BYTES and seconds > 0:
                     speed = (before_bytes + n) / seconds
                     known = self._bytes_per_s[which] or speed
                     self._bytes_per_s[which] = known + NEW_SHARE * (speed - known)
@@ -132,7 +132,7 @@ class MirroredReader(Closeable):
 
 
 def _part(run: Run, begin: int, end: int) -> Run:
-    """Bytes `begin` to `end` of a run, both at whole blocks."""
+    """The bytes from `begin` to `end` of a run; both are multiples of BLOCK_BYTES."""
     return Run(
         run.file_index, run.start + begin, end - begin, max(0, min(run.needed, end) - begin), 0
     )

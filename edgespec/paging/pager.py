@@ -1,6 +1,6 @@
 """Keeps weight segments in memory, or streams them through a ring of slots ahead of their use.
 
-Knows segments, slots and their order, and nothing of any runtime.
+Knows segments, slots and their order, but no runtime.
 
 The ring is one block of memory that is divided into slots in the order of reading, so segments of
 different sizes share it without loss. Segments are read in execution order; after the last comes
@@ -39,10 +39,10 @@ class _Slot:
 class WeightPager(Closeable):
     """A ring of slots that an I/O thread keeps filled with the next segments.
 
-    One consumer acquires and releases; while it computes, a helper thread of its own may acquire
-    the next segment for it. A slot's address is valid from `acquire` to `release`. Acquiring out of
-    order is allowed and discards what was read ahead. A failed read raises WeightReadError in
-    `acquire`; the next `acquire` tries again.
+    One consumer acquires and releases segments; a helper thread may acquire the next one while the
+    consumer computes. A slot's address is valid from `acquire` to `release`. Acquiring out of order
+    is allowed and discards what was read ahead. A failed read raises WeightReadError in `acquire`;
+    the next `acquire` tries again.
     """
 
     def __init__(
@@ -77,14 +77,17 @@ class WeightPager(Closeable):
 
     @property
     def ring_address(self) -> int:
-        """Address of memory that any segment fits into, readable until `close` whatever it holds:
-        for a computation whose result is not used."""
+        """Address of readable memory as large as any segment, valid until `close`.
+
+        A cancelled pass computes on it: its content is arbitrary and the result is discarded.
+        """
         return self._ring.address
 
     def acquire(self, index: int, is_stall: bool = True) -> int | None:
-        """Address of the slot that holds segment `index`; waits for it. None once cancelled.
+        """Wait for segment `index` and return the address of its slot; None once cancelled.
 
-        Waiting counts as a stall unless a helper thread waits while the consumer computes.
+        Waiting counts as a stall unless `is_stall` is False: a helper thread waits while the
+        consumer computes.
         """
         with self._change:
             slot = self._ready_slot(index)
@@ -101,9 +104,9 @@ class WeightPager(Closeable):
             slot.held = True
             return self._ring.address + slot.start
 
-    def waited(self, index: int, begin: float) -> None:
-        """Count a stall: the consumer waited since `begin` for another thread to acquire segment
-        `index`. Time after the segment was read does not count.
+    def count_wait(self, index: int, begin: float) -> None:
+        """Count a stall of the consumer, which has waited since `begin` for its helper thread to
+        acquire segment `index`. Time after the segment was read does not count.
         """
         with self._change:
             slot = next((s for s in self._slots if s.held and s.segment == index), None)
@@ -122,7 +125,7 @@ class WeightPager(Closeable):
             self._change.notify_all()
 
     def now(self) -> float:
-        """Time in seconds of the clock that stalls are measured with."""
+        """Seconds on the clock that measures stalls."""
         return self._clock()
 
     def cancel(self) -> None:
@@ -253,7 +256,7 @@ class WeightPager(Closeable):
             self._change.notify_all()
 
     def _count_ring(self) -> None:
-        """Record bytes of the ring in the trace: full slots, and the one that is being filled."""
+        """Trace the bytes of filled slots and of the slot that is being filled."""
         if self._trace.is_on:
             filled = sum(slot.nbytes for slot in self._slots if slot.ready and not slot.dropped)
             reading = sum(slot.nbytes for slot in self._slots if not slot.ready)

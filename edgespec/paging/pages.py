@@ -1,7 +1,7 @@
-"""Moves pages of private memory from one address to another, where the kernel can.
+"""Moves pages of private memory to another address with `mremap`, where the kernel can.
 
-Pages that move are neither freed nor filled with zeros, and stay as contiguous as they were: direct
-reads into them cost less.
+Moved pages are neither freed nor zeroed and stay physically contiguous, so direct reads into them
+cost less.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def _library(kind: type[ctypes.CDLL]) -> ctypes.CDLL | None:
 
 _KERNEL = _library(ctypes.CDLL)
 _QUICK = _library(ctypes.PyDLL)
-"""The kernel's calls that take microseconds: the interpreter's lock is kept, as getting it back
-takes longer."""
+"""The same calls without releasing the GIL: they take microseconds, reacquiring it takes longer."""
 
 
 def move_pages(source: int, target: int, nbytes: int) -> bool:
@@ -51,6 +50,6 @@ def move_pages(source: int, target: int, nbytes: int) -> bool:
 
 
 def populate(address: int, nbytes: int) -> None:
-    """Have the kernel put pages behind memory now; does nothing where it cannot."""
+    """Have the kernel back a range with pages now; a no-op where it cannot."""
     if _KERNEL is not None:
         _KERNEL.madvise(address, nbytes, _POPULATE_WRITE)

@@ -1,6 +1,6 @@
-"""Reads ranges of bytes of a model's files into aligned memory, past the page cache where it can.
+"""Reads byte ranges of a model's files into aligned memory, past the page cache where it can.
 
-Knows files, extents, segments and their layout in memory; not when they are read, or what for.
+Knows files, extents, segments and their layout in memory, but not when or why they are read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from edgespec.concurrency.owning import Closeable
 from edgespec.errors import WeightReadError
 
 BLOCK_BYTES = max(4096, mmap.PAGESIZE)
-"""Direct reads need offset, length and memory aligned to the device's block, which 4096 suits.
-Memory is freed in pages, which are larger on some ARM systems."""
+"""Alignment of offset, length and address of direct reads; 4096 suits all devices. Memory is freed
+in pages, which are larger on some ARM systems."""
 READ_BYTES = 4 << 20
-"""Bytes of one read: large enough for full bandwidth, small enough to stop soon."""
+"""Bytes of one read: large enough for full bandwidth, small enough to cancel quickly."""
 
 
 def block_floor(n: int) -> int:
@@ -46,17 +46,16 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring extents that are read as one, widened to whole blocks, and their offset in a
-    slot."""
+    """Adjacent extents that are read together, widened to whole blocks, and their slot offset."""
 
     file_index: int
     start: int
     nbytes: int
     needed: int
-    """Bytes that must arrive; the rest of the last block may lie past the end of the file."""
+    """Bytes that must be read; the rest of the last block may lie past the end of the file."""
     slot_offset: int
     parts: tuple[Extent, ...] = ()
-    """The extents in it; the remaining bytes lie between and around them."""
+    """Extents within the run; its other bytes lie between and around them."""
 
 
 class Segment:
@@ -71,7 +70,7 @@ class Segment:
         self.slot_bytes = last.slot_offset + last.nbytes
 
     def locate(self, file_index: int, offset: int) -> int:
-        """Offset in the slot of the byte at `offset` of a file. Raises KeyError for one outside."""
+        """Slot offset of the byte at `offset` of a file. Raises KeyError if no run contains it."""
         for run in self.runs:
             if run.file_index == file_index and 0 <= offset - run.start < run.nbytes:
                 return run.slot_offset + offset - run.start
@@ -99,10 +98,10 @@ def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
 
 
 class AlignedMemory(Closeable):
-    """Private, block-aligned memory that is resident only where it was written.
+    """Private, block-aligned memory that becomes resident where it is written.
 
-    It uses huge pages where the kernel has them: direct reads into them cost less. `sparse` memory,
-    which is written in small pieces far apart, uses none.
+    It uses huge pages where the kernel has them, because direct reads into them cost less. `sparse`
+    memory, which is written in small pieces far apart, uses none.
     """
 
     def __init__(self, nbytes: int, sparse: bool = False) -> None:
@@ -114,7 +113,7 @@ class AlignedMemory(Closeable):
             self._map = mmap.mmap(-1, self.nbytes)
         advice = getattr(mmap, "MADV_NOHUGEPAGE" if sparse else "MADV_HUGEPAGE", None)
         if advice is not None:
-            with suppress(OSError):  # a kernel without huge pages knows no such advice
+            with suppress(OSError):  # a kernel without huge pages
                 self._map.madvise(advice)
         self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
 
@@ -122,15 +121,17 @@ class AlignedMemory(Closeable):
         return memoryview(self._map)[start : start + nbytes]
 
     def forget(self, start: int = 0, nbytes: int | None = None) -> None:
-        """Free pages, all of them or a range of whole blocks; their content is lost, the address
-        range stays."""
+        """Free all pages, or those of a range of whole blocks; the address range stays mapped."""
         if hasattr(mmap, "MADV_DONTNEED"):
             nbytes = self.nbytes - start if nbytes is None else nbytes
             self._map.madvise(mmap.MADV_DONTNEED, start, nbytes)
 
     def close(self) -> None:
-        """Free everything. A view that still exists, say in the traceback of a failed read, keeps
-        the address range as long as it lives; its content must not be used."""
+        """Free the pages and the address range.
+
+        A view that still exists, for example in the traceback of a failed read, keeps the address
+        range mapped; its content must not be used.
+        """
         try:
             self._map.close()
         except BufferError:
@@ -138,10 +139,10 @@ class AlignedMemory(Closeable):
 
 
 class Reader(Protocol):
-    """Fills memory with a run's bytes. Tests implement it with slow or failing storage."""
+    """Fills memory with a run's bytes. Tests implement slow and failing storage."""
 
     def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
-        """Read `run` and return the bytes that storage delivered. Raises WeightReadError."""
+        """Read `run` and return the number of bytes read. Raises WeightReadError."""
 
     def close(self) -> None: ...
 
@@ -183,7 +184,7 @@ class DirectReader(Closeable):
         return done
 
     def _read_some(self, run: Run, offset: int, target: memoryview) -> int:
-        """Bytes of one read; fewer than asked for only at the end of the file."""
+        """Fill `target` from `offset`; returns the bytes read, fewer only at the file's end."""
         descriptor = self._files[run.file_index]
         n = 0
         while n < len(target):
@@ -214,10 +215,10 @@ class DirectReader(Closeable):
 
 
 def read_at(descriptor: int, into: memoryview, offset: int) -> int:
-    """Read at a place of a file, and return the number of bytes. Raises OSError."""
+    """Read at an offset of a file and return the number of bytes. Raises OSError."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [into], offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)  # Windows, where no two threads read a file
+    os.lseek(descriptor, offset, os.SEEK_SET)  # Windows, where one thread reads a file
     with FileIO(descriptor, closefd=False) as file:
         return file.readinto(into)
 
@@ -244,8 +245,8 @@ def _open_direct(path: Path) -> tuple[int, bool]:
 def read_segment(
     reader: Reader, segment: Segment, memory: AlignedMemory, start: int, stopped: Callable[[], bool]
 ) -> int:
-    """Fill the slot at `start` of `memory` with a segment; returns the bytes read."""
-    n = 0
-    for run in segment.runs:
-        n += reader.read(run, memory.view(start + run.slot_offset, run.nbytes), stopped)
-    return n
+    """Read a segment into the slot at `start` of `memory`; returns the bytes read."""
+    return sum(
+        reader.read(run, memory.view(start + run.slot_offset, run.nbytes), stopped)
+        for run in segment.runs
+    )

@@ -1,6 +1,6 @@
-"""The port of stores, rings and caches that serve weights to a model's passes, and their totals.
+"""Protocol and totals of weight stores: the ring of streamed segments and the cache of experts.
 
-Knows what was read and waited for, not where weights lie.
+Counts reads and stalls; knows nothing about addresses of weights.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from edgespec.values import ExpertStats, PagingStats
 
 
 class Store(Protocol):
-    """Weights that are read from files while a model computes.
+    """Reads weights from files while a model computes.
 
-    A ring serves weights that every pass needs in one order, a cache of experts those that a layer
-    just chose: the methods that serve them are each store's own.
+    A ring serves the weights that every pass needs in a fixed order, an expert cache those that a
+    layer has just chosen; each has its own methods for serving them.
     """
 
     @property
@@ -26,24 +26,22 @@ class Store(Protocol):
 
     @property
     def stall_s(self) -> float:
-        """Seconds in which passes waited for reads since loading."""
+        """Seconds since loading in which passes waited for reads."""
 
     @property
     def read_s(self) -> float:
-        """Seconds spent reading streamed segments since loading, overlapped with computing or
-        not."""
+        """Seconds since loading spent reading streamed segments, overlapped with compute or not."""
 
     @property
     def choice_stall_s(self) -> float:
-        """Part of `stall_s` for experts that the tokens of a pass chose; grows with their
-        number."""
+        """Part of `stall_s` spent on experts; grows with the number of tokens in a pass."""
 
     @property
     def first_row_stall_s(self) -> float:
-        """Part of `choice_stall_s` for experts that the first token of a pass chose."""
+        """Part of `choice_stall_s` spent on experts that the first token of a pass chose."""
 
     def cancel(self) -> None:
-        """Wake threads that wait for weights, and let none wait until `resume`."""
+        """Wake threads that wait for weights; no thread waits again until `resume`."""
 
     def resume(self) -> None: ...
 
@@ -52,7 +50,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Bytes read and seconds waited for by stores, at one moment or between two."""
+    """Bytes and seconds of the stores' reads and stalls: since loading, or between two moments."""
 
     nbytes: int = 0
     stall_s: float = 0.0
@@ -71,7 +69,7 @@ class Reads:
 
 
 def reads_of(stores: Sequence[Store]) -> Reads:
-    """Sums over stores since the model was loaded."""
+    """Totals of `stores` since the model was loaded."""
     return Reads(
         sum(store.bytes_read for store in stores),
         sum(store.stall_s for store in stores),
@@ -88,7 +86,7 @@ def paging_stats(
     passes: int,
     experts: ExpertStats | None = None,
 ) -> PagingStats:
-    """The figures that a paged model reports."""
+    """Paging statistics of a model with these stores."""
     total, reads = sum(segment.nbytes for segment in segments), reads_of(stores)
     return PagingStats(
         segments=len(segments),

@@ -1,4 +1,4 @@
-"""Ports of a runtime: the one that the engine needs, and optional ones."""
+"""Protocols that a runtime implements: the one that the engine needs, and optional ones."""
 
 from edgespec.ports.language_model import LanguageModel, Progress, Vocabulary, check_token
 

@@ -1,6 +1,6 @@
-"""Optional port: decoding by a runtime's own library.
+"""Optional port: decoding by the runtime's library itself.
 
-For comparison only; the engine never uses it.
+For comparison in benchmarks; the engine never uses it.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from edgespec.values import RoundCost, TextCost
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A strategy with which the library itself decodes."""
+    """A decoding strategy of the library itself."""
 
     name: str
     text: str
-    """Description in a line."""
+    """One-line description."""
     drafts: bool = False
     """True if it needs a draft model."""
     resident: bool = False
-    """True if it keeps all weights in memory: of no use where they do not fit."""
+    """True if it keeps all weights in memory, so that they must fit."""
     takes_several: bool = False
     """True if it can decode several texts in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineRequest:
-    """Greedy continuations. A prompt's last token counts as decoding, as in the engine."""
+    """Prompts to continue greedily. A prompt's last token counts as decoding, as in the engine."""
 
     model: Path
     draft: Path | None
     prompts: tuple[str, ...]
     n_tokens: int
-    """Most tokens of a text; an end-of-generation token ends it earlier and belongs to it."""
+    """Most tokens of a text; an end-of-generation token ends it earlier and is counted."""
     ctx_size: int
     n_threads: int
     bytes_read: Callable[[], int]
-    """Counts the bytes that this process has read from storage so far."""
+    """Returns the bytes that this process has read from storage so far."""
     is_together: bool = False
     """True to decode all prompts at once; otherwise there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineRun:
-    """Tokens and costs of a run. Waiting for storage is part of its passes."""
+    """Tokens and costs of a run; passes include waiting for storage."""
 
     tokens: tuple[int, ...]
-    """Decoded tokens; several texts one after the other."""
+    """Decoded tokens; those of several texts are concatenated."""
     n_prompt_tokens: int
     load_s: float
     prompt_s: float
@@ -62,30 +62,30 @@ class BaselineRun:
     bytes_read: int
     """Bytes read while decoding."""
     texts: tuple[TextCost, ...] = ()
-    """Texts that were decoded at once; their prompts are part of `decode_s` then. Empty for one."""
+    """Costs of texts decoded at once, whose prompts are part of `decode_s`; empty for one text."""
 
 
 class Baselines(Protocol):
-    """Decoding by a library itself. A module is enough."""
+    """Decodes with the library itself. A module can implement it."""
 
     LIBRARY: str
     """Name and version of the library."""
     BASELINES: Sequence[Baseline]
 
     def run(self, name: str, request: BaselineRequest) -> BaselineRun:
-        """Load, decode, free. Raises ModelError or UsageError."""
+        """Load the models, decode, and free them. Raises ModelError or UsageError."""
 
 
 @runtime_checkable
 class OffersBaselines(Protocol):
-    """Optional protocol of a runtime: its library decodes by itself, too."""
+    """Optional protocol of a runtime whose library can also decode by itself."""
 
     @property
     def baselines(self) -> Baselines: ...
 
 
 def check(name: str, request: BaselineRequest, known: Sequence[Baseline]) -> None:
-    """Raise UsageError for an unknown baseline, and for several texts that one cannot decode."""
+    """Raise UsageError for an unknown baseline, or one that cannot decode several texts at once."""
     found = next((baseline for baseline in known if baseline.name == name), None)
     if found is None:
         raise UsageError(f"there is no mode {name}: take {', '.join(b.name for b in known)}")
@@ -94,7 +94,7 @@ def check(name: str, request: BaselineRequest, known: Sequence[Baseline]) -> Non
 
 
 def check_room(prompt: Sequence[int], request: BaselineRequest) -> None:
-    """Raise UsageError for a text that does not fit into the context."""
+    """Raise UsageError if prompt and continuation do not fit into the context."""
     if len(prompt) + request.n_tokens > request.ctx_size:
         raise UsageError(
             f"{len(prompt)} tokens of prompt and {request.n_tokens} more do not fit into a "
@@ -109,8 +109,10 @@ def measured(
     read: Callable[[Sequence[int]], object],
     decode: Callable[[Sequence[int]], tuple[list[int], list[RoundCost]]],
 ) -> BaselineRun:
-    """Have a loaded model `read` all of the prompt but its last token, and `decode` what follows
-    the whole prompt. Raises UsageError for a text that does not fit into the context."""
+    """Time a loaded model: `read` the prompt but its last token, then `decode` from there.
+
+    Raises UsageError for a text that does not fit into the context.
+    """
     prompt = vocabulary.encode(request.prompts[0])
     check_room(prompt, request)
     began = time.perf_counter()

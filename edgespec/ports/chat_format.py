@@ -1,6 +1,6 @@
-"""Chat templates and special tokens as a model's files give them.
+"""Chat templates and special tokens from a model's files.
 
-A runtime may offer it beside the vocabulary. Nothing here is rendered.
+Optional for a vocabulary. Templates are not rendered here.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ FOR_TOOLS = "tool_use"
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Templates by name, most often only DEFAULT; special tokens by what templates call them."""
+    """Templates by name, usually only DEFAULT, and special tokens by their names in templates."""
 
     templates: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    """`bos_token`, `eos_token` and so on, and their text."""
+    """Text by name: `bos_token`, `eos_token` and so on."""
     control_tokens: frozenset[str] = frozenset()
-    """Texts that are read as control tokens wherever they stand, or end a text."""
+    """Strings that are always tokenized as control tokens, or that end a text."""
     added_tokens: frozenset[str] = frozenset()
-    """Texts that are read as one token wherever they stand, and are no control tokens."""
+    """Strings that are always tokenized as one token, which is no control token."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling settings that the model's makers recommend, by the names of `SamplingParams`; not
-    checked."""
+    """Sampling settings recommended by the model's authors, by fields of `SamplingParams`; not
+    validated."""
 
     def source(self, model: str, with_tools: bool = False) -> str:
-        """The template for a conversation. Raises ModelError where the model has none."""
+        """The template for a conversation. Raises ModelError if the model has none."""
         if with_tools and FOR_TOOLS in self.templates:
             return self.templates[FOR_TOOLS]
         if DEFAULT in self.templates:
@@ -50,8 +50,8 @@ class ChatFormat:
 
 @runtime_checkable
 class HasChatFormat(Protocol):
-    """Optional protocol of a vocabulary."""
+    """Optional protocol of a vocabulary with a chat format."""
 
     @property
     def chat_format(self) -> ChatFormat:
-        """Empty for a model that says nothing about conversations."""
+        """Chat format in the model's files; empty if they have none."""

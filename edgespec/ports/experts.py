@@ -1,4 +1,4 @@
-"""The optional port of mixtures that know which of their experts tokens choose."""
+"""Optional port of mixtures: statistics of the experts that tokens choose."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class KnowsExperts(Protocol):
-    """A model that pages experts, and begins warm where an earlier run's choices are known."""
+    """A model that pages experts and can start with an earlier run's usage statistics."""
 
     @property
     def expert_shares(self) -> Sequence[bytes]:
-        """Shares of tokens that chose each expert, a byte for each, layer by layer; empty if
-        experts are not paged."""
+        """Share of tokens that chose each expert, one byte per expert, by layer; empty if experts
+        are not paged."""
 
     def expect_experts(self, shares: Sequence[bytes]) -> None:
-        """Begin with the shares of an earlier run; those of another model are ignored."""
+        """Start with the `expert_shares` of an earlier run; those of another model are ignored."""

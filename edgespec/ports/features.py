@@ -1,7 +1,7 @@
 """Optional ports of a target and of a draft that reads the target's hidden states.
 
-Features of a token are what enters some of the target's layers at its place. Only committed tokens
-have some to give: what a guess that did not stand made the target think, nobody asks.
+The features of a token are the inputs of some of the target's layers at its position. They exist
+only for committed tokens; those of rejected guesses are dropped.
 """
 
 from __future__ import annotations
@@ -14,37 +14,38 @@ import numpy as np
 from edgespec.ports.language_model import LanguageModel
 
 Take = Callable[[int, np.ndarray], None]
-"""Receives features of tokens that follow each other: the position of the first one, and float32
-[tokens, layers, values]. The array is the giver's again when the call returns."""
+"""Receives features of consecutive tokens: the position of the first token, and float32
+[tokens, layers, values]. The array is valid only during the call."""
 
 
 @runtime_checkable
 class GivesFeatures(Protocol):
-    """Optional protocol of a model: hidden states of the tokens that its text 0 commits."""
+    """Optional protocol of a model that gives hidden states of the tokens committed to text 0."""
 
     def give_features(self, layers: Sequence[int], take: Take) -> None:
-        """From now on hand over what enters `layers`, for each token as it is committed: `prefill`
-        after each of its passes, `commit` at its end.
+        """From now on call `take` with the inputs of `layers` for each token that is committed.
 
-        A token has the features of its own context, in whatever batch it was computed. Tokens
-        that are committed otherwise, by a saved state or another text's prefix, have none. Raises
-        UsageError for layers that the model does not show.
+        `prefill` does so after each of its passes, `commit` at its end. Features do not depend on
+        the batch in which a token was computed. Tokens committed by loading a saved state or by
+        sharing another text's prefix have none. Raises UsageError for layers that the model cannot
+        give.
         """
 
 
 @runtime_checkable
 class OffersFeatures(Protocol):
-    """Optional protocol of a prepared model: it can be loaded so that it gives features."""
+    """Optional protocol of a prepared model that can be loaded to give features."""
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
-        """Load the model so that it gives the inputs of `layers`, each of `n_values`.
+        """Have `load` make the inputs of `layers`, each of `n_values`, available.
 
-        Comes before `needs`. Raises ModelError where the model has no such layers."""
+        Call it before `needs`. Raises ModelError if the model has no such layers.
+        """
 
 
 @runtime_checkable
 class WantsFeatures(Protocol):
-    """Optional protocol of a prepared draft: it reads features of a target."""
+    """Optional protocol of a prepared draft that reads features of a target."""
 
     @property
     def feature_layers(self) -> Sequence[int]:
@@ -57,11 +58,11 @@ class WantsFeatures(Protocol):
 
 @runtime_checkable
 class ReadsFeatures(LanguageModel, Protocol):
-    """Optional protocol of a draft model: a head, which guesses from a target's features.
+    """Optional protocol of a draft model: a head that guesses from a target's features.
 
-    A token is read with those of the token before it: the target's where they are known, otherwise
-    what the head itself predicted when it evaluated that token. The first token of a text is read
-    by `prefill` alone, with none.
+    The head reads a token together with the features of the token before it: the target's if they
+    are known, otherwise those that the head itself predicted there. The first token of a text has
+    no features before it and is read only by `prefill`.
     """
 
     @property
@@ -69,29 +70,28 @@ class ReadsFeatures(LanguageModel, Protocol):
         """Layers of the target whose inputs it reads."""
 
     def take_features(self, position: int, rows: np.ndarray) -> None:
-        """Keep the features of committed tokens; implements `Take`."""
+        """Store the features of committed tokens; implements `Take`."""
 
     def drop_features(self, n_tokens: int) -> None:
-        """Forget those of all but the text's first `n_tokens`."""
+        """Drop the features of all tokens after the text's first `n_tokens`."""
 
     def lacks_features(self, n_tokens: int) -> bool:
-        """True if features are missing without which the text's first `n_tokens`, or what follows
-        them, cannot be read."""
+        """True if features are missing that reading the first `n_tokens` or what follows needs."""
 
 
 @runtime_checkable
 class GuessesBlocks(ReadsFeatures, Protocol):
     """Optional protocol of a head that guesses several tokens in one pass (block diffusion).
 
-    A token is read with its own features. `evaluate` says what follows a node by its depth, and by
-    its token if guesses are chained, whatever else is above it; for one text and root it takes one
-    pass in all.
+    The head reads a token together with its own features. What it predicts after a node depends
+    only on the node's depth, and on its token if guesses are chained; `evaluate` takes one pass in
+    all for one text and root.
     """
 
     @property
     def block_guesses(self) -> int:
-        """Tokens in a row that a pass guesses."""
+        """Number of consecutive tokens that a pass guesses."""
 
     @property
     def is_chained(self) -> bool:
-        """True if guesses after a node depend on its token, too."""
+        """True if guesses after a node also depend on its token."""

@@ -1,4 +1,4 @@
-"""Findings about a machine, in a form that people and programs read."""
+"""Findings of `edgespec doctor` about a machine, for people and programs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Optional port of a model: its committed prefix leaves the process and comes back.
+"""Optional port of a model: saving and loading the KV cache of its committed prefix.
 
-Knows pieces of bytes, not the file that holds them nor their meaning.
+Knows pieces of bytes, but neither their meaning nor the file that holds them.
 """
 
 from __future__ import annotations
@@ -11,50 +11,50 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 Write = Callable[[memoryview], None]
-"""Takes the next piece; the caller may reuse its memory afterwards."""
+"""Stores the next piece; the caller may reuse its memory afterwards."""
 
 
 class Read(Protocol):
-    """Protocol of a reader that returns the pieces in their order."""
+    """Protocol of a reader that returns the pieces in order."""
 
     def size(self) -> int:
         """Bytes of the next piece.
 
-        Raises StateError where there is none, UsageError for more than the memory holds.
+        Raises StateError if there is none, UsageError if it exceeds the planned memory.
         """
 
     def __call__(self, into: memoryview) -> None:
-        """Fill `into` with the next piece. Raises StateError for one of another size."""
+        """Fill `into` with the next piece. Raises StateError if the sizes differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateOrigin:
-    """Everything that KV depends on besides the tokens; a state fits a model with an equal one."""
+    """Everything besides the tokens that KV depends on; a state fits models of equal origin."""
 
     files: Sequence[Path]
-    """Files of the model's weights."""
+    """The model's weight files."""
     settings: Mapping[str, str]
-    """Settings by the words of the command line: the library's version, the context, the cache's
+    """Settings by their names in messages: the library's version, the context size, the cache
     types."""
 
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """Optional protocol of a model: its committed prefix can be kept in a file."""
+    """Optional protocol of a model: the KV of its committed prefix can be saved in a file."""
 
     @property
     def state_origin(self) -> StateOrigin: ...
 
     @property
     def state_bytes(self) -> int:
-        """Most memory that writing or reading takes besides the cache itself, for now."""
+        """Most memory that writing or reading the state takes now, besides the cache itself."""
 
     def write_state(self, write: Write) -> None:
-        """Hand over the keys and values of the committed prefix, piece by piece."""
+        """Write the keys and values of the committed prefix, piece by piece."""
 
     def read_state(self, n_tokens: int, read: Read) -> None:
-        """Replace the committed prefix by the `n_tokens` that were written.
+        """Replace the committed prefix by a saved one of `n_tokens`.
 
-        Raises StateError for pieces that `write_state` of this model cannot have written; nothing
-        is committed then.
+        Raises StateError for pieces that `write_state` of this model cannot have written, and then
+        leaves nothing committed.
         """

@@ -1,6 +1,6 @@
-"""One request for text, the value that every door hands down to the engine.
+"""A request for text, as the session, the server and the command line pass it to the engine.
 
-Knows no model: the prompt is tokens, a grammar a constraint, kept KV a keeper.
+Knows no model: the prompt is tokens, a grammar is a constraint, a prompt cache is a keeper.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from edgespec.settings.config import SamplingParams
 
 
 class Constraint(Protocol):
-    """Protocol of a grammar at work: the tokens that may follow the text so far."""
+    """Protocol of a grammar in use: the tokens that may follow the text so far."""
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Tokens that may come next, [n_vocab]."""
+        """Mask of the tokens that may come next, [n_vocab]."""
 
     def take(self, token: int) -> None:
-        """`token` is the next one of the text."""
+        """Advance by `token`, the next token of the text."""
 
     def forced(self, most: int) -> list[int]:
-        """The next tokens, as far as there is no choice; at most so many."""
+        """The next tokens, at most `most`, as far as the grammar leaves no choice."""
 
 
 class Notes(Protocol):
@@ -36,21 +36,18 @@ class Notes(Protocol):
 
 
 class Keeper(Protocol):
-    """Optional protocol of a request: keeps the KV of a prompt beyond the process.
-
-    It may use the models when it is called.
-    """
+    """Loads and saves the KV of prompts; its methods may use the models."""
 
     def before_prompt(self, prompt: Sequence[int], tally: Notes) -> None:
-        """Called before the prompt is read: may load kept KV into the models."""
+        """Called before prefill: may load saved KV into the models."""
 
     def after_prompt(self, n_prefilled: int, tally: Notes) -> None:
-        """Called after the prompt was read, `n_prefilled` of its tokens in passes of their own."""
+        """Called after prefill, which computed `n_prefilled` of the prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A text to generate, as the caller specified it."""
+    """A request to generate one text."""
 
     prompt_tokens: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -59,12 +56,11 @@ class TextRequest:
     stop: Sequence[str] = ()
     """Strings that end the text and are cut off."""
     constraint: Constraint | None = None
-    """Grammar of the text, at its beginning: it follows one text and serves no second request."""
+    """Grammar in its initial state; it follows this text and cannot serve another request."""
     n_logprobs: int | None = None
-    """Alternatives whose log probabilities come with each token's own; None: no log
-    probabilities."""
+    """Number of alternatives with log probabilities, besides the token's own; None: none at all."""
     shown: Mapping[int, str] = field(default_factory=dict)
-    """Text of control tokens, which otherwise add none."""
+    """Text of control tokens that are to be visible; others add no text."""
     progress: Progress | None = None
-    """Called while the prompt is read."""
+    """Called during prefill."""
     keeper: Keeper | None = None

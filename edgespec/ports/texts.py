@@ -1,6 +1,6 @@
-"""Optional port of a model: several texts at once, and passes that serve all of them.
+"""Optional port of a model that holds several texts and evaluates them in one pass.
 
-Each text is a model of its own to whoever works on it alone.
+For code that handles one text, `TextOf` is a model that holds that text only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from edgespec.values import ModelInfo, PagingStats, PassReport
 
 
 class PassPart(NamedTuple):
-    """The rows of one text in a pass: tokens of a prompt, nodes of a tree, or both."""
+    """The rows of one text in a pass: prompt tokens, tree nodes, or both."""
 
     text: int
     tree: TokenTree
     nodes: Sequence[int]
     reads: Sequence[int] = ()
-    """Tokens between the committed prefix and the root, which is then the only node, if there is
-    one. A pass that succeeds commits them."""
+    """Prompt tokens between the committed prefix and the root, which the pass commits. With them,
+    the root is the only node, if there is one."""
 
     @property
     def n_rows(self) -> int:
@@ -33,25 +33,25 @@ class PassPart(NamedTuple):
 
 @runtime_checkable
 class HoldsTexts(LanguageModel, Protocol):
-    """Optional protocol of a model with `info.n_texts` texts, which are numbered from 0.
+    """Optional protocol of a model with `info.n_texts` texts, numbered from 0.
 
-    Methods without a text are about text 0. A text's logits are those that it has alone, whatever
-    the others do, and no call changes another text than its own.
+    Methods without an argument `text` use text 0. The logits of a text do not depend on the other
+    texts, and a call changes only its own text.
     """
 
     def committed_of(self, text: int) -> int:
-        """Tokens of a text whose KV entries are final."""
+        """Number of a text's tokens whose KV entries are final."""
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
     ) -> None: ...
 
     def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        """Do as `prefill` and `evaluate` for each of `parts`, of different texts, in one pass.
+        """`prefill` and `evaluate` each of `parts`, which are of different texts, in one pass.
 
-        `info.max_nodes` counts the nodes of all parts, `info.max_rows` their tokens of prompts,
-        too, and `info.max_branches` their leaves but for the first one of each text. A failure
-        leaves nothing of theirs behind.
+        Limits: `info.max_nodes` for the nodes of all parts, `info.max_rows` for nodes and prompt
+        tokens, `info.max_branches` for the leaves except the first of each text. A failure leaves
+        no part evaluated or committed.
         """
 
     def commit(
@@ -61,14 +61,16 @@ class HoldsTexts(LanguageModel, Protocol):
     def truncate(self, n_tokens: int, text: int = 0) -> None: ...
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
-        """Replace the text `target` by the first `n_tokens` of the committed prefix of `source`, or
-        by fewer where `truncate` would forget more. Nothing is computed again."""
+        """Replace the text `target` by the first `n_tokens` of the committed prefix of `source`.
+
+        They are fewer where `truncate` would drop more. Nothing is computed again.
+        """
 
 
 class TextOf:
-    """One of a model's texts; implements `LanguageModel`. The model is borrowed.
+    """One of a model's texts as a `LanguageModel`; it does not own the model.
 
-    It has an equal share of the branches, so that whoever works on it need not know the others.
+    Each text gets an equal share of the model's branches.
     """
 
     def __init__(self, model: HoldsTexts, text: int) -> None:
@@ -106,11 +108,11 @@ class TextOf:
         self.model.cancel()
 
     def close(self) -> None:
-        """The model is not its own."""
+        """Do nothing: the model is borrowed."""
 
 
 def texts_of(model: LanguageModel) -> list[LanguageModel]:
-    """The texts of a model, each as a model of its own; a single one is the model itself."""
+    """The texts of a model as models of their own; a model with one text is returned itself."""
     if model.info.n_texts == 1 or not isinstance(model, HoldsTexts):
         return [model]
     return [*(TextOf(model, text) for text in range(model.info.n_texts))]

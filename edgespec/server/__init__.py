@@ -1,1 +1,1 @@
-"""A session behind HTTP, as OpenAI's API has it. Needs the extra `serve`."""
+"""HTTP server with OpenAI's API for a session. Needs the extra `serve`."""

@@ -1,6 +1,6 @@
-"""The server's routes: requests in, answers out, a session behind them.
+"""The server's routes, which answer HTTP requests with a session.
 
-Knows HTTP; `completions` knows the meaning of a request, `guarding` the clients it accepts.
+Knows HTTP; `completions` interprets requests, `guarding` checks clients.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Service:
-    """State that the routes share."""
+    """The routes and their shared state."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Service:
         queue: Queue,
         figures: ServerFigures,
     ) -> None:
-        """`figures` count the generations of `completions`."""
+        """`figures` counts the generations of `completions`."""
         self._session = session
         self._completions = completions
         self._guard = guard
@@ -61,12 +61,12 @@ class Service:
         self._queue = queue
         self._figures = figures
         self._closing: set[asyncio.Future[None]] = set()
-        """Generations that are being ended; kept, for a loop forgets tasks that nobody holds."""
+        """Tasks that end generations; referenced here because event loops keep weak references."""
 
     def application(self) -> Starlette:
         """The ASGI application."""
         routes = [
-            # whoever reaches the server may see that it is up
+            # these routes need no key
             Route("/", self._guarded(page, needs_key=False)),
             Route("/page/{name}", self._guarded(page, needs_key=False)),
             Route("/health", self._guarded(self._health, needs_key=False)),
@@ -89,7 +89,7 @@ class Service:
             except ClientDisconnect:
                 self._figures.cancelled += 1
                 return Response(status_code=499)
-            except Exception as error:  # noqa: BLE001 - one answer each, and the server goes on
+            except Exception as error:  # noqa: BLE001 - every request gets a response
                 response = self._refuse(error)
             self._figures.answers[response.status_code] += 1
             return response
@@ -158,11 +158,11 @@ class Service:
             body = await stack.enter_async_context(self._bodies.of(request))
             stack.enter_context(self._queue.place(client))
             async with _while_connected(request):
-                # an invalid request is refused now, not after the texts of others
+                # refuse an invalid request now, before it waits for its turn
                 parsed, completion = await self._prepared(body, kind, start)
                 turn = self._queue.turn(client, completion.pool_bytes)
                 if self._queue.is_busy(completion.pool_bytes):
-                    completion.close()  # a request in line keeps its body alone
+                    completion.close()  # a waiting request keeps only its body in memory
                     await stack.enter_async_context(turn)
                     parsed, completion = await self._prepared(body, kind, start)
                 else:
@@ -174,7 +174,7 @@ class Service:
                     return JSONResponse(answer)
                 running = await stack.enter_async_context(InThread(completion))
                 chunks = _complete_chunks(running, completion)
-                # errors up to the first token have a status of their own
+                # errors before the first token are reported by the HTTP status
                 first_chunks = [chunk async for chunk in _first(chunks, 2)]
             rest = stack.pop_all()
         return StreamingResponse(
@@ -184,22 +184,22 @@ class Service:
     async def _prepared(
         self, body: bytearray, kind: type[R], start: Callable[[R], Completion]
     ) -> tuple[R, Completion]:
-        """The validated request and its completion, not started. One at a time, for its memory."""
+        """The validated request and its completion, not started; one at a time, to limit memory."""
 
         def prepare() -> tuple[R, Completion] | Refusal:
             try:
                 parsed = kind.parse(decoded(body))
                 return parsed, start(parsed)
-            except Exception as error:  # noqa: BLE001 - without what its traceback holds
+            except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
                 return _detached(refusal_of(error))
 
-        def prepare_and_tidy() -> tuple[R, Completion] | Refusal:
+        def prepare_and_trim() -> tuple[R, Completion] | Refusal:
             prepared = prepare()
-            heap.return_free_memory()
+            heap.trim_heap()
             return prepared
 
         async with self._queue.preparing:
-            prepared = await in_thread(prepare_and_tidy, lambda: None)
+            prepared = await in_thread(prepare_and_trim, lambda: None)
         if isinstance(prepared, Refusal):
             raise prepared
         if self._queue.is_ending:
@@ -210,19 +210,19 @@ class Service:
     async def _events(
         self, first_chunks: list[Answer], chunks: AsyncIterator[Answer], stack: AsyncExitStack
     ) -> AsyncIterator[str]:
-        """Server-sent events. At its end the generation and its place in the queue are released."""
+        """Server-sent events; at the end the generation and its place in the queue are released."""
         try:
             for chunk in first_chunks:
                 yield _event(chunk)
             async for chunk in chunks:
                 yield _event(chunk)
-        except Exception as error:  # noqa: BLE001 - the status is sent: the stream says it
+        except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
             yield _event(refusal_of(error).content)
         except (asyncio.CancelledError, GeneratorExit):
             self._figures.cancelled += 1
             raise
         finally:
-            # a client that went away waits for nothing; its pass is ended all the same
+            # in a task of its own, because this one may be cancelled
             closing = asyncio.ensure_future(stack.aclose())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
@@ -231,12 +231,12 @@ class Service:
 
 def _close(completion: Completion) -> None:
     completion.close()
-    heap.return_free_memory()  # a grammar may have taken megabytes
+    heap.trim_heap()  # a grammar may have taken megabytes
 
 
 @asynccontextmanager
 async def _while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancels the block when the client goes away, and raises ClientDisconnect."""
+    """Cancel the block when the client disconnects, and raise ClientDisconnect."""
 
     async def watch(block: asyncio.Timeout) -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -260,14 +260,16 @@ async def _while_connected(request: Request) -> AsyncIterator[None]:
 
 
 def _detached(refusal: Refusal) -> Refusal:
-    """The refusal without the errors that led to it, whose frames hold the request."""
+    """The refusal without its causes, whose frames keep the request in memory."""
     refusal.__cause__ = refusal.__context__ = refusal.__traceback__ = None
     return refusal
 
 
 def _check_end(completion: Completion) -> None:
-    """Raise Cancelled for a text that the server cut short: OpenAI's protocol has no finish reason
-    for it, and clients must not take it for whole."""
+    """Raise Cancelled if the server cut the text short.
+
+    OpenAI's protocol has no finish reason for it, and clients must not take the text as complete.
+    """
     if completion.is_cut:
         raise Cancelled("the server is shutting down")
 
@@ -275,7 +277,7 @@ def _check_end(completion: Completion) -> None:
 async def _complete_chunks(
     chunks: AsyncIterator[Answer], completion: Completion
 ) -> AsyncIterator[Answer]:
-    """The chunks of a stream. Raises Cancelled in place of the last one of a text cut short."""
+    """The chunks of a stream. Raises Cancelled instead of the last one if it was cut short."""
     async for chunk in chunks:
         if any(choice["finish_reason"] for choice in chunk["choices"]):
             _check_end(completion)

@@ -1,6 +1,6 @@
-"""Request bodies as they arrive, within limits on size, on the bytes of all together, and on time.
+"""Receives request bodies within limits on size, total size and time.
 
-Knows the bytes, and nothing of their meaning.
+Knows bytes, and nothing of their meaning.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from edgespec.completions.refusals import Refusal, overloaded
 class _Body:
     content: bytearray
     time: asyncio.Timeout | None
-    """Time limit; None once the body is whole."""
+    """Time limit; None once the body is complete."""
     is_evicted: bool = False
 
 
 class RequestBodies:
-    """Bodies that arrive or wait for their turn, `most_bytes` together.
+    """Bodies of requests that arrive or wait for their turn, of `max_bytes` together.
 
-    Where there is no room, the body that has been arriving longest is evicted; whole ones stay.
+    If there is no room, the incomplete body that has been arriving longest is evicted.
     """
 
-    def __init__(self, most_body_bytes: int, most_bytes: int, patience_s: float) -> None:
-        self._most_body_bytes = most_body_bytes
-        self._most_bytes = most_bytes
+    def __init__(self, max_body_bytes: int, max_bytes: int, patience_s: float) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._bodies: list[_Body] = []
-        """Oldest first."""
+        """Bodies in memory, oldest first."""
 
     @asynccontextmanager
     async def of(self, request: Request) -> AsyncIterator[bytearray]:
-        """The whole body; its bytes are counted until the block is left.
+        """Receive the body of a request; its bytes count until the block ends.
 
-        Raises Refusal for one that is too large or too slow, and where there is no room.
+        Raises Refusal if it is too large or too slow, or if there is no room.
         """
         announced = request.headers.get("content-length", "0")
         self._check_size(int(announced) if announced.isdecimal() else 0)
@@ -72,7 +72,7 @@ class RequestBodies:
     def _make_room(self, body: _Body, n_bytes: int) -> None:
         held = sum(len(other.content) for other in self._bodies)
         for other in list(self._bodies):
-            if held + n_bytes <= self._most_bytes:
+            if held + n_bytes <= self._max_bytes:
                 return
             if other is not body and other.time is not None and not other.time.expired():
                 held -= len(other.content)
@@ -80,22 +80,22 @@ class RequestBodies:
                 other.is_evicted = True
                 other.time.reschedule(0)
                 other.time = None
-        if held + n_bytes > self._most_bytes:
+        if held + n_bytes > self._max_bytes:
             raise self._no_room
 
     @property
     def _no_room(self) -> Refusal:
         return overloaded(
-            f"requests under way have {self._most_bytes:,} bytes, which is as much as this server "
+            f"requests under way have {self._max_bytes:,} bytes, which is as much as this server "
             "takes",
             "no_room",
         )
 
     def _check_size(self, n_bytes: int) -> None:
-        if n_bytes > self._most_body_bytes:
+        if n_bytes > self._max_body_bytes:
             raise Refusal(
                 413,
-                f"the body has more than {self._most_body_bytes:,} bytes: send less, or start the "
+                f"the body has more than {self._max_body_bytes:,} bytes: send less, or start the "
                 "server with --max-body",
                 code="too_large",
             )

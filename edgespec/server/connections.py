@@ -1,6 +1,6 @@
-"""Limits on connections: how many a server keeps, and how long it waits for their clients.
+"""Limits the number of connections and the time that the server waits for clients.
 
-Knows uvicorn's protocol of one connection, and nothing of requests and answers.
+Knows uvicorn's protocol class, and nothing of requests and responses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 READ_BYTES = 32 << 10
-"""Bytes that one connection hands over at once; all may do so at the same moment."""
+"""Most bytes read at once from one connection; all connections may do so simultaneously."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,13 @@ class ClientLimits:
     """Limits for clients: number of connections and timeouts."""
 
     headers_s: float = 15
-    """Seconds from the connection, or the last answer, to the end of the next request's headers."""
+    """Seconds from the connection or the last response to the end of the next request's headers."""
     body_s: float = 60
     """Seconds from the headers to the end of the body."""
     answer_s: float = 60
-    """Seconds in which a client may read nothing of its answer."""
+    """Seconds for which a client may stop reading its response."""
     connections: int = 32
-    """Connections beside one for each request that is answered or waits."""
+    """Connections in addition to one for each running or waiting request."""
 
 
 class Connections:
@@ -36,9 +36,9 @@ class Connections:
     longest, connections that send a body last.
     """
 
-    def __init__(self, limits: ClientLimits, most_requests: int) -> None:
+    def __init__(self, limits: ClientLimits, max_requests: int) -> None:
         self.limits = limits
-        self._most = most_requests + limits.connections
+        self._limit = max_requests + limits.connections
         self._open: set[Connection] = set()
 
     def protocol(self) -> type[asyncio.Protocol]:
@@ -47,7 +47,7 @@ class Connections:
 
     def add(self, connection: Connection) -> None:
         self._open.add(connection)
-        if len(self._open) > self._most:
+        if len(self._open) > self._limit:
             waiting = [other for other in self._open if other.waits_for]
             victim = min(waiting, key=lambda other: other.rank(connection))
             self._open.discard(victim)
@@ -65,7 +65,7 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.waits_for: Literal["headers", "body"] | None = None
-        """None while it is the server's turn."""
+        """The part of a request that is due from the client; None while the server responds."""
         self._since_s = 0.0
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -111,7 +111,7 @@ class Connection(H11Protocol):
             self._restart_timers()
 
     def _restart_timers(self) -> None:
-        """Restart the timer for headers. The application times bodies, for it can still answer."""
+        """Restart the timer for headers; the application times bodies, as it can still respond."""
         self.waits_for = self._state
         self._since_s = self.loop.time()
         if self._reading is not None:

@@ -1,4 +1,4 @@
-"""Access checks of the server: keys, hosts, origins, sizes. Sends no answers."""
+"""Access checks of the server: keys, hosts, origins, sizes. Sends no responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Guard:
     api_key: str | None = None
     allowed_hosts: frozenset[str] = frozenset()
     """Host names that requests may give besides the address."""
-    most_body_bytes: int | None = None
+    max_body_bytes: int | None = None
     """Most bytes of a body; None derives it from the model's context."""
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class Guard:
             raise Refusal(403, f"this server is not called {name!r}", code="host_not_allowed")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise Refusal for a browser's page that another server sent."""
+        """Raise Refusal for requests of web pages from other servers."""
         origin = headers.get("origin")
         if origin is None:
             return

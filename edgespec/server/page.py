@@ -1,7 +1,6 @@
-"""The page to chat in a browser, and its files.
+"""The web page for chatting, and its files.
 
-All of them are part of the package: the page fetches nothing from elsewhere and talks to its own
-server alone.
+All of them are part of the package: the page loads nothing from other servers.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ POLICY = (
 
 
 async def page(request: Request) -> Response:
-    """The page itself, or the file of it that the path names. Raises Refusal for another one."""
+    """Response with the page or one of its files. Raises Refusal for another path."""
     name = request.path_params.get("name", "index.html")
     if name not in _FILES:
         raise Refusal(404, f"there is nothing at {request.url.path}", code="not_found")

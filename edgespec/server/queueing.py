@@ -1,4 +1,4 @@
-"""The queue of requests, and the figures that monitoring reads."""
+"""The queue of requests, and the metrics of the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgespec.values import GenerationResult, PagingStats
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """A request that has a turn, or waits for it."""
+    """A request that runs or waits for its turn."""
 
     client: str
     n_bytes: int
@@ -24,51 +24,53 @@ class _Turn:
 
 
 class Queue:
-    """Up to `n_slots` requests are answered and `most_waiting` wait; a further one is refused.
+    """A queue with `n_slots` running and up to `max_waiting` waiting requests; others are refused.
 
-    The next turn goes to the client with the fewest requests under way, among equals to the one
+    The next turn goes to the client with the fewest running requests, and among equals to the one
     that has waited longest since its last turn; requests of one client keep their order. Requests
-    may need bytes of a pool: who is first of them in line gets what becomes free, and those that
-    need none pass by meanwhile. Where the queue is full, a newcomer replaces the latest request of
-    a client with several more in line.
+    may need bytes of a pool: the first of them in line gets free bytes, and requests that need none
+    may overtake it. If the queue is full, a new request replaces the latest request of a client
+    that has at least two more waiting.
     """
 
-    def __init__(self, most_waiting: int, n_slots: int = 1, pool_bytes: int = 0) -> None:
-        """No request needs more than `pool_bytes`; 0 stands for a pool without an end."""
+    def __init__(self, max_waiting: int, n_slots: int = 1, pool_bytes: int = 0) -> None:
+        """`pool_bytes` is the size of the pool, which no request exceeds; 0: unlimited."""
         self.n_slots = n_slots
         self._free_bytes = pool_bytes or sys.maxsize
-        self._most = n_slots + most_waiting
+        self._limit = n_slots + max_waiting
         self.n_in_progress = 0
         self.is_ending = False
-        """True once the server shuts down: no waiting request begins."""
+        """True once the server shuts down: no waiting request starts."""
         self.preparing = asyncio.Lock()
-        """Held while a request is prepared, which takes far more memory than its bytes."""
+        """Held while a request is prepared, which takes far more memory than its body."""
         self._running: Counter[str] = Counter()
-        """Requests that are answered, by client."""
+        """Number of running requests by client."""
         self._waiting: dict[str, deque[_Turn]] = {}
-        """Requests in line, by client; a client's last turn or first request orders them."""
+        """Waiting requests by client, in the order of the clients' latest turns."""
 
     @property
     def n_processing(self) -> int:
-        """Number of requests that are answered."""
+        """Number of running requests."""
         return self._running.total()
 
     def is_busy(self, n_bytes: int = 0) -> bool:
-        """True if a turn has to be waited for, with so many bytes of the pool."""
+        """True if a request that needs `n_bytes` of the pool would have to wait."""
         if self.n_processing >= self.n_slots:
             return True
         waits = any(turn.n_bytes for turns in self._waiting.values() for turn in turns)
         return n_bytes > 0 and (waits or n_bytes > self._free_bytes)
 
     def n_for_each(self) -> int:
-        """Texts that one request may write at once, its own slot and those that nobody uses. Any
-        thread may ask."""
+        """Number of texts that one request may generate at once: its own slot and idle ones.
+
+        Any thread may call it.
+        """
         return 1 + max(0, self.n_slots - max(1, self.n_in_progress))
 
     @contextmanager
     def place(self, client: str = "") -> Iterator[None]:
-        """A place for one request. Raises Refusal when there is none."""
-        if self.n_in_progress >= self._most:
+        """Hold a place in the queue for one request. Raises Refusal if there is none."""
+        if self.n_in_progress >= self._limit:
             self._make_room(client)
         self.n_in_progress += 1
         try:
@@ -78,8 +80,10 @@ class Queue:
 
     @asynccontextmanager
     async def turn(self, client: str = "", n_bytes: int = 0) -> AsyncIterator[None]:
-        """The turn of a request that has a place, with so many bytes of the pool. Raises Refusal if
-        another takes the place."""
+        """Wait for the turn of a request that has a place, and hold `n_bytes` of the pool.
+
+        Raises Refusal if another request takes its place.
+        """
         turn = _Turn(client, n_bytes, asyncio.get_running_loop().create_future())
         if self.is_busy(n_bytes):
             await self._wait(turn)
@@ -108,35 +112,35 @@ class Queue:
         turn.begun.set_result(None)
 
     def _give_back(self, turn: _Turn) -> None:
-        """End a turn, and let others begin."""
+        """End a turn and start others."""
         self._running[turn.client] -= 1
-        self._running += Counter()  # forget clients without requests
+        self._running += Counter()  # drop clients without requests
         self._free_bytes += turn.n_bytes
         self._begin_others()
 
     def _begin_others(self) -> None:
-        """Begin the turns in line that find a slot and their bytes."""
+        """Start waiting requests for which there are slots and bytes."""
         while self.n_processing < self.n_slots and (turn := self._next()) is not None:
             self._remove(turn)
             turns = self._waiting.pop(turn.client, None)
             if turns:
                 self._waiting[turn.client] = turns  # behind the others
-            if not turn.begun.done():  # else its client has gone, and its task has not run since
+            if not turn.begun.done():  # otherwise cancelled, and its task has not run since
                 self._begin(turn)
 
     def _next(self) -> _Turn | None:
-        """The turn in line that may begin first."""
+        """The waiting request that may start first."""
         may_take = True
         for client in sorted(self._waiting, key=lambda other: self._running[other]):
             for turn in self._waiting[client]:
                 if not turn.n_bytes or (may_take and turn.n_bytes <= self._free_bytes):
                     return turn
-                may_take = False  # nobody takes bytes before who is first of those that need them
+                may_take = False  # the first in line that needs bytes gets them first
         return None
 
     def _leave(self, turn: _Turn) -> None:
         self._remove(turn)
-        self._begin_others()  # those that waited behind it for bytes
+        self._begin_others()  # requests behind it may have waited for its bytes
 
     def _remove(self, turn: _Turn) -> None:
         turns = self._waiting.get(turn.client, deque())
@@ -146,8 +150,10 @@ class Queue:
                 del self._waiting[turn.client]
 
     def _make_room(self, client: str) -> None:
-        """Refuse a client's latest request in line where it has two more than `client`. Raises
-        Refusal if there is none."""
+        """Refuse the latest request of a client with at least two more waiting than `client`.
+
+        Raises Refusal if there is none.
+        """
         n_own = len(self._waiting.get(client, ()))
         greediest = max(self._waiting, key=lambda other: len(self._waiting[other]), default=client)
         if greediest == client or len(self._waiting[greediest]) < n_own + 2:
@@ -183,27 +189,27 @@ _TOTALS: dict[str, tuple[str, Callable[[GenerationResult], float]]] = {
     "prompt_seconds": ("Reading prompts", lambda r: r.timings.prompt_s),
     "decode_seconds": ("Writing tokens", lambda r: r.timings.decode_s),
 }
-"""Sums over all generations, with their help texts."""
+"""Help text and value of each total over all generations."""
 
 
 class ServerFigures:
-    """Totals since the server was started."""
+    """Metrics since the server was started."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
         self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0)
         self.answers: Counter[int] = Counter()
-        """Number of answers by HTTP status."""
+        """Number of responses by HTTP status."""
         self.cancelled = 0
         """Number of requests whose client disconnected."""
 
     def count(self, result: GenerationResult) -> None:
-        """Add the figures of one generation."""
+        """Add the result of one generation."""
         for name, (_, of) in _TOTALS.items():
             self._totals[name] += of(result)
 
     def lines(self, queue: Queue, paging: PagingStats, peak_bytes: int) -> Iterator[str]:
-        """Lines in Prometheus's text format."""
+        """The metrics in Prometheus's text format."""
         for name, kind, text, value in (
             ("uptime_seconds", "gauge", "Since the server began", time.monotonic() - self._began_s),
             ("requests_in_progress", "gauge", "Answered or waiting", queue.n_in_progress),

@@ -1,4 +1,4 @@
-"""Runs the application over a socket until it is told to stop. Knows uvicorn."""
+"""Runs the application on a socket until `stop`. Knows uvicorn."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from edgespec.session.session import Session
 
 CLIENT_LIMITS = ClientLimits()
 SHUTDOWN_S = 5
-"""Seconds at shutdown in which clients may read the end of their answers."""
+"""Seconds for clients to read the end of their responses at shutdown."""
 
 
 class Server:
-    """One session at one address."""
+    """Serves one session at one address."""
 
     def __init__(
         self,
         session: Session,
         guard: Guard,
         model: str,
-        most_waiting: int,
-        most_prompt_tokens: int | None = None,
+        max_waiting: int,
+        max_prompt_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
         limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
-        """`sampling` holds defaults for requests; None takes `session.chat_sampling`."""
+        """`sampling` has defaults for requests; None: `session.chat_sampling`."""
         self.model = model
         self._session = session
-        most_prompt_tokens = most_prompt_tokens or session.target.n_ctx
+        max_prompt_tokens = max_prompt_tokens or session.target.n_ctx
         if sampling is None:
             sampling = session.chat_sampling
         figures = ServerFigures()
-        self._queue = Queue(most_waiting, session.n_parallel, session.pool_bytes)
+        self._queue = Queue(max_waiting, session.n_parallel, session.pool_bytes)
         completions = Completions(
             session,
             model,
-            most_prompt_tokens,
+            max_prompt_tokens,
             sampling=sampling,
-            most_logged_tokens=requests.most_answer_tokens,
-            most_characters=requests.MOST_ANSWER_CHARACTERS,
+            max_logged_tokens=requests.max_answer_tokens,
+            max_characters=requests.MAX_ANSWER_CHARACTERS,
             on_result=figures.count,
             n_at_once=self._queue.n_for_each,
             answer_bytes=requests.answer_bytes,
         )
         self.chat_refusal = completions.chat_refusal
-        """Reason why only text is continued; None for a model that converses."""
-        body_bytes = guard.most_body_bytes
+        """Reason why the model cannot answer conversations; None if it can."""
+        body_bytes = guard.max_body_bytes
         if body_bytes is None:
-            body_bytes = requests.most_body_bytes(session.target.n_ctx)
-        bodies = RequestBodies(body_bytes, requests.most_held_bytes(body_bytes), limits.body_s)
+            body_bytes = requests.max_body_bytes(session.target.n_ctx)
+        bodies = RequestBodies(body_bytes, requests.max_held_bytes(body_bytes), limits.body_s)
         service = Service(session, completions, guard, bodies, self._queue, figures)
         config = uvicorn.Config(
             service.application(),
@@ -68,25 +68,25 @@ class Server:
             access_log=False,
             server_header=False,
             lifespan="off",
-            http=Connections(limits, session.n_parallel + most_waiting).protocol(),
+            http=Connections(limits, session.n_parallel + max_waiting).protocol(),
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
         )
         self._server = _Uvicorn(config)
 
     def run(self, listener: socket.socket) -> None:
-        """Answer until `stop`. The caller closes the socket."""
+        """Serve until `stop`. The caller closes the socket."""
         self._server.run(sockets=[listener])
 
     def stop(self) -> None:
-        """End running and waiting requests, then the server. Any thread may call it."""
+        """End running and waiting requests, then the server, from any thread."""
         self._queue.is_ending = True
         self._server.should_exit = True
         self._session.cancel()
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers, which are the command line's."""
+    """uvicorn without signal handlers, which the command line installs."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

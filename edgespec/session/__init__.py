@@ -1,1 +1,1 @@
-"""Sessions: a pair that is loaded once and generates texts, for threads and for asyncio."""
+"""Sessions: models loaded once that generate texts, for threads and for asyncio."""

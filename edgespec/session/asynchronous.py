@@ -1,7 +1,6 @@
-"""The asynchronous face of a session: nothing here blocks the event loop.
+"""The asyncio interface of a session: nothing here blocks the event loop.
 
-Every generation runs in a thread of its own, because a session gives turns to threads.
-`Session` and `Completions` document each call.
+Every generation runs in a thread of its own. `Session` and `Completions` document each call.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Cancellable(Protocol[T_co]):
-    """An iterator that any thread may end: a `Generation`, a `Completion`."""
+    """An iterator that any thread may cancel: a `Generation`, a `Completion`."""
 
     def __iter__(self) -> Iterator[T_co]: ...
 
@@ -43,8 +42,8 @@ class AsyncSession:
         async with AsyncSession(session).stream("Once upon a time") as events:
             async for event in events: ...
 
-    What may take long before a generation begins, such as compiling a grammar, runs in a thread,
-    too: `await` it where a method says so.
+    Methods that may take long before a generation begins, for example to compile a grammar, run in
+    a thread and are awaited.
     """
 
     def __init__(self, session: Session) -> None:
@@ -57,7 +56,7 @@ class AsyncSession:
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
     ) -> InThread[TokenEvent]:
-        """`Session.stream`; grammars and log probabilities take `start`."""
+        """`Session.stream` without grammars and log probabilities, which need `start`."""
         return InThread(self._session.stream(prompt, sampling, max_tokens, stop))
 
     async def start(
@@ -82,7 +81,7 @@ class AsyncSession:
         max_tokens: int | None = None,
         **options: Unpack[TextOptions],
     ) -> GenerationResult:
-        """`Session.generate`; a task that is cancelled cancels it."""
+        """`Session.generate`; cancelling the task cancels it."""
         start = self._session.stream
         generation = await asyncio.to_thread(start, prompt, sampling, max_tokens, **options)
         async with InThread(generation) as events:
@@ -115,8 +114,8 @@ class AsyncSession:
     ) -> dict[str, Any] | InThread[dict[str, Any]]:
         """`Session.create_chat_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_chat_completion
-        begun = await asyncio.to_thread(lambda: create(messages, True, **fields))
-        return await self._complete(begun, stream)
+        completion = await asyncio.to_thread(lambda: create(messages, True, **fields))
+        return await self._complete(completion, stream)
 
     @overload
     async def create_completion(
@@ -133,8 +132,8 @@ class AsyncSession:
     ) -> dict[str, Any] | InThread[dict[str, Any]]:
         """`Session.create_completion`; with `stream` an asynchronous iterator of chunks."""
         create = self._session.create_completion
-        begun = await asyncio.to_thread(lambda: create(prompt, True, **fields))
-        return await self._complete(begun, stream)
+        completion = await asyncio.to_thread(lambda: create(prompt, True, **fields))
+        return await self._complete(completion, stream)
 
     async def _complete(
         self, completion: Any, stream: bool
@@ -146,10 +145,10 @@ class AsyncSession:
 
 
 class InThread(Generic[T]):
-    """Runs an iterator in a thread and hands on what it yields: `async for`, `async with`.
+    """An asynchronous iterator and context manager over an iterator that runs in a thread.
 
-    The thread starts with the first item that is asked for and ends with `aclose`, however the
-    block is left. A task that is cancelled while it waits leaves the iterator to `aclose`.
+    The thread starts with the first item requested and ends with `aclose`. If a waiting task is
+    cancelled, the iterator goes on until `aclose`.
     """
 
     def __init__(self, iterator: Cancellable[T]) -> None:
@@ -160,7 +159,7 @@ class InThread(Generic[T]):
         self._is_over = False
 
     def cancel(self) -> None:
-        """At any moment: end the text soon; items before the end still come."""
+        """End the text soon; items that are already there are still yielded."""
         self._iterator.cancel()
 
     def __aiter__(self) -> Self:
@@ -203,7 +202,7 @@ class InThread(Generic[T]):
         try:
             for item in self._iterator:
                 self._hand_over(item)
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting task
             end = error
         finally:
             try:
@@ -215,18 +214,18 @@ class InThread(Generic[T]):
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no task waits
             self._iterator.cancel()
 
 
 async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
-    """The result of `call`, made in a thread; a task that is cancelled meanwhile calls `cancel`."""
+    """The result of `call`, run in a thread; cancelling the task calls `cancel`."""
     done: Future[T] = Future()
 
     def run() -> None:
         try:
             done.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting task
             done.set_exception(error)
 
     thread = threading.Thread(target=run, name="edgespec-generation", daemon=True)
@@ -240,7 +239,7 @@ async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
 
 
 async def _until_done(thread: threading.Thread) -> None:
-    """Wait for a thread that is about to end, whatever happens to the task that waits."""
+    """Wait for a thread that is about to end, even if the waiting task is cancelled."""
     joined = asyncio.get_running_loop().run_in_executor(None, thread.join)
     interrupted: asyncio.CancelledError | None = None
     while not joined.done():

@@ -1,6 +1,6 @@
-"""A generation: the handle of one request, which is iterated, cancelled and closed.
+"""The handle of one request, which is iterated, cancelled and closed.
 
-Knows the request and its turn, and nothing of drafting.
+Knows the request and its turn in the engine, and nothing of drafting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgespec.values import GenerationResult, PagingStats, TokenEvent
 
 
 class TextOptions(TypedDict, total=False):
-    """Options of a text, as `Session.stream` documents them."""
+    """Keyword options of `Session.stream`, which documents them."""
 
     stop: str | Sequence[str]
     progress: Progress | None
@@ -30,12 +30,11 @@ class TextOptions(TypedDict, total=False):
 
 
 class Generation(Closeable):
-    """The tokens of one request, as they are accepted, and afterwards its `result`.
+    """Iterator over the tokens of one request as they are accepted, with a `result` at its end.
 
-    Nothing happens before the first token is taken; then the generation waits until those of the
-    session that came before it have ended. It is over when its text is, when it is cancelled or
-    closed, after an error of the models, and when nobody refers to it any more. Any thread may
-    advance it, one at a time.
+    Taking the first token starts it: it then waits for its turn in the session. It ends with its
+    text, when it is cancelled, closed or no longer referenced, and after an error of the models.
+    Any thread may take the next token, one thread at a time.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Generation(Closeable):
         load_s: float,
         owner: object = None,
     ) -> None:
-        """`paging` returns the totals so far; `owner` lives at least as long as this.
+        """`paging` returns the totals so far; `owner` is referenced as long as this exists.
 
         Raises UsageError if the target cannot serve the request, and SessionClosed.
         """
@@ -69,9 +68,9 @@ class Generation(Closeable):
     def __next__(self) -> TokenEvent:
         """The next token. StopIteration carries the result.
 
-        Raises SessionClosed where the session was closed meanwhile; UsageError while another thread
-        is at it, and where this thread has another generation of the session under way, for which
-        it would wait for ever. Errors of the models end the generation.
+        Raises SessionClosed if the session was closed. Raises UsageError while another thread takes
+        a token, and if this thread has another unfinished generation of the session, which would be
+        a deadlock. Errors of the models end the generation.
         """
         event = None
         if self._result is None:
@@ -83,10 +82,10 @@ class Generation(Closeable):
 
     @property
     def result(self) -> GenerationResult:
-        """The whole text, or the text so far if it was cancelled or closed.
+        """The whole text, or the text so far if the generation was cancelled or closed.
 
-        Tokens that were accepted and not yet taken belong to it. Raises UsageError before the
-        end, and the error that ended the generation.
+        It includes accepted tokens that were not taken. Raises UsageError before the end, and the
+        error that ended the generation.
         """
         if self._failure is not None:
             raise self._failure
@@ -97,18 +96,18 @@ class Generation(Closeable):
         return self._result
 
     def cancel(self) -> None:
-        """From any thread, at any moment: end the text soon; its finish reason is "cancelled"."""
+        """End the text soon, from any thread; its finish reason is "cancelled"."""
         self._engine.cancel(self._request)
 
     def close(self) -> None:
-        """End the text here and wait until the engine is free. Idempotent, from any thread.
+        """End the text and wait until the engine is free. Idempotent, from any thread.
 
-        Raises UsageError within a callback of the generation itself.
+        Raises UsageError in a callback of the generation itself.
         """
         self._users.close(self.cancel, self._end)
 
     def __del__(self) -> None:
-        # The collector may run within the models' own calls: the next in line cleans up.
+        # the garbage collector may run within the models' calls: the next in line cleans up
         if turn := getattr(self, "_turn", None):
             turn.is_dropped = True
 
@@ -119,7 +118,7 @@ class Generation(Closeable):
                 if self._paging_before is None:
                     self._paging_before = self._paging()
                 return self._take(events)
-        except Cancelled:  # in line; the engine ends the text of a running one itself
+        except Cancelled:  # while waiting; the engine itself ends the text of a running generation
             self._end()
             return None
 
@@ -135,7 +134,7 @@ class Generation(Closeable):
         return event
 
     def _end(self) -> None:
-        """Leave the engine to the next generation and set the result, if that is not done yet."""
+        """Give up the turn and set the result, once."""
         if self._result is None:
             self._engine.leave(self._turn)
             self._request.transcript.cancel()
@@ -146,9 +145,9 @@ class Generation(Closeable):
 
 
 def _guarded(progress: Progress, engine: SharedEngine, users: Users) -> Progress:
-    """`progress`, in which neither may be closed.
+    """`progress`, during which neither engine nor generation may be closed.
 
-    Knows nothing of the generation, which is over as soon as nobody else knows it.
+    It holds no reference to the generation, which ends when it is no longer referenced.
     """
 
     def guarded(what: str, share: float) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
-from edgespec.engine.encoding import most_characters
+from edgespec.engine.encoding import max_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError, PairError, UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
@@ -28,7 +28,7 @@ from edgespec.memory.needs import (
     FOREST_SIZE,
     FOREST_TEXTS,
     TREE_SIZES,
-    best_number,
+    best_n_parallel,
     plan_models,
 )
 from edgespec.memory.stable_count import stable_count
@@ -45,20 +45,20 @@ from edgespec.values import ModelInfo
 T = TypeVar("T")
 
 GRAMMARS = "grammars"
-"""The row of a plan that keeps memory for what structured answers share."""
+"""Plan row: memory that all grammars share."""
 POOL = "grammars and large answers at work"
-"""The row that keeps memory for requests with grammars or log probabilities, and for several
-choices of one request: they reserve their bytes of it, and wait in line for them."""
+"""Plan row: pool for requests with grammars, log probabilities or several choices, which reserve
+their bytes of it and wait for them."""
 REQUESTS = "requests"
-"""The row that keeps memory for a server's requests."""
+"""Plan row: memory for a server's requests."""
 TEXTS_TO_LEARN = "texts to learn from"
-"""The row that keeps memory for the notes of `learn`."""
+"""Plan row: memory for the corrections that `learn` records."""
 STATE_FILES = "state files"
-"""The row that keeps memory for state which only comes in one piece."""
+"""Plan row: buffers for the largest piece of a state file."""
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 DRAFT_NODES = 1 + MAX_BRANCHES
-"""Most nodes that a draft computes at once: steps are small, and each branch has a buffer."""
+"""Most nodes per pass of a draft: its steps are small, and each branch needs a buffer."""
 
 
 def plan(
@@ -68,7 +68,7 @@ def plan(
 ) -> MemoryPlan:
     """The memory plan, without reading weights. Raises BudgetError and ModelError.
 
-    A path stands for the settings of a model that decodes alone.
+    A path means default settings for that model, without a draft.
     """
     with _Opening(*_check_arguments(settings, engine_settings, progress)) as opening:
         return opening.plan()
@@ -80,9 +80,9 @@ def open_models(
     progress: Progress | None = None,
     trace: Trace = OFF,
 ) -> LoadedModels:
-    """The models that `load` loads, without an engine: for programs with engines of their own.
+    """The models that `load` loads, without an engine, for programs with an engine of their own.
 
-    A pass of theirs verifies at most the nodes that `engine_settings` say. Raises what `load` does.
+    `engine_settings` limit the nodes of a pass. Raises the errors of `load`.
     """
     with (
         arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
@@ -110,7 +110,7 @@ class LoadedModels(Closeable):
 
 
 class _Opening(Closeable):
-    """The steps of loading, in a worker thread so that Ctrl-C is heard while native code runs."""
+    """The steps of loading, in a worker thread so that Ctrl-C works while native code runs."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Opening(Closeable):
         trace.set_budget(self._budget_bytes)
         self._prepared: list[PreparedModel] = []
         self._own_notes: tuple[str, ...] = ()
-        """Notes about layers for guessing in the target's own file."""
+        """Notes about the target's own prediction layers (MTP)."""
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
@@ -143,7 +143,7 @@ class _Opening(Closeable):
         return self._run("planning", self._plan)
 
     def _affordable_texts(self) -> int:
-        """The number of texts at once that suits the budget, by plans for several numbers."""
+        """The best `n_parallel` for the budget, found by planning for several values."""
         plans = []
         for n_texts in AUTO_TEXTS:
             fixed = {"n_parallel": n_texts, "memory_budget": self._budget_bytes}
@@ -153,12 +153,12 @@ class _Opening(Closeable):
                     planned = trial.plan()
             except BudgetError:
                 break
-            # the margin within, since this process will have grown by the plan that counts
+            # with the margin, because this process will have grown before the final plan
             if planned.n_parallel < n_texts or planned.smallest_bytes > self._budget_bytes:
                 break
             plans.append(planned)
-        heap.return_free_memory()
-        return best_number(plans) if plans else 1
+        heap.trim_heap()
+        return best_n_parallel(plans) if plans else 1
 
     def load(self) -> LoadedModels:
         memory_plan = self.plan()
@@ -168,7 +168,7 @@ class _Opening(Closeable):
                 prepared = self._prepared[1]
                 draft = self._run("draft", lambda: prepared.load(memory_plan, self._progress))
                 on_failure.callback(draft.close)
-                heap.return_free_memory()  # what loading took, before the target takes its own
+                heap.trim_heap()  # memory of loading, before the target needs its own
             target = self._run(
                 "target",
                 lambda: self._prepared[0].load(memory_plan, self._progress),
@@ -178,7 +178,7 @@ class _Opening(Closeable):
                 for phase, seconds in prepared.seconds.items():
                     self._report[f"{owner}: {phase}"] = seconds
             self._report["total"] = time.perf_counter() - self._began
-            # what a runtime found out only while it loaded is worth knowing, too
+            # runtimes may add notes while loading
             notes = dict.fromkeys((*memory_plan.notes, *self._notes(memory_plan)))
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
@@ -198,7 +198,7 @@ class _Opening(Closeable):
             prepared.cancel()
 
     def _prepare(self) -> None:
-        """Headers, sizes and the vocabulary check: target first, then the draft."""
+        """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
         settings, rules = self._settings, self._engine_settings
         n_threads = settings.threads or process.usable_cores()
         guesses = settings.draft or rules.lookup
@@ -231,7 +231,7 @@ class _Opening(Closeable):
         target = self._adopt(runtime.prepare(request))
         if settings.draft is None or draft_runtime is None:
             return
-        # what the draft was trained on, but no more than texts or its window have
+        # the draft's trained context, but no more than the target's or the draft's window
         window = settings.ctx_size_draft or DEFAULT_DRAFT_CTX_SIZE
         request_of_draft = replace(
             request,
@@ -239,7 +239,7 @@ class _Opening(Closeable):
             owner="draft",
             target=settings.model,
             ctx_size=0,
-            most_ctx=min(target.info.n_ctx, window),
+            max_ctx=min(target.info.n_ctx, window),
             target_ctx=target.info.n_ctx,
             max_nodes=min(max_nodes, DRAFT_NODES),
             fewer_nodes=(),
@@ -271,7 +271,7 @@ class _Opening(Closeable):
         return prepared
 
     def _plan(self) -> MemoryPlan:
-        """The plan. A target's own layers for guessing are left out where they cannot be had."""
+        """The plan; without the target's own prediction layers (MTP) if they cannot be used."""
         settings = self._settings
         if settings.draft is None or settings.draft != settings.model:
             return self._planned()
@@ -318,19 +318,21 @@ class _Opening(Closeable):
             nbytes = corrections.bytes_needed(target.info.n_vocab, self._n_parallel)
             others.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))
         if self._settings.state_files:
-            most_bytes = max(need.state_bytes for need in needs)
-            others.append(MemoryRow("process", STATE_FILES, most_bytes))
-        heap.return_heaps_end()  # contexts that were measured, which the rows count
-        taken_bytes = stable_count(process.taken_bytes())
+            max_bytes = max(need.state_bytes for need in needs)
+            others.append(MemoryRow("process", STATE_FILES, max_bytes))
+        heap.trim_heap_top()  # contexts created for measuring are rows of their own
+        footprint_bytes = stable_count(process.footprint_bytes())
         try:
             return plan_models(
                 self._budget_bytes,
-                process.in_steps(taken_bytes),
+                process.round_up_to_step(footprint_bytes),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
-                worth=partial(tokens_per_byte, n_texts=self._n_parallel),
+                score=partial(tokens_per_byte, n_texts=self._n_parallel),
                 enforced=target.enforced,
-                largest_process_bytes=process.in_steps(taken_bytes + process.UNLIKE_BYTES),
+                largest_process_bytes=process.round_up_to_step(
+                    footprint_bytes + process.PROCESS_SPREAD_BYTES
+                ),
                 others=others,
             )
         except BudgetError as error:
@@ -339,11 +341,11 @@ class _Opening(Closeable):
 
     def _request_bytes(self, target: PreparedModel) -> int:
         n_ctx, longest = target.info.n_ctx, max(map(len, target.tokens()))
-        body_bytes = self._settings.most_body_bytes or requests.most_body_bytes(n_ctx)
-        return requests.bytes_needed(body_bytes, most_characters(longest, n_ctx))
+        body_bytes = self._settings.most_body_bytes or requests.max_body_bytes(n_ctx)
+        return requests.bytes_needed(body_bytes, max_characters(longest, n_ctx))
 
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
-        """Notes of both models, each once, and of texts that cannot be generated at once."""
+        """Notes of both models, each once, and a note if `n_parallel` cannot be reached."""
         notes = dict.fromkeys(note for model in self._prepared for note in model.notes(plan))
         notes |= dict.fromkeys(self._own_notes)
         wanted, n_parallel = self._settings.n_parallel, self._n_parallel
@@ -358,14 +360,14 @@ class _Opening(Closeable):
 
     @property
     def _n_parallel(self) -> int:
-        """Texts that are generated at once."""
+        """Number of texts generated at once."""
         return 1 if self._engine_settings.draws_guesses else self._prepared[0].info.n_texts
 
     def _place_on_gpu(self) -> tuple[int, tuple[MemoryRow, ...]]:
-        """Divide a GPU's memory: its budget, and who gets which bytes of it.
+        """Budget and plan rows of the GPU's memory.
 
-        The draft comes first, because it computes several times a round. Raises UsageError for a
-        budget that no model has a use for.
+        The draft is placed first, because it computes several times per round. Raises UsageError
+        for a GPU budget if no model uses a GPU.
         """
         wanted = self._settings.gpu_memory_budget
         there = [
@@ -409,7 +411,7 @@ def _check_arguments(
 
 
 def _check_own_layers(target: ModelInfo) -> None:
-    """Raise UsageError where a model's own layers for guessing would be loaded for nothing."""
+    """Raise UsageError if the target's own prediction layers (MTP) would never be used."""
     if target.n_texts > 1:
         raise UsageError(
             f"its layer for guessing follows one text, and --parallel asks for {target.n_texts}"
@@ -417,14 +419,14 @@ def _check_own_layers(target: ModelInfo) -> None:
 
 
 def _tree_sizes(rules: EngineSettings, n_texts: int) -> tuple[int, ...]:
-    """Most nodes of a pass of so many texts, larger first; with several the plan chooses."""
+    """Tree sizes that the plan may choose for `n_texts` texts, largest first."""
     if rules.pins_draft_max:
         return (1 + rules.draft_max,)
     return (FOREST_SIZE, *TREE_SIZES) if n_texts >= FOREST_TEXTS else TREE_SIZES
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
-    """Raise PairError at the first token id that stands for different text in the two models."""
+    """Raise PairError at the first token id that has different text in the two models."""
     ours, theirs = target.tokens(), draft.tokens()
     for token, (left, right) in enumerate(zip(ours, theirs, strict=False)):
         if left != right:

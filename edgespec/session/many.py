@@ -1,4 +1,4 @@
-"""Many generations at once: their results in the order of the prompts.
+"""Runs many generations in parallel and yields their results in the order of the prompts.
 
 Knows generations and threads, and nothing of prompts.
 """
@@ -19,17 +19,17 @@ from edgespec.values import GenerationResult
 
 P = TypeVar("P")
 
-AHEAD = 2
-"""Prompts that are begun or waiting for a thread, for each generation at once: a slow first one
-keeps no thread idle, and results that nobody has taken are few."""
+PROMPTS_PER_THREAD = 2
+"""Prompts started or queued per thread: a slow generation leaves no thread idle, and few results
+wait to be taken."""
 
 
 class ManyResults(Closeable, Generic[P]):
-    """Iterator of results, in the order of the prompts; several generations run ahead.
+    """Iterator of results in the order of the prompts, with several generations running ahead.
 
-    An error of a prompt or a generation is raised in its place and ends all others, as do `close`,
-    `cancel` and a generation that somebody cancelled, which is the last result. Prompts are taken
-    as they are needed, in the thread that iterates.
+    An error of a prompt or a generation is raised in its place and ends all others, as do `close`
+    and `cancel`. A generation that was cancelled gives the last result. Prompts are taken as
+    needed, in the iterating thread.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class ManyResults(Closeable, Generic[P]):
         n_at_once: int,
         check_thread: Callable[[], None],
     ) -> None:
-        """`check_thread` raises UsageError in a thread that may not wait for a generation."""
+        """`check_thread` raises UsageError in a thread that must not wait for a generation."""
         self._prompts: Iterator[P] = iter(prompts)
         self._start = start
-        self._n_ahead = AHEAD * n_at_once
+        self._n_ahead = PROMPTS_PER_THREAD * n_at_once
         self._check_thread = check_thread
         self._under_way = _UnderWay()
         self._pool = ThreadPoolExecutor(n_at_once, "edgespec-generation")
@@ -53,8 +53,7 @@ class ManyResults(Closeable, Generic[P]):
         return self
 
     def __next__(self) -> GenerationResult:
-        """The next result. Raises UsageError while another thread takes one, and the errors of
-        generations."""
+        """The next result. Raises the generations' errors, and UsageError in a second thread."""
         if not self._iterating.acquire(blocking=False):
             raise UsageError("the results are in use: one thread at a time")
         try:
@@ -74,7 +73,7 @@ class ManyResults(Closeable, Generic[P]):
         return result
 
     def cancel(self) -> None:
-        """From any thread, at any moment: end all generations soon, and begin no other."""
+        """End all generations soon and start no further ones, from any thread."""
         self._under_way.cancel()
 
     def close(self) -> None:
@@ -83,13 +82,13 @@ class ManyResults(Closeable, Generic[P]):
         self._pool.shutdown(cancel_futures=True)
 
     def __del__(self) -> None:
-        # the collector may run within the models' own calls, where nothing may be waited for
+        # the garbage collector may run within the models' calls, where waiting may deadlock
         if pool := getattr(self, "_pool", None):
             self._under_way.is_cancelled = True
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> GenerationResult | None:
-        """The next result, with others begun ahead of it; None at the end."""
+        """Start further generations and return the next result; None at the end."""
         if self._under_way.is_cancelled:
             return None
         self._check_thread()
@@ -99,20 +98,20 @@ class ManyResults(Closeable, Generic[P]):
 
 
 class _UnderWay:
-    """Generations that run or wait for their turn; knows nothing of who takes their results."""
+    """Generations that run or wait for their turn, and can be cancelled together."""
 
     def __init__(self) -> None:
         self._generations: list[Generation] = []
         self.is_cancelled = False
 
     def run(self, start: Callable[[P], Generation], prompt: P) -> GenerationResult:
-        """The result of the generation. Raises Cancelled where it did not begin."""
+        """The result of the generation. Raises Cancelled if it did not start."""
         if self.is_cancelled:
             raise Cancelled("the generations were cancelled")
         with start(prompt) as generation:
             self._generations.append(generation)
             try:
-                if self.is_cancelled:  # meanwhile, which this generation has not heard
+                if self.is_cancelled:  # since it was checked above
                     generation.cancel()
                 for _ in generation:
                     pass

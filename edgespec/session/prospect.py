@@ -1,6 +1,6 @@
-"""The round planner, asked about memory plans before any round was run under them.
+"""Predicts the speed of memory plans with the round planner, before any round has run.
 
-Whatever is predicted of a plan is the planner's own value. Pure arithmetic: it loads no models.
+Pure arithmetic: it loads no models.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ def planner_of(
     compute_s: float = 0.0,
     rest_s: float = 0.0,
 ) -> RoundPlanner:
-    """The round planner, told what passes under `plan` read from such a disk, the seconds in which
-    a pass computes, and those of a round beside its pass; 0 as long as they are unknown."""
+    """A round planner for passes under `plan` that read from a disk of this speed.
+
+    `compute_s` are the seconds of compute in a pass, `rest_s` those of a round outside its pass; 0
+    means unknown.
+    """
     used_share, read_s, all_experts_s = 1.0, 0.0, 0.0
     if disk_bytes_per_s:
         read_s = plan.streamed_read_bytes / disk_bytes_per_s
@@ -39,7 +42,7 @@ def planner_of(
 
 
 def tokens_per_byte(plan: MemoryPlan, n_texts: int = 1) -> float:
-    """Tokens of the best round of so many texts under `plan` for each byte that it reads."""
+    """Tokens per byte read of the best round with `n_texts` texts under `plan`."""
     n_guesses = np.arange(max(1, plan.max_nodes - n_texts + 1), dtype=np.float64)
     tokens = n_texts * theory.tree_tokens(n_guesses / n_texts)
     best = planner_of(plan, disk_bytes_per_s=1.0).prospect(tokens)

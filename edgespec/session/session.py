@@ -1,7 +1,7 @@
-"""Generates text with a target and its draft, opened under one memory budget.
+"""The entry point for applications: a target and its draft, loaded under one memory budget.
 
-The door for applications: `load` gives a `Session`, `plan` the memory plan alone. Opening models
-and the loop are elsewhere.
+`load` returns a `Session`, `plan` only the memory plan. `loading.py` opens models, `engine/` has
+the loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session.generation import Generation, TextOptions
-from edgespec.session.kept_experts import begin_warm
 from edgespec.session.loading import (
     GRAMMARS,
     POOL,
@@ -40,6 +39,7 @@ from edgespec.session.loading import (
     plan,
 )
 from edgespec.session.many import ManyResults
+from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.state.keeper import StateKeeper
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]
 
-MOST_LOGPROBS = 100
+MAX_LOGPROBS = 100
 
 
 def load(
@@ -65,9 +65,10 @@ def load(
 ) -> Session:
     """Load target and draft so that the process stays within the budget from now on.
 
-    A path stands for the settings of a model that decodes alone. Loading and generating are
-    recorded in `trace`: `open_trace` opens one, the caller closes it.
-    Raises ModelError, PairError, BudgetError or UsageError, and leaves nothing behind then.
+    A path means default settings for that model, without a draft. Loading and generating are
+    recorded in `trace`, which `open_trace` opens and the caller closes.
+
+    Raises ModelError, PairError, BudgetError or UsageError, and then leaves nothing open.
     """
     with ExitStack() as on_failure:
         models = on_failure.enter_context(open_models(settings, engine_settings, progress, trace))
@@ -77,10 +78,10 @@ def load(
 
 
 class Session(Closeable):
-    """A loaded pair, which any thread may use; close it to free memory, files and threads.
+    """Loaded models that any thread may use; close it to free memory, files and threads.
 
-    Up to `n_parallel` generations run at a time, others wait in line. `close` ends what runs,
-    from any thread; afterwards everything raises SessionClosed.
+    Up to `n_parallel` generations run at a time, others wait in line. `close` ends running
+    generations, from any thread; afterwards all methods raise SessionClosed.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Session(Closeable):
         if engine_settings is None or engine_settings.remember:
             draft_info = draft.info if draft else None
             memory = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
-            close_models = begin_warm(target, models.close)
+            close_models = warm_start(target, models.close)
         observer = None
         if engine_settings is not None and engine_settings.learn and draft is not None:
             from edgespec.engine.corrections import CorrectionLog
@@ -129,12 +130,12 @@ class Session(Closeable):
 
     @property
     def eog_tokens(self) -> frozenset[int]:
-        """Any of them ends a text."""
+        """End-of-generation tokens: any of them ends a text."""
         return self._models.target.vocabulary.eog_tokens
 
     @property
     def paging(self) -> PagingStats:
-        """Paging of the target and its cost since it was loaded."""
+        """Paging statistics of the target since it was loaded."""
         return self._models.target.paging()
 
     @property
@@ -143,24 +144,24 @@ class Session(Closeable):
 
     @property
     def n_parallel(self) -> int:
-        """Most generations that run at once; others wait in line."""
+        """Number of generations that can run at once; others wait in line."""
         return self.plan.n_parallel
 
     @property
     def n_waiting(self) -> int:
-        """Generations that wait for the one that runs."""
+        """Number of generations that wait in line."""
         return self._engine.n_waiting
 
     @property
     def pool_bytes(self) -> int:
-        """Memory that grammars and large answers at work may take together; 0: not limited."""
+        """Memory that grammars and large answers in use may take together; 0: not limited."""
         return self._row_bytes(POOL)
 
     def _row_bytes(self, what: str) -> int:
         return sum(row.nbytes for row in self.plan.rows if row.what == what)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the model's BOS if it wants one.
+        """Token ids of `text`, with a BOS token if the model uses one.
 
         Raises UsageError for a text that is far longer than the context.
         """
@@ -180,10 +181,10 @@ class Session(Closeable):
     ) -> Generation:
         """A generation, which yields tokens as they are accepted and has a `result` at its end.
 
-        `grammar` constrains the text. With `logprobs` each token comes with its log probability and
-        those of so many others, the target's own. `prompt_cache` keeps the KV of the prompt in a
-        file. `shown` is text of control tokens, which otherwise add none. Raises UsageError at once
-        for invalid arguments.
+        `grammar` constrains the text. With `logprobs`, each token has its log probability and those
+        of that many alternatives, as computed by the target. `prompt_cache` keeps the KV of the
+        prompt in a file. `shown` gives control tokens a text; others add none. Raises UsageError
+        immediately for invalid arguments.
         """
         if isinstance(prompt, str):
             tokens = self._encoder.encode(arguments.text("the prompt", prompt))
@@ -205,11 +206,11 @@ class Session(Closeable):
         return self.submit(request)
 
     def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:
-        """Most tokens that may follow a prompt of `n_prompt` tokens."""
+        """Largest number of tokens that may follow a prompt of `n_prompt` tokens."""
         return most_tokens(self.target.n_ctx, n_prompt, max_tokens, self._shifts)
 
     def submit(self, request: TextRequest) -> Generation:
-        """A generation of the request, which `stream` builds from its arguments.
+        """A generation of a request such as `stream` builds from its arguments.
 
         Raises UsageError if the target cannot serve it.
         """
@@ -223,7 +224,7 @@ class Session(Closeable):
         max_tokens: int | None = None,
         **options: Unpack[TextOptions],
     ) -> GenerationResult:
-        """The result of a `stream` that is run to its end; `options` are those of `stream`."""
+        """The result of `stream`, run to its end; `options` are those of `stream`."""
         with self.stream(prompt, sampling, max_tokens, **options) as generation:
             for _ in generation:
                 pass
@@ -236,10 +237,10 @@ class Session(Closeable):
         max_tokens: int | None = None,
         **options: Unpack[TextOptions],
     ) -> ManyResults[str | Sequence[int] | Sequence[Message]]:
-        """Results in the order of the prompts, of up to `n_parallel` generations at once.
+        """Results of many prompts, in their order; up to `n_parallel` generations run at once.
 
-        A prompt is text, tokens, or the messages of a conversation; `prompts` may be an iterator,
-        which is read as results are taken. Iterate the results, and close them to end early.
+        A prompt is text, tokens, or the messages of a conversation. `prompts` may be an iterator,
+        which is read as results are taken. Close the returned iterator to end early.
         """
 
         def start(prompt: str | Sequence[int] | Sequence[Message]) -> Generation:
@@ -260,11 +261,11 @@ class Session(Closeable):
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> Generation:
-        """The `stream` of an answer to a conversation, by the model's own chat template.
+        """A generation that answers a conversation, formatted by the model's chat template.
 
-        `messages` are `{"role": "user", "content": "..."}` and so on, `tools` in OpenAI's shape,
-        `variables` further ones of the template. The text is as the model writes it, reasoning
-        included. Raises UsageError, and ModelError for a model without a template.
+        `messages` are `{"role": "user", "content": "..."}` and so on, `tools` have OpenAI's form,
+        `variables` are further variables of the template. The text is the model's raw output,
+        reasoning included. Raises UsageError, and ModelError for a model without a template.
         """
         prompt = self.chat_prompt(messages, tools, **variables)
         return self.stream(
@@ -290,8 +291,8 @@ class Session(Closeable):
     def use_chat_template(self, source: str | None) -> None:
         """Replace the model's chat template; None restores it.
 
-        It is Jinja, or a name that llama.cpp knows, such as `chatml`. Raises UsageError for another
-        name, and ModelError for a template that fails or shows no message.
+        `source` is Jinja, or one of llama.cpp's template names, such as `chatml`. Raises UsageError
+        for an unknown name, and ModelError for a template that fails or leaves out messages.
         """
         prompts = self._new_prompts(source)
         if source is not None:
@@ -300,9 +301,9 @@ class Session(Closeable):
 
     @property
     def chat_sampling(self) -> dict[str, Any]:
-        """Default sampling of `edgespec chat` and `serve`, by the names of `SamplingParams`.
+        """Default sampling of `edgespec chat` and `serve`, by fields of `SamplingParams`.
 
-        The values that the model's makers recommend, otherwise llama.cpp's defaults.
+        The values that the model's authors recommend, otherwise llama.cpp's defaults.
         """
         return chat_sampling(self._chat_format.sampling)
 
@@ -321,8 +322,8 @@ class Session(Closeable):
     ) -> dict[str, Any] | ChatCompletion:
         """OpenAI's `chat.completions.create`, and llama-cpp-python's method of this name.
 
-        A dictionary in OpenAI's shape; with `stream` an iterator of chunks, which can be cancelled
-        and closed. `fields` are those of the request: temperature, max_tokens, tools, ...
+        Returns a dictionary in OpenAI's format; with `stream` an iterator of chunks, which can be
+        cancelled and closed. `fields` are those of the request: temperature, max_tokens, tools, ...
         Raises UsageError for invalid fields.
         """
         from edgespec.completions.requests import ChatRequest
@@ -345,10 +346,10 @@ class Session(Closeable):
     def create_completion(
         self, prompt: Prompts, stream: bool = False, **fields: Any
     ) -> dict[str, Any] | TextCompletion:
-        """OpenAI's `completions.create`; as `create_chat_completion`, for texts to continue.
+        """OpenAI's `completions.create`: continues texts; otherwise as `create_chat_completion`.
 
-        Several prompts, and `n` copies of each, are choices of one answer: copy j of prompt i has
-        the index `i * n + j` and the seed `seed + j`.
+        Several prompts, and `n` completions of each, are choices of one answer: completion j of
+        prompt i has the index `i * n + j` and the seed `seed + j`.
         """
         from edgespec.completions.requests import CompletionRequest
         from edgespec.completions.service import Completions
@@ -360,7 +361,7 @@ class Session(Closeable):
 
     @property
     def has_state(self) -> bool:
-        """True if the models hold a text whose state `save_state` could save."""
+        """True if the models' caches hold a text, which `save_state` could save."""
         return bool(self._keeper.held)
 
     def save_state(self, path: str | Path) -> int:
@@ -374,11 +375,10 @@ class Session(Closeable):
             return len(self._keeper.save(_path(path)).tokens)
 
     def load_state(self, path: str | Path) -> int:
-        """Load a file of `save_state`: a prompt that begins with its text need not be read.
-        Returns the number of tokens.
+        """Load a file of `save_state`, so that prompts beginning with its text need less prefill.
 
-        Raises StateError for state of another model, version or setting, and for a damaged file;
-        what the session held stays then.
+        Returns the number of tokens. Raises StateError for state of another model, version or
+        setting, and for a damaged file; then the session's state is unchanged.
         """
         with self._engine.alone():
             return len(self._keeper.load(_path(path)).tokens)
@@ -397,7 +397,7 @@ class Session(Closeable):
     def _new_prompts(self, source: str | None = None) -> ChatPrompts:
         vocabulary, encoder = self._models.target.vocabulary, self._encoder
 
-        def encode(text: str) -> list[int]:  # knows no session, which may be forgotten
+        def encode(text: str) -> list[int]:  # holds no reference to the session
             return encoder.encode(text, add_special=False)
 
         chat_format = self._chat_format
@@ -408,12 +408,12 @@ class Session(Closeable):
             encode,
             source,
             vocabulary.piece,
-            encoder.most_characters,
+            encoder.max_characters,
             bos,
         )
 
     def constraint(self, grammar: Grammar) -> Constraint:
-        """The grammar at work, for one request. Raises UsageError and GrammarError."""
+        """A constraint by `grammar` for one request. Raises UsageError and GrammarError."""
         if self.plan.paged and not any(row.what == GRAMMARS for row in self.plan.rows):
             raise UsageError(
                 "structured answers need memory that this session's budget does not hold: load it "
@@ -425,13 +425,13 @@ class Session(Closeable):
             return self._compiler.start(arguments.instance("grammar", grammar, Grammar))
 
     def cancel(self) -> None:
-        """From any thread: end all generations soon, the one that runs and those that wait."""
+        """End all running and waiting generations soon, from any thread."""
         self._engine.cancel()
 
     def close(self) -> None:
-        """Cancel what runs, wait for it and free everything. Idempotent, from any thread.
+        """Cancel all generations, wait for them and free everything. Idempotent, from any thread.
 
-        Raises UsageError within a callback of the session's own.
+        Raises UsageError in a callback of the session itself.
         """
         self._engine.close()
 
@@ -452,8 +452,8 @@ def _path(value: Any) -> Path:
 
 
 def _n_logprobs(value: Any) -> int:
-    """The validated number of alternatives; 0 means the chosen token's log probability alone."""
+    """The validated number of alternatives; 0: only the chosen token's log probability."""
     number = arguments.whole("logprobs", value)
-    if not 0 <= number <= MOST_LOGPROBS:
-        raise UsageError(f"logprobs must be between 0 and {MOST_LOGPROBS}, not {number}")
+    if not 0 <= number <= MAX_LOGPROBS:
+        raise UsageError(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {number}")
     return number

@@ -1,6 +1,6 @@
-"""Validation of a caller's arguments: the value, or a UsageError that names the argument.
+"""Validates arguments of Python callers: returns the value, or raises UsageError with its name.
 
-Knows types and no ranges: ranges are checked where values are used.
+Checks types only; ranges are checked where values are used.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
-    """`value`, which is of this kind."""
+    """`value` if it is an instance of `kind`. Raises UsageError."""
     if not isinstance(value, kind):
         raise UsageError(f"{name} must be of the type {kind.__name__}, not {_shown(value)}")
     return value
 
 
 def callback(name: str, value: T) -> T:
-    """`value`, which can be called or is None."""
+    """`value` if it is callable or None. Raises UsageError."""
     if value is not None and not callable(value):
         raise UsageError(f"{name} must be a function or None, not {_shown(value)}")
     return value
 
 
 def text(name: str, value: Any) -> str:
-    """`value`, which is text that has an encoding."""
+    """`value` if it is text that can be encoded. Raises UsageError."""
     if not isinstance(value, str):
         hint = ": decode them first" if isinstance(value, _BYTES) else ""
         raise UsageError(f"{name} must be text, not {_shown(value)}{hint}")
@@ -47,7 +47,7 @@ def text(name: str, value: Any) -> str:
 
 
 def token_ids(name: str, value: Any) -> list[int]:
-    """Whole numbers, in order."""
+    """`value` as a list of token ids. Raises UsageError."""
     if isinstance(value, _BYTES):
         raise UsageError(f"{name} is bytes: decode them to text, or give a list of token ids")
     if not isinstance(value, Iterable) or isinstance(value, Mapping | Set):
@@ -56,7 +56,7 @@ def token_ids(name: str, value: Any) -> list[int]:
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number."""
+    """`value` as a whole number. Raises UsageError."""
     try:
         if not isinstance(value, bool):
             return index(value)
@@ -66,14 +66,14 @@ def whole(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """A number."""
+    """`value` as a number. Raises UsageError."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UsageError(f"{name} must be a number, not {_shown(value)}")
     return float(value)
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """A list of texts; one text is a list of one, None an empty one."""
+    """`value` as a tuple of texts; a single text becomes one, None none. Raises UsageError."""
     if value is None:
         return ()
     if isinstance(value, str | bytes | bytearray | memoryview):
@@ -84,7 +84,7 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _shown(value: object) -> str:
-    """A value as it can stand in a sentence: short."""
+    """A short representation of a value for messages."""
     shown = repr(value)
     if isinstance(value, _BYTES):
         return "bytes"

@@ -1,5 +1,6 @@
-"""Checked values, and what they are called at the door that they came in by: the command line, a
-file or Python. Knows no setting; `config` has them.
+"""Base class of validated settings, with their names on the command line, in files and in Python.
+
+Defines no settings; `config` does.
 """
 
 from __future__ import annotations
@@ -37,25 +38,25 @@ FLAGS = {
     "max_depth": "--draft-depth",
     "n_parallel": "--parallel",
 }
-"""Flags that are not spelled like their setting: most are llama.cpp's."""
+"""Flags that differ from the setting's name; most are llama.cpp's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of settings as the user wrote them: flags, keys of a file, or Python arguments."""
+    """Names of settings as the user gave them: flags, keys of a file, or Python arguments."""
 
     file: Path | None = None
     in_file: frozenset[str] = field(default_factory=frozenset)
-    """Settings that came from `file`; the others came as flags."""
+    """Settings given in `file`; others were given as flags."""
 
     def of(self, setting: str) -> str:
-        """`--ctx-size`, or `ctx-size in FILE`."""
+        """Name of a setting: `--ctx-size`, or `ctx-size in FILE`."""
         if setting in self.in_file:
             return f"{self._key(setting)} in {self.file}"
         return spell(setting)
 
     def with_value(self, setting: str, value: object) -> str:
-        """`--ctx-size -4`, or `ctx-size = -4 in FILE`."""
+        """Name and value of a setting: `--ctx-size -4`, or `ctx-size = -4 in FILE`."""
         if setting not in self.in_file:
             return f"{spell(setting)} {value}"
         shown = str(value).lower() if isinstance(value, bool) else value
@@ -67,7 +68,7 @@ class Names:
 
 
 class PythonNames(Names):
-    """Arguments."""
+    """Names of settings as Python arguments."""
 
     def of(self, setting: str) -> str:
         return setting
@@ -77,9 +78,9 @@ class PythonNames(Names):
 
 
 class Settings(BaseModel):
-    """Frozen; what pydantic objects to becomes a UsageError with the user's own names.
+    """Frozen settings, whose validation raises UsageError with the user's names of settings.
 
-    They are those of flags, unless the validation's context is a `Names`.
+    Names are those of flags, unless the validation context is a `Names`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -112,13 +113,13 @@ class Settings(BaseModel):
 
 
 def spell(setting: str) -> str:
-    """The command line's name of a setting."""
+    """Name of a setting on the command line."""
     return FLAGS.get(setting, "--" + setting.replace("_", "-"))
 
 
 @cache
 def descriptions(settings: type[Settings]) -> dict[str, str]:
-    """Docstrings of the settings, for `--help`: read from the source, empty where there is none."""
+    """Docstrings of settings for `--help`, read from the source; empty without a source."""
     found: dict[str, str] = {}
     for kind in reversed(settings.__mro__):
         if not issubclass(kind, Settings) or kind is Settings:
@@ -132,7 +133,7 @@ def descriptions(settings: type[Settings]) -> dict[str, str]:
 
 @cache
 def _classes_of(module: str) -> dict[str, list[ast.stmt]]:
-    """The bodies of a module's classes; none where its source is not there."""
+    """Bodies of a module's classes by name; empty without its source."""
     try:
         statements = ast.parse(inspect.getsource(sys.modules[module])).body
     except OSError:
@@ -141,7 +142,7 @@ def _classes_of(module: str) -> dict[str, list[ast.stmt]]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a name that begins or resembles a known one, else nothing."""
+    """`; did you mean 'x'?` if `name` is a prefix of or similar to a known name, else empty."""
     known = sorted(known)
     begun = sorted((full for full in known if len(name) > 2 and full.startswith(name)), key=len)
     found = begun or get_close_matches(name, known, n=1)
@@ -149,7 +150,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def expanded(path: str) -> Path:
-    """The path, its `~` and `~name` replaced where such a home is known."""
+    """The path with `~` and `~name` expanded, if such a home folder is known."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -160,11 +161,11 @@ _REASONS = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
 }
-"""Reasons in other words than pydantic's, by its types of errors."""
+"""Messages that replace pydantic's, by error type."""
 
 
 def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> str:
-    """One sentence for one of pydantic's objections."""
+    """A sentence for one of pydantic's errors."""
     name = str(details["loc"][0]) if details["loc"] else ""
     value = details["input"]
     if details["type"] == "extra_forbidden":

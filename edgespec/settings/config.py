@@ -97,14 +97,14 @@ INT32_MAX = (1 << 31) - 1
 """Largest count: the libraries count in 32 bits."""
 USUAL_DRAFT_MAX = 48
 """Guesses that one pass verifies, at most, where no plan says otherwise."""
-MOST_DRAFTED = 1024
-"""Nodes of one pass: its buffers grow with them, and nobody guesses so many tokens right."""
-MOST_BIAS = 10_000.0
+MAX_DRAFTED = 1024
+"""Most nodes of one pass, whose buffers grow with them."""
+MAX_BIAS = 10_000.0
 """Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
-MOST_TEXTS = 64
+MAX_TEXTS = 64
 """Texts of one pass at most: what a pass costs besides reading grows with them."""
-MOST_CONFIG_BYTES = 1 << 20
-LEAST_BUDGET_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20
+MIN_BUDGET_BYTES = 1 << 20
 """Smallest budget that text may give without a unit; less is taken for a missing unit."""
 
 
@@ -123,7 +123,7 @@ def _budget(value: object, info: ValidationInfo) -> object:
             raise UsageError(f"{shown}: at most 100% of the memory can be used")
         return text
     n_bytes = parse_size(value, named=shown)
-    if value == str(n_bytes) and n_bytes < LEAST_BUDGET_BYTES:
+    if value == str(n_bytes) and n_bytes < MIN_BUDGET_BYTES:
         unit = "GiB" if n_bytes < 128 else "MiB"
         raise UsageError(f"{shown} means {n_bytes:,} bytes; did you mean {text}{unit}?")
     return n_bytes
@@ -148,11 +148,11 @@ def _biases(value: object) -> object:
 
 def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
     for token, bias in biases.items():
-        if token < 0 or not (bias == -math.inf or abs(bias) <= MOST_BIAS):
+        if token < 0 or not (bias == -math.inf or abs(bias) <= MAX_BIAS):
             raise PydanticCustomError(
                 "bias",
                 "token ids start at 0, and a bias is finite, or -inf to forbid the token: up to "
-                f"{MOST_BIAS:,.0f}, down to as much",
+                f"{MAX_BIAS:,.0f}, down to as much",
             )
     return MappingProxyType(dict(biases))
 
@@ -162,10 +162,10 @@ def _texts_at_once(value: object) -> object:
     if isinstance(value, str) and value.strip().lower() == "auto":
         return "auto"
     text = str(value).strip()
-    if text.isascii() and text.isdecimal() and 1 <= int(text) <= MOST_TEXTS:
+    if text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_TEXTS:
         return int(text)
     raise PydanticCustomError(
-        "texts_at_once", f"it must be auto, or a whole number from 1 to {MOST_TEXTS}"
+        "texts_at_once", f"it must be auto, or a whole number from 1 to {MAX_TEXTS}"
     )
 
 
@@ -291,9 +291,9 @@ class Sampling(Settings):
     """Keep tokens at least P times as probable as the best one; 0 keeps all."""
     repeat_penalty: float = Field(default=1.0, ge=0.01, le=100)
     """Penalty of repeated tokens; 1 is none."""
-    frequency_penalty: float = Field(default=0.0, ge=-MOST_BIAS, le=MOST_BIAS)
+    frequency_penalty: float = Field(default=0.0, ge=-MAX_BIAS, le=MAX_BIAS)
     """Penalty for each earlier use of a token; 0 is none."""
-    presence_penalty: float = Field(default=0.0, ge=-MOST_BIAS, le=MOST_BIAS)
+    presence_penalty: float = Field(default=0.0, ge=-MAX_BIAS, le=MAX_BIAS)
     """Penalty of tokens that were used at all; 0 is none."""
     repeat_last_n: int = Field(default=64, ge=-1, le=INT32_MAX)
     """Latest tokens, prompt included, that the three penalties look at; -1 is all of them."""
@@ -341,10 +341,10 @@ class GenerateSettings(Sampling):
     fallback: FallbackName = FallbackName.MARGINAL
     """Rule that says when the target verifies the guesses."""
     acceptance: AcceptanceName = AcceptanceName.EXACT_REPLAY
-    draft_max: int = Field(default=USUAL_DRAFT_MAX, ge=1, le=MOST_DRAFTED)
+    draft_max: int = Field(default=USUAL_DRAFT_MAX, ge=1, le=MAX_DRAFTED)
     """Most guesses that one pass verifies; 0 on the command line: no draft. Default: planned, since
     their buffers take memory from the weights; 48 where nothing is paged."""
-    max_depth: Annotated[int, Field(ge=1, le=MOST_DRAFTED)] | None = None
+    max_depth: Annotated[int, Field(ge=1, le=MAX_DRAFTED)] | None = None
     """Most guesses in a row, down one branch. Default: as many as one pass verifies."""
     lookup: bool | None = None
     """Guess from the text so far, too: what followed when its last words occurred before. Default:
@@ -404,7 +404,7 @@ def read_config(path: Path) -> dict[str, Any]:
     are relative to the file. Raises UsageError for what is no TOML and for unknown keys.
     """
     try:
-        content = tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode("utf-8"))
+        content = tomllib.loads(read_regular(path, MAX_CONFIG_BYTES).decode("utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except RecursionError as error:

@@ -1,6 +1,6 @@
-"""Options of one runtime's models, as that runtime declares them.
+"""Base class of a runtime's options, and their discovery.
 
-Finds, spells and refuses options; defines none, and imports no model library.
+Defines no options itself, and imports no model library.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
 
 ENTRY_POINTS = "edgespec.runtimes"
-"""Beside the runtime that an entry point of this group names, in the same module, may stand
-`OPTIONS`, its subclass of `RuntimeOptions`. It is asked for before any model is opened: the module
-imports no model library."""
+"""Entry point group of runtimes. The module of an entry point may define `OPTIONS`, a subclass of
+`RuntimeOptions`. It is imported before any model is opened, so it must import no model library."""
 
 Role = Literal["target", "draft"]
 
@@ -35,7 +34,7 @@ class Flag:
     metavar: str
     short: str | None = None
     role: Role | None = None
-    """Role of the models that the option is for; None is any model of the runtime."""
+    """Role of the models that the option applies to; None: all models of the runtime."""
 
 
 class RuntimeOptions(Settings):
@@ -46,20 +45,20 @@ class RuntimeOptions(Settings):
 
     @classmethod
     def of(cls, options: RuntimeOptions | None) -> Self:
-        """`options` if they are of this class, else the defaults."""
+        """`options` if they are of this class, otherwise the defaults."""
         return options if isinstance(options, cls) else cls()
 
     @classmethod
     def flags(cls) -> Iterator[tuple[str, Flag]]:
-        """The options' names, and how each is spelled."""
+        """Names of the options and their flags."""
         for name, field in cls.model_fields.items():
             yield from ((name, flag) for flag in field.metadata if isinstance(flag, Flag))
 
     def check(self, load: LoadSettings, names: Names) -> None:
-        """Raise UsageError for what cannot be meant beside the settings of loading."""
+        """Raise UsageError for options that contradict the settings for loading."""
 
     def thriftier(self) -> Mapping[str, Self]:
-        """Options with which a model takes less memory, by what a user would add for them."""
+        """Options that reduce a model's memory, by the flags that a user would add."""
         return {}
 
     def draft_on_gpu(self, n_layers: int) -> Mapping[str, Self]:
@@ -128,7 +127,7 @@ def _refusal(name: str, chosen: RuntimeOptions, path: Path, runtime: str) -> str
 
 
 def _declared_beside(entry: EntryPoint) -> type[RuntimeOptions] | None:
-    """None for a runtime that has none, or that cannot be imported, which whoever needs it says."""
+    """The options class beside an entry point; None if there is none or its import fails."""
     try:
         return getattr(import_module(entry.module), "OPTIONS", None)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Sizes as people write and read them."""
+"""Parses and formats sizes, rates and durations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def parse_size(value: str | int, total_bytes: int | None = None, named: str | None = None) -> int:
-    """Bytes of `6GiB`, `512M`, `1.5G`, `75%` or a number; every unit is binary, as in llama.cpp.
+    """Parse a size: `6GiB`, `512M`, `1.5G`, `75%` or a number; units are binary, as in llama.cpp.
 
-    A percentage is one of `total_bytes`. Raises UsageError for anything else, zero included; the
-    error calls the value `named`, such as `--size 1X`.
+    Percentages refer to `total_bytes`. Raises UsageError for anything else, including zero; the
+    message calls the value `named`, such as `--size 1X`.
     """
     match = _SIZE.fullmatch(str(value).strip())
     said = f"{named}: {value!r}" if named else repr(value)
@@ -39,7 +39,7 @@ def parse_size(value: str | int, total_bytes: int | None = None, named: str | No
 
 
 def parse_rate(value: str | int) -> int:
-    """Bytes a second of `300M` or `1.5G`; units are decimal, as storage is sold and measured.
+    """Parse a rate in bytes per second: `300M`, `1.5G` or a number; units are decimal.
 
     Raises UsageError.
     """
@@ -53,12 +53,12 @@ def parse_rate(value: str | int) -> int:
 
 
 def format_rate(bytes_per_s: float) -> str:
-    """`300 MB/s`, in decimal units."""
+    """A rate in decimal units: `300 MB/s`."""
     return f"{bytes_per_s / 1e6:,.{0 if bytes_per_s >= 1e8 else 1}f} MB/s"
 
 
 def format_duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `2 h 5 min`."""
+    """A duration: `40 s`, `12 min`, `2 h 5 min`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -66,7 +66,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(nbytes: float) -> str:
-    """`1.5 GiB`: three significant digits are enough for people."""
+    """A size with three significant digits: `1.5 GiB`."""
     for unit, name in _UNITS:
         if nbytes >= unit:
             return f"{nbytes / unit:.{1 if nbytes < 100 * unit else 0}f} {name}"

@@ -1,1 +1,1 @@
-"""Saves the state of a session's models in a file, and loads it again."""
+"""Saves the KV caches of a session's models in a file, and loads them again."""

@@ -24,7 +24,7 @@ from edgespec.files.regular import open_regular
 from edgespec.files.unfinished import unfinished_file
 
 MAGIC = b"edgespec-state 1\n"
-MOST_HEADER_BYTES = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _BLOCK_BYTES = 1 << 18
@@ -35,20 +35,20 @@ class _Strict(BaseModel):
 
 
 class ModelState(_Strict):
-    """The model that computed keys and values, and the number of their tokens."""
+    """The model that computed the keys and values, and the number of their tokens."""
 
     name: str
     fingerprint: str
     settings: Mapping[str, str]
     n_tokens: int = Field(ge=0)
-    """Tokens of the text, from its beginning."""
+    """Tokens counted from the beginning of the text."""
 
 
 class Header(_Strict):
-    """Contents of the file, and everything that they depend on."""
+    """Header of a state file: its contents, and everything that they depend on."""
 
     edgespec: str
-    """Version that wrote the file."""
+    """Version of edgespec that wrote the file."""
     processor: str = "that are not on record"
     """Instruction sets of the processor that computed the state."""
     n_tokens: int = Field(ge=1, lt=1 << 31)
@@ -59,7 +59,7 @@ class Header(_Strict):
 
 
 class StateWriter:
-    """Writes a header and pieces into a file that `written` opened."""
+    """Writes the header and the pieces of a state file; made by `written`."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -72,7 +72,7 @@ class StateWriter:
         self._put(np.ascontiguousarray(tokens, "<i4").tobytes())
 
     def piece(self, content: memoryview) -> None:
-        """Write one piece of a model, which must not be empty."""
+        """Write one non-empty piece of a model."""
         self._put(_LENGTH.pack(content.nbytes))
         self._put(content)
 
@@ -91,7 +91,7 @@ class StateWriter:
 
 @contextmanager
 def written(path: Path) -> Iterator[StateWriter]:
-    """A writer of the file at `path`, which appears when the block has ended.
+    """Yield a writer of the file at `path`, which appears when the block has ended.
 
     Raises StateError if another kind of file exists there, which is left unchanged, and
     EdgespecError for a full disk.
@@ -105,8 +105,10 @@ def written(path: Path) -> Iterator[StateWriter]:
 
 
 def check_place(path: Path) -> bool:
-    """True if `path` is a file of state, False if it is missing or empty. Raises StateError for
-    another kind of file, and for a path where no file can be."""
+    """True if `path` is a state file, False if it is missing or empty.
+
+    Raises StateError for another kind of file, and if its folder does not exist.
+    """
     try:
         if path.stat().st_size == 0 and path.is_file():
             return False
@@ -126,7 +128,7 @@ def check_place(path: Path) -> bool:
 
 
 class StateReader:
-    """Reads a file of state from its beginning to its end; made by `opened`."""
+    """Reads a state file from beginning to end; made by `opened`."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
@@ -137,7 +139,7 @@ class StateReader:
         if self._get(len(MAGIC)) != MAGIC:
             raise self.damaged()
         (length,) = _LENGTH.unpack(self._get(_LENGTH.size))
-        if length > MOST_HEADER_BYTES:
+        if length > MAX_HEADER_BYTES:
             raise self.damaged()
         try:
             self.header = Header.model_validate_json(self._get(length))
@@ -148,8 +150,10 @@ class StateReader:
             raise self.damaged()
 
     def check(self) -> None:
-        """Read the rest. Raises StateError for a wrong checksum. Reading the pieces takes a new
-        reader."""
+        """Read the rest of the file and verify the checksum. Raises StateError if it is wrong.
+
+        Reading the pieces afterwards takes a new reader.
+        """
         while self._left:
             self._get(min(self._left, _BLOCK_BYTES))
         self.end()
@@ -161,7 +165,7 @@ class StateReader:
         return self._next
 
     def piece(self, into: memoryview) -> None:
-        """Fill `into` with the next piece. Raises StateError for one of another size."""
+        """Fill `into` with the next piece. Raises StateError if the sizes differ."""
         length = self.size()
         if not 0 < length == into.nbytes <= self._left:
             raise self.damaged()
@@ -172,7 +176,7 @@ class StateReader:
         self._next = None
 
     def end_of_model(self) -> None:
-        """Read the end of a model's pieces. Raises StateError if there are more pieces."""
+        """Read the end mark of a model's pieces. Raises StateError if there are more pieces."""
         if self.size() != 0:
             raise self.damaged()
         self._next = None
@@ -186,7 +190,7 @@ class StateReader:
         self._next = None
 
     def end(self) -> None:
-        """Read the checksum. Raises StateError for a wrong one, or if more content is left."""
+        """Verify the checksum at the end. Raises StateError if it is wrong or not at the end."""
         if self._left or self._file.read(_DIGEST_BYTES + 1) != self._digest.digest():
             raise self.damaged()
 
@@ -208,7 +212,7 @@ class StateReader:
 
 @contextmanager
 def opened(path: Path) -> Iterator[StateReader]:
-    """A reader of the file at `path`. Raises StateError for a missing, damaged or other file."""
+    """Yield a reader of the file at `path`. Raises StateError if it is missing or unusable."""
     if not check_place(path):
         raise StateError(f"there is no state file at {path}: save state there first")
     try:
@@ -219,7 +223,7 @@ def opened(path: Path) -> Iterator[StateReader]:
 
 
 def differences(kept: ModelState, now: ModelState) -> str | None:
-    """Words for the reason why the state of `kept` cannot be used by `now`; None if it can."""
+    """Why a model `now` cannot use the state of `kept`, for messages; None if it can."""
     if kept.fingerprint != now.fingerprint:
         if kept.name == now.name:
             return f"of other weights than those of {now.name}, or of its file before a change"

@@ -1,7 +1,7 @@
 """Saves the keys and values of a target and its draft in a file, and loads them again.
 
-A file is validated completely before a model forgets anything. The text's tokens come from the
-engine, keys and values from the models.
+A file is validated completely before a model's cache is replaced. The engine supplies the tokens,
+the models supply keys and values.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
 
 USUAL_BYTES = 2 << 20
-"""Bytes of buffers that a plan's headroom includes."""
+"""Bytes of buffers that the plan's headroom covers."""
 _DECIDING = re.compile("amx|asimd|avx|bf16|f16c|fma|i8mm|sme(?!p)|ssse3|sve")
-"""Beginnings of the names, in Linux, of instruction sets that libraries choose kernels by, so that
-results round differently."""
+"""Prefixes of Linux's names of instruction sets by which libraries choose kernels; kernels differ
+in rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """State that a file holds, or that was loaded from it."""
+    """State saved in a file, or loaded from it."""
 
     tokens: tuple[int, ...]
     n_draft_tokens: int
-    """Number of those tokens that the draft need not read again."""
+    """Number of these tokens that the draft's saved cache covers."""
 
 
 class StateKeeper:
-    """Saves and loads the state of one pair, whose models must be idle meanwhile."""
+    """Saves and loads the state of one pair while its models are idle."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class StateKeeper:
         draft: LanguageModel | None,
         room_bytes: int = 0,
     ) -> None:
-        """Keep the state of `target` and `draft`; the plan has `room_bytes` for buffers."""
+        """`room_bytes` is the memory that the plan reserves for buffers."""
         self._engine = engine
         self._target = target
         self._draft = draft
@@ -60,12 +60,12 @@ class StateKeeper:
 
     @property
     def held(self) -> Sequence[int]:
-        """Tokens whose keys and values the target holds."""
+        """Tokens in the target's KV cache."""
         return self._engine.committed
 
     @property
     def can_rewind(self) -> bool:
-        """True if the target can continue from the beginning of a text that it has read further."""
+        """True if the target can truncate its committed prefix to any length."""
         return self._target.info.tree_capable
 
     def check_possible(self) -> None:
@@ -80,7 +80,7 @@ class StateKeeper:
             raise _no_room(self._target.info.name, needed)
 
     def save(self, path: Path) -> SavedState:
-        """Write the models' state. Raises UsageError if they hold none."""
+        """Save the models' state. Raises UsageError if their caches are empty."""
         self.check_possible()
         tokens = self._engine.committed
         if not tokens:
@@ -107,7 +107,7 @@ class StateKeeper:
         return SavedState(tuple(tokens), n_draft)
 
     def peek(self, path: Path) -> SavedState:
-        """The state that `load` would load. Raises StateError for a file that it would refuse."""
+        """The state that `load` would load; raises StateError if `load` would."""
         self.check_possible()
         with opened(path) as reader:
             n_draft = self._check_fit(path, reader)
@@ -117,8 +117,8 @@ class StateKeeper:
     def load(self, path: Path, check: Callable[[], None] = lambda: None) -> SavedState:
         """Load a file of `save`: models and engine continue as if they had computed it.
 
-        `check` is called now and then and may raise. Raises StateError and leaves the models as
-        they were, unless the file changed while it was read: then they hold nothing.
+        `check` is polled and may raise. Raises StateError and leaves the models unchanged, unless
+        the file changed while it was read: then their caches are empty.
         """
         kept = self.peek(path)
         try:
@@ -147,8 +147,7 @@ class StateKeeper:
         reader.end_of_model()
 
     def _check_fit(self, path: Path, reader: StateReader) -> int:
-        """Number of tokens that the draft can load, 0 for none. Raises StateError if the target
-        cannot load the file."""
+        """Number of tokens that the draft can load. Raises StateError if the target cannot."""
         header, (target, draft) = reader.header, self._states
         if header.edgespec != (now := installed_version()):
             raise StateError(
@@ -176,7 +175,7 @@ class StateKeeper:
         return n_draft if n_draft <= min(header.n_tokens, self._draft.info.n_ctx) else 0
 
     def _n_draft(self, n_tokens: int) -> int:
-        """Number of tokens whose state the draft holds; 0 if its state cannot be saved."""
+        """Number of tokens in the draft's cache; 0 if its state cannot be saved."""
         draft = self._draft
         if not isinstance(draft, KeepsState) or draft.state_bytes > self._room_bytes:
             return 0
@@ -221,8 +220,10 @@ def _no_room(name: str, n_bytes: int) -> UsageError:
 
 
 def instruction_sets(root: Path = Path("/")) -> str:
-    """Names of the processor's instruction sets that decide how libraries round, in a line; the
-    processor's kind where the system does not list them."""
+    """Names of the processor's instruction sets that affect rounding, in one line.
+
+    It is the machine type where the system does not list them.
+    """
     try:
         lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A file with the state after the latest prompt, for the next prompt with the same beginning.
+"""A file with the state after the latest prompt, for later prompts with the same beginning.
 
 Decides when state is loaded and saved; the keeper does both.
 """
@@ -16,18 +16,18 @@ from edgespec.state.keeper import StateKeeper
 
 
 class PromptCache:
-    """One file, for successive prompts.
+    """A prompt cache in one file, for successive prompts.
 
-    A file of another model is refused, and one that is no state is left unchanged; state of another
-    prompt is replaced, with a note.
+    State of another model is refused, and a file that is not a state file is left unchanged. State
+    of another prompt is replaced, with a note.
     """
 
     def __init__(self, path: str | Path, read_only: bool = False) -> None:
-        """Use the file at `path`. Raises StateError at once if it can never be used."""
+        """Raises StateError if there can be no state file at `path`."""
         self.path = path = Path(path)
         self.read_only = read_only
         self.failure: EdgespecError | None = None
-        """Error of the latest failed write, which does not end a generation; None for none."""
+        """Error of the latest failed write, which does not end a generation."""
         check_place(path)
 
 
@@ -40,7 +40,7 @@ class CachedPrompt:
         self._n_replaced = 0
 
     def before_prompt(self, prompt: Sequence[int], tally: Notes) -> None:
-        """Load the file if it has more of the prompt than the models hold."""
+        """Load the file if it covers more of the prompt than the models' caches."""
         self._keeper.check_possible()
         path = self._cache.path
         if not check_place(path):
@@ -55,7 +55,7 @@ class CachedPrompt:
             self._keeper.load(path)
 
     def after_prompt(self, n_prefilled: int, tally: Notes) -> None:
-        """Save the state if tokens of the prompt had to be prefilled."""
+        """Save the state if prefill computed tokens of the prompt."""
         if not n_prefilled or self._cache.read_only:
             return
         path = self._cache.path

@@ -21,7 +21,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.process import process_rss_bytes
 from edgespec.tracing.spans import Detail, Span, Trace, Track
 
-MOST_EVENTS = 2048
+MAX_EVENTS = 2048
 """Most events in memory, about 1 MiB; they are written when this is reached, and by `flush`."""
 SAMPLE_S = 0.05
 """Least time between samples of the process's memory, which are taken with the next record."""
@@ -194,7 +194,7 @@ class TraceFile(Trace):
         if event.end_s - self._sampled_s >= SAMPLE_S:
             self._sampled_s = event.end_s
             self._sample(event.end_s)
-        if len(self._events) >= MOST_EVENTS:
+        if len(self._events) >= MAX_EVENTS:
             self.flush()
 
     def _sample(self, now_s: float) -> None:

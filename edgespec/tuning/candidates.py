@@ -1,4 +1,4 @@
-"""The settings that `tune` lets compete; none of them changes the text."""
+"""The settings that `tune` compares; none of them changes the text."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from edgespec.settings.config import ABOUT_THE_DRAFT, DRAFTING, LoadSettings
 from edgespec.settings.options import declared, option_names
 
 DRAFT_MAXIMA = (8, 24, 48)
-"""Largest trees that compete with the one that the plan chooses."""
+"""Values of draft_max to compare with the planned tree size."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningJob:
-    """The models and settings that are tuned, and what the user has fixed."""
+    """The models and settings to tune, and the settings that the user fixed."""
 
     load: LoadSettings
-    """Settings of loading, with the first of the drafts."""
+    """Settings for loading, with the first draft."""
     engine: EngineSettings
     drafts: tuple[Path, ...]
-    """Drafts that compete, however short the time."""
+    """Drafts to compare, even if time is short."""
     default_threads: int
     fixed: frozenset[str] = frozenset()
-    """Names of settings that the user gave: they stay."""
+    """Names of settings that the user gave, which are not changed."""
 
     def beginning_with(self, draft: Path | None) -> TuningJob:
-        """The job whose defaults have this draft, or none."""
+        """The job with `draft` (or none) as the default."""
         return replace(self, load=Candidate(draft).load(self.load))
 
     @property
     def other_drafts(self) -> list[Candidate]:
-        """The defaults with each of the other drafts."""
+        """The defaults with each of the non-default drafts."""
         others = (draft for draft in self.drafts if draft != self.load.draft)
         return [Candidate(draft) for draft in others]
 
@@ -51,7 +51,7 @@ class Candidate:
 
     draft: Path | None
     changed: Mapping[str, Any] = field(default_factory=dict)
-    """Values by the settings' names in a preset."""
+    """Changed settings, by their names in a preset."""
 
     def load(self, settings: LoadSettings) -> LoadSettings:
         """`settings` with this candidate's models, threads and options."""
@@ -63,7 +63,8 @@ class Candidate:
         return LoadSettings.model_validate(values)
 
     def engine(self, settings: EngineSettings) -> EngineSettings:
-        """`settings` with this candidate's; runs remember nothing, so that all begin alike."""
+        """`settings` with this candidate's changes and without `remember`, so that all runs start
+        equal."""
         changed = self.changed
         return replace(
             settings,
@@ -88,7 +89,7 @@ class Candidate:
 
     @property
     def _applying(self) -> dict[str, Any]:
-        """The changes that mean something beside its draft, or without one."""
+        """The changes that have an effect with the candidate's draft, or without one."""
         idle: set[str] = set()
         if self.draft is None:
             idle = {*ABOUT_THE_DRAFT, *option_names("draft")}
@@ -97,7 +98,7 @@ class Candidate:
 
 
 def candidates(job: TuningJob) -> list[Candidate]:
-    """The defaults first, then the most promising first, each with one thing changed."""
+    """The defaults, then candidates with one change each, the most promising first."""
     defaults = job.defaults
     found = [defaults, *_drafts(job), *_guessing(job), *_threads(job)]
     return [
@@ -132,7 +133,7 @@ def _threads(job: TuningJob) -> Iterator[Candidate]:
 
 
 def _on_gpu(load: LoadSettings, draft: Path) -> Mapping[str, dict[str, Any]]:
-    """Options with which a GPU computes the draft, by the flag that says so; none without a GPU."""
+    """Options that place the draft on a GPU, by flag; empty without a GPU."""
     runtime = runtimes.find(draft)
     if not isinstance(runtime, runtimes.OffersGpu) or runtime.gpu() is None:
         return {}
@@ -147,6 +148,6 @@ def _on_gpu(load: LoadSettings, draft: Path) -> Mapping[str, dict[str, Any]]:
 
 
 def without_draft(settings: LoadSettings) -> dict[str, Any]:
-    """The settings that were given, without those about a draft."""
+    """The settings that the user gave, without those for a draft."""
     dropped = {"draft", *ABOUT_THE_DRAFT, *option_names("draft")}
     return {name: value for name, value in settings.as_given().items() if name not in dropped}

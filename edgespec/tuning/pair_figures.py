@@ -1,7 +1,7 @@
-"""Figures of a run of a pair on this device, saved so that `plan` can predict tokens a second.
+"""Measured figures of a pair on this device, saved so that `plan` can predict tokens per second.
 
-The round planner says what the round that was measured would take under another plan or on another
-disk. Knows the file; measures nothing.
+The round planner extrapolates the measured round to other plans and disks. Knows the file; measures
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.files.regular import read_regular
-from edgespec.jobs.other_work import TOO_MUCH
+from edgespec.jobs.other_work import DISTURBING_SHARE
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.model_files import largest_of
 from edgespec.paging import disk_speed
@@ -29,25 +29,25 @@ from edgespec.settings.options import Role
 from edgespec.tuning import presets
 from edgespec.tuning.trial import TrialFigures
 
-_MOST_FILE_BYTES = 1 << 20
-_MOST_SAVED = 8
-NEAR = 2.0
-"""Passes that read up to this many times as much, or as little, are predicted from a run."""
+_MAX_FILE_BYTES = 1 << 20
+_MAX_SAVED = 8
+MAX_READ_RATIO = 2.0
+"""A run predicts plans whose passes read at most this many times as much, or as little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Tokens a second under a plan, and what decides them."""
+    """Predicted tokens per second under a plan, and their limit."""
 
     tokens_per_s: float
-    """Infinite where neither reads nor computing are known to take time."""
+    """Infinite if the times of reads and of compute are unknown."""
     tokens_per_pass: float
     read_s: float
     compute_s: float
 
     @property
     def limit(self) -> str:
-        """One sentence about what takes most of a round."""
+        """A sentence that says whether storage or compute limits the speed."""
         if self.read_s > self.compute_s:
             return "storage limits the speed: every pass reads the weights that are not pinned"
         return "computing limits the speed, not storage"
@@ -55,19 +55,19 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class PairFigures:
-    """One run of a pair with the default settings."""
+    """Figures of one run of a pair with the default settings."""
 
     tokens_per_pass: float
     compute_s: float
     rest_s: float
-    """Seconds of a round beside its pass."""
+    """Seconds of a round outside its pass."""
     bytes_per_pass: int
     expert_bytes: int
-    """Room for a mixture's experts; with less of it passes read more."""
+    """Size of the expert cache; with a smaller one, passes read more."""
 
     @classmethod
     def of(cls, run: TrialFigures, plan: MemoryPlan, disk_bytes_per_s: float | None) -> PairFigures:
-        """The figures of `run`, which was planned as `plan` on such a disk."""
+        """The figures of `run`, which ran under `plan` on a disk of this speed."""
         rounds = prospect.planner_of(plan, disk_bytes_per_s, run.compute_s)
         rest_s = max(0.0, run.round_s - rounds.prospect(np.ones(1)).seconds)
         return cls(
@@ -81,7 +81,7 @@ class PairFigures:
         more_tokens: float = 0.0,
         compute_factor: float = 1.0,
     ) -> Prediction:
-        """Prediction under `plan`, with so many more tokens a pass and so much faster computing."""
+        """Predict the speed under `plan`, with more tokens per pass or faster compute."""
         read_s = plan.bytes_per_pass / disk_bytes_per_s if disk_bytes_per_s else 0.0
         compute_s, rest_s = self.compute_s / compute_factor, self.rest_s / compute_factor
         tokens = self.tokens_per_pass + more_tokens
@@ -90,31 +90,33 @@ class PairFigures:
         return Prediction(tokens / seconds if seconds else math.inf, tokens, read_s, compute_s)
 
     def applies_to(self, plan: MemoryPlan) -> bool:
-        """True if passes under `plan` are like those that were measured."""
+        """True if passes under `plan` are similar to the measured ones."""
         mine, other = max(self.bytes_per_pass, 1), max(plan.bytes_per_pass, 1)
         rooms = max(self.expert_bytes, 1), max(plan.expert_bytes, 1)
-        return 1 / NEAR <= other / mine <= NEAR and max(rooms) <= NEAR * min(rooms)
+        return 1 / MAX_READ_RATIO <= other / mine <= MAX_READ_RATIO and max(
+            rooms
+        ) <= MAX_READ_RATIO * min(rooms)
 
 
 def save(load: LoadSettings, plan: MemoryPlan, figures: PairFigures) -> None:
-    """Write the figures beside those of other budgets. A file that cannot be written is left."""
-    path = _place(load, plan.paged)
+    """Save the figures beside those of other budgets, if the file can be written."""
+    path = _figures_path(load, plan.paged)
     others = [old for old in _read(path) if not old.applies_to(plan)]
     with suppress(EdgespecError):
-        text = _FILE.dump_json((figures, *others)[:_MOST_SAVED]).decode()
+        text = _FILE.dump_json((figures, *others)[:_MAX_SAVED]).decode()
         presets.save(text, path)
 
 
 def save_run(load: LoadSettings, plan: MemoryPlan, run: TrialFigures) -> PairFigures:
-    """Save the figures of a run with the default settings, unless other work disturbed it."""
+    """Save the figures of a run with the default settings, unless other processes disturbed it."""
     figures = PairFigures.of(run, plan, disk_of(load, run))
-    if run.others <= TOO_MUCH:
+    if run.others <= DISTURBING_SHARE:
         save(load, plan, figures)
     return figures
 
 
 def disk_of(load: LoadSettings, run: TrialFigures) -> float | None:
-    """Bytes a second of passes that waited, else of plain reads; None where nothing is paged."""
+    """Bytes per second of stalled passes, otherwise of plain reads; None if nothing is paged."""
     if not run.bytes_per_pass:
         return None
     return run.disk_bytes_per_s or disk_speed.bytes_per_second(largest_of(load.model))
@@ -123,16 +125,24 @@ def disk_of(load: LoadSettings, run: TrialFigures) -> float | None:
 def predicted(
     load: LoadSettings, plan: MemoryPlan, disk_bytes_per_s: float | None
 ) -> Prediction | None:
-    """Prediction from a run with the same models, threads and options on this device, whose passes
-    read about as much. None where there was no such run."""
+    """Prediction from a similar run with the same models, threads and options on this device.
+
+    None if there is none.
+    """
     if plan.bytes_per_pass and not disk_bytes_per_s:
         return None
-    kept = [figures for figures in _read(_place(load, plan.paged)) if figures.applies_to(plan)]
+    kept = [
+        figures for figures in _read(_figures_path(load, plan.paged)) if figures.applies_to(plan)
+    ]
     return kept[0].predict(plan, disk_bytes_per_s) if kept else None
 
 
-def _place(load: LoadSettings, paged: bool) -> Path:
-    """Resident weights and those on a GPU are computed by other kernels than paged ones."""
+def _figures_path(load: LoadSettings, paged: bool) -> Path:
+    """Path of the figures of these models on this device.
+
+    Paged and resident weights have separate files, and so do options such as GPU layers, because
+    they use different kernels.
+    """
     roles: tuple[Role, ...] = ("target", "draft") if load.draft else ("target",)
     unusual = sorted(
         f"{name}={getattr(options, name)}"
@@ -142,8 +152,8 @@ def _place(load: LoadSettings, paged: bool) -> Path:
     )
     key = json.dumps(
         [
-            presets.device(load.model),
-            presets.files(load.model, load.draft),
+            presets.device_identity(load.model),
+            presets.model_identity(load.model, load.draft),
             [load.threads, load.threads_draft, paged],
             unusual,
         ]
@@ -152,9 +162,9 @@ def _place(load: LoadSettings, paged: bool) -> Path:
 
 
 def _read(path: Path) -> tuple[PairFigures, ...]:
-    """Nothing where the file cannot be read."""
+    """Figures in the file; empty if it cannot be read."""
     try:
-        return _FILE.validate_json(read_regular(path, _MOST_FILE_BYTES))
+        return _FILE.validate_json(read_regular(path, _MAX_FILE_BYTES))
     except (OSError, EdgespecError, ValidationError):
         return ()
 

@@ -1,6 +1,6 @@
-"""Presets: settings that were found, as a file that `--config` takes and that is found again.
+"""Presets of tuned settings: files for `--config` that later runs also find by themselves.
 
-Knows the file, and which device, pair and budget it is for; not how its settings were found.
+Knows the file and its key (device, pair, budget), not how its settings were found.
 """
 
 from __future__ import annotations
@@ -21,32 +21,36 @@ from edgespec.settings.config import LoadSettings, read_config
 from edgespec.settings.options import option_names
 
 TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "lookup", "no_draft"})
-"""Settings that a preset may change by itself: none changes the text. Nor do a runtime's options
-that are only for drafts."""
-_ELSEWHERE = frozenset(
+"""Settings of a preset that apply automatically, because they do not change the text; options of a
+runtime that are only for drafts do, too."""
+_NOT_IN_KEY = frozenset(
     {"model", "draft", "memory_budget", "threads", "threads_draft"}
     | {"grammars", "logprobs", "n_parallel", "state_files", "most_body_bytes"}
 )
-"""Settings of loading that do not tell presets apart, or do it in their own way."""
+"""Settings for loading that are not part of a preset's key, or only indirectly."""
 _STEPS_PER_DOUBLING = 4
-"""Steps per doubling in which `auto` budgets are told apart: budgets within a fifth of each other
-are alike."""
+"""Resolution of `auto` budgets in a preset's key, in steps per doubling: budgets within about a
+fifth of each other share a preset."""
 
 
-def place(load: LoadSettings) -> Path:
+def path_of(load: LoadSettings) -> Path:
     """Path of the preset for these models, this budget and this device."""
-    said = json.dumps(
-        [device(load.model), files(load.model, load.draft), _budget(load), _others(load)]
+    key = json.dumps(
+        [
+            device_identity(load.model),
+            model_identity(load.model, load.draft),
+            _budget(load),
+            _other_settings(load),
+        ]
     )
-    digest = hashlib.sha256(said.encode()).hexdigest()[:24]
+    digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     return cache_folder.tuned() / f"{digest}.toml"
 
 
-def recall(load: LoadSettings) -> tuple[Path, dict[str, Any]] | None:
-    """The preset that was found for this, and the settings in it that apply by themselves. What
-    cannot be read is as good as none."""
+def find(load: LoadSettings) -> tuple[Path, dict[str, Any]] | None:
+    """Path of the preset for `load` and its automatic settings; None if it cannot be read."""
     try:
-        path = place(load)
+        path = path_of(load)
         if not path.is_file():
             return None
         settings = read_config(path)
@@ -57,7 +61,7 @@ def recall(load: LoadSettings) -> tuple[Path, dict[str, Any]] | None:
 
 
 def toml(settings: Mapping[str, Any], reasons: Sequence[str]) -> str:
-    """A file that `--config` takes; `reasons` are its comments."""
+    """Content of a preset for `--config`, with `reasons` as comments."""
     lines = [f"# {line}".rstrip() for reason in reasons for line in reason.splitlines()]
     for name, value in settings.items():
         shown = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
@@ -66,7 +70,7 @@ def toml(settings: Mapping[str, Any], reasons: Sequence[str]) -> str:
 
 
 def save(text: str, path: Path) -> None:
-    """The whole file or none. Raises EdgespecError."""
+    """Write the file atomically. Raises EdgespecError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished_file(path) as file:
@@ -79,8 +83,8 @@ def save(text: str, path: Path) -> None:
         ) from error
 
 
-def check_place(path: Path) -> None:
-    """Raise what `save` would, before minutes are spent."""
+def check_writable(path: Path) -> None:
+    """Raise the errors of `save` early, before tuning takes minutes."""
     if path.is_dir():
         raise UsageError(f"--out {path} is a folder: name a file")
     if not path.parent.is_dir() and path.parent != cache_folder.tuned():
@@ -90,18 +94,18 @@ def check_place(path: Path) -> None:
     trial.unlink()
 
 
-def device(model: Path) -> list[Any]:
+def device_identity(model: Path) -> list[Any]:
     """Processor, cores, memory in GiB, and the disk that holds the model."""
     gib = round(process.total_bytes() / (1 << 30))
     return [process.processor()[0], process.usable_cores(), gib, model.stat().st_dev]
 
 
-def files(*models: Path | None) -> list[Any]:
-    """Identity of these models; a file that was replaced is another model."""
-    return [_model(path) for path in models if path is not None]
+def model_identity(*models: Path | None) -> list[Any]:
+    """Paths, sizes and modification times of these models, which identify their files."""
+    return [_identity(path) for path in models if path is not None]
 
 
-def _model(path: Path) -> list[Any]:
+def _identity(path: Path) -> list[Any]:
     parts = sorted(path.iterdir()) if path.is_dir() else [path]
     stats = [part.stat() for part in parts if part.is_file()]
     newest = max((stat.st_mtime_ns for stat in stats), default=0)
@@ -115,10 +119,10 @@ def _budget(load: LoadSettings) -> str:
     return f"auto {round(_STEPS_PER_DOUBLING * math.log2(max(nbytes, 1)))}"
 
 
-def _others(load: LoadSettings) -> list[tuple[str, str]]:
-    """At their defaults or not given is the same."""
+def _other_settings(load: LoadSettings) -> list[tuple[str, str]]:
+    """Given settings that differ from their defaults, as part of the preset's key."""
     usual = LoadSettings(model=load.model, draft=load.draft)
-    elsewhere = _ELSEWHERE | option_names("draft").keys()
+    elsewhere = _NOT_IN_KEY | option_names("draft").keys()
     said = {name: str(value) for name, value in load.as_given().items() if name not in elsewhere}
     for options in load.options.values():
         unlike = {*options.changed("target"), *options.changed("draft")}

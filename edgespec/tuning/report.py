@@ -1,4 +1,4 @@
-"""The result of `tune`: lines for people, an object for programs, a preset with its reasons."""
+"""Formats the result of `tune`: as text, as JSON, and as a preset with comments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.jobs.other_work import TOO_MUCH
+from edgespec.jobs.other_work import DISTURBING_SHARE
 from edgespec.settings.units import format_size
 from edgespec.tuning.candidates import without_draft
 from edgespec.tuning.successive_halving import Trials, TuningResult, label
@@ -14,7 +14,7 @@ from edgespec.tuning.trial import TrialFigures
 
 
 def preset_settings(tuned: TuningResult) -> dict[str, Any]:
-    """The preset by the settings' names: models, what the user gave, what differs from defaults."""
+    """Settings of the preset by name: models, settings the user gave, tuned changes."""
     load, best, defaults = tuned.job.load, tuned.winner.candidate, tuned.job.defaults
     settings: dict[str, Any] = {"model": load.model.resolve()}
     if best.draft is not None:
@@ -32,7 +32,7 @@ def preset_settings(tuned: TuningResult) -> dict[str, Any]:
 
 
 def preset_reasons(tuned: TuningResult, when: str, version: str) -> list[str]:
-    """Comments of the preset: when, on what evidence."""
+    """Comments of the preset: when it was found, and by what measurement."""
     best, defaults = tuned.winner, tuned.defaults
     reasons = [f"Found by edgespec {version} tune, {when}, for this device, models and budget."]
     if tuned.is_default:
@@ -45,11 +45,11 @@ def preset_reasons(tuned: TuningResult, when: str, version: str) -> list[str]:
             f"{best.tokens_per_s:.2f} tokens/s against {defaults.tokens_per_s:.2f} with the "
             f"defaults, the medians of {len(best.runs)} runs in turn."
         )
-    return [*reasons, *disturbed(tuned.others)]
+    return [*reasons, *interference_warning(tuned.others)]
 
 
 def lines(tuned: TuningResult) -> list[str]:
-    """The table and the verdict, for people."""
+    """Lines of the result: the table and the verdict."""
     ran = [one for one in tuned.trials if one.runs or one.failure]
     names = [label(one.candidate, tuned.job.defaults) for one in ran]
     width = max(map(len, names))
@@ -73,13 +73,13 @@ def lines(tuned: TuningResult) -> list[str]:
         "",
         *table,
         "",
-        *disturbed(tuned.others),
+        *interference_warning(tuned.others),
         _verdict(tuned),
     ]
 
 
 def first_line(run: TrialFigures) -> str:
-    """The first run with the defaults in one line."""
+    """One line about the first run with the defaults."""
     reading = ""
     if run.bytes_per_pass:
         reading = f"; a pass reads {format_size(run.bytes_per_pass)}"
@@ -92,9 +92,9 @@ def first_line(run: TrialFigures) -> str:
     )
 
 
-def disturbed(others: float) -> list[str]:
-    """A warning where the machine was not idle."""
-    if others <= TOO_MUCH:
+def interference_warning(others: float) -> list[str]:
+    """Warning lines if other processes used more than DISTURBING_SHARE of the cores."""
+    if others <= DISTURBING_SHARE:
         return []
     return [
         f"Other processes used up to {others:.0%} of the cores during these runs, which slowed "
@@ -103,7 +103,7 @@ def disturbed(others: float) -> list[str]:
 
 
 def as_dict(tuned: TuningResult) -> dict[str, Any]:
-    """The result for programs."""
+    """The result as JSON values."""
     return {
         "settings": _plain(preset_settings(tuned)),
         "is_default": tuned.is_default,

@@ -1,7 +1,7 @@
-"""Successive halving of settings (Jamieson and Talwalkar, arXiv 1502.07943): trials in turns, and
-after each turn the slower half leaves.
+"""Successive halving (Jamieson and Talwalkar, arXiv 1502.07943): tries all candidates in turns and
+drops the slower half after each turn.
 
-Runs no trial itself, so that tests can run them by formula.
+Trials are run by a `TrialRunner`, which tests replace by a formula.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from edgespec.settings.units import format_size
 from edgespec.tuning.candidates import Candidate, TuningJob, candidates
 from edgespec.tuning.trial import TrialFigures
 
-LEAST_GAIN = 0.03
+MIN_GAIN = 0.03
 """A smaller gain counts as noise."""
-DOUBT = 1.5
-"""A gain must exceed the typical deviation of its ratios by this factor."""
-LEAST_TURNS, MOST_STEPS = 2, 6
+NOISE_FACTOR = 1.5
+"""A gain must exceed the median deviation of its ratios by this factor."""
+MIN_TURNS, MAX_STEPS = 2, 6
 FIRST_SHARE = 0.2
 """Share of the time for the first run of the defaults, which sets the length of all others."""
-FIRST_TOKENS, LEAST_TOKENS = 48, 8
-"""Tokens of each text."""
+FIRST_TOKENS, MIN_TOKENS = 48, 8
+"""Tokens of each text in the first run, and at least in later ones."""
 SHORT_RUN_S = 1.0
 
 Say = Callable[[str], None]
 
 
 class TrialRunner(Protocol):
-    """Runs trials and knows how much time is left."""
+    """Runs trials and keeps the time limit."""
 
     def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
-        """Figures of one trial. Raises what loading and decoding raise."""
+        """Figures of one trial. Raises the errors of loading and decoding."""
 
     @property
     def left_s(self) -> float: ...
@@ -42,7 +42,7 @@ class TrialRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrialLength:
-    """The first texts of the prompts, and most tokens and seconds."""
+    """Limits of a trial: number of prompts, tokens per text, and seconds."""
 
     n_texts: int | None
     n_tokens: int
@@ -51,12 +51,12 @@ class TrialLength:
 
 @dataclass(slots=True)
 class Trials:
-    """A candidate and its trials, one per turn."""
+    """A candidate and its runs, one per turn."""
 
     candidate: Candidate
     runs: list[TrialFigures] = field(default_factory=list)
     failure: str = ""
-    """The reason why it left, if it was not its speed."""
+    """Reason why it was dropped, other than speed."""
 
     @property
     def rates(self) -> list[float]:
@@ -71,28 +71,28 @@ class Trials:
         return max((run.peak_bytes for run in self.runs), default=0)
 
     def ratios(self, defaults: Trials) -> list[float]:
-        """Tokens a second relative to the defaults' run of the same turn."""
+        """Speed relative to the defaults' run in the same turn."""
         pairs = zip(self.rates, defaults.rates, strict=False)
         return [rate / other for rate, other in pairs if other]
 
     def gain(self, defaults: Trials) -> float:
-        """The median of `ratios` less one."""
+        """Median of `ratios` minus one."""
         ratios = self.ratios(defaults)
         return median(ratios) - 1 if ratios else 0.0
 
     def noise(self, defaults: Trials) -> float:
-        """The median deviation of `ratios` from their median."""
+        """Median absolute deviation of `ratios`."""
         ratios = self.ratios(defaults)
         return median(abs(ratio - median(ratios)) for ratio in ratios) if ratios else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """All trials, and the candidate that won."""
+    """All trials and the winner."""
 
     job: TuningJob
     trials: tuple[Trials, ...]
-    """The defaults first; those without a run had no time."""
+    """Trials of all candidates, the defaults first; those without runs were not reached in time."""
     winner: Trials
 
     @property
@@ -113,14 +113,14 @@ class TuningResult:
 
     @property
     def others(self) -> float:
-        """The largest share of the cores that other processes took."""
+        """Largest share of the cores that other processes used during a run."""
         return max((run.others for one in self.trials for run in one.runs), default=0.0)
 
 
 def tune(
     runner: TrialRunner, job: TuningJob, budget_bytes: int, say: Say = lambda _: None
 ) -> TuningResult:
-    """The fastest candidate. Raises what the defaults' first run raises."""
+    """Find the fastest candidate. Raises the errors of the defaults' first run."""
     all_trials = [Trials(candidate) for candidate in candidates(job)]
     defaults, total_s = all_trials[0], runner.left_s
     say("a run with the defaults")
@@ -128,10 +128,10 @@ def tune(
         job, defaults.candidate, TrialLength(None, FIRST_TOKENS, FIRST_SHARE * total_s)
     )
     run_s = max((total_s - runner.left_s), SHORT_RUN_S)
-    n_tokens = max(LEAST_TOKENS, first.n_tokens // max(1, first.n_texts))
+    n_tokens = max(MIN_TOKENS, first.n_tokens // max(1, first.n_texts))
     length = TrialLength(first.n_texts, n_tokens, 2 * run_s)
     defaults.runs.append(first)
-    # Half of what is left is for the first turn: each later one has half as many candidates.
+    # half of the remaining time is for the first turn: each later one has half as many candidates
     n_affordable = max(1, len(job.other_drafts), int(0.5 * runner.left_s / run_s))
     remaining = all_trials[1 : 1 + n_affordable]
     _take_turn(runner, job, remaining, length, budget_bytes, say)
@@ -142,12 +142,12 @@ def tune(
         if all(both != one.candidate for one in all_trials):
             all_trials.append(Trials(both))
             remaining = [*remaining, all_trials[-1]]
-    for turn in range(1, MOST_STEPS):
-        if not remaining or (turn >= LEAST_TURNS and runner.left_s < (1 + len(remaining)) * run_s):
+    for turn in range(1, MAX_STEPS):
+        if not remaining or (turn >= MIN_TURNS and runner.left_s < (1 + len(remaining)) * run_s):
             break
         ahead = [defaults, *remaining]
         _take_turn(runner, job, ahead if turn % 2 else ahead[::-1], length, budget_bytes, say)
-        if turn >= LEAST_TURNS:
+        if turn >= MIN_TURNS:
             remaining = _faster_half(remaining, defaults)
     return TuningResult(job, tuple(all_trials), _winner(all_trials))
 
@@ -160,8 +160,10 @@ def _take_turn(
     budget_bytes: int,
     say: Say,
 ) -> None:
-    """One trial of each, when time is over only of drafts and of those that have run before; one
-    that fails or breaks the budget leaves with the reason."""
+    """Run one trial of each candidate; one that fails or exceeds the budget gets a `failure`.
+
+    When time is over, only other drafts and candidates with earlier runs are tried.
+    """
     for one in remaining:
         is_due = one.runs or one.candidate in job.other_drafts or runner.left_s > 0
         if one.failure or not is_due:
@@ -181,35 +183,35 @@ def _take_turn(
 
 
 def _faster_half(remaining: Sequence[Trials], defaults: Trials) -> list[Trials]:
-    """The better half, fastest first, without those that are slower than the defaults."""
+    """The faster half, fastest first, without candidates slower than the defaults."""
     left = [one for one in remaining if one.runs and not one.failure and one.gain(defaults) > 0]
     left.sort(key=lambda one: -one.gain(defaults))
     return left[: max(1, -(-len(remaining) // 2))]
 
 
 def _winner(trials: Sequence[Trials]) -> Trials:
-    """The largest gain; the defaults unless they were beaten by more than the noise."""
+    """The candidate with the largest gain above the noise, otherwise the defaults."""
     defaults, *others = trials
     best, best_gain = defaults, 0.0
     for one in others:
-        if one.failure or len(one.ratios(defaults)) < LEAST_TURNS:
+        if one.failure or len(one.ratios(defaults)) < MIN_TURNS:
             continue
-        least = max(DOUBT * one.noise(defaults), LEAST_GAIN)
+        least = max(NOISE_FACTOR * one.noise(defaults), MIN_GAIN)
         if (gain := one.gain(defaults)) > max(least, best_gain):
             best, best_gain = one, gain
     return best
 
 
 def label(candidate: Candidate, defaults: Candidate) -> str:
-    """The settings that differ from the defaults, spelled as flags."""
+    """The settings that differ from the defaults, as command-line flags."""
     flags = {"threads": "-t", "threads_draft": "-td", "draft_max": "--draft-max", "draft": "-md"}
-    said = []
+    given = []
     for name, value in candidate.settings(defaults).items():
         flag = flags.get(name, "--" + name.replace("_", "-"))
         if value is True:
-            said.append(flag)
+            given.append(flag)
         elif value is False:
-            said.append("--no-" + flag.removeprefix("--no-").removeprefix("--"))
+            given.append("--no-" + flag.removeprefix("--no-").removeprefix("--"))
         else:
-            said.append(f"{flag} {getattr(value, 'name', value)}")
-    return " ".join(said) or "defaults"
+            given.append(f"{flag} {getattr(value, 'name', value)}")
+    return " ".join(given) or "defaults"

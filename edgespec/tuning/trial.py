@@ -1,6 +1,6 @@
-"""One trial: texts written with given settings in a process of its own, within the budget.
+"""One trial: generates texts with given settings in a process of its own, within the budget.
 
-Plans are made there, too, since a plan counts the process that makes it.
+Plans are also made there, because a plan includes the memory of its process.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 
 STALLED_SHARE = 0.1
-"""A pass that waited for storage for more of its time shows what storage gives."""
+"""Passes that stalled for a larger share of their time measure the speed of storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningTrial:
-    """Continue prompts greedily."""
+    """Settings and prompts of a trial, which continues the prompts greedily."""
 
     load: LoadSettings
     engine: EngineSettings
@@ -39,48 +39,48 @@ class TuningTrial:
     n_tokens: int
     """Most tokens of each text."""
     seconds: float
-    """After loading; texts end early when it is over."""
+    """Time limit after loading; texts end early when it is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialFigures:
-    """Figures of one trial. Seconds are means per round."""
+    """Figures of one trial; seconds are means per round."""
 
     tokens_per_s: float
-    """Mean over texts, however long each of them became."""
+    """Harmonic mean over texts, each with equal weight."""
     tokens_per_pass: float
     n_tokens: int
     n_texts: int
     round_s: float
     compute_s: float
     draft_s: float
-    """Drafting that no pass hid."""
+    """Seconds of drafting that were not overlapped with a pass."""
     load_s: float
     peak_bytes: int
     bytes_per_pass: int
-    """Planned bytes; 0 where nothing is paged."""
+    """Planned bytes; 0 if nothing is paged."""
     disk_bytes_per_s: float | None
-    """Bytes a second of passes that waited for storage; None where none did."""
+    """Bytes per second of passes that stalled; None if none did."""
     notes: tuple[str, ...] = ()
     others: float = 0.0
-    """Share of the cores that other processes took meanwhile."""
+    """Share of the cores that other processes used meanwhile."""
 
 
 def run_trial(
     trial: TuningTrial, limiter: Limiter = UNLIMITED, tick: Callable[[], None] = lambda: None
 ) -> TrialFigures:
-    """Figures of a process of its own. Raises what loading and decoding raise there."""
+    """Run a trial in a process of its own. Raises the errors of loading and decoding."""
     launched = launch(partial(write_texts, trial), limiter, tick=tick)
     return replace(launched.result, others=launched.others)
 
 
 def plan_trial(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
-    """The plan that a trial with these settings would have. Raises what planning raises."""
+    """The plan of a trial with these settings. Raises the errors of planning."""
     return launch(partial(_plan_here, load, engine)).result
 
 
 def _plan_here(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
-    """The plan of this process, which has imported what a trial imports."""
+    """The plan in this process, which has imported the same modules as a trial."""
     return plan(load, engine)
 
 
@@ -107,7 +107,7 @@ def write_texts(trial: TuningTrial) -> TrialFigures:
 def _write_until(
     engine: Engine, prompt: list[int], n_tokens: int, deadline: float
 ) -> GenerationResult:
-    """The greedy text, or what there is of it at the end of the first round after the deadline."""
+    """The greedy text, cut after the first round past the deadline."""
     request = engine.admit(TextRequest(tuple(prompt), SamplingParams(), n_tokens))
     with closing(engine.run(request)) as events:
         for _ in events:
@@ -131,7 +131,7 @@ def _figures(
         if cost.bytes_read and cost.stall_s > STALLED_SHARE * cost.pass_s
     ]
     n_passes = max(1, sum(cost.passes for cost in rounds))
-    said = (*notes, *(note for result in results for note in result.notes))
+    all_notes = (*notes, *(note for result in results for note in result.notes))
     return TrialFigures(
         tokens_per_s=1 / fmean(paces) if paces and fmean(paces) > 0 else 0.0,
         tokens_per_pass=sum(cost.n_tokens for cost in rounds) / n_passes,
@@ -144,5 +144,5 @@ def _figures(
         peak_bytes=process.peak_rss_bytes(),
         bytes_per_pass=bytes_per_pass,
         disk_bytes_per_s=fmean(waited) if waited else None,
-        notes=tuple(dict.fromkeys(said)),
+        notes=tuple(dict.fromkeys(all_notes)),
     )

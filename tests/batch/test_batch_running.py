@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.batch.earlier import EarlierAnswers
 from edgespec.batch.lines import numbered_lines, parse_answer
-from edgespec.batch.running import MOST_MODEL_FAILURES, BatchRun
+from edgespec.batch.running import MAX_MODEL_FAILURES, BatchRun
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.session.session import Session
@@ -134,7 +134,7 @@ def test_a_model_that_only_fails_ends_the_run() -> None:
         run = batch(session, [request(f"r{i}") for i in range(20)], written.append)
         with pytest.raises(EdgespecError, match="the model failed at 5 requests in a row"):
             run.run()
-    assert len(written) == MOST_MODEL_FAILURES
+    assert len(written) == MAX_MODEL_FAILURES
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.chat.prompts import MOST_PIECES, ChatPrompts
+from edgespec.chat.prompts import MAX_PIECES, ChatPrompts
 from edgespec.chat.template import ChatTemplate
 from edgespec.errors import UsageError
 from edgespec.ports.chat_format import ChatFormat
@@ -134,7 +134,7 @@ def test_a_message_of_nothing_but_control_tokens_is_refused_before_it_is_encoded
         "fake", ChatFormat(control_tokens=frozenset({"</s>"})), lambda text: [1], "{{ messages }}"
     )
     with pytest.raises(UsageError, match="spell control tokens 20,000 times"):
-        prompts.prompt([{"role": "user", "content": "</s>" * 2 * MOST_PIECES}])
+        prompts.prompt([{"role": "user", "content": "</s>" * 2 * MAX_PIECES}])
 
 
 def test_digits_in_a_message_may_be_trimmed():

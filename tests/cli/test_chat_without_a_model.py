@@ -29,7 +29,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def fetch(name: str, progress: object = None) -> Path:
         names.append(name)
-        return packaged.place_of(name)
+        return packaged.cache_path(name)
 
     monkeypatch.setattr(packaged, "fetch", fetch)
     return names
@@ -41,7 +41,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def test_a_model_that_is_here_is_not_asked_about(fetched: list[str]) -> None:
-    place = packaged.place_of("smollm2")
+    place = packaged.cache_path("smollm2")
     cache_folder.make_folder()
     place.write_bytes(b"GGUF")
     assert fetching.chat_model(Console()) == place
@@ -53,7 +53,7 @@ def test_it_is_downloaded_after_a_yes(
     fetched: list[str], monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     answers(monkeypatch, said)
-    assert fetching.chat_model(Console()) == packaged.place_of("smollm2")
+    assert fetching.chat_model(Console()) == packaged.cache_path("smollm2")
     assert fetched == ["smollm2"]
 
 

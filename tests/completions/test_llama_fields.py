@@ -3,7 +3,7 @@
 import pytest
 
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
-from edgespec.settings.config import INT32_MAX, MOST_BIAS
+from edgespec.settings.config import INT32_MAX, MAX_BIAS
 
 WEB_UI = {
     "messages": [{"role": "user", "content": "a"}],
@@ -55,7 +55,7 @@ def test_minus_one_is_a_seed_of_the_servers_own():
 
 
 def test_biases_may_be_pairs():
-    assert text(logit_bias=[[5, 1.5], [6, False]]).logit_bias == {5: 1.5, 6: -MOST_BIAS}
+    assert text(logit_bias=[[5, 1.5], [6, False]]).logit_bias == {5: 1.5, 6: -MAX_BIAS}
 
 
 def test_a_schema_may_stand_by_itself():

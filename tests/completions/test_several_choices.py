@@ -160,7 +160,7 @@ def test_a_prompt_that_cannot_be_read_is_refused_before_any_text():
     with pytest.raises(RequestError, match=r"prompt\.1\.0: token 50 is unknown"):
         text(session, prompt=[[1], [50]])
     with pytest.raises(RequestError, match=r"prompt\.1: 3 tokens; at most 2 are allowed"):
-        text(session, {"most_prompt_tokens": 2}, prompt=["b", "ccc"])
+        text(session, {"max_prompt_tokens": 2}, prompt=["b", "ccc"])
     assert session.n_begun == 0
 
 
@@ -182,7 +182,7 @@ def test_cancelling_ends_the_text_and_those_to_come():
 
 
 def test_choices_that_are_kept_have_a_limit_together():
-    limits = {"most_characters": 10}
+    limits = {"max_characters": 10}
     assert texts(text(SeedSession(), limits, prompt="b", n=2, **WARM).whole()) == ["1:40", "1:41"]
     for fields in ({"n": 3} | WARM, {"n": 3}, {"prompt": ["bbb", "c"], "echo": True}):
         with pytest.raises(RequestError, match="more than 10 characters together"):
@@ -191,7 +191,7 @@ def test_choices_that_are_kept_have_a_limit_together():
 
 
 def test_log_probabilities_of_all_choices_are_counted():
-    limits = {"most_logged_tokens": lambda n_others: 30}
+    limits = {"max_logged_tokens": lambda n_others: 30}
     fields = {"prompt": ["b", "c"], "logprobs": 1, "max_tokens": 5}
     answer = text(SeedSession(), limits, n=3, **fields).whole()
     assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [2] * 6
@@ -201,7 +201,7 @@ def test_log_probabilities_of_all_choices_are_counted():
 
 def test_as_many_characters_as_are_kept_fit_into_the_row():
     tracemalloc.start()
-    choices = [{"text": "".join(["😀"] * (requests.MOST_ANSWER_CHARACTERS // 8))} for _ in range(8)]
+    choices = [{"text": "".join(["😀"] * (requests.MAX_ANSWER_CHARACTERS // 8))} for _ in range(8)]
     JSONResponse({"choices": choices})
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.models import enlarging
-from edgespec.models.enlarging import enlarge, stored_as
+from edgespec.models.enlarging import enlarge, quantised
 from edgespec.values import EnlargeReport
 
 
@@ -79,20 +79,20 @@ def test_what_no_tool_knows_is_refused(source: Path, tmp_path: Path):
 
 
 def test_another_quantisation_lasts_as_long_as_it_is_used(source: Path, tmp_path: Path):
-    with stored_as(source, "Q4_0", tmp_path) as stored:
+    with quantised(source, "Q4_0", tmp_path) as stored:
         assert stored.read_text() == "Q4_0"
         assert stored.is_relative_to(tmp_path)
     assert list(tmp_path.iterdir()) == [source]
 
 
 def test_no_other_quantisation_is_the_source_itself(source: Path, tmp_path: Path):
-    with stored_as(source, None, tmp_path) as stored:
+    with quantised(source, None, tmp_path) as stored:
         assert stored == source
 
 
 def test_nothing_is_left_of_a_quantisation_that_fails(source: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match="Q4_9"), stored_as(source, "Q4_9", tmp_path):
+    with pytest.raises(UsageError, match="Q4_9"), quantised(source, "Q4_9", tmp_path):
         pass
-    with pytest.raises(UsageError, match="folder"), stored_as(source, "Q4_0", tmp_path / "no"):
+    with pytest.raises(UsageError, match="folder"), quantised(source, "Q4_0", tmp_path / "no"):
         pass
     assert list(tmp_path.iterdir()) == [source]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files.json_file import MOST_BYTES, JsonFile, pair_digest
+from edgespec.files.json_file import MAX_BYTES, JsonFile, pair_digest
 from edgespec.values import ModelInfo
 
 MODEL = ModelInfo("a", "table", n_vocab=2, n_ctx=8, n_layers=1, size_bytes=9)
@@ -19,7 +19,7 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
     assert JsonFile(tmp_path / "below", "one", 3).read() == {"shares": ["00"]}
 
 
-@pytest.mark.parametrize("content", [b"", b"[", b"\xff", b"[" * 100_000, b" " * (MOST_BYTES + 1)])
+@pytest.mark.parametrize("content", [b"", b"[", b"\xff", b"[" * 100_000, b" " * (MAX_BYTES + 1)])
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
     file = JsonFile(tmp_path, "one", 3)
     file.path.write_bytes(content)
@@ -29,7 +29,7 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> No
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     file = JsonFile(tmp_path, "one", 3)
-    file.write("a" * MOST_BYTES)
+    file.write("a" * MAX_BYTES)
     assert not file.path.exists()
 
 

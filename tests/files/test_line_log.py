@@ -82,7 +82,7 @@ def test_lines_reach_the_disk_now_and_then_and_at_the_end(
     descriptor = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(now[0]))
     log = LineLog(descriptor, lambda: now[0])
-    log._has_past = True
+    log._is_file = True
     for now[0] in (1.0, SYNC_S, SYNC_S + 1, 3 * SYNC_S):
         log.append(b"line")
     log.close()

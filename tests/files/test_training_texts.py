@@ -78,7 +78,7 @@ def test_the_oldest_go_when_there_are_too_many(
     kept: TrainingTexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_texts, "FILE_BYTES", 400)
-    monkeypatch.setattr(training_texts, "MOST_BYTES", 2000)
+    monkeypatch.setattr(training_texts, "MAX_BYTES", 2000)
     for n in range(100):
         kept.keep(TARGET, DRAFT, None, replace(TEXT, tokens=[5, 6, 7, n]))
         assert kept.nbytes <= 2000

@@ -52,11 +52,11 @@ class FakeCells:
         for position, label in saved:
             self._put(position, label, {sequence})
 
-    def most_at_once(self, sequence: int, n_tokens: int) -> int:
+    def max_at_once(self, sequence: int, n_tokens: int) -> int:
         return min(n_tokens, 3)
 
     @property
-    def place_of(self) -> dict[int, int]:
+    def cache_path(self) -> dict[int, int]:
         """Cell of each label."""
         return {cell[1]: place for place, cell in enumerate(self._places) if cell is not None}
 
@@ -127,12 +127,12 @@ class Harness:
         """Every text is whole, in order and where the layout says; whatever else is there counts as
         dropped."""
         in_use: set[int] = set()
-        place_of = self.cells.place_of
+        cache_path = self.cells.cache_path
         for text, prefix in enumerate(self.prefixes):
             assert self.cells.seen(text)[: len(prefix)] == prefix
-            assert self.texts.all[text].cells == [place_of[label] for label in prefix]
+            assert self.texts.all[text].cells == [cache_path[label] for label in prefix]
             provisional = self.texts.all[text]._cell_of
-            assert provisional == {label: place_of[label] for label in self.kept[text]}
+            assert provisional == {label: cache_path[label] for label in self.kept[text]}
             in_use |= {*prefix, *self.kept[text]}
         held = {label for _, label, _ in self.cells.cells}
         assert in_use <= held

@@ -120,10 +120,10 @@ def test_another_text_gives_none(path: Path) -> None:
 
 def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> None:
     with closing(prepare(path)) as prepared:
-        assert not any("features" in row.what for row in prepared.needs().rows_in_any_case())
+        assert not any("features" in row.what for row in prepared.needs().common_rows())
     with closing(prepare(path)) as prepared:
         prepared.offer_features(LAYERS, 64)
-        rows = [row for row in prepared.needs().rows_in_any_case() if "features" in row.what]
+        rows = [row for row in prepared.needs().common_rows() if "features" in row.what]
         assert [row.nbytes for row in rows] == [4 * 3 * 64 * (9 + 9)]
 
 

@@ -25,7 +25,7 @@ from zoo_files import write_model
 from zoo_species import EXPERTS_ONLY, Species
 
 PROMPT = [(7 * n) % 200 for n in range(20)]
-MOST_NODES = 1 + MAX_LINE * MAX_LINES
+MAX_NODES = 1 + MAX_LINE * MAX_LINES
 N_CTX = 256
 WARM = SamplingParams(temperature=0.9, seed=3)
 ROLLED_BACK = ["qwen35", "nemotron_h"]
@@ -39,7 +39,7 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_model(tmp_path_factory.mktemp("lines") / "m.gguf", species)
 
 
-def request_for(path: Path, max_nodes: int = MOST_NODES) -> ModelRequest:
+def request_for(path: Path, max_nodes: int = MAX_NODES) -> ModelRequest:
     return ModelRequest(
         path=path,
         owner="target",
@@ -124,11 +124,11 @@ def test_a_text_that_trees_guessed_is_the_one_without_a_draft(
 def test_the_plan_may_choose_a_line_whose_states_take_less(hybrid: Path) -> None:
     prepared = runtime.prepare(replace(request_for(hybrid), fewer_nodes=(9,)))
     try:
-        assert (prepared.info.max_nodes, prepared.info.max_branches) == (MOST_NODES, MAX_LINES)
+        assert (prepared.info.max_nodes, prepared.info.max_branches) == (MAX_NODES, MAX_LINES)
         tree, line = prepared.needs().batches
     finally:
         prepared.close()
-    assert (tree.max_nodes, line.max_nodes) == (MOST_NODES, 1 + MAX_LINE)
+    assert (tree.max_nodes, line.max_nodes) == (MAX_NODES, 1 + MAX_LINE)
     states = [row.nbytes for row in tree.rows if "lines" in row.what]
     assert sum(states) > 0
     assert not [row for row in line.rows if "lines" in row.what]

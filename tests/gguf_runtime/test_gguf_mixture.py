@@ -15,7 +15,7 @@ from test_gguf_model import open_paged, open_resident
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.models import catalogue
-from edgespec.session.kept_experts import begin_warm
+from edgespec.session.warm_start import warm_start
 from edgespec.values import GenerationResult
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from engine_cases import finish
@@ -83,13 +83,13 @@ def test_a_second_start_reads_the_usual_experts_before_the_first_pass(
         for file in folder.glob("*"):
             assert content is not None
             file.write_bytes(content)
-        close = begin_warm(target, target.close)
+        close = warm_start(target, target.close)
         target.prefill(PROMPT)
         close()
         assert len(list(folder.glob("*.json"))) == 1
     target = open_paged(big, share=0.5)
     begun = target.paging().bytes_read
-    close = begin_warm(target, target.close)
+    close = warm_start(target, target.close)
     deadline = time.monotonic() + 5
     while target.paging().bytes_read == begun:
         assert time.monotonic() < deadline, "nothing was read"

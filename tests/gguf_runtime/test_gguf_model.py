@@ -285,7 +285,7 @@ def test_vocabulary_pieces_join_to_the_text(paged: GgufModel) -> None:
 def test_the_plan_of_a_model_names_every_kind_of_memory() -> None:
     prepared = runtime.prepare(request(PAIR.target))
     needs = prepared.needs()
-    rows = [*needs.rows_in_any_case(), *needs.rows_when_paged()]
+    rows = [*needs.common_rows(), *needs.paged_rows()]
     assert all(row.nbytes > 0 for row in rows)
     assert {row.owner for row in rows} == {"target"}
     plan: MemoryPlan = plan_memory(100 * MIB, rows, needs.cuts, needs.resident, ())
@@ -318,7 +318,7 @@ def test_fewer_nodes_take_less_and_are_loaded_when_they_are_planned() -> None:
         taken = [batch.nbytes for batch in needs.batches]
         assert taken == sorted(taken, reverse=True)
         whole = [row for row in needs.resident or () if row.what != LOADING]
-        plan = plan_memory(1 << 40, (*needs.rows_in_any_case(2), *whole), needs.cuts, ())
+        plan = plan_memory(1 << 40, (*needs.common_rows(2), *whole), needs.cuts, ())
         with closing(prepared.load(dataclasses.replace(plan, batches={"target": 2}))) as model:
             assert (model.info.max_nodes, model.info.max_branches) == (9, 9)
 

@@ -100,7 +100,7 @@ def test_without_layers_on_a_gpu_there_is_no_such_row():
 
 
 def test_a_budget_without_room_for_it_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process, "taken_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
     least = planned().smallest_bytes
     budget = f"{(least + 20 * MIB) >> 20}MiB"
     planned(memory_budget=budget)

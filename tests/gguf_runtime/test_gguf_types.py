@@ -71,14 +71,14 @@ def assert_pages_like_llama_cpp(path: Path) -> None:
 
 @pytest.mark.parametrize("name", FTYPES)
 def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None:
-    assert_pages_like_llama_cpp(stored_as(name, tmp_path))
+    assert_pages_like_llama_cpp(quantised(name, tmp_path))
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "IQ4_NL", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K"])
 def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, tmp_path: Path) -> None:
     """From eight nodes on, those of K-quants differed by 0.19, from two on those of IQ4_NL."""
     tokens = list(range(300, 316))
-    model = open_paged(stored_as(name, tmp_path))
+    model = open_paged(quantised(name, tmp_path))
     try:
         together = model.evaluate(*line(tokens))
         model.truncate(0)
@@ -87,7 +87,7 @@ def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, tmp_path: Path) -> 
         model.close()
 
 
-def stored_as(name: str, folder: Path, source: Path = PAIR.target) -> Path:
+def quantised(name: str, folder: Path, source: Path = PAIR.target) -> Path:
     """The embedded target, or another model, in another quantisation."""
     path = folder / f"{name}.gguf"
     params = lib.llama_model_quantize_default_params()
@@ -129,7 +129,7 @@ def test_a_prompt_beside_trees_is_the_prompt_alone(
     name: str, n_tokens: int, tmp_path: Path
 ) -> None:
     tokens = [300 + 7 * n % 150 for n in range(n_tokens + 1)]
-    wanted = replace(request(stored_as(name, tmp_path), n_texts=2), batch_size=128)
+    wanted = replace(request(quantised(name, tmp_path), n_texts=2), batch_size=128)
     model = load_paged(runtime.prepare(wanted), 0.5)
     assert isinstance(model, GgufModel)
     try:
@@ -157,7 +157,7 @@ def test_a_long_prompt_rounds_alike_wherever_its_cells_begin(tmp_path: Path) -> 
     """Tiles of attention are 64 cells, counted from the first one of the cache: other texts there
     decided how a prompt of K-quants was added up."""
     tokens = [300 + 7 * n % 150 for n in range(181)]
-    wanted = replace(request(stored_as("Q4_K_M", tmp_path), n_texts=2), batch_size=128)
+    wanted = replace(request(quantised("Q4_K_M", tmp_path), n_texts=2), batch_size=128)
     model = load_paged(runtime.prepare(wanted), 0.5)
     assert isinstance(model, GgufModel)
     try:

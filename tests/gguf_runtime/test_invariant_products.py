@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_gguf_types import stored_as
+from test_gguf_types import quantised
 from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
@@ -88,7 +88,7 @@ def test_a_prompt_rounds_as_its_tokens_one_by_one(species: Species, tmp_path: Pa
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 def test_models_without_quantised_weights(kind: str, is_paged: bool, tmp_path: Path) -> None:
-    assert differing_sizes(opened(stored_as(kind, tmp_path), is_paged, n_threads=2)) == []
+    assert differing_sizes(opened(quantised(kind, tmp_path), is_paged, n_threads=2)) == []
 
 
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
@@ -98,4 +98,4 @@ def test_quantised_weights_as_stored(
 ) -> None:
     """IQ4_NL varies on x86-64, Q8_0 and Q4_0 on ARM."""
     monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
-    assert differing_sizes(opened(stored_as(kind, tmp_path), is_paged, n_threads=2)) == []
+    assert differing_sizes(opened(quantised(kind, tmp_path), is_paged, n_threads=2)) == []

@@ -138,7 +138,7 @@ def _is_running(pid: int) -> bool:
 
 
 def test_its_memory_counts_as_ours(model: IsolatedModel):
-    ours = process._own_peak_bytes(process._ROOT)
+    ours = process._own_peak_bytes()
     assert process.peak_rss_bytes() > ours + (20 << 20)
     model.close()
     assert process.peak_rss_bytes() < ours + (20 << 20)

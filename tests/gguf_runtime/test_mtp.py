@@ -243,7 +243,7 @@ def test_no_flag_names_the_layer(
 
 def least_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The smallest budget of a target alone, in a process that is always of one size."""
-    monkeypatch.setattr(process, "taken_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
     alone = edgespec.plan(LoadSettings(model=path, memory_budget="8GiB"))
     return f"{alone.smallest_bytes}B"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_gguf_model import open_paged, open_resident
-from test_gguf_types import stored_as
+from test_gguf_types import quantised
 from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
@@ -27,7 +27,7 @@ Q4_0 = 2
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = stored_as("Q4_0", tmp_path_factory.mktemp("packed"))
+    path = quantised("Q4_0", tmp_path_factory.mktemp("packed"))
     if not packs_when_paged(read_header(path)):
         pytest.skip("this processor has no packed layout for Q4_0 that rounds evenly")
     return path

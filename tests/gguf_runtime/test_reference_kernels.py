@@ -17,7 +17,7 @@ from edgespec.runtimes import ModelRequest, even_parts
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH
+from edgespec_runtimes.gguf.llama.reference_kernels import MIN_TILED_BATCH
 from paging_contract import load_paged, one_by_one
 from port_contract import TEXT
 
@@ -98,6 +98,6 @@ def test_even_parts_are_few_and_alike(n_tokens: int, most: int) -> None:
     assert max(parts) - min(parts) <= 1
 
 
-@given(n_tokens=st.integers(64, 5000), most=st.integers(LEAST_TILED_BATCH, 600))
+@given(n_tokens=st.integers(64, 5000), most=st.integers(MIN_TILED_BATCH, 600))
 def test_no_part_is_smaller_than_a_tile_if_the_prompt_is_not(n_tokens: int, most: int) -> None:
     assert min(even_parts(n_tokens, most)) >= 64

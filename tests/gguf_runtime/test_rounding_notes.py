@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_gguf_types import stored_as
+from test_gguf_types import quantised
 
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models import catalogue
@@ -98,7 +98,7 @@ def test_a_refusal_for_want_of_memory_does_not_speak_of_rounding(tmp_path: Path)
 def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = replace(REQUEST, path=stored_as("IQ4_NL", tmp_path))
+    request = replace(REQUEST, path=quantised("IQ4_NL", tmp_path))
     assert [notes(request, plan) for plan in (PLAN, PAGED)] == [[], []]
     monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
     assert notes(request, PAGED) == []
@@ -110,7 +110,7 @@ def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
 
 
 def test_k_quants_packed_in_memory_are_told(tmp_path: Path) -> None:
-    path = stored_as("Q4_K_M", tmp_path)
+    path = quantised("Q4_K_M", tmp_path)
     if not packed_matrices(read_header(path)):
         pytest.skip("this processor has no packed layout for K-quants, as x86-64 without AVX2")
     (note,) = notes(replace(REQUEST, path=path))
@@ -118,7 +118,7 @@ def test_k_quants_packed_in_memory_are_told(tmp_path: Path) -> None:
 
 
 def test_k_quants_that_are_paged_are_not_packed_and_not_told(tmp_path: Path) -> None:
-    assert notes(replace(REQUEST, path=stored_as("Q4_K_M", tmp_path)), PAGED) == []
+    assert notes(replace(REQUEST, path=quantised("Q4_K_M", tmp_path)), PAGED) == []
 
 
 def test_attention_without_flash_is_told() -> None:
@@ -138,7 +138,7 @@ def test_without_a_draft_nothing_needs_to_be_told() -> None:
 def test_tiles_of_k_quants_are_told_where_they_cannot_be_avoided(
     system: str, n_notes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = stored_as("Q6_K", tmp_path)
+    path = quantised("Q6_K", tmp_path)
     monkeypatch.setattr("edgespec_runtimes.gguf.prepared.sys.platform", system)
     told = notes(replace(REQUEST, path=path), PAGED)
     assert len(told) == n_notes

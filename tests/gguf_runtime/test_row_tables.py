@@ -78,7 +78,7 @@ def test_the_plan_holds_a_row_of_every_table_for_each_token_of_a_batch(path: Pat
     entries = {tensor.name: tensor for tensor in read_header(path).tensors}
     names = ("token_embd.weight", PER_LAYER)
     prepared = runtime.prepare(request(path))
-    rows = {row.what: row.nbytes for row in prepared.needs().rows_when_paged()}
+    rows = {row.what: row.nbytes for row in prepared.needs().paged_rows()}
     prepared.close()
     assert rows["embedding rows"] == sum(bytes_for(entries[name], 32) for name in names)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_gguf_types import stored_as
+from test_gguf_types import quantised
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
@@ -73,7 +73,7 @@ class Watched:
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "Q8_0":
         return embedded_pair().target
-    return stored_as(request.param, tmp_path_factory.mktemp(request.param))
+    return quantised(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module", params=[17, pytest.param(97, marks=SLOW)])

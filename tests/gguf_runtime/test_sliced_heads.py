@@ -80,7 +80,7 @@ def test_slices_have_the_logits_of_the_whole_head(
     assert n_slices(whole) == 0
     expected = {n_rows: logits_of(whole, n_rows) for n_rows in (1, 2, 8, 33)}
     whole.close()
-    monkeypatch.setattr(segments, "LEAST_SLICE_BYTES", SLICE_BYTES)
+    monkeypatch.setattr(segments, "MIN_SLICE_BYTES", SLICE_BYTES)
     sliced = opened(path)
     assert n_slices(sliced) > 2
     for n_rows, logits in expected.items():
@@ -90,7 +90,7 @@ def test_slices_have_the_logits_of_the_whole_head(
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "LEAST_SLICE_BYTES", SLICE_BYTES)
+    monkeypatch.setattr(segments, "MIN_SLICE_BYTES", SLICE_BYTES)
 
 
 @pytest.mark.usefixtures("small_slices")

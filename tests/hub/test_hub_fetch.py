@@ -74,7 +74,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub, tmp_path):
 
 
 def test_a_connection_that_stays_broken_leaves_what_was_fetched_for_the_next_run(hub, tmp_path):
-    hub.breaks_after = [1_000_000] + [0] * (download.MOST_FAILURES + 1)
+    hub.breaks_after = [1_000_000] + [0] * (download.MAX_FAILURES + 1)
     with pytest.raises(FetchError, match=r"broke .*run the command again, it resumes where"):
         fetch(hub, tmp_path)
     hub.ranges.clear()
@@ -178,12 +178,12 @@ def test_what_is_no_hub_says_so(hub, tmp_path, page):
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_an_answer_that_passes_is_tried_again(hub, tmp_path, status):
-    hub.refusals = [status] * download.MOST_FAILURES
+    hub.refusals = [status] * download.MAX_FAILURES
     assert fetch(hub, tmp_path).path.read_bytes() == MODEL
 
 
 def test_an_answer_that_stays_is_told(hub, tmp_path):
-    hub.refusals = [503] * (download.MOST_FAILURES + 1)
+    hub.refusals = [503] * (download.MAX_FAILURES + 1)
     with pytest.raises(
         FetchError, match="answers 503: try again later; the part that was fetched is kept"
     ):
@@ -299,7 +299,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(hub, tmp_pa
 
 
 def test_what_was_fetched_needs_no_room_again(hub, tmp_path, monkeypatch):
-    hub.breaks_after = [2_000_000] + [0] * (download.MOST_FAILURES + 1)
+    hub.breaks_after = [2_000_000] + [0] * (download.MAX_FAILURES + 1)
     with pytest.raises(FetchError):
         fetch(hub, tmp_path)
     usage = namedtuple("usage", "total used free")(0, 0, 1 << 20)

@@ -114,7 +114,7 @@ def test_ctrl_c_while_a_process_is_started_is_heard_afterwards():
 
     def start() -> None:
         nonlocal done
-        with launching.deferring():
+        with launching.deferring_signals():
             signal.raise_signal(signal.SIGINT)
             done = True
 

@@ -30,7 +30,7 @@ def use():
     for block in blocks:
         libc.free(block)
     taken.append(process.process_rss_bytes() - before)
-    heap.return_heaps_end()
+    heap.trim_heap_top()
     taken.append(process.process_rss_bytes() - before)
 
 thread = threading.Thread(target=use)
@@ -58,11 +58,11 @@ def test_a_plan_counts_no_memory_that_measuring_the_models_freed(
     session.plan(settings)  # the runtime takes the function by name when it is imported
     calls = []
 
-    def taken_bytes() -> int:
+    def footprint_bytes() -> int:
         calls.append("counted")
         return 64 << 20
 
-    monkeypatch.setattr(heap, "return_heaps_end", lambda: calls.append("returned"))
-    monkeypatch.setattr(process, "taken_bytes", taken_bytes)
+    monkeypatch.setattr(heap, "trim_heap_top", lambda: calls.append("returned"))
+    monkeypatch.setattr(process, "footprint_bytes", footprint_bytes)
     session.plan(settings)
     assert calls == ["returned", "counted"]

@@ -211,7 +211,7 @@ def taken(machine: FakeMachine, python_rss: int) -> int:
     machine.write("proc/self/smaps", text)
     rss_kb = 4096 + 512 + python_rss + 1024
     machine.write("proc/self/status", f"VmRSS: {rss_kb} kB\nRssFile: {rss_kb - 4160} kB\n")
-    return process.taken_bytes(machine.root)
+    return process.footprint_bytes(machine.root)
 
 
 def test_pages_of_libraries_that_happen_to_be_cached_do_not_count(machine: FakeMachine):
@@ -246,7 +246,7 @@ def test_a_gpus_library_counts_by_what_is_resident(machine: FakeMachine):
     machine.write("proc/self/smaps", with_library + GPU_LIBRARY.format(rss=20 << 10))
     rss_kb = 4096 + 512 + 100 + 1024 + (20 << 10)
     machine.write("proc/self/status", f"VmRSS: {rss_kb} kB\n")
-    assert 20 * MIB - MIB < process.taken_bytes(machine.root) - before <= 20 * MIB
+    assert 20 * MIB - MIB < process.footprint_bytes(machine.root) - before <= 20 * MIB
 
 
 def test_one_page_more_never_makes_a_cliff(machine: FakeMachine):
@@ -257,4 +257,4 @@ def test_one_page_more_never_makes_a_cliff(machine: FakeMachine):
 
 def test_a_plan_counts_the_process_in_whole_steps():
     step = process.STEP_BYTES
-    assert [process.in_steps(n) for n in (1, step, step + 1)] == [step, step, 2 * step]
+    assert [process.round_up_to_step(n) for n in (1, step, step + 1)] == [step, step, 2 * step]

@@ -15,7 +15,7 @@ from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable, plan_model
 from edgespec.session.prospect import tokens_per_byte
 
 PROCESS_BYTES = 80 * MIB
-plan_pair = partial(plan_models, worth=tokens_per_byte)
+plan_pair = partial(plan_models, score=tokens_per_byte)
 
 
 def model(owner: str, layers: int, batch_mib: tuple[int, ...] = (40, 10)) -> ModelNeeds:

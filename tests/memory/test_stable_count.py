@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.files import cache_folder
-from edgespec.memory.process import MIB, STEP_BYTES, in_steps
-from edgespec.memory.stable_count import ALIKE_BYTES, MOST_COUNTS, stable_count
+from edgespec.memory.process import MIB, STEP_BYTES, round_up_to_step
+from edgespec.memory.stable_count import MAX_COUNTS, TOLERANCE_BYTES, stable_count
 
 BORDER = 20 * STEP_BYTES
 
@@ -23,19 +23,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_counts_on_both_sides_of_a_step_are_one() -> None:
     """One of six identical processes named 105.3 MiB as the smallest budget, the others 109.4."""
     counts = [BORDER + kib * 1024 for kib in (8, -12, 3, -5, 12, -8)]
-    assert len({in_steps(count) for count in counts}) == 2
-    assert len({in_steps(stable_count(count)) for count in counts}) == 1
+    assert len({round_up_to_step(count) for count in counts}) == 2
+    assert len({round_up_to_step(stable_count(count)) for count in counts}) == 1
 
 
 def test_other_counts_stay_what_they_are() -> None:
-    counts = [BORDER, BORDER + ALIKE_BYTES, BORDER - ALIKE_BYTES, BORDER + 9 * MIB]
+    counts = [BORDER, BORDER + TOLERANCE_BYTES, BORDER - TOLERANCE_BYTES, BORDER + 9 * MIB]
     assert [stable_count(count) for count in counts] == counts
     assert [stable_count(count + 9) for count in counts] == counts
 
 
 def test_the_file_does_not_grow_for_ever(cache: Path) -> None:
-    for i in range(2 * MOST_COUNTS):
-        stable_count(BORDER + i * ALIKE_BYTES)
+    for i in range(2 * MAX_COUNTS):
+        stable_count(BORDER + i * TOLERANCE_BYTES)
     assert cache.stat().st_size < 4096
     assert stable_count(BORDER + 9) == BORDER + 9, "the oldest is forgotten"
 

@@ -43,7 +43,7 @@ def target(n_vocab: int, nodes: tuple[int, ...] = TREE_SIZES, mib: int = 1000) -
 
 
 def planned(budget_mib: float, needs: ModelNeeds) -> MemoryPlan:
-    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, worth=tokens_per_byte)
+    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, score=tokens_per_byte)
 
 
 def smallest(needs: ModelNeeds) -> int:

@@ -14,7 +14,7 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.training_texts import TrainingText, TrainingTexts
 from edgespec.models import adapting
-from edgespec.models.adapting import Adapted
+from edgespec.models.adapting import AdaptationResult
 from edgespec.models.describe import describe
 from edgespec.models.embedded import embedded_pair
 from gguf_files import STRING, tiny_llama
@@ -47,7 +47,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingText]:
         learnt.extend(texts)
         shutil.copy(draft, out)
         progress("adapting the draft", 1.0)
-        return Adapted(len(texts), 10, 3, 0.5)
+        return AdaptationResult(len(texts), 10, 3, 0.5)
 
     monkeypatch.setattr(adapting, "train", train)
     monkeypatch.setattr(extras, "find", lambda *package: None)

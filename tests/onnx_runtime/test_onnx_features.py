@@ -165,7 +165,7 @@ def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> N
     found = []
     for layers in (LAYERS, ()):
         with closing(prepared(path, layers)) as made:
-            rows = made.needs().rows_in_any_case()
+            rows = made.needs().common_rows()
             found.append([row.nbytes for row in rows if "features" in row.what])
     (nbytes,), none = found
     a_pass, a_batch, a_tree = 8, 17, 17

@@ -215,7 +215,7 @@ def test_a_text_file_is_no_model(tmp_path: Path) -> None:
 def test_a_graph_larger_than_any_decoders_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec_runtimes.onnx.files.outline.MOST_OUTLINE_BYTES", 1000)
+    monkeypatch.setattr("edgespec_runtimes.onnx.files.outline.MAX_OUTLINE_BYTES", 1000)
     write_llama(tmp_path, layers=1, hidden=32, vocab=300)
     with pytest.raises(ModelError, match="its graph takes more than"):
         read_outline(tmp_path / "model.onnx")

@@ -250,7 +250,7 @@ def test_everything_on_the_device_part_by_part_needs_no_pager(
     prepared.place(all_parts)
     assert len(prepared._deployed.placement.kept) == len(needs.pieces)
     needs = prepared.needs()
-    rows, paged = needs.rows_in_any_case(), needs.rows_when_paged()
+    rows, paged = needs.common_rows(), needs.paged_rows()
     model = prepared.load(plan_memory(GIB, rows, needs.cuts, None, paged))
     tokens = model.vocabulary.encode(TEXT)[:4]
     assert np.isfinite(one_by_one(model, tokens)).all()

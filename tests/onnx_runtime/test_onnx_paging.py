@@ -99,7 +99,7 @@ def test_fewer_nodes_take_less_and_are_loaded_when_they_are_planned(folder: Path
     prepared = runtime.prepare(request(folder, max_nodes=17, fewer_nodes=(9, 5)))
     needs = prepared.needs()
     least = len(needs.batches) - 1
-    rows = (*needs.rows_in_any_case(least), *needs.rows_when_paged(least))
+    rows = (*needs.common_rows(least), *needs.paged_rows(least))
     assert [batch.max_nodes for batch in needs.batches] == [
         n for n in (17, 9, 5) for _ in range(len(needs.batches) // 3)
     ]
@@ -151,7 +151,7 @@ def test_a_closed_model_says_so(folder: Path) -> None:
 def test_the_plan_names_every_kind_of_memory(folder: Path) -> None:
     prepared = runtime.prepare(request(folder))
     needs = prepared.needs()
-    rows = [*needs.rows_in_any_case(), *(needs.resident or ())]
+    rows = [*needs.common_rows(), *(needs.resident or ())]
     assert all(row.nbytes > 0 for row in rows)
     plan = plan_memory(100 * MIB, rows, needs.cuts, needs.resident)
     assert not plan.paged
@@ -162,7 +162,7 @@ def test_the_smallest_budget_that_is_named_works_though_batches_grow_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.memory.needs.BATCH_SHARE", 0.5)
-    monkeypatch.setattr(process, "taken_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
     path = write_llama(tmp_path, layers=2, ffn=16384)
     settings = LoadSettings(model=path, draft=path, ctx_size=256, memory_budget=10 * MIB)
     with pytest.raises(BudgetError) as refusal:

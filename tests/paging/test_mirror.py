@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import ModelError, WeightReadError
-from edgespec.paging.mirror import LEAST_PART_BYTES, MirroredReader, find_mirror, open_reader
+from edgespec.paging.mirror import MIN_PART_BYTES, MirroredReader, find_mirror, open_reader
 from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, Extent, Run, Segment, read_segment
 
 MIB = 1 << 20
@@ -139,8 +139,8 @@ def test_several_threads_read_at_once(model: Path, copy: Path) -> None:
 
 def test_small_reads_are_not_divided() -> None:
     first, second = OnAClock(100 * MIB), OnAClock(100 * MIB)
-    read_often(first, second, LEAST_PART_BYTES, 3)
-    assert [run.nbytes for run in first.runs] == [LEAST_PART_BYTES] * 3
+    read_often(first, second, MIN_PART_BYTES, 3)
+    assert [run.nbytes for run in first.runs] == [MIN_PART_BYTES] * 3
     assert not second.runs
 
 
@@ -149,8 +149,8 @@ def test_small_reads_at_once_go_to_both_disks() -> None:
     asked, all_asked = threading.Semaphore(0), threading.Event()
     first, second = Waits(asked, all_asked), Waits(asked, all_asked)
     reader = MirroredReader(first, second)
-    run = Run(0, 0, LEAST_PART_BYTES, LEAST_PART_BYTES, 0)
-    into = memoryview(bytearray(LEAST_PART_BYTES))
+    run = Run(0, 0, MIN_PART_BYTES, MIN_PART_BYTES, 0)
+    into = memoryview(bytearray(MIN_PART_BYTES))
     threads = [
         threading.Thread(target=reader.read, args=(run, into, lambda: False)) for _ in range(4)
     ]

@@ -263,9 +263,9 @@ def test_waiting_for_a_thread_that_waits_is_a_stall_until_the_segment_is_there()
         reader.gate.set()
         pager.acquire(0, is_stall=False)
         now[0] = 9.0  # packed
-        pager.waited(0, begin=1.0)
+        pager.count_wait(0, begin=1.0)
         assert pager.stall_s == 2.0
-        pager.waited(0, begin=4.0)
+        pager.count_wait(0, begin=4.0)
         assert pager.stall_s == 2.0
 
 

@@ -66,7 +66,7 @@ def test_eight_requests_with_schemas_are_all_answered() -> None:
         assert len(session.generate("x", max_tokens=3).tokens) == 3
 
 
-MOST = requests.most_answer_tokens(20)
+MOST = requests.max_answer_tokens(20)
 LARGE = {"prompt": [1], "logprobs": 20, "max_tokens": MOST - 1, "temperature": 0}
 """A request that needs nearly the whole pool."""
 

@@ -30,7 +30,7 @@ def test_larger_bodies_take_more():
 
 @pytest.mark.parametrize(("n_ctx", "expected"), [(1024, 80 << 10), (131_072, 2_112 << 10)])
 def test_bodies_are_as_large_as_the_context_may_need(n_ctx, expected):
-    assert requests.most_body_bytes(n_ctx) == expected
+    assert requests.max_body_bytes(n_ctx) == expected
 
 
 def test_texts_at_once_share_what_grammars_and_large_answers_take():

@@ -25,7 +25,7 @@ def session():
 
 @pytest.fixture(scope="module")
 def address(session):
-    with serving(session, Guard("127.0.0.1", most_body_bytes=4 << 20)) as running:
+    with serving(session, Guard("127.0.0.1", max_body_bytes=4 << 20)) as running:
         yield running
 
 
@@ -255,7 +255,7 @@ def test_twenty_clients_at_once_get_their_own_answers(client, session):
 
 def test_a_full_queue_says_when_to_come_again(session):
     begun = threading.Event()
-    with serving(session, most_waiting=0) as address, httpx.Client(base_url=address) as http:
+    with serving(session, max_waiting=0) as address, httpx.Client(base_url=address) as http:
         asked = {"prompt": "a", "max_tokens": 400, "stream": True}
         with http.stream("POST", "/v1/completions", json=asked, timeout=60) as running:
             for _ in running.iter_lines():
@@ -268,7 +268,7 @@ def test_a_full_queue_says_when_to_come_again(session):
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(session):
-    guard = Guard("127.0.0.1", most_body_bytes=1000)
+    guard = Guard("127.0.0.1", max_body_bytes=1000)
     with serving(session, guard) as address:
         asked = {"messages": [{"role": "user", "content": "a" * 2000}]}
         assert "more than 1,000 bytes" in refused(httpx.post(address + CHAT, json=asked), 413)

@@ -112,7 +112,7 @@ def test_a_server_that_ends_tells_those_it_answers_and_those_who_wait(
 
 def test_a_full_queue_is_busy_for_those_who_come_last(target: FakeModel, session: Session) -> None:
     _, may_go_on = holds_passes(target)
-    with serving(session, most_waiting=2) as address, ThreadPoolExecutor(5) as pool:
+    with serving(session, max_waiting=2) as address, ThreadPoolExecutor(5) as pool:
         answers = [pool.submit(ask, address) for _ in range(5)]
         until(address, 5)
         refusal = ask(address)

@@ -78,7 +78,7 @@ def test_idle_connections_make_way(session):
 def test_bodies_that_never_end_make_way(session):
     """They have no place in the queue, either: that is for requests that have come."""
     with (
-        serving(session, limits=LONG, most_waiting=0) as address,
+        serving(session, limits=LONG, max_waiting=0) as address,
         clients(address, 60, begun_body(address, 1000)),
     ):
         assert_answers(address)
@@ -111,7 +111,7 @@ def test_a_body_has_a_time(session):
 
 
 def test_what_comes_after_a_refusal_keeps_no_connection(session):
-    guard = Guard("127.0.0.1", most_body_bytes=100)
+    guard = Guard("127.0.0.1", max_body_bytes=100)
     with (
         serving(session, guard, limits=SHORT) as address,
         clients(address, 1, begun_body(address, 1000)) as (one,),
@@ -137,7 +137,7 @@ def test_who_takes_no_answer_does_not_keep_the_session(session):
 
 def test_bodies_have_room_for_some(session):
     """Where there is none, the one that takes longest makes way for a new one."""
-    guard = Guard("127.0.0.1", most_body_bytes=1000)
+    guard = Guard("127.0.0.1", max_body_bytes=1000)
     with serving(session, guard, limits=ClientLimits()) as address:
         begun = begun_body(address, 1000) + b"a" * 900
         with clients(address, 12, begun) as slow:

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, SessionClosed, UsageError
 from edgespec.session.asynchronous import AsyncSession
-from edgespec.session.many import AHEAD
+from edgespec.session.many import PROMPTS_PER_THREAD
 from edgespec.session.session import Session
 from edgespec.values import PassReport
 from engine_cases import PROMPT, counting
@@ -55,9 +55,9 @@ def test_prompts_are_read_as_results_are_taken(session: Session) -> None:
     taken = iter(range(1000))
     with session.generate_many(([1, i % 9] for i in taken), max_tokens=1) as results:
         next(results)
-        assert next(taken) == AHEAD * session.n_parallel
+        assert next(taken) == PROMPTS_PER_THREAD * session.n_parallel
         next(results)
-        assert next(taken) == AHEAD * session.n_parallel + 2
+        assert next(taken) == PROMPTS_PER_THREAD * session.n_parallel + 2
 
 
 def test_an_error_comes_in_its_place_and_ends_the_rest(session: Session) -> None:

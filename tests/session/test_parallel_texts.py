@@ -67,7 +67,7 @@ def test_the_plan_says_what_several_texts_take() -> None:
 
 
 def test_auto_is_what_the_budget_affords(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "taken_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
     settings = LoadSettings(model=embedded_pair().target, n_parallel="auto", ctx_size=128)
     roomy = plan(settings)
     assert roomy.n_parallel == AUTO_TEXTS[-1]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.tracing.spans import OFF, Track
-from edgespec.tracing.trace_file import MOST_EVENTS, TraceFile, open_trace
+from edgespec.tracing.trace_file import MAX_EVENTS, TraceFile, open_trace
 from traces import KeptFile, check, counts, read, read_cut_off, spans, ticking, trace_in_memory
 
 MIB = 1 << 20
@@ -107,9 +107,9 @@ def test_many_threads_may_record_while_one_writes():
 
 def test_no_more_than_the_stated_number_of_events_wait_in_memory():
     trace, file = trace_in_memory(clock=lambda: 0.0)
-    for _ in range(3 * MOST_EVENTS):
+    for _ in range(3 * MAX_EVENTS):
         trace.add(Track.ENGINE, "step", 0.0, 0.0)
-    assert len(spans(read_cut_off(file.content), "step")) > 2 * MOST_EVENTS
+    assert len(spans(read_cut_off(file.content), "step")) > 2 * MAX_EVENTS
     trace.close()
 
 

@@ -231,7 +231,7 @@ def paged() -> tuple[list[Event], PagingStats]:
     )
     with trace, closing(runtime.prepare(request)) as prepared:
         needs = prepared.needs()
-        rows, paged = needs.rows_in_any_case(), needs.rows_when_paged()
+        rows, paged = needs.common_rows(), needs.paged_rows()
         weights_bytes = sum(segment.slot_bytes for segment in needs.cuts[0])
         budget = sum(row.nbytes for row in (*rows, *paged)) + weights_bytes // 2
         with closing(prepared.load(plan_memory(budget, rows, needs.cuts, None, paged))) as model:

@@ -30,7 +30,7 @@ def load(tmp_path: Path) -> LoadSettings:
 
 
 def keep(load: LoadSettings, **settings: object) -> None:
-    presets.save(presets.toml(settings, ["why"]), presets.place(load))
+    presets.save(presets.toml(settings, ["why"]), presets.path_of(load))
 
 
 def request(load: LoadSettings, **flags: str) -> CommandSettings:
@@ -129,7 +129,7 @@ def test_layers_of_the_draft_do_not_tell_presets_apart(load: LoadSettings):
 @pytest.mark.parametrize("damage", [b"\xff", b"threads = ", b"unknown = 3"])
 def test_one_that_cannot_be_read_is_none(load: LoadSettings, damage: bytes):
     keep(load, threads=1)
-    presets.place(load).write_bytes(damage)
+    presets.path_of(load).write_bytes(damage)
     assert request(load).load.threads is None
 
 
@@ -141,13 +141,13 @@ def test_what_cannot_be_written_is_said_with_another_way(tmp_path: Path):
 
 def test_a_place_that_will_not_do_is_refused_before_anything_is_measured(tmp_path: Path):
     with pytest.raises(UsageError, match="is a folder"):
-        presets.check_place(tmp_path)
+        presets.check_writable(tmp_path)
     with pytest.raises(UsageError, match="there is no folder"):
-        presets.check_place(tmp_path / "none" / "preset.toml")
+        presets.check_writable(tmp_path / "none" / "preset.toml")
 
 
 def test_trying_a_place_leaves_nothing(tmp_path: Path):
-    presets.check_place(tmp_path / "preset.toml")
+    presets.check_writable(tmp_path / "preset.toml")
     assert not list(tmp_path.iterdir())
 
 

@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_is_said_after_the_table(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(presets, "check_place", lambda *_: None)
+    monkeypatch.setattr(presets, "check_writable", lambda *_: None)
     monkeypatch.setattr(presets, "unfinished_file", full)
     assert entry.main([*TUNE, "--out", str(tmp_path / "preset.toml")]) == 1
     told = capsys.readouterr()
@@ -138,7 +138,7 @@ def test_a_layer_that_was_left_out_does_not_compete(
 ):
     from zoo_files import write_guessing
 
-    monkeypatch.setattr(process, "taken_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 << 20)
     target = write_guessing(tmp_path / "own.gguf", "glm4moe", knows=True)
     alone = plan(LoadSettings(model=target, memory_budget="8GiB"), EngineSettings())
     least = f"{alone.smallest_bytes}B"

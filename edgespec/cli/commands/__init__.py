@@ -1,1 +1,1 @@
-"""The commands: a module each, whose `run` returns the exit code, and what they print."""
+"""The commands, one module each, whose `run` returns the exit code, and their reports."""

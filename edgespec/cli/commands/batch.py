@@ -1,4 +1,4 @@
-"""`edgespec batch`: answer a file of requests, with progress, and go on where a run was ended."""
+"""`edgespec batch`: answer a file of requests, with progress, and resume interrupted runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from edgespec.session.session import Session
 
 STREAM = "-"
-MOST_ANSWER_BYTES = 64 << 20
-"""Longest line of the output that is read back."""
+MAX_ANSWER_BYTES = 64 << 20
+"""Longest output line that is read when resuming."""
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Answer all requests. Ctrl-C ends the run; what is answered stays."""
+    """Answer all requests. Ctrl-C ends the run and keeps finished answers."""
     from edgespec.batch.running import BatchRun
 
     template = chat_templates.template_from(args)
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _show(console: Console, counts: BatchCounts, n_lines: int | None) -> None:
-    """Progress over what earlier runs have left."""
+    """Show progress, not counting requests answered by earlier runs."""
     share, n_left = None, ""
     if n_lines is not None:
         n_due = max(1, n_lines - counts.skipped)
@@ -78,7 +78,7 @@ def _show(console: Console, counts: BatchCounts, n_lines: int | None) -> None:
 
 
 def _report(console: Console, counts: BatchCounts, name: str) -> int:
-    """Say how the run ended; 1 if requests have errors."""
+    """Report the outcome of the run; returns the exit code, 1 if requests have errors."""
     earlier = f", by earlier runs: {counts.skipped:,}" if counts.skipped else ""
     console.note(f"requests answered: {counts.answered:,}{earlier}")
     n_failed = counts.failed + counts.skipped_failed
@@ -113,7 +113,7 @@ def _n_lines(file: BinaryIO) -> int:
 
 
 _COUNTED_BYTES = 64 << 10
-"""Bytes of a line that counting keeps at once."""
+"""Most bytes read at once while counting lines."""
 
 
 def _open_output(name: str, input_name: str) -> LineLog:
@@ -129,15 +129,15 @@ def _open_output(name: str, input_name: str) -> LineLog:
 
 
 def _earlier_answers(log: LineLog, name: str) -> EarlierAnswers:
-    """Answers of earlier runs; their torn last line is cut off.
+    """Answers of earlier runs, after cutting off a torn last line.
 
-    Raises UsageError for a file that no batch has written, which stays as it is.
+    Raises UsageError for a file that is not the output of a batch, which is left unchanged.
     """
     from edgespec.batch.earlier import EarlierAnswers
     from edgespec.batch.lines import BatchAnswer, is_begun_answer, parse_answer
 
     def answers() -> Iterator[BatchAnswer]:
-        for number, line in enumerate(log.lines(MOST_ANSWER_BYTES), 1):
+        for number, line in enumerate(log.lines(MAX_ANSWER_BYTES), 1):
             answer = parse_answer(line)
             if answer is None:
                 raise foreign(number)
@@ -160,16 +160,16 @@ def _earlier_answers(log: LineLog, name: str) -> EarlierAnswers:
 
 
 def _completions(loaded: Session) -> Completions:
-    """The answers of a server: the same defaults and limits."""
+    """Completions with the same defaults and limits as the server's."""
     from edgespec.completions.service import Completions
     from edgespec.memory import requests
 
     return Completions(
         loaded,
-        most_prompt_tokens=loaded.target.n_ctx,
+        max_prompt_tokens=loaded.target.n_ctx,
         sampling=loaded.chat_sampling,
-        most_logged_tokens=requests.most_answer_tokens,
-        most_characters=requests.MOST_ANSWER_CHARACTERS,
+        max_logged_tokens=requests.max_answer_tokens,
+        max_characters=requests.MAX_ANSWER_CHARACTERS,
         answer_bytes=requests.answer_bytes,
     )
 
@@ -177,11 +177,11 @@ def _completions(loaded: Session) -> Completions:
 def _body_bytes(loaded: Session) -> int:
     from edgespec.memory import requests
 
-    return requests.most_body_bytes(loaded.target.n_ctx)
+    return requests.max_body_bytes(loaded.target.n_ctx)
 
 
 def _lines(requests: BinaryIO, name: str, body_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """The lines of IN. Raises EdgespecError where it cannot be read."""
+    """The lines of IN. Raises EdgespecError if it cannot be read."""
     from edgespec.batch.lines import ENVELOPE_BYTES, numbered_lines
 
     try:
@@ -191,8 +191,7 @@ def _lines(requests: BinaryIO, name: str, body_bytes: int) -> Iterator[tuple[int
 
 
 def _writer(log: LineLog, name: str) -> Callable[[bytes], None]:
-    """Appends a line to OUT. Raises EdgespecError where it cannot be written, such as on a full
-    disk, and BrokenPipeError."""
+    """A function that appends a line to OUT, and raises EdgespecError or BrokenPipeError."""
 
     def write(line: bytes) -> None:
         try:

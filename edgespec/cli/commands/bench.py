@@ -17,7 +17,7 @@ from typing import Any
 from edgespec import runtimes
 from edgespec.bench import charts, table
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, Mode, choose, known_modes, with_drafts
-from edgespec.bench.report import AppliedLimits, BenchReport, LeftOut, ModelFile, this_machine
+from edgespec.bench.report import AppliedLimits, BenchReport, ModelFile, SkippedMode, this_machine
 from edgespec.bench.running import Bench, ModelSurvey, Prompt, run_all, survey
 from edgespec.bench.settings import QUICK, BenchSettings
 from edgespec.bench.summary import spread, summarise
@@ -40,10 +40,10 @@ from edgespec.settings.base import spell
 from edgespec.settings.units import format_size
 
 BUDGET_SHARE = 1 / 1.02
-"""Share of the memory limit that is edgespec's own budget: a control group also charges memory that
+"""Budget of edgespec as a share of the memory limit: a control group also counts memory that
 belongs to no process."""
 PROMPT_WIDTH = 14
-"""Characters of a prompt that name it in tables."""
+"""Length of a prompt's name in tables."""
 
 
 def settings_from_flags(args: argparse.Namespace) -> BenchSettings:
@@ -59,7 +59,7 @@ def settings_from_flags(args: argparse.Namespace) -> BenchSettings:
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Measure and report. Raises what a command raises; figures are written before."""
+    """Measure and report. Raises EdgespecError for failed runs after writing the report."""
     settings, console = settings_from_flags(args), Console()
     json_name: str | None = getattr(args, "json", None)
     for name in (json_name, getattr(args, "svg", None)):
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def measure(settings: BenchSettings, command: str, console: Console) -> BenchReport:
-    """The whole bench."""
+    """Run the whole bench and return its report."""
     pair = fetching.pair_named(settings.pair, console)
     runtime = runtimes.find(settings.model or pair.target)
     for draft in settings.draft:
@@ -153,7 +153,7 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
 
 
 def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
-    """The requested prompts of the file, each named by its number and the beginning of its text."""
+    """The requested prompts, named by their number and the beginning of their text."""
     path = settings.prompts or shipped_prompts()
     texts = read_prompts(path)
     n_beside = max(settings.parallel or (1,)) - 1
@@ -165,7 +165,7 @@ def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
 
 
 def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[BenchDraft]:
-    """The drafts of a target of this runtime."""
+    """Drafts with unique names for a target of this runtime."""
     drafts = []
     for path, name in zip(paths, distinct_names(paths), strict=True):
         is_own = path == target and runtimes.guesses_itself(target)
@@ -181,40 +181,44 @@ def _described(mode: Mode) -> str:
 
 def applicable(
     modes: Sequence[Mode], surveyed: ModelSurvey, room_bytes: int
-) -> tuple[list[Mode], list[LeftOut]]:
-    """The modes that can run, and those that cannot, with the reason."""
+) -> tuple[list[Mode], list[SkippedMode]]:
+    """The modes that can run, and the others with reasons."""
     fitting, left_out = [], []
     for mode in modes:
         if mode.drafts and mode.draft is None:
-            left_out.append(LeftOut(mode.name, "there is no draft: -md names one"))
+            left_out.append(SkippedMode(mode.name, "there is no draft: -md names one"))
         elif mode.draft and mode.engine is None and not mode.draft.in_library:
-            left_out.append(LeftOut(mode.name, "its library cannot run this draft"))
+            left_out.append(SkippedMode(mode.name, "its library cannot run this draft"))
         elif mode.draft and (obstacle := surveyed.obstacles.get(mode.draft.path)):
-            left_out.append(LeftOut(mode.name, obstacle))
+            left_out.append(SkippedMode(mode.name, obstacle))
         elif mode.resident and surveyed.resident_bytes > room_bytes:
             needs, has = format_size(surveyed.resident_bytes), format_size(room_bytes)
-            left_out.append(LeftOut(mode.name, f"it needs {needs} of memory and there are {has}"))
+            left_out.append(
+                SkippedMode(mode.name, f"it needs {needs} of memory and there are {has}")
+            )
         else:
             fitting.append(mode)
     return fitting, left_out
 
 
-def in_parallel(modes: Sequence[Mode], numbers: Sequence[int]) -> tuple[list[Mode], list[LeftOut]]:
-    """The modes with each number of texts at once, and those that decode one text at a time."""
+def in_parallel(
+    modes: Sequence[Mode], numbers: Sequence[int]
+) -> tuple[list[Mode], list[SkippedMode]]:
+    """The modes repeated for each number of texts, and those that decode one text at a time."""
     alone = [mode for mode in modes if not mode.takes_several]
     reason = "with --parallel its library is not measured: it decodes one text at a time here"
-    left_out = [LeftOut(mode.name, reason) for mode in alone]
+    left_out = [SkippedMode(mode.name, reason) for mode in alone]
     fitting = []
     for mode in (mode.together(n) for n in numbers for mode in modes if mode not in alone):
         if mode.draft and mode.draft.is_own and mode.n_texts != 1:
-            left_out.append(LeftOut(mode.name, "the target's own layer guesses for one text"))
+            left_out.append(SkippedMode(mode.name, "the target's own layer guesses for one text"))
         else:
             fitting.append(mode)
     return fitting, left_out
 
 
 def picture(report: BenchReport) -> str:
-    """The SVG of tokens a second by mode: medians, whiskers from the slowest to the fastest run."""
+    """SVG of tokens per second by mode: medians, with whiskers from slowest to fastest run."""
     ours = {mode.strategy for mode in ENGINE_MODES}
     rows = []
     for mode in report.modes:
@@ -228,7 +232,7 @@ def picture(report: BenchReport) -> str:
 
 
 def _limiter(requested_modes: ProcessLimits, target: Path, console: Console) -> Limiter:
-    """The first limiter that works here; a note says so if none does."""
+    """The first limiter that works here; writes a note if none does."""
     limiter, reasons = limits.find(requested_modes, target)
     if requested_modes and limiter is limits.UNLIMITED:
         why = f"limits cannot be set here ({'; '.join(reasons)})"

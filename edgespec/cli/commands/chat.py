@@ -1,6 +1,6 @@
 """`edgespec chat`: a conversation in the terminal.
 
-Reads lines, shows answers as they come, and obeys the few commands that begin with a slash.
+Reads lines, streams answers, and runs the slash commands.
 """
 
 from __future__ import annotations
@@ -36,15 +36,18 @@ if TYPE_CHECKING:
     from edgespec.values import GenerationResult
 
 NO_LIMIT = "-1"
-"""Token limit of an answer that only the model ends."""
+"""Value of -n for answers without a token limit."""
 
 NAMES_A_MODEL = frozenset(("model", "hf_repo", "config", "chat_template", "chat_template_file"))
-"""Flags that say what to chat with; a template alone is for the embedded pair."""
+"""Flags that choose a model; a template without a model is for the embedded pair."""
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Converse until there are no more lines. The exit code is that of the first message of a
-    pipe that failed, and 0 in a terminal, where the user saw the error."""
+    """Chat until the input ends.
+
+    The exit code is that of the first failed message of a pipe; in a terminal, where the user saw
+    the error, it is 0.
+    """
     template = chat_templates.template_from(args)
     grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
     if "max_tokens" not in args:
@@ -54,7 +57,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         args.system = getattr(args, "system", fetching.SYSTEM)
     command = settings_from(args)
     console = Console(quiet="quiet" in args)
-    # before loading: what is missing for a terminal is told, and its memory is counted
+    # before loading, so that a missing package is reported early and its memory is planned
     messages = chat_input.lines(cache_folder.make_folder() / "chat_history")
     dialogue = Dialogue(getattr(args, "system", None))
     if "load" in args:
@@ -71,8 +74,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                     f"{loaded.target.name} (budget {format_size(loaded.plan.budget_bytes)}): /help "
                     "lists keys and commands, Ctrl-D ends"
                 )
-                # where lines are edited, Ctrl-C at the prompt is a key
-                stack.enter_context(interrupts.stopping(chat.stop, forgives=True))
+                # while a line is edited, Ctrl-C is an ordinary key
+                stack.enter_context(interrupts.stopping(chat.stop, repeatable=True))
             for line in messages:
                 if not chat.take(line):
                     break
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 @contextmanager
 def _kept(session: Session, cache: PromptCache, console: Console) -> Iterator[None]:
-    """Load the state from the cache file, and save it there at the end, after a failure too."""
+    """Load the state from the cache file, and save it at the end, even after a failure."""
     from edgespec.state.file import check_place
 
     if check_place(cache.path):
@@ -112,7 +115,7 @@ class Chat:
         self._console = console
         self._seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self.exit_code = 0
-        """The first failure's; 0 without one."""
+        """Exit code of the first failure; 0 if there was none."""
         self._n_answers = 0
         self._sampling: SamplingParams | None = None
         """Sampling parameters of the last answer."""
@@ -121,13 +124,13 @@ class Chat:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """End the running answer, or the one about to start. May be called from any thread."""
+        """End the running answer, or the one about to start, from any thread."""
         self._is_stopped = True
         if (running := self._running) is not None:
             running.cancel()
 
     def take(self, line: str) -> bool:
-        """Answer a message or run a slash command. True if the conversation goes on."""
+        """Answer a message or run a slash command; False ends the conversation."""
         text = line.strip()
         self._is_stopped = False
         try:
@@ -196,7 +199,7 @@ class Chat:
         return self._last is not None and self._last.finish_reason == "cancelled"
 
     def _generate(self) -> dict[str, Any]:
-        """The assistant's message, shown as it comes; Ctrl-C ends it where it is."""
+        """Generate and show the assistant's message, which Ctrl-C ends early."""
         settings = self._settings
         prompt = self._prompt()
         splitter = prompt.splitter()
@@ -235,8 +238,11 @@ class Chat:
         return message | ({"reasoning_content": said["reasoning"]} if said["reasoning"] else {})
 
     def _prompt(self) -> ChatPrompt:
-        """The conversation as a prompt. With --context-shift one that is longer than the context
-        loses its first turns, until half of the context is free."""
+        """The prompt of the conversation.
+
+        With --context-shift, a conversation longer than the context loses its first turns until
+        half of the context is free.
+        """
         dialogue = self._dialogue
         prompt = self._session.chat_prompt(dialogue.messages)
         if not self._settings.context_shift:
@@ -253,9 +259,9 @@ class Chat:
         return prompt
 
     def _next_sampling(self) -> SamplingParams:
-        """Sampling parameters with another seed for each answer.
+        """Sampling parameters with a new seed for each answer.
 
-        The noise of sampling depends on seed and position alone.
+        Otherwise answers would share random numbers, which depend only on seed and position.
         """
         seed = (self._seed + self._n_answers) % (1 << 64)
         self._n_answers += 1
@@ -263,7 +269,7 @@ class Chat:
         return self._sampling
 
     def _show(self, kind: str, text: str, said: dict[str, str]) -> None:
-        """Reasoning is dim where there are colours, and set apart where there are none."""
+        """Show text; reasoning is dim if there are colours, otherwise set apart by labels."""
         if kind == "answer" and said["reasoning"] and not said["answer"]:
             self._console.end_of_answer()
         said[kind] += text

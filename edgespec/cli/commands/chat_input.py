@@ -15,13 +15,15 @@ from edgespec.files.unfinished import PRIVATE_MODE
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-MOST_MESSAGE_BYTES = 4 << 20
+MAX_MESSAGE_BYTES = 4 << 20
 COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
 
 
 def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
-    """The user's messages until the input ends. Raises UsageError at once if stdin is closed or if
-    prompt_toolkit, which a terminal needs, is not installed."""
+    """The user's messages until the input ends.
+
+    Raises UsageError at once if stdin is closed, or if prompt_toolkit is needed and not installed.
+    """
     stdin = stdin or sys.stdin
     if stdin is None:
         raise UsageError("stdin is closed: chat in a terminal, or pipe messages to stdin")
@@ -29,16 +31,18 @@ def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
 
 
 def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
-    """A message a line; a line that ends with a backslash goes on in the next. Raises UsageError
-    for a message that is too long or not UTF-8."""
+    """One message per line; a backslash at its end continues it on the next line.
+
+    Raises UsageError for a message that is too long or not UTF-8.
+    """
     held: list[str] = []
     number = n_bytes = 0
-    while line := stdin.readline(MOST_MESSAGE_BYTES - n_bytes + 1):
+    while line := stdin.readline(MAX_MESSAGE_BYTES - n_bytes + 1):
         number += 1
         n_bytes += len(line)
-        if n_bytes > MOST_MESSAGE_BYTES:
+        if n_bytes > MAX_MESSAGE_BYTES:
             raise UsageError(
-                f"line {number} of stdin has more than {MOST_MESSAGE_BYTES >> 20} MiB"
+                f"line {number} of stdin has more than {MAX_MESSAGE_BYTES >> 20} MiB"
                 + (f" with the {len(held):,} before it that it continues" if held else "")
                 + ": a message a line is expected"
             )
@@ -58,7 +62,8 @@ def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
 
 
 def _from_terminal(session: PromptSession[str]) -> Iterator[str]:
-    """Enter sends, Alt+Enter breaks the line, Ctrl-C drops what is written, Ctrl-D ends."""
+    """Messages typed in a terminal: Enter sends, Alt+Enter starts a new line, Ctrl-C discards the
+    input, Ctrl-D ends."""
     while True:
         try:
             yield session.prompt("> ")
@@ -69,7 +74,7 @@ def _from_terminal(session: PromptSession[str]) -> Iterator[str]:
 
 
 def make_private(history: Path) -> None:
-    """Make the history file readable by its owner alone, whatever mode it had."""
+    """Make the history file readable only by its owner."""
     flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     try:
         descriptor = os.open(history, flags, PRIVATE_MODE)

@@ -1,6 +1,6 @@
-"""`edgespec demo`: a model that does not fit its memory budget answers, first alone, then drafted.
+"""`edgespec demo`: runs a model larger than its memory budget, first alone, then with a draft.
 
-Every step is a command of edgespec in a process of its own, which measures its own memory.
+Every step is an edgespec command in a process of its own, which measures its own memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.cli.flags.demo import SIZE, TOKENS
 from edgespec.cli.interrupts import Interrupts
-from edgespec.concurrency.endings import died
+from edgespec.concurrency.exit_codes import exit_message
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.models.enlarging import enlarge, fitting_draft
@@ -31,13 +31,13 @@ def count_words(text):
     for word in text.split():
 '''
 WEIGHTS_SHARE = 0.45
-"""Share of the target's file that stays in memory beside the smallest ring: with it, about half of
-the weights."""
+"""Memory for weights beyond the smallest budget, as a share of the target's file; with the ring,
+about half of the weights fit."""
 CTX_SIZE = 512
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Parse the flags and run the demonstration. Raises what a command raises."""
+    """Parse the flags and run the demonstration."""
     settings = GenerateSettings.model_validate({"max_tokens": getattr(args, "max_tokens", TOKENS)})
     size = getattr(args, "size", SIZE)
     console = Console()
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 def demonstrate(
     pair: fetching.NamedPair, size_bytes: int, max_tokens: int, console: Console
 ) -> None:
-    """Enlarge if need be, plan, complete PROMPT twice, compare. Raises what a command raises."""
+    """Enlarge the target if needed, plan, complete PROMPT twice, and compare."""
     target, draft = enlarged(pair, size_bytes, console)
     target_bytes = target.stat().st_size
     guesses = ("-md", draft) if draft else ("--lookup",)
@@ -73,8 +73,10 @@ def demonstrate(
 def enlarged(
     pair: fetching.NamedPair, size_bytes: int, console: Console
 ) -> tuple[Path, Path | None]:
-    """The enlarged target in the cache folder, made when it is first asked for, and its draft. A
-    target that is as large already is taken as it is."""
+    """The enlarged target in the cache folder, created on first use, and its draft.
+
+    A target that is already large enough is used unchanged.
+    """
     if pair.target.stat().st_size >= size_bytes:
         return pair.target, pair.draft
     out = cache_folder.enlarged_target(pair.target_sha256, size_bytes, pair.name)
@@ -87,11 +89,11 @@ def enlarged(
 
 
 def command(*words: object, stdout: int | None = None) -> bytes:
-    """Run a command of edgespec, whose output goes where this one's does, or comes back.
+    """Run an edgespec command and return its stdout if `stdout` is a pipe.
 
-    The command says itself why it failed: its exit code is raised as SystemExit.
+    The command itself reports a failure; its exit code is raised as SystemExit.
     """
-    # in a session of its own, which Ctrl-C does not reach: `run` ends it
+    # in a session of its own, which Ctrl-C does not reach; `run` ends it
     done = subprocess.run(
         [sys.executable, "-m", "edgespec", *map(str, words)],
         stdin=subprocess.DEVNULL,
@@ -100,14 +102,14 @@ def command(*words: object, stdout: int | None = None) -> bytes:
         check=False,
     )
     if done.returncode < 0:
-        raise EdgespecError(died(f"running `edgespec {words[0]}`", done.returncode))
+        raise EdgespecError(exit_message(f"running `edgespec {words[0]}`", done.returncode))
     if done.returncode:
         raise SystemExit(done.returncode)
     return done.stdout or b""
 
 
 def _generated(*words: object) -> dict[str, Any]:
-    """The report of `edgespec generate`, which shows its text and figures."""
+    """Run `edgespec generate` and return its report."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "report.json")
         command("generate", *words, "--json", file)
@@ -116,7 +118,7 @@ def _generated(*words: object) -> dict[str, Any]:
 
 
 def comparison(alone: dict[str, Any], drafted: dict[str, Any], source: str = "the draft") -> str:
-    """One line about two reports of `generate`; `source` guessed in the second."""
+    """One line that compares two reports of `generate`; `source` guessed in the second."""
     slow, fast = (report["timings"]["tokens_per_s"] for report in (alone, drafted))
     same = alone["tokens"] == drafted["tokens"]
     verdict = (

@@ -1,4 +1,4 @@
-"""`edgespec doctor`: what the machine has, what limits a pair on it, and what would help most."""
+"""`edgespec doctor`: examines the machine, and predicts what limits a pair on it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from edgespec.tuning import pair_figures, report
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
 SECONDS, N_TOKENS = 30.0, 48
-"""Limits of the run that measures a pair; tokens of each text."""
+"""Limits of the measuring run: seconds, and tokens per text."""
 MARKS = {"fine": " ", "note": "-", "problem": "!"}
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Examine, and write what was found. Raises what planning the models raises."""
+    """Examine and report. Raises the errors of planning the models."""
     as_json = "json" in args
     console = Console(quiet=as_json)
     has_models = vars(args).keys() - {"command", "json"}
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast, TrialFigures]:
-    """The forecast of a pair, and the short run that it comes from."""
+    """The forecast of a pair, and the short run that it is based on."""
     load, engine = command.load, replace(command.engine, learn=False)
     plan = plan_trial(load, engine)
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
@@ -69,7 +69,7 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast
 def _report(
     findings: Sequence[Finding], pair: tuple[Forecast, TrialFigures] | None
 ) -> dict[str, Any]:
-    """For programs."""
+    """The report as JSON values."""
     content: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
     if pair:
         found, run = pair
@@ -104,7 +104,7 @@ def _pair_lines(found: Forecast, run: TrialFigures) -> list[str]:
     lines = ["", *found.plan.notes, f"limit: {found.limit}"]
     if found.tokens_per_s is None:
         return lines
-    lines += [report.first_line(run), *report.disturbed(run.others)]
+    lines += [report.first_line(run), *report.interference_warning(run.others)]
     lines.append(f"predicted: {found.tokens_per_s:.2f} tokens/s")
     if found.speedups:
         lines += ["what would help, predicted:", *speedup_lines(found.speedups)]

@@ -1,4 +1,4 @@
-"""`edgespec generate`: continue a prompt, show the text as it comes, and report."""
+"""`edgespec generate`: continues a prompt, streams the text, and reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """`edgespec generate`. Ctrl-C ends the text; the part that exists is still reported."""
+    """Generate and report; Ctrl-C ends the text early."""
     from edgespec.memory import process
     from edgespec.session import session
 
@@ -96,9 +96,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 class _Display:
-    """Shows events, and at an interruption the text that was still held back because a stop string
-    might have followed.
-    """
+    """Shows events, and after an interruption the text held back for possible stop strings."""
 
     def __init__(self, show: Callable[[TokenEvent], None]) -> None:
         self._show = show
@@ -114,7 +112,7 @@ class _Display:
 
 
 def _save_state(running: Session, path: Path) -> EdgespecError | None:
-    """Save the whole state to `path`; the error comes back if that fails."""
+    """Save the whole state to `path`; returns the error if that fails."""
     try:
         running.save_state(path)
     except EdgespecError as error:
@@ -123,9 +121,9 @@ def _save_state(running: Session, path: Path) -> EdgespecError | None:
 
 
 def _outcome(result: GenerationResult, failure: EdgespecError | None = None) -> int:
-    """The exit code, with its reason on stderr if it is not 0.
+    """The exit code; writes the reason to stderr if it is not 0.
 
-    `failure` is an error that came after the text was complete.
+    `failure` is an error that occurred after the text was complete.
     """
     if result.finish_reason == "cancelled":
         return report_failure(Cancelled(), "interrupted", INTERRUPTED, wants_json=False)

@@ -1,4 +1,4 @@
-"""Says what a model is and how a pair fits, as JSON for programs and as lines for people.
+"""Formats descriptions of models and measurements of pairs, as JSON values and as text.
 
 Values in, text and dictionaries out.
 """
@@ -15,7 +15,7 @@ from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.memory.budget import MemoryPlan
-    from edgespec.models.adapting import Adapted
+    from edgespec.models.adapting import AdaptationResult
     from edgespec.models.catalogue import KnownFile, KnownModel
     from edgespec.models.describe import ModelDescription
     from edgespec.models.pair_fit import PairFit, SourcesFit
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from edgespec.values import EnlargeReport, ExpertDetails, HeadDetails, OwnLayers
 
 UNKNOWN = "?"
-LEAST_USE = 1.1
-"""Tokens per pass; a target that decodes alone has 1."""
+MIN_USE = 1.1
+"""Tokens per pass below which a draft does not help; without a draft it is 1."""
 
 
 def list_report(models: Sequence[KnownModel], cache_folder: Path) -> dict[str, Any]:
-    """The object that `models list --json` prints."""
+    """Report of `models list` as JSON values."""
     return {
         "cache": str(cache_folder),
         "models": [
@@ -53,7 +53,7 @@ def list_report(models: Sequence[KnownModel], cache_folder: Path) -> dict[str, A
 
 
 def list_table(models: Sequence[KnownModel]) -> list[str]:
-    """A line for each model."""
+    """Table with a line for each model."""
     head = ("name", "file", "size", "format", "quantisation", "parameters", "checksum")
     rows = [
         (
@@ -71,7 +71,7 @@ def list_table(models: Sequence[KnownModel]) -> list[str]:
 
 
 def list_notes(models: Sequence[KnownModel]) -> list[str]:
-    """Notes on damaged models of the list, and what to do about them."""
+    """Notes about damaged models in the list, with advice."""
     notes = []
     for model in models:
         if model.problem:
@@ -87,7 +87,7 @@ def list_notes(models: Sequence[KnownModel]) -> list[str]:
 
 
 def show_report(described: ModelDescription) -> dict[str, Any]:
-    """The object that `models show --json` prints."""
+    """Report of `models show` as JSON values."""
     info, details, known = described.info, described.details, described.known
     return {
         "name": _name(described),
@@ -138,7 +138,7 @@ def _own_layers(own: OwnLayers) -> str:
 
 
 def show_table(described: ModelDescription) -> list[str]:
-    """A line for each fact."""
+    """Lines of `models show`, one for each fact."""
     info, details = described.info, described.details
     facts = [
         ("name", _name(described)),
@@ -168,7 +168,7 @@ def show_table(described: ModelDescription) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """A pair that `models check` has measured."""
+    """A pair measured by `models check`."""
 
     target: Path
     fit: PairFit
@@ -176,7 +176,7 @@ class MeasuredPair:
     peak_bytes: int
 
     def report(self, draft: Path) -> dict[str, Any]:
-        """The object that `models check --json` prints; the draft may have moved meanwhile."""
+        """Report of `models check` as JSON values; `draft` is the draft's current path."""
         fit = self.fit
         return {
             "target": str(self.target),
@@ -204,7 +204,7 @@ class MeasuredPair:
         }
 
     def table(self) -> list[str]:
-        """Measured figures and the conclusion, as lines."""
+        """Lines with the measured figures and the conclusion."""
         fit = self.fit
         agreement = f"{100 * fit.agreement:.1f} %" if fit.compared else UNKNOWN
         return [
@@ -229,15 +229,14 @@ class MeasuredPair:
 
 
 def sources_report(together: SourcesFit) -> dict[str, Any]:
-    """All sources of guesses together, for programs."""
+    """Counts of all sources of guesses together, as JSON values."""
     return asdict(together) | {"tokens_per_pass": together.tokens_per_pass}
 
 
 def drafters_table(
     fits: Mapping[str, PairFit], lookups: SourcesFit, left_out: Mapping[str, str]
 ) -> list[str]:
-    """A line for each draft by name, one for lookups without any, and the drafts that cannot
-    guess, with their reasons."""
+    """Table of the drafts by name and of lookups alone, and reasons of drafts that cannot guess."""
     some = next(iter(fits.values()))
     sizes = [tree.drafted_nodes for tree in some.trees]
     n_together = lookups.drafted_nodes
@@ -259,7 +258,7 @@ def drafters_table(
 
 
 def _aligned(rows: Sequence[Sequence[str]], n_left: int) -> list[str]:
-    """The rows in columns, the first `n_left` flush left and the others right."""
+    """Rows aligned in columns, the first `n_left` to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -293,7 +292,7 @@ def _source_lines(fit: PairFit) -> list[str]:
 def _conclusion(fit: PairFit) -> str:
     """Conclusion about tree sizes from the tokens per pass, without the cost of a node."""
     most = max(tree.tokens_per_pass for tree in fit.trees)
-    if most < LEAST_USE:
+    if most < MIN_USE:
         return (
             f"A pass yields {most:.2f} tokens at most: this draft does not help this target. "
             "Choose a better one of the same family, or make one with `edgespec models draft`."
@@ -325,7 +324,7 @@ def _parameters(described: ModelDescription) -> int | None:
 
 
 def _intact(files: Sequence[KnownFile]) -> bool | None:
-    """False as soon as one file is not what is on record; None where nothing is."""
+    """False if any file differs from its recorded checksum; None if none is recorded."""
     states = {file.is_intact for file in files}
     return False if False in states else None if None in states or not states else True
 
@@ -370,7 +369,7 @@ def _file_report(file: KnownFile) -> dict[str, Any]:
 
 
 def _count(number: int | None) -> str:
-    """`8.1 M`."""
+    """A rounded number with unit, such as `8.1 M`."""
     if number is None:
         return UNKNOWN
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
@@ -381,7 +380,7 @@ def _exact(number: int | None) -> str:
 
 
 def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
-    """The drafts that were made, the best first, which is the one that was written."""
+    """Table of the candidate drafts, the best and written one first."""
     lines = [f"{'type':<8}{'layers':>7}{'size':>12}{'top-1 agreement':>18}"]
     lines += [
         f"{draft.type:<8}{len(draft.layers):>7}{format_size(draft.size_bytes):>12}"
@@ -394,17 +393,19 @@ def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
 
 
 def room_line(room: DraftMemory) -> str:
-    """One line about the memory left for a draft beside the target."""
+    """One line about the memory for a draft beside the target."""
     return (
         f"Of the budget of {format_size(room.budget_bytes)} the draft takes "
         f"{format_size(room.draft_bytes)}, weights, KV and buffers; the target leaves room for "
-        f"{format_size(room.most_bytes)}. A pass reads {format_size(room.read_bytes)}, without "
+        f"{format_size(room.max_bytes)}. A pass reads {format_size(room.read_bytes)}, without "
         f"the draft {format_size(room.read_alone_bytes)}.\n"
     )
 
 
-def adapted_lines(adapted: Adapted, before: PairFit, after: PairFit, out: Path) -> list[str]:
-    """Lines about what an adapted draft has learnt, and whether it helps."""
+def adapted_lines(
+    adapted: AdaptationResult, before: PairFit, after: PairFit, out: Path
+) -> list[str]:
+    """Lines about the training of an adapted draft, and its effect."""
     old, new = before.largest_tree.tokens_per_pass, after.largest_tree.tokens_per_pass
     lines = [
         f"Learnt {adapted.n_tokens:,} tokens of {adapted.n_texts} answers, in "

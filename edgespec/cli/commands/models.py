@@ -29,7 +29,7 @@ Prompts: TypeAlias = Sequence[str | Sequence[int]]
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Run the chosen subcommand. Raises what a command raises."""
+    """Run the chosen subcommand."""
     _COMMANDS[args.action](args, Console(quiet="quiet" in args))
     return 0
 
@@ -79,8 +79,7 @@ def _compare(
     prompts: Prompts,
     console: Console,
 ) -> None:
-    """Write how several drafts guess, beside lookups without any. Raises the first one's error
-    where none can guess."""
+    """Compare several drafts, and lookups alone. Raises the first draft's error if none works."""
     from edgespec.models import pair_fit
     from edgespec.models.model_files import distinct_names
     from edgespec.session import session
@@ -97,7 +96,7 @@ def _compare(
     with session.open_models(_load_settings(args, target), pair_fit.LOADED_FOR) as models:
         encoded = _encoded(models.target.vocabulary, prompts)
         show = console.progress_with_rest
-        lookups = pair_fit.with_lookups(models.target, encoded, _max_tokens(args), show)
+        lookups = pair_fit.measure_lookups(models.target, encoded, _max_tokens(args), show)
     console.end_of_progress()
     report = {
         "drafts": [pair.report(draft) for draft, pair in measured.items()],
@@ -136,7 +135,7 @@ def run_enlarge(args: argparse.Namespace, console: Console) -> None:
     source, out = catalogue.find(args.source), Path(args.out)
     size_bytes = parse_size(args.size, named=f"--size {args.size}")
     kind = getattr(args, "type", None)
-    with enlarging.stored_as(source, kind, out.parent, console.progress) as model:
+    with enlarging.quantised(source, kind, out.parent, console.progress) as model:
         written = enlarging.enlarge(model, out, size_bytes, console.progress, "force" in args)
     console.end_of_progress()
     console.note(model_report.enlarged_line(written))
@@ -171,7 +170,7 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     if "json" not in args:
         console.write("\n".join(model_report.drafts_table(compared, out)))
     measured = _measured(args, target, out, job.prompts, console)
-    room = self_draft.room(alone, measured.plan)
+    room = self_draft.draft_memory(alone, measured.plan)
     made = {
         "made": asdict(best),
         "compared": [asdict(draft) for draft in compared],
@@ -239,7 +238,7 @@ def run_forget(args: argparse.Namespace, console: Console) -> None:
 def _show(
     args: argparse.Namespace, console: Console, report: Mapping[str, Any], lines: Sequence[str]
 ) -> None:
-    """Write the result: the object with --json, otherwise the lines."""
+    """Write the result: JSON with --json, otherwise lines of text."""
     if "json" in args:
         console.json(report)
     else:
@@ -255,19 +254,19 @@ def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
 
 
 def _place(new: Path, out: Path) -> None:
-    """Move a file without overwriting one that came meanwhile."""
+    """Move a file without overwriting one that was created meanwhile."""
     try:
         out.hardlink_to(new)
     except FileExistsError as error:
         raise UsageError(f"{out} exists by now and is not overwritten: start again") from error
-    except OSError:  # a file system without such links
+    except OSError:  # a file system without hard links
         new.rename(out)
 
 
 def _measured(
     args: argparse.Namespace, target: Path, draft: Path, prompts: Prompts, console: Console
 ) -> MeasuredPair:
-    """The pair, measured on these prompts, which are texts or tokens."""
+    """Measure the pair on `prompts`, which are texts or tokens."""
     from edgespec.memory import process
     from edgespec.models import pair_fit
     from edgespec.session import session
@@ -291,7 +290,7 @@ def _encoded(vocabulary: Vocabulary, prompts: Prompts) -> list[list[int]]:
 def _load_settings(
     args: argparse.Namespace, target: Path, draft: Path | None = None
 ) -> LoadSettings:
-    """Settings of loading that the flags say, for these models."""
+    """Settings for loading these models, with the flags' values."""
     load = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
     return LoadSettings.model_validate(load | {"model": target, "draft": draft})
 

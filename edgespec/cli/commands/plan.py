@@ -1,4 +1,4 @@
-"""`edgespec plan`: how a memory budget would be divided, and how fast that would be."""
+"""`edgespec plan`: shows the division of a memory budget and the predicted speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.settings.units import parse_rate
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """`edgespec plan`."""
+    """Plan and report."""
     from edgespec.paging import disk_speed
     from edgespec.session import session
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     console.end_of_progress()
     if bandwidth is None and memory_plan.paged:
         bandwidth = disk_speed.bytes_per_second(command.load.model)
-    # Imported after planning, since modules take memory, too.
+    # imported after planning, because modules take memory
     from edgespec.tuning import pair_figures
 
     predicted = pair_figures.predicted(command.load, memory_plan, bandwidth)
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 @contextmanager
 def mentioning_draft_max(command: CommandSettings) -> Iterator[None]:
-    """Mention --draft-max in a budget error if more nodes than usual were requested."""
+    """Mention --draft-max in a budget error if it exceeds its default."""
     try:
         yield
     except BudgetError as error:

@@ -1,4 +1,4 @@
-"""Reports of one generation or one plan: dictionaries for --json, lines for people."""
+"""Reports of a generation or a plan, as JSON values and as text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def generation_report(
     peak_bytes: int,
     **more: Any,
 ) -> dict[str, Any]:
-    """The object that `generate --json` prints; `more` are further keys of it."""
+    """Report of `generate` as JSON values; `more` has further keys."""
     return {
         "text": result.text,
         "prompt_tokens": list(result.prompt_tokens),
@@ -51,7 +51,7 @@ def generation_report(
 def generation_summary(
     result: GenerationResult, plan: MemoryPlan, load_report: Mapping[str, float], peak_bytes: int
 ) -> list[str]:
-    """A few lines for the end of a generation."""
+    """Summary lines at the end of a generation."""
     timings, guesses, paging = result.timings, result.speculation, result.paging
     lines = [
         f"{len(result.tokens)} tokens in {timings.decode_s:.2f} s: "
@@ -82,7 +82,7 @@ def _notes(plan: MemoryPlan, result: GenerationResult) -> list[str]:
 
 
 def _kept(result: GenerationResult) -> str:
-    """`, 440 of them kept from before (1 pass saved)` where some were."""
+    """Phrase about reused prompt tokens: `, 440 of them kept from before (1 pass saved)`."""
     if not result.reused_tokens:
         return ""
     n_passes = result.saved_passes
@@ -103,7 +103,7 @@ def _guesser(guesses: SpeculationStats) -> str:
 
 
 def _by_source(guesses: SpeculationStats) -> str:
-    """` (draft 20 of 31, lookup 4 of 6)` where more than one source guessed."""
+    """Counts if several sources guessed: ` (draft 20 of 31, lookup 4 of 6)`."""
     if len(guesses.sources) < 2:
         return ""
     counts = (f"{by.source} {by.accepted} of {by.verified}" for by in guesses.sources)
@@ -111,7 +111,7 @@ def _by_source(guesses: SpeculationStats) -> str:
 
 
 def sampling_line(sampling: SamplingParams) -> str:
-    """`temperature 0.8, top_k 40, seed 7`: what is not at its neutral default."""
+    """Settings that differ from their neutral defaults: `temperature 0.8, top_k 40, seed 7`."""
     if sampling.temperature == 0:
         return "greedy"
     changed = sampling.model_dump(exclude_defaults=True) | {"seed": sampling.seed}
@@ -128,7 +128,7 @@ def memory_report(plan: MemoryPlan, peak_bytes: int) -> dict[str, int]:
 
 
 def memory_line(plan: MemoryPlan, peak_bytes: int) -> str:
-    """One line of the peak, the plan and the budget, for people."""
+    """One line about the peak, the plan and the budget."""
     return (
         f"memory: peak {format_size(peak_bytes)}, planned {format_size(plan.planned_bytes)}, "
         f"budget {format_size(plan.budget_bytes)}"
@@ -139,7 +139,7 @@ def memory_line(plan: MemoryPlan, peak_bytes: int) -> str:
 def plan_report(
     plan: MemoryPlan, disk_bytes_per_s: float | None, predicted: Prediction | None = None
 ) -> dict[str, Any]:
-    """The object that `plan --json` prints."""
+    """Report of `plan` as JSON values."""
     return plan.as_dict() | {
         "disk_bytes_per_s": disk_bytes_per_s,
         "seconds_per_pass": _pass_s(plan, disk_bytes_per_s) if disk_bytes_per_s else None,
@@ -153,7 +153,7 @@ def plan_table(
     disk_source: str = "",
     predicted: Prediction | None = None,
 ) -> list[str]:
-    """The memory plan and the predicted cost of a pass, as lines."""
+    """Lines about the memory plan and the predicted cost of a pass."""
     width = max(len(row.what) for row in (*plan.rows, *plan.gpu_rows))
     lines = _row_lines(plan.rows, width)
     enforced = "" if plan.enforced else ", which is not enforced on this platform"
@@ -189,7 +189,7 @@ def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
 
 
 def _planner(plan: MemoryPlan, disk_bytes_per_s: float) -> RoundPlanner:
-    """The round planner before anything was measured. Importing it takes NumPy."""
+    """A round planner without measurements; imported here because it needs NumPy."""
     from edgespec.session.prospect import planner_of
 
     return planner_of(plan, disk_bytes_per_s)
@@ -248,8 +248,8 @@ def _pass_s(plan: MemoryPlan, disk_bytes_per_s: float) -> float:
 
 
 def _bound(plan: MemoryPlan, disk_bytes_per_s: float) -> str:
-    """Upper bound from storage alone: computing and guesses were not measured."""
-    if plan.max_nodes == 1:  # without a draft: says what one would bring
+    """Line with the upper bound set by storage, if compute and guesses were not measured."""
+    if plan.max_nodes == 1:  # without a draft, show what one would gain
         plan = replace(plan, max_nodes=1 + USUAL_DRAFT_MAX)
     best = _planner(plan, disk_bytes_per_s).prospect()
     tokens, n_guesses = 1 + best.accepted, best.n_rows - 1

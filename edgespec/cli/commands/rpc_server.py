@@ -18,7 +18,7 @@ from edgespec.memory.process import resolve_budget
 from edgespec.server.guarding import is_local
 from edgespec.settings.units import format_size
 
-MOST_PORT = 65535
+MAX_PORT = 65535
 _POLL_S = 0.2
 _WARNING = (
     "{host} can be reached from other machines: nothing is encrypted, nobody is asked for a "
@@ -29,7 +29,7 @@ _WARNING = (
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     host = getattr(args, "host", HOST)
-    port = whole("--port", getattr(args, "port", PORT), 1, MOST_PORT)
+    port = whole("--port", getattr(args, "port", PORT), 1, MAX_PORT)
     n_threads = whole("--threads", args.threads, 1, 1024) if "threads" in args else None
     budget_bytes = resolve_budget(getattr(args, "memory_budget", "auto"))
     runtime = next((r for r in runtimes.installed() if isinstance(r, runtimes.LendsDevices)), None)
@@ -44,13 +44,13 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     def lend() -> None:
         try:
             runtime.lend(host_ip, port, budget_bytes, n_threads)
-        except BaseException as error:  # noqa: BLE001 - raised in the main thread, below
+        except BaseException as error:  # noqa: BLE001 - raised in the main thread below
             failures.append(error)
 
     console.note(
         f"serving at {host}:{port} with at most {format_size(budget_bytes)}; Ctrl-C ends it"
     )
-    # native code hears no signal, so it does not run in the main thread
+    # native code blocks signals, so it does not run in the main thread
     serving = Thread(target=lend, daemon=True)
     serving.start()
     try:

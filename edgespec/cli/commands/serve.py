@@ -1,4 +1,4 @@
-"""`edgespec serve`: flags, a socket, a session and the server between them."""
+"""`edgespec serve`: opens a socket and a session, and runs the server."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from edgespec.settings.units import format_size, parse_size
 if TYPE_CHECKING:
     from edgespec.server.guarding import Guard
 
-MOST_KEY_BYTES = 64 << 10
+MAX_KEY_BYTES = 64 << 10
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
-        from edgespec.server import running  # before loading: its memory is counted then
+        from edgespec.server import running  # before loading, so that its memory is planned
 
     guard = _guard(args)
     template = chat_templates.template_from(args)
-    most_waiting = whole("--queue", getattr(args, "queue", QUEUE))
-    most_prompt = whole("--max-prompt", args.max_prompt) if "max_prompt" in args else None
+    max_waiting = whole("--queue", getattr(args, "queue", QUEUE))
+    max_prompt = whole("--max-prompt", args.max_prompt) if "max_prompt" in args else None
     port = whole("--port", getattr(args, "port", PORT))
     console = Console(quiet="quiet" in args)
     with _listening(guard.host, port) as listener:
         args.grammars = args.logprobs = True
-        args.most_body_bytes = guard.most_body_bytes or 0
+        args.most_body_bytes = guard.max_body_bytes or 0
         with settings_from(args).opened(console, template) as loaded:
             server = running.Server(
                 loaded,
                 guard,
                 getattr(args, "alias", None) or loaded.target.name,
-                most_waiting,
-                most_prompt,
+                max_waiting,
+                max_prompt,
             )
             address = _address(listener)
             console.note(
@@ -76,14 +76,14 @@ def _key(args: argparse.Namespace) -> str | None:
     if "api_key" in args and "api_key_file" in args:
         raise UsageError("give either --api-key or --api-key-file, not both")
     if "api_key_file" in args:
-        return read_text("--api-key-file", Path(args.api_key_file), MOST_KEY_BYTES).strip()
+        return read_text("--api-key-file", Path(args.api_key_file), MAX_KEY_BYTES).strip()
     key: str | None = getattr(args, "api_key", os.environ.get(KEY_VARIABLE) or None)
     return key
 
 
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens before a model is loaded in vain. Raises EdgespecError."""
+    """Open a listening socket, before the model is loaded. Raises EdgespecError."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)

@@ -32,15 +32,15 @@ from edgespec.tuning.presets import TUNED
 from edgespec.tuning.successive_halving import TrialLength, tune
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
-LEAST_SECONDS, MOST_SECONDS = 10, 100_000
+MIN_SECONDS, MAX_SECONDS = 10, 100_000
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Tune, report and save the preset. Raises what a command raises."""
+    """Tune, report and save the preset."""
     console = Console(quiet="quiet" in args)
     job, prompts = job_from(args, console)
-    out = Path(args.out) if "out" in args else presets.place(job.load)
-    presets.check_place(out)
+    out = Path(args.out) if "out" in args else presets.path_of(job.load)
+    presets.check_writable(out)
     runner = _trial_runner(args, job, prompts, console)
     job, plan = planned(job)
     say = (lambda _: None) if "json" in args else console.note
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
     best = tuned.winner.candidate
     if "out" not in args:  # belongs to the pair with the better draft
-        out = presets.place(best.load(job.load) if best.draft is not None else job.load)
+        out = presets.path_of(best.load(job.load) if best.draft is not None else job.load)
     when = datetime.now().astimezone().isoformat(timespec="minutes")
     reasons = [*report.preset_reasons(tuned, when, installed_version()), *helps]
     if "json" in args:
@@ -92,10 +92,10 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
 
 
 def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
-    """The job with the first of its drafts that can guess here in the defaults, and their plan.
+    """The job with the first usable draft as default, and the plan of its defaults.
 
-    Without any, the target decodes alone where only a layer of its own was to guess. Raises what
-    planning with the first of the other drafts raises.
+    If none is usable and the only one was the target's own layer (MTP), the default has no draft.
+    Otherwise raises the error of planning with the first draft.
     """
     errors: list[EdgespecError] = []
     for draft in job.drafts:
@@ -115,7 +115,7 @@ def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
 
 @dataclass(slots=True)
 class ProcessTrialRunner:
-    """Runs trials in processes of their own."""
+    """A `TrialRunner` that runs trials in processes of their own."""
 
     prompts: tuple[str, ...]
     seconds: float
@@ -153,5 +153,5 @@ def _trial_runner(
                 f"--disk-bandwidth: reads cannot be limited here ({'; '.join(reasons)}): "
                 "leave it out, or try sudo"
             )
-    seconds = number("--seconds", getattr(args, "seconds", SECONDS), LEAST_SECONDS, MOST_SECONDS)
+    seconds = number("--seconds", getattr(args, "seconds", SECONDS), MIN_SECONDS, MAX_SECONDS)
     return ProcessTrialRunner(prompts, seconds, limiter, console)

@@ -1,1 +1,1 @@
-"""The command line's grammar: commands, flags and their help texts. It runs nothing."""
+"""Definitions of commands, flags and their help texts. Runs nothing."""

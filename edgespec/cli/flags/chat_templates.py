@@ -8,7 +8,7 @@ from pathlib import Path
 from edgespec.cli.flags.values import read_text
 from edgespec.errors import UsageError
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,4 +35,4 @@ def template_from(args: argparse.Namespace) -> str | None:
         if template is not None:
             named_template(template)  # refused before anything is loaded
         return template
-    return read_text("--chat-template-file", Path(args.chat_template_file), MOST_BYTES)
+    return read_text("--chat-template-file", Path(args.chat_template_file), MAX_BYTES)

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.cli.flags.values import read_text
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import (
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     Grammar,
     check_installed,
     json_schema,
@@ -56,7 +56,7 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     flag, make = _FLAGS[names[0]]
     text = getattr(args, names[0])
     if names[0].endswith("_file"):
-        text = read_text(flag, Path(text), 4 * MOST_CHARACTERS)
+        text = read_text(flag, Path(text), 4 * MAX_CHARACTERS)
     grammar = make(text)
     args.grammars = True
     return grammar

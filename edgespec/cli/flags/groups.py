@@ -25,7 +25,7 @@ NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 
 
 def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
-    """Flags that choose models. `tuning`: several drafts may be given, and no preset is used."""
+    """Flags for models. With `tuning`, several drafts may be given and presets are not used."""
     group = parser.add_argument_group("models")
     group.add_argument(
         "-m",
@@ -71,7 +71,7 @@ def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
 
 
 def add_memory(parser: ArgumentParser) -> None:
-    """Flags of memory, context and threads, and those that runtimes declare."""
+    """Flags for memory, context and threads, and those that runtimes declare."""
     group = parser.add_argument_group("memory and speed")
     add(group, LoadSettings, memory_budget="SIZE", ctx_size="-c N", batch_size="-b N")
     add(group, LoadSettings, ctx_size_draft="-cd N")
@@ -84,7 +84,7 @@ def add_memory(parser: ArgumentParser) -> None:
 
 
 def add_context(parser: ArgumentParser) -> None:
-    """Flags of what happens at the context's end."""
+    """Flags for texts that exceed the context."""
     group = parser.add_argument_group("at the context's end")
     add(group, GenerateSettings, context_shift="", keep="N")
 
@@ -94,7 +94,7 @@ def add_parallel(parser: ArgumentParser) -> None:
 
 
 def add_sampling(parser: ArgumentParser, chats: bool = False) -> None:
-    """Flags of sampling. `chats`: defaults are the values that the model's makers recommend."""
+    """Flags for sampling. With `chats`, defaults are those that the model's authors recommend."""
     group = parser.add_argument_group("sampling")
     recommended = {
         name: f"the model's own, otherwise {value}" for name, value in CHAT_DEFAULTS.items()
@@ -107,7 +107,7 @@ def add_sampling(parser: ArgumentParser, chats: bool = False) -> None:
 
 
 def _rules(kept: Keeps) -> str:
-    """Names of the acceptance rules that keep so much of the target's text."""
+    """Names of the acceptance rules that keep `kept` of the target."""
     return ", ".join(name for name, keeps in KEPT_BY.items() if keeps is kept)
 
 
@@ -136,9 +136,10 @@ def add(
     /,
     **spellings: str,
 ) -> None:
-    """The flags of settings, with their docstrings as help; `defaults` replace those shown.
+    """Add flags for settings, with the settings' docstrings as help.
 
-    A spelling is the short flag, if there is one, and the placeholder; a switch has none.
+    `defaults` replaces the defaults shown. `spellings` has the short flag, if there is one, and the
+    placeholder; switches have no placeholder.
     """
     for name, spelling in spellings.items():
         *flags, metavar = spelling.split(" ")

@@ -1,8 +1,8 @@
-"""The parser of the command line: its commands and `--help`. It runs nothing.
+"""The parser of the command line: commands and `--help`. Runs nothing.
 
 A command's flags are added by the module of its name, which is imported when the command is used.
-Flags are spelled like llama.cpp's. Values stay text: `edgespec.settings` checks them, so that a
-flag, a line of a TOML file and a Python argument get the same answer.
+Flags are spelled like llama.cpp's. Values stay text: `edgespec.settings` validates them, so that
+flags, TOML files and Python arguments are checked alike.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMANDS = {
     "doctor": "examine this machine, and what limits a pair on it",
     "models": "list, describe, download, compare and make models",
 }
-"""Names of commands, and a phrase on each for `--help`."""
+"""Commands and their descriptions in `--help`."""
 
 _EXAMPLES = """\
 examples:
@@ -75,7 +75,7 @@ _ELSEWHERE = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Answers mistakes with one UsageError instead of a page of usage."""
+    """A parser that raises UsageError instead of printing its usage."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """Write the help; unlike argparse's own, it lets BrokenPipeError through."""
+        """Write the help; unlike argparse's method, it does not suppress BrokenPipeError."""
         (file or sys.stdout).write(self.format_help())
 
     def known_flags(self) -> list[str]:
@@ -93,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The given arguments without defaults. Raises UsageError, and SystemExit after `--help`."""
+    """Parse arguments, without defaults. Raises UsageError, and SystemExit after `--help`."""
     parser, commands, of_models = _parsers(arguments[0] if arguments else None)
     _check_command(arguments, "edgespec", commands, of_models)
     if arguments[:1] == ["models"]:
@@ -136,8 +136,10 @@ def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
 
 
 def _parsers(chosen: str | None = None) -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
-    """The whole parser, the parser of each command, and of each command of `models`; if one of the
-    commands is `chosen`, the others have no flags."""
+    """The main parser, and the parsers by command and by command of `models`.
+
+    If one of the commands is `chosen`, only that one gets its flags.
+    """
     parser = _Parser(
         prog="edgespec",
         description="Run a language model that does not fit in memory: its weights are read from\n"
@@ -157,7 +159,7 @@ def _parsers(chosen: str | None = None) -> tuple[_Parser, dict[str, _Parser], di
 
 
 def completion(shell: str) -> str:
-    """The script for a shell. Raises UsageError where shtab, which writes it, is not installed."""
+    """The completion script for a shell. Raises UsageError if shtab is not installed."""
     with extras.needed("completion", "completion scripts need shtab"):
         import shtab
     return str(shtab.complete(_parsers()[0], shell))

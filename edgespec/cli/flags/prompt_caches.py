@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_flags(parser: argparse.ArgumentParser, keeps_text: bool) -> None:
-    """Flags of the prompt cache. `keeps_text`: generated text is cached too, without a flag."""
+    """Flags for the prompt cache. With `keeps_text`, generated text is always cached, too."""
     group = parser.add_argument_group("prompt cache")
     what = "conversation" if keeps_text else "prompt"
     group.add_argument(
@@ -31,8 +31,10 @@ def add_flags(parser: argparse.ArgumentParser, keeps_text: bool) -> None:
 
 
 def cache_from(args: argparse.Namespace) -> PromptCache | None:
-    """The prompt cache, or None; `args.state_files` is set so that the plan keeps memory for it.
-    Raises UsageError and StateError."""
+    """The prompt cache, or None. Sets `args.state_files`, so that the plan reserves memory for it.
+
+    Raises UsageError and StateError.
+    """
     if "prompt_cache" not in args:
         for name in ("prompt_cache_all", "prompt_cache_ro"):
             if name in args:

@@ -1,6 +1,6 @@
-"""Suggestions for unknown words on the command line, as half a sentence for an error.
+"""Suggestions for unknown words on the command line, as the end of an error message.
 
-Knows commands of other programs, such as Ollama's, and models given as plain arguments.
+Knows commands of other programs, such as Ollama's, and models given without a flag.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values of flags that no settings check: numbers, texts of files, and files to write."""
+"""Validates values of flags that are no settings: numbers, files to read and to write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgespec.files.regular import read_regular
 
 
 def whole(flag: str, value: str | int, least: int = 0, most: float = math.inf) -> int:
-    """A whole number. Raises UsageError."""
+    """The value as a whole number. Raises UsageError."""
     text = str(value)
     if text.isascii() and text.isdecimal() and least <= int(text) <= most:
         return int(text)
@@ -19,7 +19,7 @@ def whole(flag: str, value: str | int, least: int = 0, most: float = math.inf) -
 
 
 def number(flag: str, value: str | float, least: float, most: float) -> float:
-    """A number. Raises UsageError."""
+    """The value as a number. Raises UsageError."""
     try:
         found = float(value)
     except ValueError:
@@ -29,10 +29,10 @@ def number(flag: str, value: str | float, least: float, most: float) -> float:
     raise UsageError(f"{flag} {value}: it must be a number from {least:,} to {most:,}")
 
 
-def read_text(flag: str, path: Path, most_bytes: int) -> str:
+def read_text(flag: str, path: Path, max_bytes: int) -> str:
     """The text of a UTF-8 file. Raises UsageError."""
     try:
-        return read_regular(path, most_bytes).decode()
+        return read_regular(path, max_bytes).decode()
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -40,7 +40,7 @@ def read_text(flag: str, path: Path, most_bytes: int) -> str:
 
 
 def check_output(path: Path) -> None:
-    """Raise UsageError for a path that no file can be written to, before minutes are spent."""
+    """Raise UsageError for a path that cannot be written, before a long measurement starts."""
     if path.is_dir():
         raise UsageError(f"{path} cannot be written: it is a folder")
     if not path.parent.is_dir():

@@ -1,7 +1,6 @@
-"""Acceptance: guesses that become part of the text after their pass, and the end of the text.
+"""Acceptance rules: which guesses of a verified tree become part of the text.
 
-A file for each rule, from the paper that it names. `rule` is what all of them implement, `walk`
-applies one to a verified tree.
+Each rule has a file with its paper. `rule` has the protocol, `walk` applies a rule to a tree.
 """
 
 from edgespec.engine.acceptance.bild import Rollback

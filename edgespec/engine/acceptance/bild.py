@@ -1,4 +1,4 @@
-"""BiLD's rollback policy. Lossy: the text is not the target's own."""
+"""BiLD's rollback policy. Lossy: the text differs from the target's."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from edgespec.tree import TokenTree
 class Rollback(AcceptanceRule):
     """Big Little Decoder: Kim et al., arXiv 2302.07863, section 3.4.
 
-    The draft writes the text; a guess is rolled back, and replaced by the target's own token, if
-    -log p exceeds a threshold, whatever the temperature. The paper's fallback policy, which says
-    when the target is asked, is the stop rule of the same name.
+    The text consists of the draft's guesses; a guess is replaced by the target's own token if
+    -log p exceeds a threshold, at any temperature. The paper's fallback policy, which decides when
+    the target verifies, is the stop rule of the same name.
     """
 
     name: ClassVar[str] = AcceptanceName.BILD
     keeps: ClassVar[Keeps] = Keeps.NEITHER
     threshold: ClassVar[float] = 2.0
-    """The authors: 2 to 5 normally works fine."""
+    """Threshold in nats; the authors recommend 2 to 5."""
 
     def pick(
         self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler

@@ -14,11 +14,11 @@ from edgespec.tree import ROOT, TokenTree
 
 
 class BlockVerification(DrawnGuesses):
-    """Sun et al., arXiv 2403.10444, algorithm 2.
+    """Block verification: Sun et al., arXiv 2403.10444, algorithm 2.
 
-    w, the weight of a line, is min(1, w p / q) of the weight before its last guess: what one guess
-    lacks another may make up for. Of all beginnings of the line that a toss accepts, the longest
-    stands. It accepts at least as many tokens as rejection sampling does.
+    Each guess updates the weight of a line to w = min(1, w p / q), so a probable guess can
+    compensate for an improbable one. Each prefix of the line is accepted or not at random, and the
+    longest accepted one is kept. It accepts at least as many tokens as rejection sampling.
     """
 
     name: ClassVar[str] = AcceptanceName.BLOCK
@@ -56,14 +56,16 @@ class BlockVerification(DrawnGuesses):
 
 
 def stands(weight: float, p: Probabilities, q: Probabilities) -> float:
-    """The chance that a line of this weight stands if nothing longer does, where p and q are the
-    distributions of the next token."""
+    """Probability of accepting a line of this weight if no longer one is accepted.
+
+    p and q are the target's and the draft's distributions of the next token.
+    """
     rest = float(np.maximum(weight * p - q, 0.0).sum())
     return rest / (rest + 1 - weight) if weight < 1 else 1.0
 
 
 def _line(tree: TokenTree, after: Mapping[int, Logits]) -> tuple[list[int], list[int]]:
-    """The verified nodes from the root down by the guess drawn after each, and these guesses."""
+    """The verified nodes along the drawn guesses, from the root, and these guesses."""
     nodes: list[int] = [ROOT]
     guesses: list[int] = []
     while (draws := tree.draws.get(nodes[-1])) is not None and draws.guesses:

@@ -1,4 +1,4 @@
-"""Exact replay, the default: the target's own sampler decides, draw by draw."""
+"""Exact replay, the default rule: the target's own sampler picks every token."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edgespec.tree import TokenTree
 class ExactReplay(AcceptanceRule):
     """The target's own sampler picks at each node; a guess is accepted if it is the token picked.
 
-    What the tree holds cannot change the text, only how many tokens a pass yields: the sampler
-    meets the same logits, the same recent tokens and the same random draws as without a draft.
+    The tree cannot change the text, only the number of tokens per pass: the sampler gets the same
+    logits, recent tokens and random draws as without a draft.
     """
 
     name: ClassVar[str] = AcceptanceName.EXACT_REPLAY

@@ -1,4 +1,4 @@
-"""Rejection sampling with lenience. Lossy: the text is not the target's own."""
+"""Rejection sampling with lenience. Lossy: the text differs from the target's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from edgespec.tree import TokenTree
 
 
 class Lenience(DrawnGuesses):
-    """Leviathan et al., arXiv 2211.17192, appendix A.5.
+    """Lenience: Leviathan et al., arXiv 2211.17192, appendix A.5.
 
-    q is multiplied by l before it is compared with p: no token comes more often than p / l. At
-    temperature 0 a guess stands if its probability is at least l times that of the best token.
+    q is multiplied by l before it is compared with p, so that no token has a probability above
+    p / l. At temperature 0, a guess is accepted if its probability is at least l times that of the
+    best token.
     """
 
     name: ClassVar[str] = AcceptanceName.LENIENCE
     keeps: ClassVar[Keeps] = Keeps.NEITHER
     lenience: ClassVar[float] = 0.3
-    """l of the paper."""
+    """The paper's l."""
 
     def pick(
         self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler

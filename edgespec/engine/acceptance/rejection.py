@@ -13,7 +13,7 @@ from edgespec.settings.config import AcceptanceName
 class RejectionSampling(DrawnGuesses):
     """Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318.
 
-    A guess stands with the chance min(1, p / q); after a rejection the token is drawn from
+    A guess is accepted with probability min(1, p / q); after a rejection, the token is drawn from
     norm(max(0, p - q)).
     """
 

@@ -1,4 +1,4 @@
-"""Protocol of acceptance rules, and the growth that some of them need."""
+"""Base classes of acceptance rules, and the drawing of guesses that some of them need."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from edgespec.tree import ROOT, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Guesses that are drawn from the draft's own distribution, not its most probable ones.
+    """Guesses are drawn from the draft's distribution q, instead of its most probable tokens.
 
-    How many are drawn after a node, and whether any are, may depend on all that was drawn before
-    and on q itself, never on these draws: a guess that is kept because of what it is was not
-    drawn from q.
+    The number of draws after a node may depend on earlier draws and on q itself, but not on the
+    draws after this node: guesses selected by their value would not be distributed by q.
     """
 
     width: int
-    """Most guesses drawn after one node; 1 grows a line."""
+    """Most guesses drawn after one node; 1 for a line."""
     with_replacement: bool = True
 
     def draw(self, tokens: Tokens, q: Probabilities, random: np.random.Generator) -> list[int]:
-        """At most `width` of `tokens`, whose probabilities are `q`, in the order drawn."""
+        """Draw at most `width` of `tokens`, which have the probabilities `q`, in order."""
         if self.with_replacement:
             reached = np.cumsum(q)
             places = random.random(self.width) * reached[-1]
             found = tokens[np.searchsorted(reached, places, side="right")]
-        else:  # the first ones of an exponential race come in as if drawn one after the other
+        else:  # the order of an exponential race is that of draws without replacement
             found = tokens[np.argsort(random.standard_exponential(len(q)) / q)[: self.width]]
         drawn: list[int] = found.tolist()
         return drawn
@@ -44,24 +43,24 @@ class AcceptanceRule(ABC):
 
     name: ClassVar[AcceptanceName | str]
     keeps: ClassVar[Keeps]
-    """Part of the target's own text that it keeps."""
+    """Guarantee of the rule: the target's draws, its distribution, or neither."""
     growth: ClassVar[Growth | None] = None
-    """Drawing of guesses; None takes the most probable ones of all sources."""
+    """Sampling of guesses; None takes the most probable guess of every source."""
     looks_ahead: ClassVar[bool] = False
-    """True if it looks at nodes below before it picks: a grammar has no state there."""
+    """True if it evaluates nodes below the current one, where a grammar has no state."""
 
     @property
     def lossless(self) -> bool:
-        """True if the text is, for every seed, the one that the target writes without a draft."""
+        """True if the text equals the target's without a draft, for every seed."""
         return self.keeps is Keeps.DRAWS
 
     def picks(
         self, tree: TokenTree, after: Mapping[int, Logits], sampler: Sampler
     ) -> Iterator[int]:
-        """The tokens after the root and after each accepted guess, one at a time.
+        """Yield the tokens after the root and after each accepted guess.
 
-        `after` holds the target's logits [n_vocab] after each verified node. Between two of them
-        the sampler takes the first.
+        `after` has the target's logits [n_vocab] after each verified node. The sampler accepts each
+        token before the next one is requested.
         """
         node: int | None = ROOT
         while node is not None and node in after:
@@ -73,16 +72,16 @@ class AcceptanceRule(ABC):
     def pick(
         self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
     ) -> int:
-        """The token that follows `node`; a guess below the node that carries it is accepted.
+        """The token after `node`; a child with this token is then accepted.
 
-        The sampler has taken every token down to `node`.
+        The sampler has accepted every token down to `node`.
         """
 
 
 class DrawnGuesses(AcceptanceRule):
-    """Base of rules that compare the target's probability p of a guess with the q it was drawn by.
+    """Base of rules that compare a guess's probabilities p by the target and q by the draft.
 
-    At temperature 0 nothing is drawn: the target's own token is picked, whatever was guessed.
+    At temperature 0 nothing is drawn: the target's own token is picked.
     """
 
     keeps: ClassVar[Keeps] = Keeps.DISTRIBUTION
@@ -104,7 +103,7 @@ class DrawnGuesses(AcceptanceRule):
     def choose(
         self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler
     ) -> int:
-        """The next token, of the distribution p [n_vocab], where `guesses` were drawn from q."""
+        """The next token, distributed by p [n_vocab], given `guesses` that were drawn from q."""
 
 
 def dense(tokens: Tokens, probabilities: Probabilities, n_vocab: int) -> Probabilities:
@@ -118,10 +117,10 @@ def leftover(p: Probabilities, q: Probabilities) -> Probabilities:
     """The distribution of a token after a guess drawn from q was rejected: norm(max(0, p - q))."""
     rest = np.maximum(p - q, 0.0)
     total = rest.sum()
-    return rest / total if total > 0 else p  # equal ones reject nothing but by rounding
+    return rest / total if total > 0 else p  # equal distributions reject only by rounding errors
 
 
 def drawn(p: Probabilities, sampler: Sampler) -> int:
-    """A token of the distribution p [n_vocab]."""
+    """A token drawn from the distribution p [n_vocab]."""
     reached = np.cumsum(p)
     return int(np.searchsorted(reached, sampler.uniform() * reached[-1], side="right"))

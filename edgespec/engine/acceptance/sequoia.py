@@ -13,8 +13,8 @@ from edgespec.settings.config import AcceptanceName
 class WithoutReplacement(DrawnGuesses):
     """Sequoia: Chen et al., arXiv 2402.12374, algorithm 2.
 
-    As SpecInfer's, but no guess is drawn twice after one node: a rejected one is taken out of q,
-    which is what the next one was drawn from.
+    Like SpecInfer's, but guesses after a node are distinct: a rejected one is removed from q, from
+    which the next one was drawn.
     """
 
     name: ClassVar[str] = AcceptanceName.SEQUOIA
@@ -32,7 +32,7 @@ class WithoutReplacement(DrawnGuesses):
 
 
 def without(q: Probabilities, guess: int) -> Probabilities:
-    """The distribution of the next draw after `guess`; all zeros if it was the last one."""
+    """The distribution of the next draw after `guess`; all zeros if there is no other token."""
     rest = q.copy()
     rest[guess] = 0.0
     total = rest.sum()

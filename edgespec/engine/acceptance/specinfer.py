@@ -13,8 +13,8 @@ from edgespec.settings.config import AcceptanceName
 class MultiStepRejection(DrawnGuesses):
     """SpecInfer: Miao et al., arXiv 2305.09781, algorithm 2.
 
-    The guesses after a node are tried one after the other. Each one stands with the chance
-    min(1, p / q), where p is what the rejections before have left of the target's distribution.
+    The guesses after a node are tried one after the other. Each is accepted with probability
+    min(1, p / q), where p is the target's distribution after the earlier rejections.
     """
 
     name: ClassVar[str] = AcceptanceName.SPECINFER

@@ -15,10 +15,10 @@ from edgespec.settings.config import AcceptanceName
 class KSequential(DrawnGuesses):
     """SpecTr: Sun et al., arXiv 2310.15141, algorithm 2 (K-SEQ).
 
-    Each of k guesses stands with the chance min(1, p / (rho q)). The smallest rho with
-    1 - (1 - beta)^k <= rho beta, where beta = sum(min(q, p / rho)) is the chance of one guess,
-    leaves a distribution for the token after k rejections, and accepts within 1 - 1/e of the best
-    rule that there can be.
+    Each of k guesses is accepted with probability min(1, p / (rho q)). rho is the smallest value
+    with 1 - (1 - beta)^k <= rho beta, where beta = sum(min(q, p / rho)) is the acceptance
+    probability of one guess. The rest is then a distribution for the token after k rejections, and
+    the acceptance rate is within a factor of 1 - 1/e of the optimum.
     """
 
     name: ClassVar[str] = AcceptanceName.SPECTR
@@ -41,12 +41,12 @@ class KSequential(DrawnGuesses):
 
 
 def chance_of_any(beta: float, k: int) -> float:
-    """The chance that one of k guesses stands, if beta is that of each."""
+    """Probability that one of k guesses is accepted, if each is with probability beta."""
     return float(1 - (1 - beta) ** k)
 
 
 def division(p: Probabilities, q: Probabilities, k: int) -> float:
-    """The smallest rho in [1, k] whose rest is a distribution, from above."""
+    """The smallest rho in [1, k] for which the rest is a distribution, approximated from above."""
     low, high = 1.0, float(k)
     while high - low > 1e-9 * high:
         rho = (low + high) / 2

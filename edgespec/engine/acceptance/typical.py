@@ -1,4 +1,4 @@
-"""Medusa's typical acceptance. Lossy: the text is not the target's own."""
+"""Medusa's typical acceptance. Lossy: the text differs from the target's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from edgespec.tree import TokenTree
 class TypicalAcceptance(AcceptanceRule):
     """Medusa: Cai et al., arXiv 2401.10774, section 3.3.1.
 
-    A guess stands if p > min(epsilon, delta exp(-H(p))), of several the most probable one. At
-    temperature 0 that is the target's own token.
+    The most probable guess with p > min(epsilon, delta exp(-H(p))) is accepted. At temperature 0
+    this is the target's own token.
     """
 
     name: ClassVar[str] = AcceptanceName.TYPICAL

@@ -1,4 +1,4 @@
-"""The walk down a verified tree by an acceptance rule, to the end of the text at most."""
+"""Walks down a verified tree by an acceptance rule, at most to the end of the text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edgespec.values import TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Tokens that a round adds to the text: accepted guesses, and the target's own after them."""
+    """The tokens of a round: accepted guesses, and the target's own token after them."""
 
     path: tuple[int, ...]
-    """Nodes after which a token was picked: the root first, each the parent of the next."""
+    """Nodes after which tokens were picked: the root first, each the parent of the next."""
     events: tuple[TokenEvent, ...]
-    """The token picked after each node of the path."""
+    """The tokens picked after each node of the path."""
     failure: Exception | None = None
-    """Failure of the rule or the sampler after the last token, if there was one."""
+    """Error of the rule or the sampler after the last token, if any."""
 
     @property
     def tokens(self) -> list[int]:
@@ -37,10 +37,10 @@ def accept(
     logits: np.ndarray,
     request: ActiveRequest,
 ) -> Accepted:
-    """Walk down from the root, a token a node, until the text ends or no verified guess is right.
+    """Walk down from the root until the text ends or no verified guess is accepted.
 
-    `logits` is float32 [len(nodes), n_vocab]: the target's, after each node. The request's sampler
-    and transcript take every token. A failure is raised where nothing was picked before it.
+    `logits` are the target's after each node, float32 [len(nodes), n_vocab]. The request's sampler
+    and transcript accept every token. An error is raised if no token was picked before it.
     """
     sampler, transcript = request.sampler, request.transcript
     after: dict[int, Logits] = dict(zip(nodes, logits, strict=True))

@@ -1,6 +1,6 @@
-"""Stop rules: when to stop growing and let the target verify, a file for each source.
+"""Stop rules decide when to stop growing and let the target verify; one file per rule.
 
-Without one of them the round planner decides (see `decision`).
+By default there is none, and the round planner decides (see `decision`).
 """
 
 from edgespec.engine.stop_rules.bild import FallbackPolicy
@@ -32,4 +32,4 @@ STOP_RULES: dict[str, type[StopRule]] = {
         FallbackPolicy,
     )
 }
-"""Stop rules by name, which can replace the round planner's own choice."""
+"""Stop rules by name, which replace the round planner's choice."""

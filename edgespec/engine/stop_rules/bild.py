@@ -13,7 +13,7 @@ from edgespec.settings.config import FallbackName
 class FallbackPolicy(StopRule):
     """Big Little Decoder: Kim et al., arXiv 2302.07863, section 3.3.
 
-    Verify when the draft gives its newest token less than a threshold. Its other half is the
+    Verify when the draft's probability of its newest token is below a threshold. It belongs to the
     acceptance rule of the same name.
     """
 

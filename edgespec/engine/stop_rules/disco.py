@@ -50,7 +50,7 @@ class PredictedAcceptance(StopRule):
         return after
 
     def chance(self, features: Sequence[float]) -> float:
-        """The predicted chance of a guess to be accepted."""
+        """Predicted probability that a guess is accepted."""
         total = sum(w * x for w, x in zip(self.weights, features, strict=True))
         return 1 / (1 + math.exp(-max(-30.0, min(30.0, total))))
 

@@ -1,4 +1,4 @@
-"""Trees of a fixed depth, and as many nodes as there may be."""
+"""Fixed rules: branches of fixed length, or trees of maximal size."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edgespec.settings.config import FallbackName
 
 @dataclass(frozen=True, slots=True)
 class FixedLength(StopRule):
-    """Verify when the draft's part of a branch has `length` tokens, drafted now or beside the last
-    pass: what was guessed without a model lengthens a branch for nothing."""
+    """Verify when a branch has `length` tokens of the draft model, including those drafted during
+    the last pass. Guesses without a model cost nothing and do not count."""
 
     name: ClassVar[str] = FallbackName.FIXED
 
@@ -20,7 +20,7 @@ class FixedLength(StopRule):
 
     def fires(self, so_far: RoundSoFar) -> bool:
         tree = so_far.tree
-        n_drafted = [0]  # parents stand before their children
+        n_drafted = [0]  # by node; parents precede their children
         for node in range(1, len(tree)):
             is_drafted = tree.source[node] not in so_far.free_sources
             n_drafted.append(n_drafted[int(tree.parent[node])] + is_drafted)
@@ -29,9 +29,9 @@ class FixedLength(StopRule):
 
 @dataclass(frozen=True, slots=True)
 class FullTree(StopRule):
-    """Verify when no growth within the limits is of use: every pass gets as many nodes as it may.
+    """Verify when the tree has its maximal size.
 
-    What a tree of a given size brings is measured with it, for it heeds no clock.
+    It serves to measure the yield of trees of a given size, as it does not depend on time.
     """
 
     name: ClassVar[str] = FallbackName.FULL

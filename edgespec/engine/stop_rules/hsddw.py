@@ -1,4 +1,4 @@
-"""HSDDW's dynamic window: the draft stops where it is unsure."""
+"""HSDDW's dynamic window: the draft stops when its entropy is high."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from edgespec.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class EntropyWindow(StopRule):
-    """Syu and Lee, Findings of NAACL 2025, pages 8260 to 8273.
+    """HSDDW: Syu and Lee, Findings of NAACL 2025, pages 8260 to 8273.
 
-    Verify when the entropy of the distribution that the newest token was guessed by exceeds a
-    threshold: the mean entropy where guesses were rejected so far. The paper's hierarchy of three
-    models is not part of it.
+    Verify when the entropy of the draft's distribution of the newest token exceeds a threshold, the
+    mean entropy of rejected guesses so far. The paper's hierarchy of three models is not included.
     """
 
     name: ClassVar[str] = FallbackName.HSDDW
 
     threshold: float = 1.0
-    """Entropy in nats."""
+    """Threshold in nats."""
     n_rejected: float = 1.0
-    """Rejections that the mean is of; the first one is assumed."""
+    """Number of rejections in the mean, including an assumed first one."""
     longest_mean: ClassVar[float] = 50.0
 
     def fires(self, so_far: RoundSoFar) -> bool:

@@ -14,10 +14,10 @@ from edgespec.settings.config import FallbackName
 class AdaptiveThreshold(StopRule):
     """LLMCad's rule (Xu et al., arXiv 2309.04255): verify when max_i C_i falls below alpha.
 
-    A best branch that was right throughout halves alpha, so that drafts get longer; otherwise
-    alpha is divided by Tc ** ((N_all - N_correct) / N_all). Both ends are clamped: alpha must stay
-    below the root's confidence of 1, or nothing would ever be drafted and alpha never move again;
-    below 1e-4 there is nothing to gain, and a long way to come back from.
+    If the best branch was completely right, alpha is halved, so that drafts get longer; otherwise
+    alpha is divided by Tc ** ((N_all - N_correct) / N_all). It is clamped at both ends: it must
+    stay below the root's confidence of 1, or nothing would be drafted and alpha never change again;
+    below 1e-4 there is nothing to gain, and recovery would take long.
     """
 
     name: ClassVar[str] = FallbackName.LLMCAD

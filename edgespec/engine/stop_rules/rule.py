@@ -1,8 +1,8 @@
-"""Protocol of stop rules, and what they see of a round.
+"""Base class of stop rules, and the part of a round that they see.
 
-Values that are asked before every draft step and answer every round with their successor. They
-see the tree and what was accepted; they call no model and read no clock. Without one of them the
-round planner decides (see `decision`).
+A stop rule is a frozen value: it is asked before every draft step, and `observe` returns its
+successor after every round. It sees the tree and what was accepted, but calls no model and reads no
+clock. By default there is none, and the round planner decides (see `decision`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from edgespec.tree import TokenTree
 
 @dataclass(frozen=True, slots=True)
 class RoundSoFar:
-    """A round before its pass."""
+    """The state of a round before its pass."""
 
     tree: TokenTree
     open_nodes: Sequence[int]
-    """Ends that can grow: nodes whose successors the draft has not been asked for."""
+    """Nodes that can grow, as their successors were not drafted yet."""
     draft_steps: int = 0
     draft_s: float = 0.0
     free_sources: Collection[str] = ()
-    """Sources whose nodes cost next to nothing to guess."""
+    """Sources whose guesses cost almost nothing."""
     n_ends: int = 1
-    """Ends that grow in one step: one of each text that is nearly as probable as the best."""
+    """Number of nodes that grow in one step: of each text one that is nearly as probable as the
+    best."""
     step_depth: int = 1
-    """Nodes in a row that one step adds."""
+    """Number of consecutive nodes that a step adds."""
 
     @property
     def best_open(self) -> int | None:
-        """The most probable node that can grow; None if none can."""
+        """The most probable node that can grow; None if there is none."""
         if not self.open_nodes:
             return None
         nodes = list(self.open_nodes)
@@ -48,7 +49,7 @@ class StopRule(ABC):
 
     @abstractmethod
     def fires(self, so_far: RoundSoFar) -> bool:
-        """True if the target is to verify now, before another draft step."""
+        """True if the target should verify now instead of another draft step."""
 
     def observe(self, outcome: RoundOutcome) -> Self:
         """The rule for the next round."""

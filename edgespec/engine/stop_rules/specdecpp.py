@@ -1,4 +1,4 @@
-"""SpecDec++'s rule: verify when a rejection has become likely."""
+"""SpecDec++'s rule: verify when a rejection has become probable."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from edgespec.settings.config import FallbackName
 class PredictedRejection(StopRule):
     """SpecDec++: Huang et al., arXiv 2405.19715.
 
-    Verify when the chance that the branch has a rejected token exceeds a threshold. The paper
-    trains a head that predicts the acceptance of each token; here that is the calibrated
-    confidence, which is learnt while the pair works.
+    Verify when the probability that the branch has a rejected token exceeds a threshold. Instead of
+    the paper's trained head, the calibrated confidence predicts the acceptance of each token.
     """
 
     name: ClassVar[str] = FallbackName.SPECDECPP

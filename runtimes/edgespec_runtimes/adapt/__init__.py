@@ -1,1 +1,1 @@
-"""Trains drafts on texts of their targets. Needs PyTorch, which nothing else here imports."""
+"""Trains drafts on texts of their targets. The only part that needs PyTorch."""

@@ -1,4 +1,5 @@
-"""Says which drafts can be adapted: GGUF files of LLaMA's own architecture. Reads the header."""
+"""Checks whether a draft can be adapted: a GGUF file with LLaMA's architecture. Reads the
+header."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _TENSORS = re.compile(
 
 
 def check(header: GgufFile) -> None:
-    """Raise ModelError, by name, for a model that cannot be adapted."""
+    """Raise ModelError for a model that cannot be adapted."""
     if header.architecture != ARCHITECTURE:
         raise ModelError(
             f"{header.name} is of the architecture {header.architecture}: only drafts of the "

@@ -1,4 +1,4 @@
-"""Adapts the GGUF file of a draft: its weights in, training, its weights out."""
+"""Adapts a draft in a GGUF file: reads its weights, trains, writes the new weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def adapt(
     n_threads: int,
     report: Callable[[float], None],
 ) -> float:
-    """Write `out`, called `name`: the draft `source`, trained on `texts`; the mean loss at the end.
+    """Train the draft `source` on `texts` and write it to `out` under `name`; returns the loss.
 
     Sets the threads and the seed of the whole process. Raises ModelError for a model that cannot be
-    trained, and UsageError for texts that teach it nothing.
+    trained, and UsageError for texts without training data.
     """
     header = read_header(source)
     validate(header)

@@ -1,7 +1,7 @@
-"""Lessons from kept texts: what the target said after which tokens.
+"""Training samples from kept texts: tokens, and the target's predictions after them.
 
-Where no guess was right it is the target's distribution, elsewhere in answers its token (online
-speculative decoding, Liu et al., arXiv 2310.07177). Prompts are read and not learnt.
+Where no guess was accepted, the prediction is the target's distribution, elsewhere in answers its
+token (online speculative decoding, Liu et al., arXiv 2310.07177). Prompts are only context.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ import numpy as np
 from edgespec.files.training_texts import TrainingText
 
 WINDOW = 512
-"""Tokens that are trained together; a longer text is cut."""
+"""Most tokens of a sample; a longer text is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A part of a text: tokens, and what the target said after some of them."""
+    """A training sample: tokens of a text, and the target's predictions after some of them."""
 
     tokens: np.ndarray
-    """int64 [length]."""
+    """Tokens, int64 [length]."""
     places: np.ndarray
-    """int64 [n]: indices of the tokens after which the target spoke in the answer."""
+    """Indices of the tokens that precede tokens of the answer, int64 [n]."""
     said: np.ndarray
-    """int64 [n, k]: tokens of the target's distribution there."""
+    """Tokens of the target's distribution after each of `places`, int64 [n, k]."""
     shares: np.ndarray
-    """float32 [n, k]: their probabilities, which sum to 1."""
+    """Probabilities of these tokens, which sum to 1, float32 [n, k]."""
 
 
 def lessons_of(text: TrainingText, n_vocab: int) -> Iterator[Lesson]:
-    """The windows of a text in which the target speaks."""
+    """The samples of a text, for windows that contain a part of the answer."""
     if max(text.tokens) >= n_vocab:
         return
     tokens = np.array(text.tokens, np.int64)
     corrections = {one.place: one for one in text.corrections}
     width = max((len(one.tokens) for one in text.corrections), default=1)
     for start in range(0, len(tokens) - 1, WINDOW):
-        end = min(start + WINDOW, len(tokens) - 1)  # the last token has nothing after it
+        end = min(start + WINDOW, len(tokens) - 1)  # there is no prediction after the last token
         places = [place for place in range(start, end) if place + 1 >= text.n_prompt]
         if not places:
             continue

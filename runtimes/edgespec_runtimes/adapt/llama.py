@@ -1,6 +1,6 @@
-"""A model of the architecture `llama` in PyTorch, from the weights of a GGUF file and back.
+"""Converts between weights of a GGUF file and a LLaMA model in PyTorch.
 
-Knows names and orders of weights; nothing of files, nothing of training.
+Knows names and orders of weights; nothing of files or training.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LAYER_TENSORS: Mapping[str, str] = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-"""Tensors of a layer: transformers' names, and GGUF's."""
+"""Tensors of a layer: transformers' names to GGUF's."""
 FIRST_TENSORS: Mapping[str, str] = {"model.embed_tokens": "token_embd"}
 LAST_TENSORS: Mapping[str, str] = {"model.norm": "output_norm", "lm_head": "output"}
 
 
 def model_of(header: GgufFile, weights: Weights) -> LlamaForCausalLM:
-    """The model in float32. `adaptable.check` has accepted its header."""
+    """The model in float32; `adaptable.check` must have accepted its header."""
     tied = "output.weight" not in weights
     heads, kv_heads = header.n_heads, header.n_kv_heads
     config = LlamaConfig(
@@ -63,7 +63,7 @@ def model_of(header: GgufFile, weights: Weights) -> LlamaForCausalLM:
 
 
 def tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, np.ndarray]]:
-    """GGUF names and float32 values, in the order of computing; a tied head has no tensor."""
+    """GGUF names and float32 values, in order of use; without a tied head."""
     config, state = model.config, model.state_dict()
     for theirs, ours in names(config.num_hidden_layers):
         if theirs not in state or (config.tie_word_embeddings and ours == "output.weight"):
@@ -75,7 +75,7 @@ def tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def names(n_layers: int) -> Iterator[tuple[str, str]]:
-    """Tensors that a model may have: transformers' names, and GGUF's."""
+    """Possible tensors of a model: transformers' names and GGUF's."""
     within = {
         f"model.layers.{layer}.{theirs}": f"blk.{layer}.{ours}"
         for layer in range(n_layers)
@@ -86,8 +86,10 @@ def names(n_layers: int) -> Iterator[tuple[str, str]]:
 
 
 def interleave_rotary(values: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder a projection's rows: transformers rotates row i of a head with row i + dim / 2,
-    GGUF's LLaMA rotates neighbours."""
+    """Reorder a projection's rows from transformers' rotary layout to GGUF's.
+
+    transformers rotates row i of a head with row i + dim / 2, GGUF's LLaMA adjacent rows.
+    """
     rows, columns = values.shape
     halves = values.reshape(heads, 2, rows // heads // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)

@@ -1,7 +1,4 @@
-"""Distils a draft on kept texts of its target, in a process that does nothing else.
-
-Knows lessons and a model; nothing of files.
-"""
+"""Distils a target into its draft, on kept texts. Knows samples and a model; nothing of files."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from transformers import LlamaForCausalLM
 from edgespec_runtimes.adapt.lessons import Lesson
 
 BATCH_TOKENS = 2048
-"""Tokens of a step, about."""
+"""Approximate number of tokens per step."""
 EPOCHS = 8
 RATE_TIMES_WIDTH = 0.2
-"""The learning rate falls with the width of a model."""
+"""Learning rate times the width of the model."""
 WARM_UP = 0.05
-"""Share of the steps in which the learning rate rises."""
+"""Share of the steps with a rising learning rate."""
 LARGEST_GRADIENT = 1.0
 
 
@@ -31,8 +28,10 @@ def train(
     epochs: int = EPOCHS,
     seed: int = 0,
 ) -> float:
-    """Train `model` in place; the mean loss of the last epoch, in nats per token. `report` hears
-    the share that is done."""
+    """Train `model` in place; returns the mean loss of the last epoch in nats per token.
+
+    `report` is called with the share that is done.
+    """
     random = np.random.default_rng(seed)
     plan = [batch for _ in range(epochs) for batch in _batches(lessons, random)]
     optimizer = torch.optim.AdamW(
@@ -58,7 +57,7 @@ def train(
 
 
 def _batches(lessons: Sequence[Lesson], random: np.random.Generator) -> Iterator[list[Lesson]]:
-    """One epoch in random order, in steps of about as many tokens."""
+    """The batches of an epoch in random order, each of about BATCH_TOKENS tokens."""
     batch: list[Lesson] = []
     for index in random.permutation(len(lessons)):
         batch.append(lessons[index])
@@ -70,11 +69,11 @@ def _batches(lessons: Sequence[Lesson], random: np.random.Generator) -> Iterator
 
 
 def _loss(model: LlamaForCausalLM, batch: Sequence[Lesson]) -> torch.Tensor:
-    """Cross-entropy of the draft with what the target said, in nats per token of the answers."""
+    """Cross-entropy of the draft with the target's predictions, in nats per answer token."""
     length = max(len(lesson.tokens) for lesson in batch)
     tokens = np.zeros((len(batch), length), np.int64)
     for row, lesson in zip(tokens, batch, strict=True):
-        row[: len(lesson.tokens)] = lesson.tokens  # what is padded comes after all that counts
+        row[: len(lesson.tokens)] = lesson.tokens  # padding is at the end and has no effect
     hidden = model.model(torch.from_numpy(tokens), use_cache=False).last_hidden_state
     total, n_places = torch.zeros(()), 0
     for row, lesson in zip(hidden, batch, strict=True):

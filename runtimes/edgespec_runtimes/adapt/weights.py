@@ -1,6 +1,6 @@
-"""Reads the weights of a GGUF model as float32, and writes it with others.
+"""Reads the weights of a GGUF model as float32, and writes the model with new weights.
 
-Names, shapes and types stay as they are, and so does all else in the file but the model's name.
+Names, shapes and types of tensors, and all metadata except the model's name, are unchanged.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES, TensorType
 
 NAME = "general.name"
 WRITABLE = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
-"""Types that the gguf package quantises to; a tensor of another type becomes Q8_0."""
+"""Types that the gguf package can write; tensors of other types become Q8_0."""
 _Q8_0 = next(kind for kind in TENSOR_TYPES.values() if kind.name == "Q8_0")
 
 Weights = Mapping[str, np.ndarray]
-"""Float32 by name, in PyTorch's order of dimensions."""
+"""Float32 arrays by name, in PyTorch's order of dimensions."""
 
 
 def read(header: GgufFile) -> dict[str, np.ndarray]:
-    """All weights of a model. Raises OSError, and ModelError if a file became shorter."""
+    """Read all weights of a model. Raises OSError, and ModelError if a file was truncated."""
     weights = {}
     for tensor in header.tensors:
         stored = read_bytes(header.paths[tensor.file_index], tensor.offset, tensor.nbytes)
@@ -38,9 +38,9 @@ def read(header: GgufFile) -> dict[str, np.ndarray]:
 
 
 def write(header: GgufFile, weights: Weights, out: Path, name: str) -> None:
-    """Write `out`: the model of `header`, called `name`, with these weights.
+    """Write the model of `header` with `weights` to `out` under `name`.
 
-    Raises EdgespecError where that fails, and ModelError if the source became shorter.
+    Raises EdgespecError if that fails, and ModelError if the source was truncated.
     """
     pairs = copied_pairs(header, {NAME: pack_pair(NAME, name)})
     kinds = [_kind(tensor.type) for tensor in header.tensors]

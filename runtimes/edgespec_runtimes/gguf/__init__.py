@@ -1,4 +1,4 @@
-"""GGUF models on llama.cpp, by llama-cpp-python: options, and the runtime when it is asked for."""
+"""GGUF models on llama.cpp through llama-cpp-python: options, and the lazily imported runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from edgespec_runtimes.gguf.entry import runtime
-    except (OSError, RuntimeError) as error:  # llama_cpp's, of a library that cannot be loaded
+    except (OSError, RuntimeError) as error:  # from llama_cpp, if its library cannot be loaded
         folder = os.environ.get("LLAMA_CPP_LIB_PATH")
         elsewhere = f"; LLAMA_CPP_LIB_PATH names the folder {folder}" if folder else ""
         raise ImportError(f"{error}{elsewhere}") from error

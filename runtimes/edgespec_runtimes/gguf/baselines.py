@@ -1,7 +1,6 @@
-"""llama.cpp's own decoding of a GGUF file: mapped, resident, with linear speculation, and
-of several texts at once.
+"""Baselines with llama.cpp's own decoding: mapped, resident, linear speculation, batched texts.
 
-For comparison only: nothing of edgespec's paging or engine runs here.
+For comparison only: they use neither edgespec's paging nor its engine.
 """
 
 from __future__ import annotations
@@ -49,17 +48,18 @@ BASELINES: Sequence[Baseline] = (
     Baseline(LINEAR, "llama.cpp's linear speculation, both mapped: 16 guesses, p >= 0.75", True),
     Baseline(LINEAR_SHORT, "the same with its defaults of 2026: 3 guesses, any p", True),
 )
-"""Several texts share a pass through one KV cache, as in the slots of llama.cpp's server."""
+"""Decoding strategies; several texts share passes and one KV cache, like the slots of llama.cpp's
+server."""
 _RULES = {LINEAR: (16, 0.75), LINEAR_SHORT: (3, 0.0)}
 """Limits of llama.cpp's speculation: `--draft-max` and `--draft-p-min`."""
 Input = tuple[int, int, int, bool]
-"""Text, position and token, and True if the logits after it are wanted."""
+"""Text, position, token, and whether its logits are wanted."""
 _N_CANDIDATES = 10
-"""llama.cpp's draft sampler keeps that many tokens; `p_min` is a share of their probability."""
+"""Tokens kept by llama.cpp's draft sampler; `p_min` refers to their total probability."""
 
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
-    """Load as `name` says, continue the prompt greedily, free. Raises ModelError and UsageError."""
+    """Continue the prompts greedily with baseline `name`. Raises ModelError and UsageError."""
     check(name, request, BASELINES)
     if request.is_together:
         return _run_together(name, request)
@@ -90,7 +90,7 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
 
 
 def _run_together(name: str, request: BaselineRequest) -> BaselineRun:
-    """Continue all prompts, a token of each text a pass."""
+    """Continue all prompts, with one token of each text per pass."""
     began = time.perf_counter()
     with _Texts(request.model, request, name == RESIDENT, len(request.prompts)) as target:
         load_s = time.perf_counter() - began
@@ -145,7 +145,7 @@ class _Drafter:
     p_min: float
 
     def guesses(self, last: int, n_past: int, room: int) -> list[int]:
-        """The draft's likeliest tokens, one after the other, while it is sure of them."""
+        """The draft's greedy continuation, as long as its probabilities are high enough."""
         found: list[int] = []
         token = last
         while len(found) < min(self.n_max, room):
@@ -165,11 +165,10 @@ def _decoded(
     drafter: _Drafter | None,
     prompt: Sequence[int],
 ) -> tuple[list[int], list[RoundCost]]:
-    """The algorithm of llama.cpp's example `speculative-simple`, greedy; a token a pass without a
-    draft.
+    """Decode greedily by the algorithm of llama.cpp's example `speculative-simple`.
 
-    The draft guesses one branch until it is unsure; one batch of the target checks it, and the
-    draft reads the same batch, whatever it had computed before.
+    The draft guesses one branch until its probability is too low; one batch of the target verifies
+    it, and the draft then reads the same batch again. Without a draft, a pass gives one token.
     """
     tokens: list[int] = []
     rounds: list[RoundCost] = []
@@ -211,7 +210,7 @@ def _decoded(
 
 
 class _Sequences(Closeable):
-    """A model and its context, as llama.cpp's own programs keep them, a sequence for each text."""
+    """A model and a context as in llama.cpp's own programs, with one sequence per text."""
 
     def __init__(
         self, path: Path, request: BaselineRequest, keeps_all: bool, n_texts: int = 1
@@ -243,7 +242,7 @@ class _Sequences(Closeable):
             self._model.close()
 
     def _decode(self, inputs: Sequence[Input]) -> np.ndarray:
-        """The logits that are wanted, float32 [n, n_vocab], valid until the next call."""
+        """The requested logits, float32 [n, n_vocab], valid until the next call."""
         batch = self._batch
         batch.n_tokens = len(inputs)
         for i, (text, position, token, is_wanted) in enumerate(inputs):
@@ -257,10 +256,11 @@ class _Sequences(Closeable):
 
 
 class _SingleSequence(_Sequences):
-    """One text, which may go back."""
+    """One text, which can be truncated."""
 
     def decode(self, tokens: Sequence[int], position: int, last_only: bool = False) -> np.ndarray:
-        """Logits after each of `tokens`, or the last, float32 [n, n_vocab], until the next call."""
+        """Logits after each of `tokens`, or the last, float32 [n, n_vocab], valid until the next
+        call."""
         for begin in range(0, len(tokens), self.most):
             chunk = tokens[begin : begin + self.most]
             logits = self._decode(
@@ -272,7 +272,7 @@ class _SingleSequence(_Sequences):
         return logits
 
     def forget_from(self, position: int) -> None:
-        """Drop the KV of this position and of all after it."""
+        """Drop the KV from this position on."""
         memory = lib.llama_get_memory(self._context)
         if not lib.llama_memory_seq_rm(memory, 0, position, -1):
             raise UsageError("this model's state cannot drop single tokens: it cannot speculate")
@@ -285,7 +285,7 @@ class _Texts(_Sequences):
         return len(tokens) >= most or self.is_end(tokens[-1])
 
     def read_prompts(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """The first token of each text; prompts share batches."""
+        """Prefill the prompts, which share batches; returns the first token of each text."""
         inputs = [
             (text, position, token, position == len(prompt) - 1)
             for text, prompt in enumerate(prompts)
@@ -294,7 +294,7 @@ class _Texts(_Sequences):
         return [int(row.argmax()) for row in self.decode(inputs)]
 
     def decode(self, inputs: Sequence[Input]) -> list[np.ndarray]:
-        """Copies of the logits that are wanted, in the order of the inputs."""
+        """Copies of the requested logits, in the order of the inputs."""
         rows: list[np.ndarray] = []
         for begin in range(0, len(inputs), self.most):
             rows.extend(self._decode(inputs[begin : begin + self.most]).copy())

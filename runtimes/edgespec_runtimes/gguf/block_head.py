@@ -1,7 +1,7 @@
-"""The port on a DFlash head, which llama.cpp computes: guesses of several tokens in one pass.
+"""DFlash heads on llama.cpp, which guess several tokens in one pass.
 
-Its cache holds no token: each place is what the head makes of the target's hidden states there. It
-knows no target: whoever has features gives them.
+The head's KV cache is computed from the target's hidden states, not from tokens. It knows no
+target: features are given to it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from edgespec_runtimes.gguf.llama.sequences import HOME
 
 
 class GgufBlockHead(HiddenStateReader):
-    """Implements `edgespec.ports.features.GuessesBlocks`.
+    """A block diffusion head; implements `edgespec.ports.features.GuessesBlocks`.
 
-    Features enter the cache when they are given; a token is read when it counts as a part of the
-    text. A pass sees what was read, and leaves nothing in the cache.
+    Features enter the cache when they are given; `prefill` and `commit` only count their tokens as
+    read. A pass attends to what was read, and leaves nothing in the cache.
     """
 
     def __init__(self, *parts: Any, head: HeadShape, **settings: Any) -> None:
@@ -40,9 +40,9 @@ class GgufBlockHead(HiddenStateReader):
         self._n_candidates = head.block.n_candidates
         self.is_chained = bool(self._n_candidates)
         self._guessed: tuple[int, int] | None = None
-        """Length of the text and root of the latest pass, if its results are still there."""
+        """Text length and root token of the latest pass, while its results are valid."""
         self._block_sequence = self._shape.n_seq - 1
-        """The spare sequence: a pass is over when anything else needs it."""
+        """Spare sequence for passes, free after each of them."""
         n_ctx = max(0, self.info.n_ctx - head.block.size)
         self.info = replace(self.info, n_ctx=n_ctx, max_nodes=self.block_guesses)
         lib.llama_set_causal_attn(self._context, head.block.is_causal)
@@ -59,7 +59,7 @@ class GgufBlockHead(HiddenStateReader):
 
     def take_features(self, position: int, rows: np.ndarray) -> None:
         if position > self._n_known:
-            return  # a pass needs what is before them, too
+            return  # a gap: features before these are missing
         self.drop_features(position)
         rows = rows[: max(0, self.info.n_ctx - position)]
         step = self._shape.largest_batch
@@ -81,14 +81,14 @@ class GgufBlockHead(HiddenStateReader):
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
     ) -> None:
-        """Count `tokens` as read: their features say all about them."""
+        """Count `tokens` as read; their features are already in the cache."""
         if self.lacks_features(self._n_read + len(tokens)):
             raise UsageError("a head reads tokens whose features were given, and some were not")
         self._n_read += len(tokens)
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, by its depth, and of a chained head by its token, too. The
-        first call for a text and a root makes a pass over the root and masks."""
+        """Logits after each of `nodes`, which depend on its depth, and with a chained head also on
+        its token. The first call for a text and a root computes one pass over root and masks."""
         depths = tree.depth[list(nodes)]
         if not len(depths) or depths.max() >= self.block_guesses:
             raise UsageError(f"a block has guesses for 1 to {self.block_guesses} tokens in a row")
@@ -114,7 +114,7 @@ class GgufBlockHead(HiddenStateReader):
         self._n_read = n_tokens
 
     def write_state(self, hand_over: Write) -> None:
-        """Hand over what is in the cache, of tokens that are yet to be read, too."""
+        """Write the whole cache, including tokens that are not read yet."""
         self._write_count(self._n_known, hand_over)
         if self._n_known:
             super().write_state(hand_over)
@@ -137,17 +137,17 @@ class GgufBlockHead(HiddenStateReader):
                 rows = Rows(tokens, [*places], [[self._block_sequence]] * len(tokens))
                 if self._borrowed is not None:
                     self._borrowed.fetch(tokens)
-                # the graph computes logits of all rows, so that all are asked for
+                # the graph computes logits of all rows, so all must be requested
                 self._decode(rows, range(len(rows)), {})
             finally:
                 self._memory.remove(self._block_sequence, -1, -1)
 
     def _score(self, logits: np.ndarray, depth: int, token: int) -> None:
-        """Put the selector's scores of what follows `token` in the place of `logits`, unless that
-        is none of its own candidates.
+        """Replace `logits` by the selector's scores after `token`, if it is one of its candidates.
 
-        A place of llama.cpp's table has k candidates, and then their k scores after each of the
-        place before; the first ones' are all those after the root."""
+        A position in llama.cpp's table has k candidates, followed by their k scores after each
+        candidate of the previous position; at the first position, all are scores after the root.
+        """
         n = self._n_candidates
         before, row = self._outputs(2 + depth)[-2:]
         (found,) = np.nonzero(before[:n] == token) if depth else ([0],)
@@ -157,7 +157,7 @@ class GgufBlockHead(HiddenStateReader):
             logits[row[:n].astype(np.int64)] = row[begin : begin + n]
 
     def _inject(self, states: np.ndarray) -> None:
-        """Append keys and values made of `states` [tokens, values] to the cache."""
+        """Append keys and values computed from `states` [tokens, values] to the cache."""
         self._guessed = None
         try:
             self._process(states, self._n_known, lib.LLAMA_PROCESS_TYPE_DECODE)

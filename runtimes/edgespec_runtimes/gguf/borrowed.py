@@ -1,8 +1,7 @@
-"""Weights that a head computes with and that are in its target's file: embeddings, the output, and
-a layer for guessing (MTP) if the target has one.
+"""Weights of the target's file that a head uses: embeddings, output matrix, prediction layer (MTP).
 
-They are tensors of a model without weights, sizes alone or a mapping that is not read, which point
-to memory of the head's own: a paged target has its matrices in no place that stays.
+They are copied to memory of the head, because those of a paged target move. The tensors belong to a
+model opened without weights, and point to the copies.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SHAPE = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1,
 
 
 def copied_rows(shape: HeadShape, owner: str, n_rows: int) -> list[MemoryRow]:
-    """Memory that the matrices of a target take where a pass has up to `n_rows`."""
+    """Plan rows of the copied matrices, for passes of up to `n_rows` rows."""
     found = []
     if shape.output is not None:
         nbytes = _segment([shape.output]).slot_bytes
@@ -39,15 +38,15 @@ def copied_rows(shape: HeadShape, owner: str, n_rows: int) -> list[MemoryRow]:
 
 
 def layer_bytes(shape: HeadShape) -> int:
-    """Memory that the layer for guessing takes."""
+    """Bytes of the prediction layer (MTP)."""
     return _segment(shape.own).slot_bytes
 
 
 class CopiedWeights(Closeable):
-    """Embeddings are read by the rows that a pass names, all others whole."""
+    """Copies of the target's weights: embeddings by row when needed, all others whole."""
 
     def __init__(self, shape: HeadShape, target: GgufFile, model: loading.Model) -> None:
-        """Nothing is read before `fill`. `model` is the caller's."""
+        """Reads nothing before `fill`. The caller closes `model`."""
         self._shape = shape
         self._target = target
         self._model = model
@@ -55,8 +54,10 @@ class CopiedWeights(Closeable):
         self._table: RowTable | None = None
 
     def fill(self, n_rows: int, stop: AbortFlag) -> None:
-        """Read what is read whole, and make room for the embeddings of `n_rows` tokens. Raises
-        WeightReadError, and Cancelled once `stop` is set."""
+        """Read the whole matrices and reserve memory for the embeddings of `n_rows` tokens.
+
+        Raises WeightReadError, and Cancelled once `stop` is set.
+        """
         shape = self._shape
         addresses = self._read(shape.own, stop) if shape.own else {}
         if shape.output is not None:
@@ -72,7 +73,7 @@ class CopiedWeights(Closeable):
                 abi.GgmlTensor.from_address(tensor).data = addresses[name]
 
     def fetch(self, tokens: Iterable[int]) -> None:
-        """Have the embeddings of `tokens` in memory. Raises WeightReadError."""
+        """Read the embeddings of `tokens` if needed. Raises WeightReadError."""
         if self._table is not None:
             self._table.fetch(tokens)
 
@@ -81,7 +82,7 @@ class CopiedWeights(Closeable):
         close_all(self._copies.close, *((table.close,) if table else ()))
 
     def _read(self, entries: Sequence[TensorEntry], stop: AbortFlag) -> dict[str, int]:
-        """Read tensors into one piece of memory; their addresses by name."""
+        """Read tensors into one block of memory; returns addresses by name."""
         segment = _segment(entries)
         reader = open_reader(self._target.paths)
         try:
@@ -94,14 +95,17 @@ class CopiedWeights(Closeable):
 
 
 class BorrowedMatrices(CopiedWeights):
-    """Matrices for a head in a file of its own: llama.cpp's graph of it takes them from a context
-    of the target, which is one of sizes alone here."""
+    """Matrices for a head in a file of its own.
+
+    llama.cpp's graph of the head takes them from a context of the target, which here is opened
+    without weights.
+    """
 
     def __init__(self, shape: HeadShape, target: GgufFile) -> None:
-        """Nothing is read before `fill`."""
+        """Reads nothing before `fill`."""
         super().__init__(shape, target, loading.load_sizes_only(target.path))
         self.context: Any = None
-        """For llama.cpp, as the other context of the head's."""
+        """Context of the target for llama.cpp's graph of the head."""
         self._stop = AbortFlag()
         try:
             self.context = contexts.new_context(self._model, _SHAPE, None, self._stop)
@@ -120,5 +124,5 @@ def _segment(entries: Sequence[TensorEntry]) -> Segment:
 
 
 def _looked_up(shape: HeadShape) -> TensorEntry | None:
-    """The embeddings, unless they are there as the output."""
+    """The embeddings tensor; None if it is tied to the output matrix."""
     return None if shape.embeddings == shape.output else shape.embeddings

@@ -1,7 +1,7 @@
-"""The entry point `gguf`: what the runtime recognises, prepares, describes and compares with.
+"""The runtime behind the entry point `gguf`.
 
-Opens no model itself, and imports what only some commands use where they use it: what is imported
-counts in every budget.
+Opens no model itself. Modules that only some commands need are imported late, because imports take
+memory of the budget.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 HYPERPARAMETERS_BYTES = 1 << 20
-"""Bytes of a file in which its hyperparameters are: converters write them before the vocabulary."""
+"""Size of a file's beginning that has its hyperparameters, which precede the vocabulary."""
 
 
 class GgufRuntime:
@@ -106,7 +106,7 @@ class GgufRuntime:
 
     def guesses_itself(self, path: Path) -> bool:
         try:
-            with open_regular(path) as file:  # a header of many tokens takes long to read
+            with open_regular(path) as file:  # parsing the whole header would take long
                 begin = file.read(HYPERPARAMETERS_BYTES)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,7 +1,7 @@
-"""Hidden states of committed tokens, copied out of llama.cpp's graph while it computes.
+"""Copies hidden states of committed tokens out of llama.cpp's graph while it computes.
 
-llama.cpp names what leaves a layer in every graph; what leaves one enters the next. Knows no
-drafter and no tree.
+llama.cpp names the output of each layer, which is the input of the next one. Knows no drafter and
+no tree.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from edgespec.ports.kept_features import KeptFeatures
 from edgespec_runtimes.gguf.llama import abi
 
 LAYER_END = b"l_out-"
-"""The name of a node with what leaves a layer, without the layer's number."""
+"""Name of the node with a layer's output, without the layer's number."""
 LAST_END = b"h_nextn"
-"""The name of the node with what a target's own layers for guessing (MTP) read."""
+"""Name of the node with the input of the target's own prediction layers (MTP)."""
 F32 = 0
 
 OnNode = Callable[[int, bool, Any], bool]
@@ -27,8 +27,7 @@ OnNode = Callable[[int, bool, Any], bool]
 
 
 class FeatureTap(KeptFeatures):
-    """Belongs to whoever computes with the context whose `cb_eval` is `callback`; that asks `inner`
-    first."""
+    """Collects features in `callback`, the `cb_eval` of a context, which first calls `inner`."""
 
     def __init__(
         self,
@@ -38,12 +37,14 @@ class FeatureTap(KeptFeatures):
         inner: OnNode | None,
         n_layers: int,
     ) -> None:
-        """Passes have at most `n_rows`. `n_layers`: those of the model; the number of the one
-        behind them asks for what its last one gives its layers for guessing."""
+        """`n_rows` is the most rows of a pass, `n_layers` the number of layers of the model.
+
+        Among `layers`, `n_layers` stands for the input of the prediction layers (MTP).
+        """
         super().__init__()
         self.layers = tuple(layers)
         self.wants_end = n_layers in self.layers
-        """True if all rows of the last layer are wanted, which llama.cpp must be told."""
+        """True if llama.cpp must compute all rows of the last layer."""
         self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
         names = [
             LAST_END if layer == n_layers else LAYER_END + b"%d" % (layer - 1) for layer in layers
@@ -63,18 +64,18 @@ class FeatureTap(KeptFeatures):
         self._n_filled = [0] * len(self.layers)
 
     def hand_over_rows(self, position: int, rows: range, n_rows: int) -> None:
-        """Give some rows of the latest pass, of `n_rows`: committed tokens from `position` on."""
+        """Hand out `rows` of the latest pass, which had `n_rows`, for tokens from `position` on."""
         if self._has(n_rows):
             found = self._rows[:, rows.start : rows.stop]
             self.hand_over(position, found.transpose(1, 0, 2))
 
     def keep_rows(self, rows: Mapping[int, int], n_rows: int) -> None:
-        """Keep rows of the latest pass, of `n_rows`, by the keys of their nodes."""
+        """Store rows of the latest pass, which had `n_rows`, by node key."""
         if self._has(n_rows):
             self.keep({key: self._rows[:, row] for key, row in rows.items()})
 
     def _has(self, n_rows: int) -> bool:
-        """True if all layers of the latest pass showed so many rows: not every graph does."""
+        """True if all wanted layers of the latest pass had `n_rows` rows; not all graphs do."""
         return all(n == n_rows for n in self._n_filled)
 
     def _on_node(self, node: int, ask: bool, data: Any) -> bool:
@@ -87,8 +88,10 @@ class FeatureTap(KeptFeatures):
         return self._inner is None or not self._inner_waits or self._inner(node, False, data)
 
     def _copy(self, index: int, node: int) -> None:
-        """Append what a node computed to the rows of its layer; a node of an unexpected shape is
-        left out, and the pass gives no features then."""
+        """Append a node's result to the rows of its layer.
+
+        A node of unexpected shape is skipped, and the pass then has no features.
+        """
         tensor = abi.GgmlTensor.from_address(node)
         n_values, n_new = int(tensor.ne[0]), int(tensor.ne[1])
         begin = self._n_filled[index]

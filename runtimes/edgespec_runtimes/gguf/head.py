@@ -1,8 +1,7 @@
-"""The port on an EAGLE-3 head or a layer for guessing (MTP), which llama.cpp computes from features
-of the target.
+"""EAGLE-3 heads and prediction layers (MTP) on llama.cpp, computed from the target's features.
 
-Place i of its cache is a pair: token i + 1 of the text, and the feature of token i. It knows no
-target: whoever has features gives them.
+Position i of the head's cache belongs to token i + 1 of the text and the feature of token i. It
+knows no target: features are given to it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ _N_KNOWN = struct.Struct("<I")
 
 
 class HiddenStateReader(GgufModel):
-    """A model that is computed from hidden states of another, and with matrices that are not in its
-    own file."""
+    """A model computed from hidden states of another one, with some of its matrices."""
 
     def __init__(
         self,
@@ -41,7 +39,7 @@ class HiddenStateReader(GgufModel):
         borrowed: CopiedWeights | None = None,
         **settings: Any,
     ) -> None:
-        """Opens as `GgufModel` does; from then on `borrowed` is its own."""
+        """As `GgufModel`; takes ownership of `borrowed`."""
         super().__init__(*parts, **settings)
         self._borrowed = borrowed
         self.feature_layers: Sequence[int] = head.layers
@@ -50,7 +48,7 @@ class HiddenStateReader(GgufModel):
         self._rows = lib.llama_batch_ext_init(self._context)
 
     def _process(self, states: np.ndarray, begin: int, kind: int) -> None:
-        """Compute hidden states [tokens, values] at the places from `begin` on."""
+        """Compute hidden states [tokens, values] at the positions from `begin` on."""
         lib.llama_batch_ext_clear(self._rows)
         for place, row in enumerate(states, begin):
             index = lib.llama_batch_ext_add_embd(self._rows, HOME, _values(row))
@@ -61,12 +59,12 @@ class HiddenStateReader(GgufModel):
     def _place(self, index: int, place: int) -> None:
         if index < 0:
             raise EdgespecError(f"llama.cpp refuses a row of a head (code {index})")
-        # three equal positions are one for the graphs of targets that see images
+        # graphs of multimodal targets take positions in triples
         places = (ctypes.c_int32 * 4)(place, place, place, 0)
         lib.llama_batch_ext_set_pos(self._rows, index, places)
 
     def _outputs(self, n_rows: int) -> np.ndarray:
-        """Rows that the latest computation left for the next token, valid until the next one."""
+        """Output features of the latest computation, [n_rows, values], valid until the next one."""
         n_embd = self._model.n_embd
         pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
         address = ctypes.cast(pointer, ctypes.c_void_p).value
@@ -74,11 +72,11 @@ class HiddenStateReader(GgufModel):
         return np.frombuffer(content, np.float32).reshape(n_rows, n_embd)
 
     def _write_count(self, n_known: int, hand_over: Write) -> None:
-        """Begin a saved state with its number of features."""
+        """Write the number of features at the beginning of a saved state."""
         hand_over(memoryview(_N_KNOWN.pack(n_known)))
 
     def _read_count(self, read: Read, n_tokens: int, least: int, most: int) -> int:
-        """The number with which the saved state of `n_tokens` begins. Raises StateError."""
+        """Read the number of features at the beginning of a saved state. Raises StateError."""
         first = bytearray(_N_KNOWN.size)
         if read.size() != len(first):
             raise StateError("the saved state of a head does not begin with its number of features")
@@ -96,24 +94,24 @@ class HiddenStateReader(GgufModel):
 
 
 class GgufHead(HiddenStateReader):
-    """Implements `edgespec.ports.features.ReadsFeatures`.
+    """An EAGLE-3 head; implements `edgespec.ports.features.ReadsFeatures`.
 
-    A feature is what the head fuses from the hidden states of one token, or what it predicts at a
-    node for the tokens below it.
+    A feature is fused by the head from a token's hidden states, or predicted by it at a node for
+    the tokens below.
     """
 
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
         self._features = np.zeros((self.info.n_ctx, self._model.n_embd), np.float32)
-        """The target's, by position."""
+        """Features from the target, by position."""
         self._known = range(0)
-        """Positions whose features are there."""
+        """Positions with features in `_features`."""
         self._predicted: dict[int, np.ndarray] = {}
-        """Features that the head predicts below a node, by its key."""
+        """Features predicted at a node for the tokens below it, by node key."""
         self._inputs: np.ndarray = self._features[:0]
-        """Features of the rows of the next evaluation."""
+        """Features for the rows of the next evaluation."""
         self._has_first = False
-        """True once the text's first token was read, which takes no place."""
+        """True once the text's first token was read, which has no position in the cache."""
         llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, True)
 
     def committed_of(self, text: int) -> int:
@@ -153,8 +151,10 @@ class GgufHead(HiddenStateReader):
         self._has_first = self._has_first or len(tokens) > 0
 
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`; a node waits for its parent's prediction, which takes a
-        step for each depth that is not known to the target."""
+        """Logits after each of `nodes`, computed depth by depth.
+
+        A node needs its parent's predicted feature, unless the target's is known.
+        """
         if not self._has_first:
             raise UsageError("a head guesses from a text's second token on")
         ready = self._ready(tree, nodes)
@@ -182,8 +182,8 @@ class GgufHead(HiddenStateReader):
         self._has_first = self._has_first and n_tokens > 0
 
     def write_state(self, hand_over: Write) -> None:
-        """Hand over the features that are there, of tokens that are yet to be read, too, and then
-        the keys and values of the committed prefix."""
+        """Write all features, including those of tokens not read yet, and then the keys and values
+        of the committed prefix."""
         n_known = self._known.stop if not self._known.start else 0
         self._write_count(n_known, hand_over)
         for rows in self._pieces(n_known):
@@ -204,7 +204,7 @@ class GgufHead(HiddenStateReader):
         self._has_first, self._known = True, range(n_known)
 
     def _pieces(self, n_tokens: int) -> list[np.ndarray]:
-        """The features of the first tokens, in pieces."""
+        """The features of the first `n_tokens` in pieces."""
         step = max(1, PIECE_BYTES // self._features[:1].nbytes)
         return [
             self._features[begin : min(begin + step, n_tokens)]
@@ -212,14 +212,14 @@ class GgufHead(HiddenStateReader):
         ]
 
     def _ready(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        """Nodes of `nodes` whose features are there. Raises UsageError if none are."""
+        """The nodes whose input features are known. Raises UsageError if there are none."""
         ready = [node for node in nodes if self._input(tree, node) is not None]
         if not ready:
             raise UsageError("a node is evaluated whose features are not known")
         return ready
 
     def _evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits of nodes whose features are there; what it predicts below them is kept."""
+        """Logits of nodes with known input features; stores the features predicted there."""
         ordered = likely_first(tree, nodes)
         found = (self._input(tree, node) for node in ordered)
         self._inputs = np.stack([row for row in found if row is not None])
@@ -230,8 +230,8 @@ class GgufHead(HiddenStateReader):
         return logits
 
     def _input(self, tree: TokenTree, node: int) -> np.ndarray | None:
-        """The feature that goes with a node: the target's if it is known, or its parent's
-        prediction; None if there is neither yet."""
+        """The input feature of a node: the target's, otherwise its parent's prediction; None if
+        neither is known."""
         place = self._texts.all[0].n_committed + int(tree.depth[node])
         if place in self._known:
             row: np.ndarray = self._features[place]
@@ -241,7 +241,7 @@ class GgufHead(HiddenStateReader):
 
     def _fuse(self, states: np.ndarray, into: np.ndarray) -> None:
         """Fuse the hidden states of a few tokens, [tokens, values], into their features."""
-        # no place is taken, but llama.cpp wants places that would follow
+        # takes no position in the cache, but llama.cpp requires consecutive positions
         last = lib.llama_memory_seq_pos_max(lib.llama_get_memory(self._context), HOME)
         self._process(states, last + 1, lib.LLAMA_PROCESS_TYPE_ENCODE)
         into[:] = self._outputs(len(states))
@@ -267,14 +267,13 @@ class GgufHead(HiddenStateReader):
 
 
 def _values(row: np.ndarray) -> Any:
-    """A row of float32 for llama.cpp, which copies it."""
+    """Pointer to a float32 row, which llama.cpp copies."""
     pointer = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     return lib.llama_embd(pointer, 1, row.size)
 
 
 class GgufOwnHead(GgufHead):
-    """A target's own layer for guessing (MTP): its features are what the target's last layer says,
-    as it is."""
+    """A target's own prediction layer (MTP), whose features are the target's last hidden states."""
 
     def _fuse(self, states: np.ndarray, into: np.ndarray) -> None:
         into[:] = states

@@ -1,4 +1,4 @@
-"""The program of `isolation`: loads one model and answers calls until nobody calls any more."""
+"""The child process of `isolation`: loads a model and answers calls until its parent is gone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve one model through the connections with these numbers."""
+    """Serve a model through the connections with the given file descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel, control = (Connection(int(number)) for number in arguments)
     try:
@@ -64,8 +64,7 @@ def _serve(channel: Channel, control: Connection) -> None:
 
 
 class _RunningCall:
-    """The call that runs, by its number: a request to cancel it that arrives late cancels no
-    other one."""
+    """The running call and its number, so that late cancellations do not hit another call."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -87,7 +86,7 @@ class _RunningCall:
 
 
 def _obey(control: Connection, running: _RunningCall) -> None:
-    """Cancel the call whose number the other process sends; end where it is gone."""
+    """Cancel calls whose numbers the parent sends; ends when the parent is gone."""
     with suppress(EOFError, ConnectionError):
         while True:
             running.cancel(control.recv())
@@ -138,7 +137,7 @@ def _send_piece(channel: Channel, piece: memoryview) -> None:
 
 
 class _RemoteRead:
-    """Implements `Read`: asks the other process for the pieces."""
+    """Requests the pieces of a saved state from the parent; implements `Read`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

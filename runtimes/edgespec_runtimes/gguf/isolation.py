@@ -1,6 +1,6 @@
-"""A model in a process of its own, behind the port: native code that aborts ends no application.
+"""Runs a model in a child process, so that an abort in native code does not end the application.
 
-llama.cpp's RPC ends the process that loses a server. `isolated` is the program on the other side.
+llama.cpp's RPC aborts the process that loses a server. `isolated` is the child's program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.concurrency.endings import signal_name
+from edgespec.concurrency.exit_codes import signal_name
 from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.memory import process
@@ -36,15 +36,15 @@ _PROGRAM = (
 _PIECE_BYTES = 1 << 20
 _POLL_S = 0.1
 _END_S = 10.0
-"""Seconds that the process has to free everything when it is closed."""
+"""Seconds for the child to free everything when it is closed."""
 
 
 class Lost(Exception):
-    """The other process is gone."""
+    """The other process has ended."""
 
 
 class Channel:
-    """Messages and arrays between two processes of one program."""
+    """Transfers messages and arrays between parent and child."""
 
     def __init__(self, connection: Connection) -> None:
         self.poll, self.close = connection.poll, connection.close
@@ -59,7 +59,7 @@ class Channel:
             return self._connection.recv()
 
     def send_bytes(self, content: memoryview) -> None:
-        """Send bytes in pieces, so that neither process holds a second copy of all of them."""
+        """Send bytes in pieces, so that neither process needs a second copy of all of them."""
         with _loss_told():
             for begin in range(0, content.nbytes, _PIECE_BYTES):
                 self._connection.send_bytes(content[begin : begin + _PIECE_BYTES])
@@ -80,7 +80,7 @@ def _loss_told() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class IsolatedSettings:
-    """Settings by which the process prepares and loads the model that another planned."""
+    """Settings with which the child prepares and loads the model that its parent has planned."""
 
     request: ModelRequest
     offloading: Offloading
@@ -89,8 +89,10 @@ class IsolatedSettings:
 
 @dataclass(frozen=True, slots=True)
 class IsolatedAnswer:
-    """The answer to a call, the first one to being loaded: its info and the origin of its state.
-    The bytes of an array follow."""
+    """The answer to a call; the first one, after loading, has the model's info and state origin.
+
+    The bytes of an array follow it.
+    """
 
     value: Any = None
     error: BaseException | None = None
@@ -101,7 +103,7 @@ class IsolatedAnswer:
 
 
 class IsolatedModel:
-    """Implements `LanguageModel` and `KeepsState` by a model in a process of its own."""
+    """A model in a child process; implements `LanguageModel` and `KeepsState`."""
 
     info: ModelInfo
     state_origin: StateOrigin
@@ -115,8 +117,10 @@ class IsolatedModel:
         is_stopped: Callable[[], bool],
         progress: Progress | None = None,
     ) -> None:
-        """Start `isolated` with `settings` and wait until the model is loaded. `where` names what
-        it may lose, for errors; loading ends early once `is_stopped`."""
+        """Start the child and wait until the model is loaded, or `is_stopped` returns True.
+
+        `where` names the servers in error messages.
+        """
         self.vocabulary = vocabulary
         self._free_vocabulary = free_vocabulary
         self._where = where
@@ -139,7 +143,7 @@ class IsolatedModel:
                 env=os.environ | {"GGML_NO_BACKTRACE": "1"},
                 start_new_session=True,
             )
-        process.count_in(self._process.pid)
+        process.include_process(self._process.pid)
         self.last_report = PassReport()
         self.n_committed = 0
         self._paging = PagingStats()
@@ -186,21 +190,21 @@ class IsolatedModel:
             return
         try:
             self._control.send(self._n_calls)
-        except OSError:  # it is gone
+        except OSError:  # the child has ended
             return
 
     def close(self) -> None:
-        """End what runs, wait for it and end the process. Idempotent, from any thread."""
+        """Cancel the running call, wait for it and end the child. Idempotent, from any thread."""
         self._users.close(self.cancel, self._release)
 
     def _release(self) -> None:
-        self._channel.close()  # the process ends when it reads that
+        self._channel.close()  # the child ends when it notices
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        process.count_out(self._process.pid)
+        process.exclude_process(self._process.pid)
         self._control.close()
         self._said.close()
         self._free_vocabulary()
@@ -213,8 +217,10 @@ class IsolatedModel:
         hand_over: Write | None = None,
         read: Read | None = None,
     ) -> Any:
-        """Call a method of the model there. Raises what it raises, and EdgespecError once the
-        process is gone."""
+        """Call a method of the child's model.
+
+        Raises the method's errors, and EdgespecError once the child has ended.
+        """
         with self._users.use():
             if self._failure is not None:
                 raise self._failure
@@ -243,7 +249,7 @@ class IsolatedModel:
         hand_over: Write | None = None,
         read: Read | None = None,
     ) -> IsolatedAnswer:
-        """The answer to a call, after what the model asks of the caller meanwhile."""
+        """Wait for the answer to a call, serving the child's questions meanwhile."""
         try:
             while not isinstance(said := self._channel.receive(), IsolatedAnswer):
                 kind, value = said
@@ -265,7 +271,7 @@ class IsolatedModel:
         return IsolatedAnswer(array, None, None, said.n_committed, said.report, said.paging)
 
     def _provide(self, read: Read, n_bytes: int | None) -> None:
-        """Answer the model's question for the next piece, or for its size if `n_bytes` is None."""
+        """Send the next piece of a saved state, or its size if `n_bytes` is None."""
         try:
             piece = bytearray(n_bytes or 0)
             size = None

@@ -1,7 +1,7 @@
-"""`edgespec rpc-server`: lends this machine's devices to edgespec or llama.cpp on others.
+"""`edgespec rpc-server`: lends this machine's devices to edgespec or llama.cpp on other machines.
 
-llama.cpp takes the whole machine's memory for free, whatever a container allows or other programs
-have. Under a budget the library asks us how many pages there are, and for every buffer.
+llama.cpp regards all memory of the machine as free, despite containers and other programs. To
+enforce a budget, the functions with which it asks for the memory size and for buffers are replaced.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from edgespec_runtimes.gguf.llama import abi, ggml, gpu, rpc
 from edgespec_runtimes.gguf.llama.imports import Import
 
 HEADROOM_BYTES = 24 * MIB
-"""Bytes for messages and graphs, of which the library keeps no count."""
+"""Bytes for messages and graphs, which the library does not count."""
 
 
 def lend(host: str, port: int, budget_bytes: int | None, n_threads: int | None) -> NoReturn:
-    """Serve at an address until the process ends: the GPUs, or the processor without one.
+    """Serve the GPUs, or without any the CPU, at an address until the process ends.
 
-    `budget_bytes` limit the whole process where the processor computes. Raises BudgetError if they
-    leave nothing to lend, and EdgespecError if the address cannot be used.
+    With the CPU, `budget_bytes` limits the whole process. Raises BudgetError if it leaves nothing
+    to lend, and EdgespecError if the address cannot be used.
     """
     if not rpc.is_supported():
         raise EdgespecError(rpc.MISSING)
     devices = gpu.find_all() or ggml.devices_of(ggml.CPU)
     if budget_bytes is not None:
-        taken_bytes = process.taken_bytes() + HEADROOM_BYTES
-        if budget_bytes <= taken_bytes:
+        footprint_bytes = process.footprint_bytes() + HEADROOM_BYTES
+        if budget_bytes <= footprint_bytes:
             raise BudgetError(
                 f"--memory-budget {budget_bytes / MIB:.0f} MiB leaves nothing to lend: the server "
-                f"itself takes {taken_bytes / MIB:.0f}",
-                taken_bytes + MIB,
+                f"itself takes {footprint_bytes / MIB:.0f}",
+                footprint_bytes + MIB,
             )
-        lent = LentMemory(budget_bytes - taken_bytes)
+        lent = LentMemory(budget_bytes - footprint_bytes)
     rpc.serve(f"{host}:{port}", n_threads or process.usable_cores(), devices)
     del lent
     raise EdgespecError(
@@ -53,8 +53,10 @@ _Free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class LentMemory:
-    """Limits the buffers of the CPU's device to a number of bytes while the process lives. Linux
-    only: raises UsageError where the library cannot be told."""
+    """Limits the total size of the CPU device's buffers until the process ends.
+
+    Linux only: raises UsageError elsewhere.
+    """
 
     def __init__(self, nbytes: int) -> None:
         base = abi.ggml()

@@ -1,6 +1,6 @@
-"""The weights of a mapped model, which are not read: in order of use, and in segments.
+"""Finds the weights of a mapped model in order of use, and cuts them into segments.
 
-Owns the mapped model until `take_model`. Knows no plan and no budget.
+The weights are not read. Owns the mapped model until `take_model`. Knows no plan and no budget.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgespec_runtimes.gguf.offloading import Offloading
 
 
 class MappedWeights:
-    """Maps the model when first asked. Devices are left alone until `place`."""
+    """Weights of a model that is mapped on first use; no devices are used before `place`."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class MappedWeights:
         stop: AbortFlag,
         mapping: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`mapping` makes a context around each mapping, to measure it."""
+        """`mapping` returns a context manager for each mapping, which measures its time."""
         self.is_lazy = True
-        """True if the platform maps without reading."""
+        """True if the platform maps files without reading them."""
         self._header = header
         self._offloading = offloading
         self._stop = stop
@@ -40,7 +40,7 @@ class MappedWeights:
 
     @cached_property
     def traced(self) -> list[segments.TracedWeight]:
-        """The weights that stay in the process's memory, in order of use."""
+        """Weights in the process's memory, in order of use."""
         with self._mapping():
             return self._offloading().staying(self._trace())
 
@@ -50,11 +50,11 @@ class MappedWeights:
 
     @cached_property
     def cuts(self) -> list[list[segments.WeightGroup]]:
-        """Ways to cut what can be streamed, the coarsest first."""
+        """Possible segmentations of the streamable weights, coarsest first."""
         experts = {weight.address for mixture in self.mixtures for weight in mixture.weights}
         streamable = [w for w in self.traced if w.swappable and w.address not in experts]
         layers = segments.cut(streamable)
-        if not layers:  # all of them are on a GPU
+        if not layers:  # all are on a GPU
             return []
         largest = max(group.segment.nbytes for group in layers)
         cuts = [layers]
@@ -66,13 +66,16 @@ class MappedWeights:
 
     @property
     def unpaged_bytes(self) -> int:
-        """Bytes of the weights that are neither streamed nor looked up."""
+        """Bytes of the weights that are neither streamable nor looked up by row."""
         unpaged = (w for w in self.traced if not w.swappable and not w.looked_up)
         return sum(weight.entry.nbytes for weight in unpaged)
 
     def place(self, placement: loading.LayerPlacement, is_paged: bool = True) -> None:
-        """Map the model again, with layers on devices. If the rest `is_paged`, it is found again;
-        raises ModelError where other tensors went there than were planned."""
+        """Map the model again with layers on devices.
+
+        If the rest `is_paged`, its weights are traced again; raises ModelError if llama.cpp did not
+        place the tensors as planned.
+        """
         planned = self.traced
         self.close()
         for name in ("traced", "mixtures", "cuts"):
@@ -97,7 +100,7 @@ class MappedWeights:
         self.traced = [replace(w, address=places[w.entry.name]) for w in planned]
 
     def take_model(self) -> loading.Model:
-        """Hand over the mapped model, which the caller closes from now on."""
+        """Transfer ownership of the mapped model to the caller."""
         model, self._model = self._model, None
         assert model is not None
         return model

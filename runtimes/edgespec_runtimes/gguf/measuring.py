@@ -1,7 +1,7 @@
-"""Measures the needs of a GGUF model: its contexts, rows of memory, and what goes to devices.
+"""Measures the memory needs of a GGUF model: contexts, plan rows, and tensors on devices.
 
-Sizes come from a model without weights, the order of weights from a mapping that is not filled.
-Loads nothing that is kept.
+Sizes come from a model opened without weights, the order of weights from a mapping that is not
+read. Nothing stays loaded.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.llama import contexts, devices, loading, windows
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.llama.recurrent import MOST_LAG, N_CHECKPOINTS
-from edgespec_runtimes.gguf.llama.reference_kernels import LEAST_TILED_BATCH, TILE_ROWS
+from edgespec_runtimes.gguf.llama.recurrent import MAX_LAG, N_CHECKPOINTS
+from edgespec_runtimes.gguf.llama.reference_kernels import MIN_TILED_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.offloading import Offloading, offloading, to_servers
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.packing import packs_when_paged, resident_weights
 
-BATCH_SIZES = (512, LEAST_TILED_BATCH)
-"""Batch sizes of a prompt in tokens; smaller ones would change the text of models with tiles."""
+BATCH_SIZES = (512, MIN_TILED_BATCH)
+"""Prompt batch sizes in tokens; smaller ones would change the text of models with tiles."""
 VOCABULARY_STEP_BYTES = 64 << 10
-"""Step in which a vocabulary is counted: malloc's count of it differs by a few KiB from one process
-to the next, and every process is to name the same smallest budget."""
+"""Rounding step of a vocabulary's size: malloc's count differs by a few KiB between processes, and
+all must report the same smallest budget."""
 MAX_LINE = 8
-"""Guesses that a recurrent target verifies in a line; where it can roll them back, its state is
-kept once for each."""
+"""Most guesses in a line that a recurrent target verifies; if it can roll back, it keeps one state
+per guess."""
 ONE_LINE = ("plamo2",)
-"""Architectures for which llama.cpp ends the process where a pass has several sequences."""
+"""Architectures for which llama.cpp aborts if a pass has several sequences."""
 KV_CACHE = "KV cache"
-"""Label of the rows of a model's keys and values."""
+"""Label of plan rows for keys and values."""
 Q8_0_SAVES = 1 - 34 / 64
 """Share of an f16 cache that q8_0 saves: 32 values take 34 bytes instead of 64."""
 MAX_LINES = 4
-"""Lines of a tree that a recurrent target verifies in a pass; each has those states."""
+"""Most lines of a tree that a recurrent target verifies in a pass, each with its own states."""
 
 
 class MeasuredGguf:
-    """A model's memory, measured when it is made; what needs a mapping is measured when asked."""
+    """Memory needs of a model, measured on construction; those that need a mapping, on demand."""
 
     def __init__(
         self,
@@ -67,9 +67,11 @@ class MeasuredGguf:
         lender: Any = None,
         mtp: bool = False,
     ) -> None:
-        """`mapping` makes a context around each mapping, to measure its time. `lender`: a context
-        of the model whose matrices it computes with. `mtp`: `header` is the part of a target's
-        file that its layers for guessing compute with."""
+        """`mapping` returns a context manager for each mapping, which measures its time.
+
+        `lender` is a context of the target whose matrices a head uses. With `mtp`, `header` is the
+        part of a target's file with its prediction layers.
+        """
         self.feature_layers: Sequence[int] = ()
         self._state = contexts.StateSupport(0, False)
         self._request = request
@@ -86,7 +88,7 @@ class MeasuredGguf:
             if not sizes_only.autoregressive and not is_head(header):
                 raise unfit(header, WHOLE_TEXT)
             self.n_window = sizes_only.n_window
-            """Tokens that layers with a sliding window see, 0 for none."""
+            """Size of the sliding attention window in tokens; 0 if there is none."""
             self.info = self._describe(sizes_only)
             self.contexts = self._measure_contexts(sizes_only)
         finally:
@@ -95,8 +97,8 @@ class MeasuredGguf:
 
     @property
     def saved_by_q8_0(self) -> int:
-        """Bytes by which q8_0 would make the KV cache smaller; 0 where it is not f16, not in the
-        process's memory, or beside recurrent state."""
+        """Bytes that q8_0 would save in the KV cache; 0 if the cache is not f16, not in the
+        process's memory, or belongs to a recurrent model."""
         options = self._options
         is_f16 = options.cache_type_k == options.cache_type_v == "f16"
         if not is_f16 or options.flash_attn == "off" or not self.info.tree_capable:
@@ -124,7 +126,7 @@ class MeasuredGguf:
         if state_bytes := self.checkpoint_bytes:
             what = f"states at {N_CHECKPOINTS} turns"
             fixed.append(MemoryRow(owner, what, N_CHECKPOINTS * state_bytes))
-        if owner == "draft":  # the target's is open while it is planned, and counts as the process
+        if owner == "draft":  # the target's is open during planning, and part of the process's row
             fixed.append(MemoryRow(owner, "vocabulary", self._vocabulary_bytes))
         needs = ModelNeeds(
             fixed=tuple(fixed),
@@ -151,8 +153,8 @@ class MeasuredGguf:
 
     @cached_property
     def gpu_memory(self) -> GpuMemory | None:
-        """The memory of the GPUs that share layers, all together. What RPC servers have is not in
-        it, nor what a GPU shares with the process."""
+        """Total memory of the GPUs that get layers, without memory of RPC servers or memory shared
+        with the process."""
         on_gpu = self.offloading
         if not on_gpu.names or on_gpu.placement.servers or not on_gpu.has_own_memory:
             return None
@@ -165,7 +167,7 @@ class MeasuredGguf:
         )
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
-        """The rows of the layers that were asked for. Raises BudgetError if they do not fit."""
+        """Place the requested layers; returns their rows. Raises BudgetError if they do not fit."""
         owner = self._request.owner
         sizes = max((sizes for _, sizes in self.contexts), key=lambda sizes: sizes.total)
 
@@ -202,7 +204,7 @@ class MeasuredGguf:
         self.feature_layers = tuple(layers)
 
     def _shows_its_end(self, layers: Sequence[int]) -> bool:
-        """True if `layers` are what its own layers for guessing read: the one behind its last."""
+        """True if `layers` is the input of the model's own prediction layers (MTP)."""
         return tuple(layers) == (self.info.n_layers,) and can_guess(self._header)
 
     @cached_property
@@ -220,13 +222,13 @@ class MeasuredGguf:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of a target's recurrent state, which is kept where prompts end."""
+        """Bytes of a checkpoint of a target's recurrent state, which is kept at prompt ends."""
         is_target = self._request.owner == "target"
         return max(sizes.state_bytes for _, sizes in self.contexts) if is_target else 0
 
     @property
     def unplanned(self) -> int:
-        """The context without a plan: one line, since a model in memory reads nothing."""
+        """Index of the context for loading without a plan: one line, as nothing is paged."""
         branches = [shape.n_branches for shape, _ in self.contexts]
         return 0 if self.info.tree_capable else branches.index(min(branches))
 
@@ -236,7 +238,7 @@ class MeasuredGguf:
 
     def _describe(self, model: loading.Model) -> ModelInfo:
         request = self._request
-        n_ctx = request.ctx_size or min(model.n_ctx_train, request.most_ctx)
+        n_ctx = request.ctx_size or min(model.n_ctx_train, request.max_ctx)
         if n_ctx > model.n_ctx_train:
             raise UsageError(
                 f"--ctx-size {n_ctx:,} is more than the {model.n_ctx_train:,} tokens that "
@@ -244,7 +246,7 @@ class MeasuredGguf:
             )
         tree_capable = model.tree_capable
         wanted = min(MAX_LINE, request.max_nodes - 1)
-        # a draft evaluates its own token by token: only what came together can be dropped again
+        # a draft evaluates guesses one by one, and can only drop tokens evaluated together
         if not tree_capable and request.owner == "target" and wanted:
             self._state = contexts.state_support(model, wanted)
         longest, n_lines = self._state.n_rollback, 1
@@ -267,8 +269,11 @@ class MeasuredGguf:
         )
 
     def _may_hold_texts(self, tree_capable: bool) -> bool:
-        """True unless the number of cells would change what the model computes, or it has none, or
-        it is in a process of its own."""
+        """True if the model can hold several texts.
+
+        It cannot if the number of KV cells affects its results, if it has none, or if it runs in a
+        child process.
+        """
         names = self._header.tensors_by_name
         return (
             tree_capable
@@ -279,11 +284,10 @@ class MeasuredGguf:
     def _measure_contexts(
         self, model: loading.Model
     ) -> list[tuple[contexts.ContextShape, contexts.ContextSizes]]:
-        """The contexts to choose from, the larger first; they differ in the nodes of a pass, and in
-        the prompt's batch.
+        """Contexts to choose from, largest first; they differ in nodes per pass and batch size.
 
-        All have the cells that were asked for and no more: of some models the number of cells
-        decides about the text, and no tree grows past the context.
+        All have exactly the requested number of cells, because some models' text depends on it, and
+        no tree grows past the context.
         """
         request, info = self._request, self.info
         batch_sizes = [request.batch_size] if request.batch_size else BATCH_SIZES
@@ -301,7 +305,7 @@ class MeasuredGguf:
                 line_rows=self._rows_of_a_line,
                 has_spare=info.tree_capable,
                 n_texts=info.n_texts,
-                gives_back=self._gives_back,
+                frees_cells=self._frees_cells,
             )
             for max_nodes in self._numbers_of_nodes
             for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
@@ -309,9 +313,9 @@ class MeasuredGguf:
         return [(shape, contexts.context_sizes(model, shape)) for shape in shapes]
 
     @property
-    def _gives_back(self) -> bool:
-        """True if layers with sliding windows give back what no text sees any more: where their
-        cache is in the process's memory, with a token's values in one piece."""
+    def _frees_cells(self) -> bool:
+        """True if sliding-window layers can free cells outside all windows: their cache must be in
+        the process's memory, with the values of a token contiguous."""
         return (
             windows.is_supported()
             and self.info.tree_capable
@@ -323,8 +327,10 @@ class MeasuredGguf:
 
     @property
     def _numbers_of_nodes(self) -> Sequence[int]:
-        """Most nodes of a pass, to choose from, larger first. If tiles, which round otherwise,
-        cannot be avoided, the plan has no choice that would change the text."""
+        """Values of `max_nodes` to choose from, largest first.
+
+        If tiles, which round differently, cannot be avoided, there are none that change the text.
+        """
         if not self._request.fewer_nodes:
             return [self.info.max_nodes]
         if not self.info.tree_capable:
@@ -334,18 +340,18 @@ class MeasuredGguf:
         return [n for n in numbers if tiles_are_avoidable or n < TILE_ROWS]
 
     def _n_branches(self, max_nodes: int) -> int:
-        """Branches of a tree of so many nodes; lines are all as long as can be dropped again."""
+        """Most branches of a tree with `max_nodes` nodes."""
         if self.info.tree_capable or not self.info.max_rollback:
             return min(self.info.max_branches, max_nodes)
         return min(self.info.max_branches, (max_nodes - 1) // self.info.max_rollback)
 
     @property
     def _rows_of_a_line(self) -> int:
-        """Most rows of a line: the root, its guesses, and tokens that the state lags behind."""
+        """Most rows of a line: the root, its guesses, and committed tokens missing in the state."""
         longest = self.info.max_rollback
         if self.info.tree_capable or not longest:
             return 0
-        return 1 + longest + (longest if self._state.n_rollback else MOST_LAG)
+        return 1 + longest + (longest if self._state.n_rollback else MAX_LAG)
 
     def _n_threads(self) -> int:
         return loading.useful_threads(self._header.weight_bytes, self._request.n_threads)
@@ -366,7 +372,7 @@ class MeasuredGguf:
         rows = (
             MemoryRow(owner, "compute buffers", sizes.compute_bytes),
             MemoryRow(owner, "compute graphs", sizes.graph_bytes),
-            # llama.cpp's output buffer, and the copy that the engine works on
+            # llama.cpp's output buffer, and the engine's copy
             MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", 2 * sizes.output_bytes),
             *self._feature_rows(shape),
             *self._line_rows(shape, sizes),
@@ -379,8 +385,7 @@ class MeasuredGguf:
     def _line_rows(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
     ) -> tuple[MemoryRow, ...]:
-        """States of the lines after the first, and the buffer in which a state that was rolled back
-        is written back."""
+        """Plan rows for the states of further lines, and for the buffer that restores a state."""
         if self.info.tree_capable or shape.n_branches == 1:
             return ()
         what, nbytes = f"states of {shape.n_branches} lines", self._line_bytes(sizes)
@@ -389,7 +394,7 @@ class MeasuredGguf:
         return (MemoryRow(self._request.owner, what, nbytes),)
 
     def _line_bytes(self, sizes: contexts.ContextSizes) -> int:
-        """Bytes of the states that a context has for the lines of a tree after the first."""
+        """Bytes of a context's states for the lines of a tree after the first."""
         if self.info.tree_capable:
             return 0
         return sizes.kv_bytes - min(sizes.kv_bytes for _, sizes in self.contexts)
@@ -401,17 +406,17 @@ class MeasuredGguf:
         n_layers = len(self.feature_layers)
         nbytes = feature_bytes(n_layers, width, shape.largest_batch, shape.n_outputs)
         if self._shows_its_end(self.feature_layers):
-            # the graph keeps all rows, and llama.cpp a copy
+            # the graph holds all rows, and llama.cpp a copy
             nbytes += 2 * 4 * width * shape.largest_batch
         return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
 
     @property
     def _isolation_rows(self) -> tuple[MemoryRow, ...]:
-        """The process that holds the target if servers do, and the logits that it sends."""
+        """Plan rows of the child process of a target on RPC servers, and of its logits."""
         if not self.is_remote:
             return ()
         logits_bytes = max(sizes.output_bytes for _, sizes in self.contexts)
-        nbytes = process.in_steps(self.offloading.process_bytes + logits_bytes)
+        nbytes = process.round_up_to_step(self.offloading.process_bytes + logits_bytes)
         return (MemoryRow("process", "process of the target", nbytes),)
 
     @property

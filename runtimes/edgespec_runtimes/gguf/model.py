@@ -1,4 +1,4 @@
-"""The port on llama.cpp: one class for draft and target, weights resident or paged.
+"""Models on llama.cpp behind the engine's port: draft or target, resident or paged.
 
 `llama.rows` assembles the rows of a pass, `llama.sequences` assigns branches to sequences, and
 `weights` provides the weights.
@@ -38,7 +38,7 @@ from edgespec_runtimes.gguf.llama.cells import LlamaMemory
 from edgespec_runtimes.gguf.llama.invariant_products import InvariantProducts
 from edgespec_runtimes.gguf.llama.recurrent import RecurrentText
 from edgespec_runtimes.gguf.llama.reference_kernels import (
-    LEAST_TILED_BATCH,
+    MIN_TILED_BATCH,
     ReferenceKernels,
     captured_backends,
 )
@@ -50,8 +50,8 @@ _ABORTED = 2
 
 
 class GgufModel:
-    """Implements `edgespec.ports.LanguageModel`, `HoldsTexts` for the texts of its shape, and
-    `GivesFeatures` if it was loaded for that."""
+    """A loaded GGUF model; implements `LanguageModel`, `HoldsTexts`, `KeepsState` and, if loaded
+    for it, `GivesFeatures`."""
 
     def __init__(
         self,
@@ -71,18 +71,20 @@ class GgufModel:
         feature_layers: Sequence[int] = (),
         checkpoint_bytes: int = 0,
     ) -> None:
-        """`weight_types`: types of the matrices whose products are to be batch invariant;
-        `expert_types`: those that stacked experts have.
-        `prompts_are_invariant`: a prompt rounds alike whatever part of it was read before.
-        `feature_layers`: those whose inputs it may be asked to give. `checkpoint_bytes`: room for
-        each recurrent state that is kept where prompts end."""
+        """Products with matrices of `weight_types` are made batch invariant; stacked experts have
+        `expert_types` of them.
+
+        `prompts_are_invariant`: a prompt rounds the same whatever prefix of it was reused.
+        `feature_layers`: layers whose inputs can be given. `checkpoint_bytes`: size of each
+        checkpoint of recurrent state.
+        """
         self.vocabulary = vocabulary
         self.last_report = PassReport()
         self._reported = Reads()
         self._model = model
         self._users = model.users
         self._paging: PagingStats | None = None
-        """The totals, once the model is closed."""
+        """Final totals, set when the model is closed."""
         self._shape = shape
         self._stop = stop
         self._weights = weights
@@ -130,7 +132,7 @@ class GgufModel:
             weights.backends if weights else (),
         )
         self._prompts_are_invariant = prompts_are_invariant
-        if prompts_are_invariant and shape.n_batch >= LEAST_TILED_BATCH:
+        if prompts_are_invariant and shape.n_batch >= MIN_TILED_BATCH:
             self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
         n_branches = shape.n_branches - 1
         spare = shape.n_texts + n_branches
@@ -153,7 +155,7 @@ class GgufModel:
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
     ) -> None:
-        """Append `tokens` to the committed prefix, a batch a pass, the batches of one size."""
+        """Append `tokens` to the committed prefix, in batches of equal size, one per pass."""
         tokens = [*self._recurrent.lag, *tokens]
         start = self._texts.all[text].n_committed
         if start + len(tokens) > self.info.n_ctx:
@@ -256,9 +258,11 @@ class GgufModel:
         self._decode(rows, with_logits, {HOME: committed})
 
     def introduce_sizes(self, limit_s: float) -> None:
-        """Have devices asked, once, what buffers passes of every size need: a remote one is asked
-        several times for each new size, a round trip each. Nothing is computed, and after `limit_s`
-        the other sizes are left to the texts."""
+        """Query devices for the buffers of passes of every size, up to `limit_s`.
+
+        For each new size, a remote device is asked several times, one round trip each; this does so
+        before the first text. Nothing is computed.
+        """
         deadline = self._clock() + limit_s
         for n_rows in range(1, self.info.max_nodes + 1):
             if self._clock() > deadline:
@@ -273,7 +277,7 @@ class GgufModel:
         """Logits of the latest pass, valid until the next one."""
         n_vocab = self.info.n_vocab
         address = ctypes.cast(lib.llama_get_logits(self._context), ctypes.c_void_p).value
-        # not ctypeslib.as_array: it makes a type for every shape, which takes longer than copying
+        # not ctypeslib.as_array, which creates a type for every shape and takes longer than a copy
         content: Any = (ctypes.c_float * (n_rows * n_vocab)).from_address(address or 0)
         return np.frombuffer(content, np.float32).reshape(n_rows, n_vocab)
 
@@ -297,8 +301,11 @@ class GgufModel:
         self._tap.give(take)
 
     def truncate(self, n_tokens: int, text: int = 0) -> None:
-        """Shorten the prefix; recurrent states, and layers with windows that gave back what came
-        before, can only go back to where a prompt ended."""
+        """Shorten the prefix.
+
+        Recurrent states, and window layers that have freed earlier cells, can only be restored to
+        the end of a prompt.
+        """
         n_committed = self.committed_of(text)
         if n_tokens > n_committed:
             raise UsageError(f"{n_tokens} tokens are more than the {n_committed} committed")
@@ -364,7 +371,7 @@ class GgufModel:
                     self._weights.cancel()
 
     def close(self) -> None:
-        """End what runs, wait for it and release everything. Idempotent, from any thread."""
+        """Cancel the running call, wait for it and free everything. Idempotent, from any thread."""
         self._users.close(self.cancel, self._release)
 
     def _release(self) -> None:
@@ -381,7 +388,7 @@ class GgufModel:
         committed: Mapping[int, int],
         on_segment: Callable[[float], None] | None = None,
     ) -> None:
-        """One llama_decode. On failure each text's prefix goes back to its `committed` tokens."""
+        """Call llama_decode once; on failure, restore each text's prefix to `committed` tokens."""
         failure: BaseException | None = None
         code = 0
         span = self._trace.span(Track.TARGET, "pass").note(tokens=len(rows))
@@ -410,7 +417,7 @@ class GgufModel:
             raise failure
 
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
-        """llama.cpp's answer to a pass over `rows`."""
+        """Compute a pass over `rows`; returns llama_decode's code."""
         self._batch.fill(rows, with_logits)
         return self._batch.compute(self._context)
 
@@ -424,7 +431,7 @@ class GgufModel:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """A context around a call that `cancel` may end, which fills `last_report`."""
+        """Context manager for a cancellable call, which sets `last_report`."""
         stores = self._weights.stores if self._weights else ()
         began, before = self._clock(), reads_of(stores) if stores else Reads()
         self._n_passes = self._n_rows = 0

@@ -1,7 +1,7 @@
-"""The tensors that llama.cpp puts on devices, known before the model is loaded.
+"""Predicts which tensors llama.cpp will place on devices.
 
-The rule is llama.cpp's (`llama_model_base::load_tensors`): the last layers, the output head counted
-as one. Where RPC servers hold layers, the head stays here. `MappedWeights` checks the result.
+The rule is that of `llama_model_base::load_tensors`: the last layers, with the output head counted
+as one. With RPC servers, the head stays in this process. `MappedWeights` checks the result.
 """
 
 from __future__ import annotations
@@ -19,63 +19,65 @@ from edgespec_runtimes.gguf.llama.loading import NOWHERE, LayerPlacement
 from edgespec_runtimes.gguf.segments import TracedWeight
 
 STAGING_BYTES = 4 << 20
-"""Pinned buffers through which weights pass to a device that has them. For others a tensor is read
-whole before it is copied."""
+"""Bytes of the pinned buffers for uploads; on devices without them, each tensor is read whole and
+then copied."""
 SERVER_SHARE = 0.05
-"""Share of a server's free memory that stays free, for the graphs that it is sent."""
+"""Share of a server's free memory left for the graphs that are sent to it."""
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _AFTER_LAYERS = re.compile(r"output(_norm)?\.")
 _ALL_LAYERS = "rope_"
-"""Tensors that every layer reads lie where the first one does."""
+"""Prefix of tensors that all layers read, which are placed with the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offloading:
-    """The part of one model that goes to devices: GPUs or RPC servers."""
+    """The part of a model that is placed on devices: GPUs or RPC servers."""
 
     names: frozenset[str] = frozenset()
-    """Names of the tensors that go there."""
+    """Names of the tensors on devices."""
     placement: LayerPlacement = NOWHERE
     nbytes: int = 0
-    """Bytes that the tensors take there."""
+    """Bytes of these tensors."""
     notes: tuple[str, ...] = ()
-    """Sentences about what each server holds."""
+    """Sentences about the layers on each server."""
     has_cache: bool = False
-    """True if the whole KV cache is there: each layer's goes with the layer."""
+    """True if the whole KV cache is on devices; each layer's cache is placed with the layer."""
     has_own_memory: bool = True
-    """False for a GPU that shares the process's memory, which then holds all of this."""
+    """False for a GPU that shares the process's memory."""
     loading_bytes: int = 0
-    """Bytes of the weights that are in the process's memory at once while loading."""
+    """Most bytes of these weights in the process's memory while loading."""
     latency_s: float = 0.0
-    """Seconds of a pass spent on the way to the servers, which compute one after the other."""
+    """Network latency of a pass over the servers, which compute one after the other."""
     process_bytes: int = 0
-    """Bytes of the process that holds the model where servers do, besides the model."""
+    """Memory of the child process of a model on servers, besides the model."""
     library: gpu.LibraryMemory | None = None
     """Process memory of the GPU's library; None if no GPU is used."""
 
     @property
     def has_head(self) -> bool:
-        """True if the output head is on the GPU: it goes first. A tied one is copied."""
+        """True if the output head is on the GPU, where it is placed first; a tied one is copied."""
         return self.library is not None
 
     @property
     def where(self) -> str:
-        """The devices for people; empty if nothing goes to any."""
+        """Names of the devices for messages; empty if none is used."""
         if not self.names:
             return ""
         return ", ".join(self.placement.servers) or ", ".join(map(ggml.device_name, gpu.find_all()))
 
     @property
     def rows(self) -> tuple[MemoryRow, ...]:
-        """The rows of the plan that both models share."""
+        """Plan rows that both models share."""
         if self.library is None or self.library.nbytes is None:
             return ()
         return (MemoryRow("process", "GPU library", self.library.nbytes),)
 
     def staying(self, weights: Sequence[TracedWeight]) -> list[TracedWeight]:
-        """The weights that stay in the process's memory. Embeddings that are the output head, too,
-        are copied to the GPU and only looked up."""
+        """The weights that remain in the process's memory.
+
+        They include embeddings tied to an output head on the GPU, which is a copy.
+        """
         staying = [weight for weight in weights if weight.entry.name not in self.names]
         if not self.has_head:
             return staying
@@ -83,8 +85,10 @@ class Offloading:
 
 
 def offloading(header: GgufFile, n_gpu_layers: int) -> Offloading:
-    """Ask the GPUs which weights they multiply; others stay in the process's memory. The first call
-    of all measures the memory of the GPU's library."""
+    """The tensors that GPUs get, without those of types that they cannot multiply.
+
+    The first call measures the memory of the GPU's library.
+    """
     if not n_gpu_layers:
         return Offloading()
     n_layers = _n_layers(header)
@@ -110,32 +114,32 @@ def offloading(header: GgufFile, n_gpu_layers: int) -> Offloading:
 def to_servers(
     header: GgufFile,
     servers: Sequence[DeviceMemory],
-    most_layers: int | None,
+    max_layers: int | None,
     kv_bytes: int,
     compute_bytes: int,
 ) -> Offloading:
-    """Give RPC servers as many of the last layers as their memory allows, or as were asked for.
+    """Place as many of the last layers on RPC servers as fit, or as were requested.
 
-    A layer takes its keys and values along, and every server computes in buffers as large as ours.
-    Raises BudgetError if no layer fits, or fewer than asked for.
+    A layer is placed with its KV cache, and every server needs compute buffers as large as this
+    process. Raises BudgetError if no layer fits, or fewer than requested.
     """
     n_layers = _n_layers(header)
     sizes = [kv_bytes // n_layers] * n_layers
     for tensor in header.tensors:
         if 0 <= (layer := _layer(tensor, n_layers)) < n_layers:
             sizes[layer] += tensor.nbytes
-    held: list[tuple[DeviceMemory, range, int]] = []  # a server, its layers, and their bytes
+    held: list[tuple[DeviceMemory, range, int]] = []  # server, its layers and their bytes
     first = n_layers
     for server in reversed(servers):
         room = int((1 - SERVER_SHARE) * server.free_bytes)
         end, taken = first, compute_bytes
-        while first and n_layers - first != most_layers and taken + sizes[first - 1] <= room:
+        while first and n_layers - first != max_layers and taken + sizes[first - 1] <= room:
             first -= 1
             taken += sizes[first]
         if first < end:
             held.insert(0, (server, range(first, end), taken))
     n_placed = n_layers - first
-    if not n_placed or (most_layers is not None and n_placed < min(most_layers, n_layers)):
+    if not n_placed or (max_layers is not None and n_placed < min(max_layers, n_layers)):
         free = ", ".join(f"{s.free_bytes / MIB:.0f} at {s.name}" for s in servers)
         raise BudgetError(
             f"the RPC servers have memory for {n_placed} layers: each layer takes "
@@ -168,7 +172,7 @@ def to_servers(
 
 
 def _n_layers(header: GgufFile) -> int:
-    """The number of layers, including those that predict several tokens ahead."""
+    """The number of layers, including prediction layers (MTP)."""
     found = (_LAYER.match(tensor.name) for tensor in header.tensors)
     return max((int(match[1]) + 1 for match in found if match), default=0)
 
@@ -183,7 +187,7 @@ def _layer(tensor: TensorEntry, n_layers: int) -> int:
 
 
 def _refused(header: GgufFile) -> set[int]:
-    """Types of weights with which one of the GPUs does not multiply."""
+    """Weight types that at least one GPU cannot multiply."""
     devices = gpu.find_all()
     shapes = {(t.type.code, *t.shape[:2]) for t in header.tensors if len(t.shape) > 1}
     return {

@@ -1,4 +1,4 @@
-"""The options of GGUF models besides those of all models; needs no llama.cpp."""
+"""Options of GGUF models; imports no llama.cpp."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GPU = "on the GPU, with a GPU build of llama.cpp (default: 0)"
 
 
 def _servers(value: object) -> object:
-    """One address or several, each once, without spaces."""
+    """A list of addresses, separated by commas, without duplicates."""
     servers = [server.strip() for server in value.split(",")] if isinstance(value, str) else []
     wrong = [s for s in servers if not _SERVER.fullmatch(s) or int(s.rpartition(":")[2]) > 65535]
     if not isinstance(value, str) or (value and wrong) or len({*servers}) < len(servers):
@@ -104,11 +104,11 @@ class GgufOptions(RuntimeOptions):
         return {f"-ngld {everything}": self.model_copy(update={"n_gpu_layers_draft": everything})}
 
     def servers_of(self, owner: str) -> tuple[str, ...]:
-        """RPC servers that hold layers of the target; a draft, which is asked often, stays here."""
+        """RPC servers for the target; none for a draft, whose many small passes cost latency."""
         return tuple(filter(None, self.rpc.split(","))) if owner == "target" else ()
 
     def mirror_of(self, owner: str) -> Path | None:
-        """The copy that is read together with the target; a draft is read once."""
+        """The copy that is read together with the target; none for a draft, which is read once."""
         return Path(self.model_mirror) if self.model_mirror and owner == "target" else None
 
     def gpu_layers_of(self, owner: str) -> int:

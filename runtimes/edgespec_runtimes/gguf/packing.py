@@ -1,8 +1,7 @@
-"""The weights of a model that are packed for the CPU, resident or paged, and their packed size.
+"""Selects the weights that are packed for the CPU (repacked), and computes their packed sizes.
 
-Paged weights are packed where they were read to: pinned ones at once, streamed ones when they are
-computed with. The file stays as it is, and no budget changes what is computed. Packing itself is
-the business of `llama.packer`.
+Paged weights are packed in place: pinned ones after reading, streamed ones when they are used. The
+file is unchanged, and results do not depend on the budget. `llama.packer` does the packing.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ class ResidentWeights:
 
     weights: int
     loading: int
-    """Bytes of the largest tensor that is packed, which is read whole first."""
+    """Bytes of the largest packed tensor, which is first read whole."""
 
 
 def resident_weights(
     header: GgufFile, elsewhere: Collection[str] = (), head_elsewhere: bool = False
 ) -> ResidentWeights:
-    """Sizes of the weights, without the names `elsewhere`. Tries packing first, unless its result
-    is cached."""
+    """Sizes of the weights, except tensors in `elsewhere`; tests packing, unless cached."""
     tensors = [tensor for tensor in header.tensors if tensor.name not in elsewhere]
     total = sum(tensor.nbytes for tensor in tensors)
     if not loading.packing().allowed:
@@ -48,15 +46,14 @@ def resident_weights(
     is_head = _HEAD not in header.tensors_by_name and not head_elsewhere
     copied = packed_size(table) if table is not None and is_head else None
     if table is not None and copied is not None:
-        # a table that is also the head is looked up as it is, and multiplied with a packed copy
+        # embeddings tied to the head are looked up unpacked, and multiplied as a packed copy
         packed.append((table, copied))
         total += copied
     return ResidentWeights(total, max((tensor.nbytes for tensor, _ in packed), default=0))
 
 
 def packed_size(tensor: TensorEntry) -> int | None:
-    """Bytes of a tensor once it is packed; None if it stays as it is. Stacked experts take as many
-    bytes packed as before."""
+    """Packed bytes of a tensor; None if it is not packed. Stacked experts keep their size."""
     if len(tensor.shape) not in (2, 3) or tensor.type.block_size == 1:
         return None
     nbytes = ggml.packed_bytes(tensor.type.code, tensor.shape[0], tensor.shape[1])
@@ -64,7 +61,7 @@ def packed_size(tensor: TensorEntry) -> int | None:
 
 
 def multiplied_matrices(header: GgufFile) -> list[TensorEntry]:
-    """The matrices that activations are multiplied with; tables that are only looked up are not."""
+    """The matrices of matrix products, without tables that are only looked up."""
     has_head = _HEAD in header.tensors_by_name
     return [
         tensor
@@ -84,14 +81,17 @@ def packed_matrices(header: GgufFile) -> list[TensorEntry]:
 
 
 def packing_is_invariant(header: GgufFile) -> bool:
-    """True if every packed matrix rounds alike for several rows and for one."""
+    """True if products with all packed matrices round the same for one and several rows."""
     shapes = {(t.type.code, t.shape[0], t.shape[1]) for t in packed_matrices(header)}
     return all(is_invariant_when_packed(*shape) for shape in shapes)
 
 
 def packs_when_paged(header: GgufFile) -> bool:
-    """True if paged weights are packed, which are all that a model in memory packs. They are not
-    where packed ones round otherwise for several rows than for one, as stored ones do not."""
+    """True if paged weights are packed, like resident ones.
+
+    They are not if packed products round differently for several rows than for one, which unpacked
+    ones do not.
+    """
     can_pack = loading.packing().allowed and bool(packed_matrices(header))
     return can_pack and packing_is_invariant(header)
 
@@ -99,8 +99,10 @@ def packs_when_paged(header: GgufFile) -> bool:
 def packed_fields(
     packer: Packer, header: GgufFile, groups: Sequence[WeightGroup]
 ) -> dict[int, BufferFields]:
-    """Buffer fields of the tensors that hold packed weights, by the tensor's address. Stacked
-    experts stay unpacked: there is no packed kernel for several rows of them."""
+    """Buffer fields of packed tensors by the tensor's address.
+
+    Stacked experts remain unpacked: they have no packed kernel for several rows.
+    """
     if not packs_when_paged(header):
         return {}
     found = {}

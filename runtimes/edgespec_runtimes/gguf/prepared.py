@@ -1,4 +1,4 @@
-"""Opens GGUF models: measures what they need, loads as the plan says, reads nothing else."""
+"""Prepares and loads GGUF models: measures their needs, then loads them according to a plan."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ from edgespec_runtimes.gguf.rounding import (
 )
 
 LARGE_SHARE = 0.05
-"""Share of a budget whose saving is worth a note."""
+"""Savings of at least this share of the budget get a note."""
 INTRODUCTION_S = 5.0
-"""Most seconds of loading in which RPC servers get to know the sizes of passes: a fifth of a second
-where a round trip takes one millisecond."""
+"""Time limit of `introduce_sizes` with RPC servers, which takes a fifth of a second at a latency of
+one millisecond."""
 
 
 class PreparedGguf:
-    """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`, and `OffersFeatures`."""
+    """A prepared GGUF model; implements `PreparedModel`, `UsesGpu` and `OffersFeatures`."""
 
     def __init__(
         self, request: ModelRequest, header: GgufFile, lender: Any = None, mtp: bool = False
     ) -> None:
-        """`lender`: a context of the model whose matrices it computes with, as heads do. `mtp`: its
-        layers for guessing are what is computed."""
+        """`lender` is a context of the target whose matrices a head uses. With `mtp`, only the
+        model's own prediction layers are computed."""
         self.seconds: dict[str, float] = {}
         self._phase = partial(request.phase, seconds=self.seconds)
         self.is_isolated = False
-        """True in a process that holds this model alone, where a lost server may end it."""
+        """True in a child process that holds only this model, which a lost server may abort."""
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
@@ -90,8 +90,7 @@ class PreparedGguf:
         return self._measured.mapped.is_lazy and sys.platform != "win32"
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
-        """Notes about packing, if weights may stay in memory, and about rounding, if the model is a
-        target with a draft."""
+        """Notes about packing, KV cache types, and the rounding of a target with a draft."""
         request, note = self._request, loading.packing().note
         library = self._measured.offloading.library
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
@@ -120,8 +119,10 @@ class PreparedGguf:
         return notes
 
     def _cache_notes(self, plan: MemoryPlan | None) -> Sequence[str]:
-        """A smaller type of the KV cache, where the budget is too small or a good part of it is
-        at stake. It is never chosen without being asked for."""
+        """Advice to use a smaller KV cache type, if the budget is too small or much would be saved.
+
+        It is never chosen automatically.
+        """
         saved_bytes = self._measured.saved_by_q8_0 if self._request.owner == "target" else 0
         is_tight = plan is None or (plan.paged and saved_bytes >= LARGE_SHARE * plan.budget_bytes)
         if saved_bytes < MIB or not is_tight:
@@ -154,12 +155,12 @@ class PreparedGguf:
         if self._measured.offloading.names:
             self._measured.mapped.place(self._measured.offloading.placement, is_paged=self.enforced)
         if not self.enforced:
-            # llama.cpp's own mapping, where the budget cannot be held
+            # llama.cpp's own mapping, on platforms that cannot enforce the budget
             return self._open(self._measured.mapped.take_model(), shape, None)
         return self._load_paged(shape, plan, progress)
 
     def adopt(self, offloading: Offloading) -> None:
-        """Place layers as another process planned it, instead of asking the devices."""
+        """Use the placement planned by another process, instead of asking the devices."""
         self._measured.offloading = offloading
 
     def cancel(self) -> None:
@@ -173,7 +174,7 @@ class PreparedGguf:
         return self._header.token_table()
 
     def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
-        """The model in a process of its own; the vocabulary is here, too."""
+        """Load the model in a child process; the vocabulary is also kept here."""
         from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
 
         self._measured.mapped.close()
@@ -239,7 +240,7 @@ class PreparedGguf:
         paged: weights.PagedWeights | None,
         is_packed: bool = False,
     ) -> LanguageModel:
-        """The model behind the port, which owns `model` and `paged`; on failure they are closed."""
+        """A model that owns `model` and `paged`, which are closed on failure."""
         request = self._request
         trace = request.trace if request.owner == "target" else OFF
         try:
@@ -280,15 +281,17 @@ class PreparedGguf:
         return GgufModel(*parts, **settings)
 
     def _invariant_types(self, is_packed: bool) -> set[str]:
-        """Types of the weights whose products are to be batch invariant; none of a draft, whose
-        guesses may round otherwise."""
+        """Weight types whose products must be batch invariant; none for a draft, whose rounding
+        does not affect the text."""
         if self._request.owner == "draft":
             return set()
         return invariant_types(self._header, is_packed, bool(self._measured.offloading.names))
 
     def _prompts_are_invariant(self, is_packed: bool) -> bool:
-        """True if a prompt rounds alike whatever part of it was read before. A recurrent state that
-        went on from tiles would have to be computed again with every turn."""
+        """True if a prompt rounds the same whatever prefix of it is reused.
+
+        Otherwise a recurrent state that was computed in tiles could never be reused.
+        """
         is_invariant = not is_packed or packing_is_invariant(self._header)
         is_invariant &= self._options.flash_attn != "off" and not self._measured.offloading.names
         is_target = self._request.owner == "target"

@@ -1,5 +1,6 @@
-"""Opens heads: drafts that read hidden states of their target. EAGLE-3 and DFlash heads have files
-of their own, layers for guessing (MTP) are in the target's.
+"""Prepares heads, drafts that read hidden states of their target.
+
+EAGLE-3 and DFlash heads have files of their own; prediction layers (MTP) are in the target's file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 
 class PreparedHead(PreparedGguf):
-    """Implements `PreparedModel`, and `edgespec.ports.features.WantsFeatures`."""
+    """A prepared head; implements `PreparedModel` and `WantsFeatures`."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         target = None
@@ -78,10 +79,10 @@ class PreparedHead(PreparedGguf):
         shape, _ = self._measured.contexts[0]
         n_fused = self._head.n_values * len(self._head.layers)
         if self._head.block is None:
-            # those of the text, those of nodes and llama.cpp's own, and what is being fused
+            # features of the text, of nodes and in llama.cpp's buffers, and the fusion's input
             n_rows = self.info.n_ctx + 3 * shape.n_rows
             what, nbytes = "features of the text", n_rows * n_values + 4 * shape.n_rows * n_fused
-        else:  # they become keys and values at once
+        else:  # features are converted to keys and values at once
             what, nbytes = "features being read", 4 * shape.largest_batch * n_fused
         rows = [MemoryRow(self._request.owner, what, 4 * nbytes)]
         rows += copied_rows(self._head, self._request.owner, shape.largest_batch)
@@ -109,8 +110,8 @@ class PreparedHead(PreparedGguf):
 
 
 class PreparedOwnHead(PreparedHead):
-    """A target's own layer for guessing (MTP): a second model of the same file, of which only that
-    layer is in memory."""
+    """A target's own prediction layer (MTP): a second model of the same file with only that layer
+    in memory."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         self._head = own_shape(header)
@@ -151,11 +152,14 @@ class PreparedOwnHead(PreparedHead):
 
 
 def _one_text(request: ModelRequest, head: HeadShape) -> ModelRequest:
-    """The request for a head of this shape. A block stands behind the text, so that the context has
-    room for both; the graph has logits of each row, so that batches are no larger than blocks."""
-    most_ctx = max(request.most_ctx, request.target_ctx)
+    """The request for a head of this shape, which serves one text.
+
+    A block follows the text, so the context has room for both. The graph computes logits of every
+    row, so batches are no larger than blocks.
+    """
+    max_ctx = max(request.max_ctx, request.target_ctx)
     if head.block is None:
-        return replace(request, n_texts=1, most_ctx=most_ctx)
+        return replace(request, n_texts=1, max_ctx=max_ctx)
     size = head.block.size
     return replace(
         request,
@@ -163,5 +167,5 @@ def _one_text(request: ModelRequest, head: HeadShape) -> ModelRequest:
         max_nodes=size,
         max_branches=1,
         batch_size=size,
-        most_ctx=most_ctx + size,
+        max_ctx=max_ctx + size,
     )

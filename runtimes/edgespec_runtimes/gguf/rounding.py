@@ -1,6 +1,6 @@
 """Notes about the parts of a model that llama.cpp rounds differently in batches of several rows.
 
-Knows kinds of weights and of attention; `llama` holds the means that make rows round alike.
+Knows types of weights and of attention; `llama/` has the means that make rows round the same.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def rounding_notes(
     tiles_are_avoidable: bool,
     on_device: str = "",
 ) -> list[str]:
-    """Reasons why a draft may change a token if two are almost equally likely; often none.
+    """Reasons why a draft may change a token if two are almost equally probable; usually none.
 
-    `products_are_invariant`: single rows go through the kernel of several, or the other way round;
-    there is no way for stacks of matrices but experts.
+    `products_are_invariant`: single rows use the kernel for several rows, or vice versa; this is
+    impossible for stacked matrices other than experts.
     `is_packed`: weights are packed for the CPU, as resident ones are.
-    `tiles_are_avoidable`: llama.cpp can be kept from tiles, as it is on Linux.
-    `on_device`: names of the devices that compute layers of it, with kernels of their own.
+    `tiles_are_avoidable`: llama.cpp can be prevented from using tiles, as on Linux.
+    `on_device`: names of devices that compute layers with kernels of their own.
     """
     varying: dict[str, list[str]] = {}
     for tensor in _as_stored(header, is_packed):
         is_evened = products_are_invariant and len(tensor.shape) == 2
-        # experts' kernel computes each row alone
+        # the kernel for experts computes each row separately
         if not is_evened and _EXPERTS not in tensor.name and varies_as_stored(tensor.type.name):
             kind = tensor.type.name
             kind = "not quantised" if kind in UNQUANTISED else f"{kind}, as stored"
@@ -68,7 +68,7 @@ def rounding_notes(
 
 
 def turn_notes(header: GgufFile, info: ModelInfo) -> list[str]:
-    """A sentence if a turn that goes on from the last one rounds otherwise than the whole text."""
+    """A note if continuing a conversation rounds differently than reading the whole text again."""
     if info.tree_capable or TILED_TYPES.isdisjoint(multiplied_types(header)):
         return []
     return [
@@ -79,8 +79,7 @@ def turn_notes(header: GgufFile, info: ModelInfo) -> list[str]:
 
 
 def invariant_types(header: GgufFile, is_packed: bool, on_gpu: bool) -> set[str]:
-    """Types of the weights whose products can be made batch invariant, which those of packed
-    K-quants and of GPUs cannot."""
+    """Weight types whose products can be made batch invariant: not packed K-quants, not on GPUs."""
     types = multiplied_types(header)
     if on_gpu:
         types = {name for name in types if not varies_as_stored(name)}
@@ -95,7 +94,7 @@ def expert_types(header: GgufFile) -> set[str]:
 
 
 def multiplied_types(header: GgufFile) -> set[str]:
-    """Types of the matrices that activations are multiplied with."""
+    """Types of the matrices in matrix products."""
     return {tensor.type.name for tensor in multiplied_matrices(header)}
 
 

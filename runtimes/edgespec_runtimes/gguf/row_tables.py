@@ -1,6 +1,6 @@
-"""Tables that are only looked up, like embeddings: memory holds the rows that a pass names.
+"""Tables that are only looked up, such as embeddings: only the rows in use are in memory.
 
-Knows a lookup's node in the graph and the table's place in its file, no other weights.
+Knows a lookup's node in the graph and the table's position in its file, but no other weights.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _INPUT_OPS = ("NONE", "VIEW", "RESHAPE")
 
 
 def n_rows_named(index: int) -> int:
-    """Rows that an index, the second operand of a lookup, names; 0 if they are known only when the
-    graph is computed."""
+    """Number of rows in an index, the second operand of a lookup; 0 if unknown before computing."""
     address = index
     while address:
         tensor = abi.GgmlTensor.from_address(address)
@@ -37,7 +36,7 @@ def n_rows_named(index: int) -> int:
 
 
 def rows_named(index: int) -> set[int]:
-    """The rows that an index names in the pass that is being computed."""
+    """The row numbers in an index, for the running pass."""
     tensor = abi.GgmlTensor.from_address(index)
     shape, strides = tuple(tensor.ne), tuple(tensor.nb)
     if prod(shape[1:]) == 1 and strides[0] == _I32_BYTES:
@@ -48,19 +47,19 @@ def rows_named(index: int) -> set[int]:
 
 
 def bytes_for(entry: TensorEntry, n_rows: int) -> int:
-    """Most memory that `n_rows` rows take: every one may touch a page more than it fills."""
+    """Most memory of `n_rows` rows, each of which may touch one additional page."""
     row_bytes = entry.nbytes // entry.shape[1]
     return min(n_rows * (row_bytes + 2 * BLOCK_BYTES), entry.nbytes + BLOCK_BYTES)
 
 
 class RowTable:
-    """A table's address range, in which only the rows that were looked up exist."""
+    """A table's address range, in which only rows that were looked up are resident."""
 
     def __init__(self, entry: TensorEntry, path: Path, n_rows_at_once: int) -> None:
         self._entry = entry
         self._path = path
         self._row_bytes = entry.nbytes // entry.shape[1]
-        self._most_bytes = bytes_for(entry, n_rows_at_once)
+        self._max_bytes = bytes_for(entry, n_rows_at_once)
         self._memory = AlignedMemory(entry.nbytes, sparse=True)
         self._present: set[int] = set()
         self._file = os.open(path, os.O_RDONLY)
@@ -77,7 +76,7 @@ class RowTable:
         missing = wanted - self._present
         if not missing:
             return
-        if bytes_for(self._entry, len(self._present) + len(missing)) > self._most_bytes:
+        if bytes_for(self._entry, len(self._present) + len(missing)) > self._max_bytes:
             self._memory.forget()
             self._present.clear()
             missing = wanted

@@ -1,7 +1,7 @@
-"""The weights that the graph reads, in order of use, and their segments.
+"""Traces the weights that llama.cpp's graph reads, in order of use, and cuts them into segments.
 
-Reads llama.cpp's own graph, node by node, before anything is computed. Moves no weight: `weights`
-fills the segments.
+The graph is traced node by node before anything is computed. Moves no weights: `weights` fills the
+segments.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.row_tables import LOOKUP, n_rows_named
 
 SMALL_BYTES = BLOCK_BYTES
-"""Size of a matrix below which it stays in memory, like norms and biases."""
+"""Smaller matrices, such as norms and biases, stay in memory."""
 MATMULS = ("MUL_MAT", "MUL_MAT_ID")
-LEAST_SLICE_BYTES = READ_BYTES
-"""Least size of a slice: each is a read, and a stop of the computation."""
+MIN_SLICE_BYTES = READ_BYTES
+"""Smallest slice: each one costs a read and a stop of the computation."""
 ROWS_ALIKE = 64
-"""Granularity of rows in slices, a multiple of 4, 8 and 16: ggml chooses kernels by the remainder
-of a matrix's rows."""
+"""Granularity of rows in slices, a multiple of 4, 8 and 16: ggml chooses kernels by the number of
+rows modulo these."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertChoice:
-    """The node that holds the experts which a layer's tokens chose: int32 [n_used, n_tokens]."""
+    """The node with a layer's chosen experts, int32 [n_used, n_tokens]."""
 
     name: str
-    """The node's name, which no other node has and which is the same in every graph."""
+    """Name of the node, unique and the same in every graph."""
     op: int
     n_used: int
 
 
 @dataclass(frozen=True, slots=True)
 class TracedWeight:
-    """A tensor of the file that the graph reads, and where llama.cpp keeps it."""
+    """A tensor of the file that the graph reads, and its ggml_tensor."""
 
     entry: TensorEntry
     address: int
     """Address of the ggml_tensor."""
     swappable: bool
-    """True if one matrix product reads it, directly: its pointer may change between passes."""
+    """True if only one matrix product reads it, directly, so that its pointer may change between
+    passes."""
     rows_per_token: int
-    """Rows of a table that are looked up for each token; 0 for a weight that is no table."""
+    """Rows looked up per token; 0 if it is not a lookup table."""
     choice: ExpertChoice | None = None
-    """The choice among stacked experts, of which a product reads the chosen ones."""
+    """The node with the chosen experts, for a stack of experts."""
     divisible: bool = False
-    """True if its product can be computed for some of its rows at a time."""
+    """True if its product can be computed in slices of its rows."""
 
     @property
     def looked_up(self) -> bool:
@@ -69,31 +70,29 @@ class TracedWeight:
 
     @property
     def stride(self) -> ctypes.c_size_t:
-        """Bytes from one of a stack of matrices to the next, to read and to write."""
+        """Byte stride between the matrices of a stack, to read and to write."""
         return ctypes.c_size_t.from_address(self.address + abi.STACK_STRIDE_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One node of the graph that reads a weight."""
+    """A node of the graph that reads a weight."""
 
     node: int
     op: str
     direct: bool
-    """True if the weight is the node's first operand, through no view."""
+    """True if the weight is the node's first operand, and not through a view."""
     n_rows: int = 0
-    """Rows that it looks up; 0 if they are known only when the graph is computed."""
+    """Number of rows that it looks up; 0 if unknown before computing."""
     chosen_by: int = 0
-    """The node that holds the experts which a MUL_MAT_ID reads."""
+    """For MUL_MAT_ID, the node with the chosen experts."""
 
 
 def trace_weights(model: loading.Model, header: GgufFile, stop: AbortFlag) -> list[TracedWeight]:
-    """The weights that a pass reads, in the order of the products that read them. Computes nothing.
+    """The weights that a pass reads, in the order of their products. Computes nothing.
 
-    A table that is looked up at the start and is the output head too counts as the head.
-
-    llama.cpp asks about the whole graph before it computes a node; the abort flag is up, so that
-    the decode ends there.
+    Embeddings tied to the output head are ordered as the head. llama.cpp calls the callback for the
+    whole graph before it computes a node; the abort flag is set, so that the decode ends there.
     """
     entries = {tensor.name: tensor for tensor in header.tensors}
     uses: dict[int, list[_Use]] = {}
@@ -160,8 +159,11 @@ def trace_weights(model: loading.Model, header: GgufFile, stop: AbortFlag) -> li
 
 
 def _rows_per_token(entry: TensorEntry, uses: Sequence[_Use]) -> int:
-    """Rows looked up for each token: 0 unless the table is looked up directly, by known numbers,
-    and otherwise at most multiplied. Other nodes need all of it."""
+    """Rows looked up per token.
+
+    It is 0 unless the table is looked up directly with a known number of rows, and is otherwise
+    only used in matrix products: other nodes need the whole table.
+    """
     lookups = [use for use in uses if use.op == LOOKUP]
     if len(entry.shape) != 2 or entry.nbytes < SMALL_BYTES:
         return 0
@@ -178,12 +180,12 @@ def _choice(node: int) -> ExpertChoice:
 
 
 def _first_product(uses: Sequence[_Use]) -> int:
-    """The node that first reads a weight, other than to look up rows if there is one."""
+    """The first node that reads a weight other than by lookup, if there is one."""
     return min((use.node for use in uses if use.op != LOOKUP), default=uses[0].node)
 
 
 def in_host_memory(tensor: int) -> bool:
-    """False for a tensor that was copied to a device while loading."""
+    """False for a tensor on a device."""
     return abi.buffer_is_host(abi.GgmlTensor.from_address(tensor).buffer)
 
 
@@ -194,14 +196,14 @@ class WeightGroup:
     segment: Segment
     weights: tuple[TracedWeight, ...]
     rows: range | None = None
-    """Rows of the only weight that the segment holds; None: all of all weights."""
+    """Rows of the segment's only weight; None: whole weights."""
 
 
 def cut(weights: Sequence[TracedWeight], largest_bytes: int | None = None) -> list[WeightGroup]:
-    """Cut weights, in order of use, at layer boundaries and wherever a piece would exceed a size.
+    """Cut weights, in order of use, at layer boundaries and into pieces of `largest_bytes`.
 
-    `largest_bytes` None: whole layers. A layer's tensor is never divided. What belongs to no layer,
-    an output head, is divided into slices no larger than the largest of the other segments.
+    None cuts only at layer boundaries. Tensors of layers are never divided. An output head is
+    divided into slices no larger than the largest other segment.
     """
     groups: list[list[TracedWeight]] = []
     for weight in weights:
@@ -213,7 +215,7 @@ def cut(weights: Sequence[TracedWeight], largest_bytes: int | None = None) -> li
                 continue
         groups.append([weight])
     sizes = [sum(w.entry.nbytes for w in g) for g in groups if not _can_be_sliced(g)]
-    slice_bytes = max([LEAST_SLICE_BYTES, *sizes])
+    slice_bytes = max([MIN_SLICE_BYTES, *sizes])
     found = []
     for group in groups:
         if _can_be_sliced(group) and group[0].entry.nbytes > slice_bytes:
@@ -224,8 +226,11 @@ def cut(weights: Sequence[TracedWeight], largest_bytes: int | None = None) -> li
 
 
 def slices(weight: TracedWeight, largest_bytes: int) -> list[WeightGroup]:
-    """A matrix in slices of about a size, in order. Each has as many rows as the matrix, modulo
-    ROWS_ALIKE, and is multiplied by the same kernels: neighbours share the rows that are over."""
+    """Slices of a matrix of about `largest_bytes`, in order.
+
+    Each has as many rows as the matrix, modulo ROWS_ALIKE, so that the same kernels multiply it;
+    adjacent slices overlap by the surplus rows.
+    """
     entry, n_rows = weight.entry, weight.entry.shape[1]
     row_bytes = entry.nbytes // n_rows
     n_over = n_rows % ROWS_ALIKE
@@ -244,8 +249,10 @@ def slices(weight: TracedWeight, largest_bytes: int) -> list[WeightGroup]:
 def join_pinned(
     groups: Sequence[WeightGroup], pinned: frozenset[int]
 ) -> tuple[list[WeightGroup], frozenset[int]]:
-    """Groups and indices of pinned ones, with one group for slices of a weight that all stay in
-    memory: llama.cpp multiplies with that by itself."""
+    """Groups and indices of pinned groups, after joining the slices of completely pinned weights.
+
+    llama.cpp itself multiplies such weights.
+    """
     streamed = {g.weights[0].address for i, g in enumerate(groups) if g.rows and i not in pinned}
     joined: list[WeightGroup] = []
     kept = set()

@@ -1,8 +1,7 @@
-"""Matrices that are read in slices, such as an output head that no slot holds whole.
+"""Multiplies matrices slice by slice, such as an output head larger than a slot.
 
-ggml computes every element of such a product by itself. So rows of the matrix may be multiplied by
-themselves, if the same kernels do it: the same numbers at the same places. The pager reads the
-slices that do not stay in memory.
+ggml computes every element of such a product independently, so a slice of the rows gives the same
+numbers if the same kernels are used. The pager reads the slices that are not pinned.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _FLOAT_BYTES = 4
 
 
 class SlicedMatrices(Closeable):
-    """Multiplies with sliced matrices in place of llama.cpp, slice by slice."""
+    """Computes products with sliced matrices in place of llama.cpp."""
 
     def __init__(
         self,
@@ -30,38 +29,40 @@ class SlicedMatrices(Closeable):
         packer: Packer,
         packed: Mapping[int, BufferFields],
     ) -> None:
-        """`groups` in order of use, of which `streamed` are read in every pass. `packed`: the
-        address of a packed matrix -> the buffer fields of tensors over it."""
+        """`groups` are in order of use; `streamed` ones are read in every pass.
+
+        `packed` has buffer fields by the address of packed matrices.
+        """
         self._slices: dict[int, list[WeightGroup]] = {}
         for group in groups:
             if group.rows:
                 self._slices.setdefault(group.weights[0].address, []).append(group)
         self._index = {group.segment: i for i, group in enumerate(streamed)}
         self._addresses: dict[object, int] = {}
-        """Segment -> address, for slices that stay in memory."""
+        """Addresses of pinned slices by segment."""
         self._packer = packer
         self._packed = packed
         self._row_slices = RowSlices(n_threads) if self._slices else None
         self._skipped = SkippedNode()
         self._sliced = 0
-        """The matrix whose product llama.cpp skips now."""
+        """The matrix whose product llama.cpp is skipping."""
 
     @property
     def addresses(self) -> Collection[int]:
-        """The matrices' tensors."""
+        """Addresses of the matrices' tensors."""
         return self._slices.keys()
 
     @property
     def backends(self) -> list[int]:
-        """The addresses of the CPU backends that multiply."""
+        """Addresses of the CPU backends that multiply."""
         return [self._row_slices.backend] if self._row_slices else []
 
     def keep(self, group: WeightGroup, base: int) -> None:
-        """Take the segment of a slice that was read to `base` and stays there."""
+        """Use the pinned slice that was read to `base`."""
         self._addresses[group.segment] = self._pack(group, base)
 
     def skip(self, node: int, matrix: int) -> None:
-        """Make llama.cpp skip a product with one of these matrices. It stops after the node, and
+        """Make llama.cpp skip a product with one of the matrices; it stops after the node, and
         `multiply` follows."""
         self._skipped.skip(node)
         self._sliced = matrix
@@ -69,10 +70,10 @@ class SlicedMatrices(Closeable):
     def multiply(
         self, acquire: Callable[[int], int | None], release: Callable[[int], None]
     ) -> bool:
-        """Compute the product that llama.cpp has skipped; False if there was none. `acquire`
-        returns the address of a segment by its number, valid until `release`; None ends it early.
+        """Compute the product that llama.cpp has skipped; False if there was none.
 
-        Raises EdgespecError, and what `acquire` raises.
+        `acquire` returns the address of a segment, valid until `release`, or None to cancel. Raises
+        EdgespecError, and the errors of `acquire`.
         """
         node = self._skipped.restore()
         if not node or self._row_slices is None:
@@ -93,7 +94,7 @@ class SlicedMatrices(Closeable):
         return True
 
     def end_pass(self) -> None:
-        """Restore a product that was skipped when the pass ended."""
+        """Restore the node of a skipped product if the pass ended before `multiply`."""
         self._skipped.restore()
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class SlicedMatrices(Closeable):
 
 
 class RowSlices(Closeable):
-    """Multiplies with slices of the matrix of a product that llama.cpp skipped."""
+    """Computes parts of a product that llama.cpp skipped, for slices of its matrix."""
 
     def __init__(self, n_threads: int) -> None:
         self._graph = NodeGraph(n_threads)
@@ -121,14 +122,14 @@ class RowSlices(Closeable):
 
     @property
     def backend(self) -> int:
-        """The address of the CPU backend that computes the slices."""
+        """Address of the CPU backend that computes the slices."""
         return self._graph.backend
 
     def multiply(self, node: int, rows: range, address: int, packed: BufferFields | None) -> None:
-        """Compute the part of the product that rows of the matrix give, which lie at `address`.
-        `packed`: the buffer fields of a tensor over these rows if they are packed.
+        """Compute the part of the product for `rows` of the matrix, which are at `address`.
 
-        Raises EdgespecError.
+        `packed` has the buffer fields of a tensor over these rows, if they are packed. Raises
+        EdgespecError.
         """
         product = self._graph.node
         ctypes.pointer(product)[0] = abi.GgmlTensor.from_address(node)

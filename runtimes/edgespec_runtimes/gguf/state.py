@@ -1,7 +1,7 @@
-"""Keys and values of a committed prefix as pieces of bytes, and back, in llama.cpp's own format.
+"""Saves and restores keys and values of a committed prefix in pieces, in llama.cpp's format.
 
-The cells of some tokens at a time go through a sequence of their own, so that no buffer is as large
-as the cache. Recurrent state has no parts: it goes in one piece. Knows no file.
+The cells of a few tokens at a time are copied to a sequence of their own, so that no buffer is as
+large as the cache. Recurrent state is indivisible and one piece. Knows no file.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES, LlamaMemory
 from edgespec_runtimes.gguf.llama.sequences import HOME
 
 _STEP = struct.Struct("<I")
-"""Tokens in a piece."""
+"""Header of a piece: its number of tokens."""
 _RUN = struct.Struct("<II")
 """Half-open range of positions."""
 Runs = Sequence[tuple[int, int]]
 
 
 def state_bytes(memory: LlamaMemory, has_parts: bool) -> int:
-    """Bytes of the buffer that `write` takes."""
+    """Bytes of the buffer that `write` needs."""
     return PIECE_BYTES if has_parts else memory.whole_bytes(HOME)
 
 
 def write(
     memory: LlamaMemory, n_tokens: int, has_parts: bool, hand_over: Write, held: Runs = ()
 ) -> None:
-    """Write the first `n_tokens` of the committed prefix; recurrent state is always whole. `held`:
-    positions that every layer holds, where some give cells back."""
+    """Write the first `n_tokens` of the committed prefix; recurrent state is always whole.
+
+    `held` has the positions that all layers still hold, if some free cells.
+    """
     if not has_parts:
         buffer = _buffer(memory.whole_bytes(HOME))
         hand_over(memoryview(buffer).cast("B")[: memory.save_whole(buffer, HOME)])
         return
-    step = memory.most_at_once(HOME, n_tokens)
+    step = memory.max_at_once(HOME, n_tokens)
     hand_over(memoryview(_STEP.pack(step) + b"".join(_RUN.pack(*run) for run in held)))
     buffer = _buffer(memory.piece_bytes(HOME, 0, step))
     for begin in range(0, n_tokens, step):
@@ -53,8 +55,11 @@ def read(
     pieces: Read,
     take: Callable[[int, Runs], None],
 ) -> None:
-    """Take `n_tokens` into the empty cells, as the prefix. `take` is told of as many as were
-    taken, with what every layer holds of all. Raises StateError."""
+    """Read `n_tokens` into the empty cache as the prefix.
+
+    `take` is called with the number of tokens read and the positions that all layers hold. Raises
+    StateError.
+    """
     if not has_parts:
         memory.restore_whole(_next(pieces), HOME, n_tokens)
         take(n_tokens, ())

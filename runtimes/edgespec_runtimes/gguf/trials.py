@@ -1,7 +1,7 @@
-"""A program of its own: tries llama.cpp's CPU code or its GPUs, or asks devices for their memory.
+"""A separate program that tests llama.cpp's CPU code or GPUs, or asks devices for their memory.
 
-It may crash, hang or take memory instead of the process that asks. It writes to stdout how far it
-came, by how many bytes it grew, or what it was told. `llama.trial_process` starts it.
+It may crash, hang or take memory in place of its parent. It writes its progress, its growth in
+bytes, or the devices' answers to stdout. `llama.trial_process` starts it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from edgespec_runtimes.gguf.llama.cpu import PACKED, PLAIN, WRONG
 from edgespec_runtimes.gguf.llama.devices import NO_ANSWER
 
 N_IN, N_OUT, N_ROWS = 256, 64, 9
-"""Weights [N_OUT, N_IN] times N_ROWS rows: enough for every kernel that packs weights."""
+"""Shape of the test product, weights [N_OUT, N_IN] times N_ROWS rows, which covers all packed
+kernels."""
 CPU_KINDS = (2, 8, 12, 14)
-"""Q4_0, Q8_0, Q4_K and Q6_K: the quantisations that most models have."""
+"""Weight types to test: Q4_0, Q8_0, Q4_K and Q6_K, the most common ones."""
 TOLERANCE = 0.02
-"""Share of the largest value by which products may differ: kernels differ in how they quantise
-activations."""
+"""Allowed difference of products as a share of the largest value: kernels quantise activations
+differently."""
 GPU_KINDS = (ggml.F32, ggml.F16, ggml.Q8_0)
-"""Types of the weights that GPUs multiply; products of floats use a library like cuBLAS."""
+"""Weight types to test on GPUs; products of floats use a library like cuBLAS."""
 GPU_ROWS = (1, 64)
-"""Rows that are multiplied: a token's and a prompt's kernels differ."""
+"""Rows to multiply: single tokens and prompts use different kernels."""
 NO_GPU = 3
 """Exit code if there is no GPU."""
 N_QUESTIONS = 3
 
 
 def main(what: str, *args: str) -> int:
-    """Exit code 0 if it came to the end."""
+    """Run the trial `what`; returns the exit code, 0 for success."""
     if what == "cpu":
         return try_cpu()
     if what == "server":
@@ -50,7 +51,7 @@ def main(what: str, *args: str) -> int:
 
 
 def try_cpu() -> int:
-    """Multiply a few rows plainly and packed; exit code 0 if every product is right."""
+    """Multiply a few rows unpacked and packed; returns 0 if all products agree."""
     _leave_no_core_dump()
     plain = {kind: _products(kind, ggml.plain_buffer_type()) for kind in CPU_KINDS}
     if not all(any(values) and all(map(math.isfinite, values)) for values in plain.values()):
@@ -78,7 +79,7 @@ def _close(found: list[float], expected: list[float]) -> bool:
 
 
 def _leave_no_core_dump() -> None:
-    """Suppress the core dump and the error dialogue: a crash is an expected result here."""
+    """Suppress core dumps and error dialogues, because a crash is an expected result."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -97,12 +98,12 @@ def try_gpus() -> int:
     devices = gpu.find_all()
     if not devices:
         return NO_GPU
-    taken_bytes, peak_bytes = process.taken_bytes(), process.peak_rss_bytes()
+    taken_bytes, peak_bytes = process.footprint_bytes(), process.peak_rss_bytes()
     with ExitStack() as owned:
         for device in devices:
             ggml.new_backend(owned, device)
             _multiply(device)
-        now_bytes, highest_bytes = process.taken_bytes(), process.peak_rss_bytes()
+        now_bytes, highest_bytes = process.footprint_bytes(), process.peak_rss_bytes()
     if highest_bytes > peak_bytes:
         now_bytes = max(now_bytes, highest_bytes)
     os.write(1, str(max(0, now_bytes - taken_bytes)).encode())
@@ -110,7 +111,7 @@ def try_gpus() -> int:
 
 
 def _multiply(device: int) -> None:
-    """Products of the kinds that the device takes. Raises EdgespecError where none can be made."""
+    """Compute products of all types that the device supports. Raises EdgespecError if none is."""
     kinds = [kind for kind in GPU_KINDS if ggml.multiplies(device, kind, N_IN, N_OUT)]
     if not kinds:
         raise EdgespecError(f"{ggml.device_name(device)} multiplies nothing")
@@ -122,21 +123,25 @@ def _multiply(device: int) -> None:
 
 
 def ask_gpus() -> int:
-    """Ask the local GPUs for their memory."""
+    """Query the memory of the local GPUs."""
     return _tell(gpu.find_all())
 
 
 def ask_server(server: str, answer_s: float) -> int:
-    """Ask the devices of an RPC server for their memory; exit code `NO_ANSWER` after `answer_s`,
-    in which the start of this process does not count."""
+    """Query the memory of an RPC server's devices.
+
+    Exits with `NO_ANSWER` after `answer_s`, in which the start of this process does not count.
+    """
     watch = Timer(answer_s, os._exit, (NO_ANSWER,))
     watch.daemon = True
     watch.start()
     found = rpc.devices_of(server)
-    from edgespec_runtimes.gguf import isolated  # noqa: F401 - which a connected process will be
+    from edgespec_runtimes.gguf import isolated  # noqa: F401 - which the process will be
 
     with ExitStack() as owned:
-        for device in found:  # a backend keeps the connection; else each question makes its own
+        for (
+            device
+        ) in found:  # a backend keeps the connection; without one every question makes its own
             ggml.new_backend(owned, device)
         return _tell(found)
 
@@ -144,12 +149,12 @@ def ask_server(server: str, answer_s: float) -> int:
 def _tell(found: Sequence[int]) -> int:
     """Write JSON: the bytes that this process takes, and the devices."""
     answers = [(ggml.device_name(d), *ggml.memory_of(d), _round_trip_s(d)) for d in found]
-    os.write(1, json.dumps([process.taken_bytes(), answers]).encode())
+    os.write(1, json.dumps([process.footprint_bytes(), answers]).encode())
     return 0
 
 
 def _round_trip_s(device: int) -> float:
-    """Seconds of the quickest of some questions."""
+    """Latency of a device in seconds: the fastest of a few queries."""
     seconds = []
     for _ in range(N_QUESTIONS):
         began = time.perf_counter()

@@ -1,11 +1,11 @@
 """Points llama.cpp's tensors into the slots of the pager's ring while it computes.
 
-llama.cpp asks `cb_eval` about every node before it computes a batch of nodes, and calls again after
-a node for which the answer was True. A streamed segment is acquired, and its tensors pointed into
-the slot, when the first node that reads it is asked about; after the last one it is released and
-its tensors point into the file mapping again. A tensor without a slot reads the mapping: a
-missed swap is slow and never wrong. A matrix in slices, an output head, is multiplied slice by
-slice: llama.cpp skips that product.
+llama.cpp calls `cb_eval` for every node before it computes a batch of nodes, and again after each
+node for which it returned True. A streamed segment is acquired, and its tensors are pointed into
+the slot, at the call before its first node; after its last node it is released, and its tensors
+point into the file mapping again. A tensor without a slot reads the mapping, so a missed swap is
+slow but never wrong. A sliced matrix (an output head) is multiplied slice by slice, while llama.cpp
+skips the product.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ POINTER_BYTES = 8
 
 
 class PagedWeights:
-    """All weights of a mapped model: pinned, streamed, or looked up row by row.
+    """All weights of a mapped model: pinned, streamed, or looked up by row.
 
     Constructed before the context, whose `cb_eval` is `callback`; `fill` reads the pinned weights.
     `open_reader` opens the model's files, once for segments and once for experts.
@@ -71,7 +71,7 @@ class PagedWeights:
         self._stop = stop
         self._packer = Packer()
         self.packed = packed_fields(self._packer, header, self.groups)
-        """Buffer fields, by address, of tensors that are packed before they are computed with."""
+        """Buffer fields of packed tensors by address."""
         self._reader = open_reader()
         self._pinned = PinnedSegments(trace)
         self._trace = trace
@@ -103,7 +103,7 @@ class PagedWeights:
         self._n_pinned_before = self._runs_of_pinned()
         self._held: set[int] = set()
         self._parked: set[int] = set()
-        """Segments that could not be read: their weights point anywhere into the ring."""
+        """Segments that could not be read, whose weights point to arbitrary memory of the ring."""
         self._lookup_op = abi.op_number(LOOKUP)
         self._choice_ops = self.experts.ops if self.experts else frozenset()
         self._ops = self._choice_ops.union((*map(abi.op_number, MATMULS), self._lookup_op))
@@ -119,7 +119,7 @@ class PagedWeights:
 
     @property
     def used_share(self) -> float:
-        """Share of the paged experts that a token uses; 1 without any."""
+        """Share of the paged experts that a token uses; 1 without paged experts."""
         experts = self.experts.cache.stats if self.experts else None
         return experts.used / experts.experts if experts else 1.0
 
@@ -136,7 +136,7 @@ class PagedWeights:
         return paging_stats(segments, self.pinned_bytes, self.stores, self.passes, experts)
 
     def fill(self, progress: Progress | None) -> None:
-        """Read what stays in memory and start streaming. Raises WeightReadError."""
+        """Read the pinned weights and start streaming. Raises WeightReadError."""
         small = [extent_of(weight) for weight in self._resident]
         resident = WeightGroup(Segment("small tensors", small), tuple(self._resident))
         pinned = [self.groups[i] for i in sorted(self._pinned_groups)]
@@ -167,7 +167,7 @@ class PagedWeights:
         self._compute_pinned(0)
 
     def end_pass(self) -> None:
-        """Call after every llama_decode: points weights back to the mapping."""
+        """Point all weights back to the mapping; call after every llama_decode."""
         self.sliced.end_pass()
         for index in list(self._held):
             self._restore(index)
@@ -199,8 +199,7 @@ class PagedWeights:
     def _row_tables(
         self, header: GgufFile, weights: Sequence[TracedWeight], n_batch: int
     ) -> dict[int, tuple[TracedWeight, RowTable]]:
-        """Address -> table whose rows are looked up, without those that are pinned because they
-        are the output head, too."""
+        """Lookup tables by address, without those that are pinned as output head."""
         pinned = {
             weight.address
             for group in map(self.groups.__getitem__, self._pinned_groups)
@@ -232,10 +231,10 @@ class PagedWeights:
         return PagedExperts(mixtures, cache, self._stop, n_threads)
 
     def _boundaries(self) -> frozenset[int]:
-        """Weights after whose product llama.cpp must compute before it asks on.
+        """Weights after whose product llama.cpp must compute before it continues with callbacks.
 
-        The last of every streamed segment, so that its slot is freed; and the last before one, so
-        that waiting for it does not hold up what comes before.
+        They are the last ones of each streamed segment, so that its slot is freed, and the last
+        ones before it, so that waiting for it does not delay earlier nodes.
         """
         stops = set(self._last_of)
         ordered = [weight.address for group in self.groups for weight in group.weights]
@@ -245,7 +244,7 @@ class PagedWeights:
         return frozenset(stops)
 
     def _runs_of_pinned(self) -> list[int]:
-        """Numbers of pinned segments before each streamed one, and after the last."""
+        """Number of pinned segments before each streamed one, and after the last one."""
         runs = [0]
         for i in range(len(self.groups)):
             if i in self._pinned_groups:
@@ -255,10 +254,10 @@ class PagedWeights:
         return runs
 
     def on_node(self, node: int, ask: bool, _: Any = None) -> bool:
-        """Implements llama.cpp's `cb_eval`; keeps what it cannot raise."""
+        """Implement llama.cpp's `cb_eval`; exceptions are stored and raised after the pass."""
         try:
             return self._before(node) if ask else self._after(node)
-        except BaseException as exc:  # noqa: BLE001 - it cannot cross llama.cpp: keep it
+        except BaseException as exc:  # noqa: BLE001 - it cannot pass through llama.cpp
             self.failure = exc
             self._stop.set()
             return True
@@ -301,15 +300,18 @@ class PagedWeights:
         return True
 
     def _look_up(self, node: int, address: int) -> None:
-        """Point a table to its rows and fetch those that the node reads. If that fails the pass is
-        given up, but llama.cpp computes the node first: it finds zeros."""
+        """Point a lookup table to its memory and read the rows that the node needs.
+
+        If that fails, the pass is aborted; llama.cpp still computes the node, on zeros.
+        """
         weight, rows = self._tables[address]
         weight.pointer.value = rows.address
         index = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET + POINTER_BYTES).value
         rows.fetch(rows_named(index))
 
     def _point(self, index: int) -> int | None:
-        """Point weights to their segment; returns its address, None once cancelled."""
+        """Acquire a segment and point its weights to it; returns its address, None once
+        cancelled."""
         assert self.pager is not None
         self._computing.end()
         try:
@@ -339,9 +341,11 @@ class PagedWeights:
         self.pager.release(index)
 
     def _park(self, index: int) -> None:
-        """Keep a pass that is being given up away from the file: llama.cpp computes a node before
-        it looks whether to stop, and reading a mapping past the end of a file that has become
-        shorter kills the process."""
+        """Point the weights of an aborted pass to the ring instead of the file mapping.
+
+        llama.cpp computes a node before it checks the abort flag, and reading a mapping past the
+        end of a truncated file would crash the process.
+        """
         assert self.pager is not None
         self._parked.add(index)
         for weight, _ in self._swaps[index]:
@@ -354,15 +358,17 @@ class PagedWeights:
                 fields.write_to(weight.address)
 
     def _put(self, weight: TracedWeight, address: int) -> None:
-        """Point a weight to the address it was read to, and pack it if it is to be packed. The
-        reading thread does not pack: ggml's other threads occupy the processor meanwhile."""
+        """Point a weight to the address it was read to, and pack it if needed.
+
+        The I/O thread does not pack, because ggml's threads occupy the cores meanwhile.
+        """
         weight.pointer.value = address
         if fields := self.packed.get(weight.address):
             self._packer.pack(address, weight.entry.type.code, *weight.entry.shape)
             fields.write_to(weight.address)
 
     def _compute_pinned(self, n_passed: int) -> None:
-        """Trace the pinned segments that are computed next, after that many streamed ones."""
+        """Trace the pinned segments that are computed after `n_passed` streamed ones."""
         self._computing.end()
         if n_pinned := self._n_pinned_before[n_passed]:
             self._computing = self._trace.span(Track.TARGET, "compute pinned")
@@ -370,7 +376,7 @@ class PagedWeights:
 
 
 def _offsets(group: WeightGroup) -> list[tuple[TracedWeight, int]]:
-    """Offsets of weights in the slot of their segment; none if it holds a slice of a weight."""
+    """Weights of a segment and their offsets in the slot; empty for a slice of a weight."""
     if group.rows is not None:
         return []
     entries = ((weight, weight.entry) for weight in group.weights)

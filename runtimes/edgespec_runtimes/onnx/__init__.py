@@ -1,4 +1,4 @@
-"""ONNX models on onnxruntime: options, and the runtime when it is asked for."""
+"""ONNX models on onnxruntime: options, and the lazily imported runtime."""
 
 from __future__ import annotations
 

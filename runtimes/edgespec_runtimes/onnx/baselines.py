@@ -1,7 +1,7 @@
-"""Decodes an exported model as onnxruntime itself does: its weights mapped, or resident.
+"""Baselines: decodes an unmodified export with onnxruntime, with weights mapped or resident.
 
-For comparison only: the file as it was exported in one session. Nothing of edgespec's rewriting,
-cutting, paging or engine runs here.
+For comparison only: the exported file in one session, without edgespec's rewriting, cutting, paging
+and engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnx import helper
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError
-from edgespec.memory.heap import return_free_memory
+from edgespec.memory.heap import trim_heap
 from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, check, measured
 from edgespec.values import RoundCost
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
@@ -35,17 +35,14 @@ BASELINES: Sequence[Baseline] = (
     Baseline(RESIDENT, "onnxruntime with its defaults, weights in memory", resident=True),
 )
 
-MOST_LOGITS_BYTES = 32 << 20
-"""Most bytes of logits in a run: a prompt is read in parts, since an export computes logits after
-each of its tokens."""
+MAX_LOGITS_BYTES = 32 << 20
+"""Most bytes of logits in a run; a prompt is split, because an export computes logits of all its
+tokens."""
 _ERRORS_ONLY = 3
 
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
-    """Load the model as `name` says, continue the prompt greedily, free.
-
-    Raises ModelError and UsageError.
-    """
+    """Continue the prompt greedily with baseline `name`. Raises ModelError and UsageError."""
     check(name, request, BASELINES)
     with ExitStack() as owned:
         began = time.perf_counter()
@@ -62,10 +59,10 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
 
 
 class _ExportedModel(Closeable):
-    """A whole model in one session, and its cache of keys and values as the last run returned it.
+    """A whole model in one session, with the KV cache that the last run returned.
 
-    Bound values pass from run to run without a copy of ours. Other loops were no faster: with
-    arrays that Python sees, or with keys and values written to buffers that are kept.
+    Outputs are bound as the next run's inputs without a copy. NumPy arrays, or preallocated buffers
+    for keys and values, were not faster.
     """
 
     def __init__(self, source: Source, n_threads: int, keeps_all: bool) -> None:
@@ -74,10 +71,10 @@ class _ExportedModel(Closeable):
         self._roles = find_roles(model.graph, where)
         configs = (source.generation_config, source.config, source.genai_config)
         self.vocabulary = read_vocabulary(source.folder, self._roles.n_vocab, configs)
-        # tokens that share a run share a scale, and would not be those of the engine
+        # tokens in one run share a quantisation scale, and would differ from the engine's
         scaled = any(node.op_type in BATCH_SCALED for node in model.graph.node)
-        self._most = 1 if scaled else max(1, MOST_LOGITS_BYTES // (4 * self._roles.n_vocab))
-        return_free_memory()
+        self._most = 1 if scaled else max(1, MAX_LOGITS_BYTES // (4 * self._roles.n_vocab))
+        trim_heap()
         self._stop = StopFlag()
         options = _resident(n_threads) if keeps_all else _mapped(n_threads)
         self._session = _session(source.path, options)
@@ -93,12 +90,12 @@ class _ExportedModel(Closeable):
         self._n_past = 0
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the past."""
+        """Append tokens to the cache."""
         for begin in range(0, len(tokens), self._most):
             self.decode(tokens[begin : begin + self._most])
 
     def generate(self, token: int, n_tokens: int) -> tuple[list[int], list[RoundCost]]:
-        """A token a pass, greedily, after `token`."""
+        """Generate greedily after `token`, one token per pass."""
         tokens: list[int] = []
         rounds: list[RoundCost] = []
         while len(tokens) < n_tokens and not (tokens and token in self.vocabulary.eog_tokens):
@@ -112,7 +109,7 @@ class _ExportedModel(Closeable):
         return tokens, rounds
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
-        """Append tokens to the past; logits after the last, [n_vocab]."""
+        """Append tokens to the cache; returns the logits after the last one, [n_vocab]."""
         n_seen = self._n_past + len(tokens)
         feeds = {IDS: np.array([tokens], np.int64)}
         if self._roles.has_mask:
@@ -142,7 +139,7 @@ class _ExportedModel(Closeable):
 
 
 def _session(path: Path, options: Any) -> Any:
-    """The file, loaded by onnxruntime itself. Raises ModelError."""
+    """Load the file with onnxruntime. Raises ModelError."""
     try:
         with translated(StopFlag()):
             return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -151,7 +148,8 @@ def _session(path: Path, options: Any) -> Any:
 
 
 def _resident(n_threads: int) -> Any:
-    """The defaults: every optimisation, weights converted and packed once, threads that spin."""
+    """Default session options: all optimisations, weights converted and packed, spinning
+    threads."""
     options = ort.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = n_threads
@@ -159,18 +157,18 @@ def _resident(n_threads: int) -> Any:
 
 
 def _mapped(n_threads: int) -> Any:
-    """The session options that decode fastest where the weights do not fit.
+    """The fastest session options for weights that do not fit into memory.
 
-    Measured on 1 GiB of fp16 weights, in a cgroup of half of that at 300 MB/s. The defaults convert
-    all weights to fp32 while loading, 1.9 GB at the peak, and are killed. Below the highest level
-    the weights stay mapped, but in the default order 1.1 GB of converted ones are there at once,
-    and that is killed, too. Ordered by priority, each is converted just before its product: 90 MB
-    are private, and a token takes 3.5 s, which is what reading the whole file once takes. With a
-    lower level, or without an arena, it took the same.
+    Measured with 1 GiB of fp16 weights in a cgroup of half that size at 300 MB/s. With the
+    defaults, all weights are converted to fp32 while loading, with a peak of 1.9 GB, and the
+    process is killed. Below the highest optimisation level, weights stay mapped, but in the default
+    order 1.1 GB of converted weights exist at once, and the process is killed, too. In priority
+    order, each weight is converted just before its product: 90 MB are private, and a token takes
+    3.5 s, the time to read the whole file once. A lower level, or no arena, made no difference.
 
-    Packing would make private copies: in fp16 of the few weights that are stored in fp32, which
-    saved no reading since the kernel reads ahead across them; in fp32, int8 and 4 bits of all.
-    4-bit products of weights that are not packed took 13 times as long as of packed ones.
+    Packing would create private copies: with fp16, of the few fp32 weights, which saved no reading
+    because of the kernel's read-ahead; with fp32, int8 and 4 bits, of all weights. Products with
+    unpacked 4-bit weights took 13 times as long as with packed ones.
     """
     options = _resident(n_threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

@@ -1,8 +1,8 @@
-"""Inputs of the graph for tokens or tree nodes, and the cache slots and rows of its outputs.
+"""Builds the graph's inputs for tokens or tree nodes, and assigns its outputs to cache slots.
 
-Where the graph takes a mask of ours, a tree is one row that sees its branches through the mask.
-Elsewhere every branch is a row of its own: a leaf's path, behind the committed prefix and what of
-the branch was evaluated before, padded to the length of the others and split into batches.
+If the graph accepts an attention mask, a tree is one row with a mask for its branches. Otherwise
+every branch is a row of its own: the path to a leaf, after the committed prefix and the evaluated
+part of the branch, padded to a common length and split into batches.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """One run of the graph: [rows, tokens] of ids, and what goes with them."""
+    """Inputs and outputs of one run of the graph, for [rows, tokens] ids."""
 
     ids: Ints
     feeds: dict[str, np.ndarray]
     n_past: int
-    """Slots of the cache that the graph reads."""
+    """Number of cache slots that the graph reads."""
     places: Ints
-    """Flat indices into rows x tokens of those that count; the others are padding or repeated."""
+    """Flat indices into [rows, tokens] of the new tokens; others are padding or repeated."""
     slots: Ints
-    """Slots of the cache for the keys and values of `places`."""
+    """Cache slots for the keys and values of `places`."""
     results: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    """Rows of the caller's logits, one for each of `places`; empty if none are wanted."""
+    """Rows of the caller's logits for each of `places`; empty if no logits are needed."""
     is_direct: bool = True
-    """One row, all of whose tokens count, in slots that follow the past: no copy is needed."""
+    """True for one row without padding, in slots directly after the past: no copy is needed."""
     text: int = 0
-    """Number of the text whose cache it is."""
+    """Number of the text, which selects its cache."""
 
     def of(self, text: int, first_result: int = 0) -> Batch:
-        """The batch of that text, with results after those of other texts."""
+        """The batch as that of `text`, with results after those of other texts."""
         return replace(self, text=text, results=self.results + first_result)
 
 
 @dataclass(frozen=True)
 class Batcher:
-    """Makes the batches of one model."""
+    """Builds the batches of one model."""
 
     masks: Sequence[MaskForm]
-    """Masks that the graph takes; without any every branch is a row."""
+    """Masks that the graph accepts; if empty, every branch is a row."""
     chunk: int
-    """Most tokens of a prompt in one batch."""
+    """Most prompt tokens in one batch."""
     max_rows: int
     """Most rows in one batch."""
     alone: bool = False
-    """Every token by itself: the graph lets tokens of a batch influence each other."""
+    """True if every token needs a batch of its own, because tokens in a batch affect each other."""
 
     def prompt(self, tokens: Sequence[int], begin: int) -> Iterator[Batch]:
-        """Batches of a prompt whose first token has position `begin`."""
+        """Batches of prompt tokens, the first of which has position `begin`."""
         at = 0
         for n in even_parts(len(tokens), 1 if self.alone else self.chunk):
             ids = np.array([tokens[at : at + n]], np.int64)
@@ -75,7 +75,7 @@ class Batcher:
     def tree(
         self, tokens: Ints, depths: Ints, chains: Sequence[tuple[int, ...]], n_committed: int
     ) -> Iterator[Batch]:
-        """Batches of nodes with these slots; chains run from the root to the node itself."""
+        """Batches of tree nodes; each chain has the slots from the root to the node."""
         if not self.masks:
             yield from self._rows(tokens, depths, chains, n_committed)
             return
@@ -95,7 +95,7 @@ class Batcher:
             yield Batch(ids, feeds, first + at, numbers - at, first + numbers, numbers)
 
     def _feeds(self, seen: np.ndarray, n_past: int, positions: Ints) -> dict[str, np.ndarray]:
-        """For one row: which tokens each new one sees, bool [new, past + new]."""
+        """Inputs of one row, where `seen` is the attention mask, bool [new, past + new]."""
         feeds = {
             POSITIONS: positions,
             PAST_LENGTH: np.array([n_past], np.int64),
@@ -109,7 +109,7 @@ class Batcher:
 
     @cached_property
     def _mask_values(self) -> list[tuple[str, Any, Any]]:
-        """Name of each mask, and its two values."""
+        """Names of the masks, and their two values."""
         kinds = [helper.tensor_dtype_to_np_dtype(form.kind).type for form in self.masks]
         return [
             (form.name, kind(form.seen), kind(form.unseen))
@@ -149,9 +149,10 @@ class Batcher:
         first: int,
         done: set[int],
     ) -> Batch:
-        """One batch of (slots evaluated before, nodes to evaluate) behind the committed prefix.
+        """One batch of rows (evaluated slots, nodes to evaluate) after the committed prefix.
 
-        The past is padded at its beginning, new tokens at their end: none sees the padding.
+        The past is padded at its beginning and new tokens at their end, so no token attends to
+        padding.
         """
         n_past = n_committed + max(len(before) for before, _ in branches)
         n_new = max(len(nodes) for _, nodes in branches)

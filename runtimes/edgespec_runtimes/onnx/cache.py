@@ -1,8 +1,8 @@
-"""The cache of keys and values, and the transaction that tree nodes are in it.
+"""The KV cache, with committed tokens and provisional tree nodes.
 
-Entries lie token by token, [layers, 2, tokens, heads, size]: the committed prefix first, then the
-provisional nodes in the order of their evaluation. A pass appends, committing moves a few entries.
-Knows trees and slots; what reads the entries is not its business.
+Its layout is [layers, 2, tokens, heads, size]: the committed prefix first, then the provisional
+nodes in the order of their evaluation. A pass appends entries, a commit moves a few. Knows trees
+and slots, but not the graph that reads the entries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY, VALUE = 0, 1
 
 
 class KeyValueCache(Closeable):
-    """Room for `capacity` tokens; memory is resident only where it was written."""
+    """A KV cache for `capacity` tokens, whose memory becomes resident where it is written."""
 
     def __init__(self, roles: Roles, capacity: int) -> None:
         kind = helper.tensor_dtype_to_np_dtype(roles.kv_kind)
@@ -39,26 +39,26 @@ class KeyValueCache(Closeable):
         self._kind, self._token_shape = self.entries.dtype.type, shape[3:]
         self.n_committed = 0
         self._chains: dict[int, tuple[int, ...]] = {}
-        """Slots from the root down to each provisional node, by the node's key."""
+        """Slots from the root to each provisional node, by node key."""
 
     @property
     def n_used(self) -> int:
-        """Slots in use: committed tokens and provisional nodes."""
+        """Number of slots in use, by committed tokens and provisional nodes."""
         return self.n_committed + len(self._chains)
 
     def located(
         self, layer: int, kind: int, begin: int, n_tokens: int, outer: tuple[int, ...] = ()
     ) -> Bound:
-        """The memory of some slots' keys or values, [*outer, tokens, heads, size]."""
+        """The memory of the keys or values of some slots, [*outer, tokens, heads, size]."""
         address = self._starts[layer][kind] + begin * self._token_bytes
         return Bound(self._kind, (*outer, n_tokens, *self._token_shape), address)
 
     def extend(self, n_tokens: int) -> None:
-        """The next `n_tokens` slots were filled and are committed."""
+        """Commit the next `n_tokens` slots, which were filled by a pass."""
         self.n_committed += n_tokens
 
     def place(self, tree: TokenTree, nodes: Sequence[int]) -> list[tuple[int, ...]]:
-        """Give `nodes`, parents first, the next slots; the chain of each, its own slot last.
+        """Assign the next slots to `nodes`, parents first; returns the slots from the root to each.
 
         Raises UsageError for a node whose parent was not evaluated, EdgespecError when full.
         """
@@ -84,7 +84,7 @@ class KeyValueCache(Closeable):
         return chains
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int]) -> None:
-        """Make `path` part of the prefix; of the nodes below it those in `keep` stay."""
+        """Append `path` to the prefix; the nodes below it in `keep` stay provisional."""
         keys = [int(tree.key[node]) for node in path]
         end_chain = self._chains.get(keys[-1]) if keys else None
         if end_chain is None or [self._chains.get(key, ((),))[-1] for key in keys] != list(
@@ -99,7 +99,7 @@ class KeyValueCache(Closeable):
             if key in kept_keys and len(chain) > depth and chain[:depth] == end_chain
         }
         kept_slots = {chain[-1] for chain in below.values()}
-        # a node stays only if all between it and the path stays
+        # a node stays only if all nodes between it and the path stay
         below = {k: c for k, c in below.items() if kept_slots.issuperset(c[depth:])}
         sources = [*end_chain, *(chain[-1] for chain in below.values())]
         begin = self.n_committed
@@ -111,7 +111,7 @@ class KeyValueCache(Closeable):
         }
 
     def truncate(self, n_tokens: int) -> None:
-        """Shorten the prefix; nothing provisional stays."""
+        """Shorten the prefix and drop all provisional nodes."""
         if n_tokens > self.n_committed:
             raise UsageError(
                 f"the prefix of {self.n_committed} tokens cannot be cut to {n_tokens}: name fewer"
@@ -120,13 +120,13 @@ class KeyValueCache(Closeable):
         self.n_committed = n_tokens
 
     def begin_with(self, other: KeyValueCache, n_tokens: int) -> None:
-        """Hold the first `n_tokens` committed tokens of another cache, and nothing else."""
+        """Replace the content by a copy of the first `n_tokens` committed tokens of `other`."""
         self.truncate(0)
         self.entries[:, :, :n_tokens] = other.entries[:, :, :n_tokens]
         self.extend(n_tokens)
 
     def blocks(self, n_tokens: int) -> Iterator[memoryview]:
-        """The memory of the first `n_tokens` slots, layer by layer, keys before values."""
+        """Memory of the first `n_tokens` slots, layer by layer, keys before values."""
         n_bytes = n_tokens * self._token_bytes
         for start in (start for starts in self._starts for start in starts):
             block: Any = (ctypes.c_uint8 * n_bytes).from_address(start)
@@ -137,7 +137,7 @@ class KeyValueCache(Closeable):
         self.entries = np.empty((0, 2, 0, 0, 0), self.entries.dtype)
 
     def _move(self, sources: Sequence[int], begin: int) -> None:
-        """Copy slots to `begin` and after; those at the beginning that lie right already stay."""
+        """Move slots to `begin` and after, except leading ones that are already there."""
         n = 0
         while n < len(sources) and sources[n] == begin + n:
             n += 1

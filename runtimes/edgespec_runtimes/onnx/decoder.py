@@ -1,7 +1,7 @@
-"""Runs the pieces of a decoder over batches: the whole of a pass, from token ids to logits.
+"""Runs a whole pass of a decoder, from token ids to logits, piece by piece.
 
-Each piece runs over all batches before the next one does: its weights are needed once a pass,
-however many batches there are, and a batch finds the keys and values of those before it.
+Each piece processes all batches before the next piece runs, so its weights are needed once per
+pass, and each batch finds the keys and values of earlier ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable, close_all
-from edgespec.memory.heap import return_free_memory
+from edgespec.memory.heap import trim_heap
 from edgespec_runtimes.onnx.batches import Batch
 from edgespec_runtimes.onnx.cache import KEY, VALUE, KeyValueCache
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, Roles
@@ -27,21 +27,21 @@ from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights
 
 @dataclass(frozen=True, slots=True)
 class _Wiring:
-    """A piece's inputs and outputs by where they lie; sorted once, not in every step."""
+    """A piece's inputs and outputs by kind, determined once."""
 
     past: tuple[tuple[str, int, int], ...]
-    """Inputs in the cache: name, layer, KEY or VALUE."""
+    """Inputs from the cache: name, layer, KEY or VALUE."""
     fed: tuple[tuple[str, str], ...]
-    """Inputs that are fed or come from another piece: names in the piece and in the decoder."""
+    """Inputs that are fed or come from other pieces: names in the piece and in the decoder."""
     new: tuple[tuple[str, int, int], ...]
-    """Outputs that belong in the cache."""
+    """Outputs for the cache: name, layer, KEY or VALUE."""
     passed: tuple[tuple[str, str], ...]
-    """Outputs for another piece: names in the piece and in the decoder."""
+    """Outputs for other pieces: names in the piece and in the decoder."""
     logits: str | None
 
 
 class Decoder(Closeable):
-    """Weights and cache of one model: paged weights, or one session that has them in it."""
+    """Runs one model, with paged weights or with one session that contains them."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Decoder(Closeable):
         embeddings: Sequence[tuple[str, EmbeddingTable]] = (),
         layer_inputs: LayerInputs | None = None,
     ) -> None:
-        """Each text has one of `caches`. `layer_inputs` receive hidden states of each pass."""
+        """`caches` has one cache per text. `layer_inputs` receives hidden states of each pass."""
         self.caches = caches
         self.stop = stop
         self.weights = weights
@@ -79,9 +79,10 @@ class Decoder(Closeable):
         n_logits: int,
         on_piece: Callable[[float], None] | None = None,
     ) -> np.ndarray:
-        """Evaluate batches in order; logits float32 [n_logits, n_vocab] as the batches number them.
+        """Evaluate batches in order; returns logits, float32 [n_logits, n_vocab].
 
-        Keys and values go into the cache. Raises Cancelled, WeightReadError and EdgespecError.
+        `Batch.results` gives their rows. Keys and values are written to the cache. Raises
+        Cancelled, WeightReadError and EdgespecError.
         """
         logits = np.empty((n_logits, self._n_vocab), np.float32)
         values_by_batch = [self._fed(batch) for batch in batches]
@@ -106,7 +107,7 @@ class Decoder(Closeable):
             *(table.close for _, table in self._embeddings),
             *((self.weights.close,) if self.weights else ()),
             *(cache.close for cache in self.caches),
-            return_free_memory,
+            trim_heap,
         )
 
     def _held(self, index: int) -> AbstractContextManager[tuple[OrtSession, Mapping[str, Bound]]]:
@@ -162,7 +163,7 @@ class Decoder(Closeable):
 
 
 def _wired(piece: Piece, entries: Mapping[str, tuple[int, int]]) -> _Wiring:
-    """`entries`: layer and KEY or VALUE of what lies in the cache, by its name in the decoder."""
+    """The wiring of a piece; `entries` has layer and KEY or VALUE by name in the decoder."""
     return _Wiring(
         past=tuple((short, *entries[name]) for short, name in piece.inputs if name in entries),
         fed=tuple((short, name) for short, name in piece.inputs if name not in entries),

@@ -1,7 +1,4 @@
-"""The entry point `onnx`: what the runtime recognises, prepares, describes and compares with.
-
-Opens no model itself.
-"""
+"""The runtime behind the entry point `onnx`. Opens no model itself."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class OnnxRuntime:
         return find_model(path) is not None
 
     def gpu(self) -> str | None:
-        """Label of the GPU that is used by default; None if there is none."""
+        """Name of the GPU that is used by default; None if there is none."""
         found = find_cuda()
         return found.label if isinstance(found, Device) else None
 

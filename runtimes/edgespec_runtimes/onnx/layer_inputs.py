@@ -1,6 +1,6 @@
-"""Hidden states of committed tokens, copied from the values that pass between a decoder's layers.
+"""Copies hidden states of committed tokens from the values between a decoder's layers.
 
-Paged decoders hand these from piece to piece anyway; of a whole graph they are further outputs.
+In a cut decoder these are passed from piece to piece; in a whole graph they are further outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class LayerInputs(KeptFeatures):
     """Features of a decoder's first text."""
 
     def __init__(self, layers: Sequence[int], names: Sequence[str], n_values: int) -> None:
-        """`names` are the values that enter `layers`."""
+        """`names` are the input values of `layers`."""
         super().__init__()
         self.layers = tuple(layers)
         self._columns_of: dict[str, list[int]] = {}
@@ -27,17 +27,17 @@ class LayerInputs(KeptFeatures):
         self._n_values = n_values
         self._first_slot = 0
         self.rows = np.empty((0, len(self.layers), n_values), np.float32)
-        """Rows of the latest pass, in the order of the text's tokens or nodes in it."""
+        """Features of the text's tokens or nodes in the latest pass, in their order."""
 
     def begin_pass(self, batches: Sequence[Batch]) -> None:
-        """Make room for the rows of these batches."""
+        """Allocate rows for these batches."""
         slots = [batch.slots for batch in batches if batch.text == 0 and self.is_wanted]
         self._first_slot = min((int(mine.min()) for mine in slots), default=0)
         n_rows = sum(len(mine) for mine in slots)
         self.rows = np.empty((n_rows, len(self.layers), self._n_values), np.float32)
 
     def copy(self, batch: Batch, name: str, value: Any) -> None:
-        """Take the rows of a batch that count, if `value` is one of those asked for."""
+        """Copy the new tokens' rows of a batch, if `name` is one of the wanted values."""
         columns = self._columns_of.get(name, ())
         if not columns or batch.text or not self.is_wanted:
             return

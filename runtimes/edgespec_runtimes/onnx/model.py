@@ -1,6 +1,6 @@
-"""The port on onnxruntime: one class for draft and target, weights resident or paged.
+"""Models on onnxruntime behind the engine's port: draft or target, resident or paged.
 
-Knows the transaction of nodes and prefix; batches, weights and sessions are elsewhere.
+Knows committed and provisional tokens; batches, weights and sessions are elsewhere.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 
 PIECE_BYTES = 1 << 20
-"""Bytes of the cache in one piece of a state file."""
+"""Bytes of the cache per piece of a state file."""
 
 
 class OnnxModel:
-    """Implements `edgespec.ports.LanguageModel`, `HoldsTexts` where it has several, and
-    `GivesFeatures` if it was loaded for that; owns its decoder.
+    """A loaded ONNX model; implements `LanguageModel`, `HoldsTexts`, `KeepsState` and, if loaded
+    for it, `GivesFeatures`. Owns its decoder.
 
-    Texts of one pass are batches of their own: each piece's weights are read once for all of them,
-    and a text rounds as it does alone, as it would not among rows of others.
+    Texts in one pass have separate batches: each piece's weights are read once for all of them, and
+    a text rounds as it does alone, which it would not as a row of a common batch.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class OnnxModel:
         origin: StateOrigin,
         layer_inputs: LayerInputs | None = None,
     ) -> None:
-        """`layer_inputs` are those that the decoder fills."""
+        """`layer_inputs` is the object that the decoder fills."""
         self.info = replace(info, prompt_batch=tokens_per_pass)
         self.state_origin = origin
         self.vocabulary = vocabulary
@@ -63,7 +63,7 @@ class OnnxModel:
         self._decoder = decoder
         self._users = Users("the model")
         self._paging: PagingStats | None = None
-        """The totals, once the model is closed."""
+        """Final totals, set when the model is closed."""
         self._caches = decoder.caches
         self._weights = decoder.weights
         self._batcher = batcher
@@ -85,7 +85,7 @@ class OnnxModel:
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
     ) -> None:
-        """Append `tokens` to the committed prefix, as many a pass as were planned."""
+        """Append `tokens` to the committed prefix, with the planned number of tokens per pass."""
         start, cache = self.committed_of(text), self._caches[text]
         if start + len(tokens) > self.info.n_ctx:
             raise UsageError(
@@ -137,7 +137,7 @@ class OnnxModel:
             return logits
 
     def _batches(self, part: PassPart) -> Iterator[Batch]:
-        """Batches of a tree's nodes, which get their places in the text's cache."""
+        """Batches of a tree's nodes, which are assigned slots in the text's cache."""
         assert not part.reads, "prompts round by the batches they are read in"
         tree, nodes, cache = part.tree, list(part.nodes), self._caches[part.text]
         chains = cache.place(tree, nodes)
@@ -175,7 +175,7 @@ class OnnxModel:
 
     @property
     def state_bytes(self) -> int:
-        return 0  # the cache's own memory is written and read
+        return 0  # the cache is read and written in place
 
     def write_state(self, hand_over: Write) -> None:
         with self._users.use():
@@ -208,7 +208,7 @@ class OnnxModel:
                     self._weights.cancel()
 
     def close(self) -> None:
-        """End what runs, wait for it and release everything. Idempotent, from any thread."""
+        """Cancel the running call, wait for it and free everything. Idempotent, from any thread."""
         self._users.close(self.cancel, self._release)
 
     def _release(self) -> None:
@@ -229,7 +229,7 @@ class OnnxModel:
 
     @contextmanager
     def _running(self, n_tokens: int, committed: Mapping[int, int]) -> Iterator[Decoder]:
-        """Around a call that `cancel` may end; measures it, and undoes what it left unfinished."""
+        """Context manager for a cancellable call, which measures it and rolls back on failure."""
         decoder = self._decoder
         stores = self._weights.stores if self._weights else ()
         began, before = self._clock(), reads_of(stores)

@@ -1,4 +1,4 @@
-"""Options of ONNX models besides those of all models; needs no onnxruntime."""
+"""Options of ONNX models; imports no onnxruntime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Provider = Literal["auto", "cpu", "cuda", "coreml"]
 IN_PROCESS_MEMORY = frozenset({"cpu", "coreml"})
-"""Providers that compute in the memory of the process."""
+"""Providers that use the process's memory."""
 
 
 class OnnxOptions(RuntimeOptions):

@@ -1,7 +1,6 @@
-"""Opens ONNX decoders: validates the graph, plans what it needs, loads as the plan says.
+"""Prepares and loads ONNX decoders: validates the graph, computes its needs, loads by the plan.
 
-Nothing is read that is not kept: the graph is read without its weights, and sessions that weights
-are bound to are made without them.
+The graph is read without its weights, and sessions with bound weights are created without them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import onnxruntime as ort
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
-from edgespec.memory.heap import return_free_memory
+from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.kept_features import check_layers, no_features
@@ -53,15 +52,16 @@ from edgespec_runtimes.onnx.weights.packing import PackedWeights
 from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights, open_tables
 
 SMALL_MODEL_BYTES = 64 * MIB
-"""Below this a second thread costs more in waking than it computes."""
+"""Size of weights below which a second thread costs more than it gains."""
 TREES_OF_ROOM = 4
-"""Trees that have slots beside a full context; what is not written to takes no memory."""
+"""Number of trees for which there are cache slots beyond a full context; unused slots take no
+memory."""
 
 
 class PreparedOnnx:
-    """Implements `PreparedModel` and `UsesGpu` of `edgespec.runtimes`, and `OffersFeatures`.
+    """A prepared ONNX model; implements `PreparedModel`, `UsesGpu` and `OffersFeatures`.
 
-    `read` comes before everything else, `place` before `needs`.
+    Call `read` first, and `place` before `needs`.
     """
 
     info: ModelInfo
@@ -100,10 +100,10 @@ class PreparedOnnx:
             )
             self._opened = Deployment(self.info.name, self._n_threads, self._choice, fit)
         with self._phase("sessions"):
-            # made before the plan: an operator that onnxruntime does not know is refused now, and
-            # what a GPU's libraries take of the process's memory is there when that is measured
+            # created before planning, so that unknown operators are refused now, and the memory of
+            # a GPU's libraries is part of the process's measured memory
             self._opened.make_sessions()
-        return_free_memory()  # what reading the graph took, before the process is measured
+        trim_heap()  # memory for reading the graph, before the process is measured
 
     @property
     def _deployed(self) -> Deployment:
@@ -138,7 +138,7 @@ class PreparedOnnx:
 
     @property
     def _feature_names(self) -> list[str]:
-        """Values of the graph that enter the layers which a head reads."""
+        """Names of the values of the graph that a head reads."""
         return [self._deployed.fitted.cut.layer_inputs[layer] for layer in self._feature_layers]
 
     @property
@@ -221,7 +221,7 @@ class PreparedOnnx:
     def _describe(self, source: Source) -> ModelInfo:
         request, config = self._request, source.config
         trained = context_length(source)
-        n_ctx = request.ctx_size or min(trained or request.most_ctx, request.most_ctx)
+        n_ctx = request.ctx_size or min(trained or request.max_ctx, request.max_ctx)
         if trained and n_ctx > trained:
             raise UsageError(
                 f"--ctx-size {n_ctx:,} is more than the {trained:,} tokens that "
@@ -241,7 +241,7 @@ class PreparedOnnx:
         )
 
     def _load_resident(self, progress: Progress | None) -> LanguageModel:
-        """The graph whole, its weights read and packed by onnxruntime as it likes them best."""
+        """Load the whole graph in one session, whose weights onnxruntime reads and packs."""
         self.close()
         with self._phase("weights"), ExitStack() as on_failure:
             model, folder = _with_weights(self._deployed.fitted.model, self._source)
@@ -252,7 +252,7 @@ class PreparedOnnx:
                 model.SerializeToString(),
                 str(self._source.path),
                 self._n_threads,
-                self._deployed.device.providers(self._deployed.most_bytes),
+                self._deployed.device.providers(self._deployed.max_bytes),
                 folder,
                 self._stop,
             )
@@ -268,7 +268,8 @@ class PreparedOnnx:
         return self._open(whole, session, None, ())
 
     def _load_on_trial(self, progress: Progress | None) -> LanguageModel:
-        """CoreML takes graphs that it then cannot run, such as those with an empty past."""
+        """Load and run once, because CoreML accepts graphs that it cannot run, for example with an
+        empty past."""
         model = self._load_resident(progress)
         try:
             model.prefill([0])
@@ -287,7 +288,7 @@ class PreparedOnnx:
             for name, table in open_tables(fitted.cut, self._source, self._stop.is_set, progress):
                 on_failure.callback(table.close)
                 tables.append((name, table))
-            # the weights own the sessions from here on
+            # the weights now own the sessions
             sessions, self._deployed.sessions = self._deployed.sessions, []
             weights = self._weights_class(
                 self._source,
@@ -318,7 +319,7 @@ class PreparedOnnx:
         weights: OnnxWeights | None,
         tables: Sequence[tuple[str, EmbeddingTable]],
     ) -> LanguageModel:
-        """The model behind the port, which owns all of these."""
+        """A model that owns all of these."""
         fitted = self._deployed.fitted
         sizes = fitted.sizes
         layer_inputs = None
@@ -356,7 +357,7 @@ class PreparedOnnx:
 
 
 def _with_weights(model: onnx.ModelProto, source: Source) -> tuple[onnx.ModelProto, Path]:
-    """The graph, referring to its weights below one folder, and this folder."""
+    """The graph with references to weights below one folder, and this folder."""
     folder, places = source.references()
     whole = onnx.ModelProto()
     whole.CopyFrom(model)

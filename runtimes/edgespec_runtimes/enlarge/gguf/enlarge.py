@@ -1,7 +1,7 @@
-"""Writes a bigger GGUF model that computes the same function, to try paging without a download.
+"""Writes a larger GGUF model that computes the same function, to try paging without a download.
 
-Plans the tensors of so many layers and copies, and streams them; `replication` explains how they
-grow, and why that is exact. Loads no model.
+Plans the tensors for a number of layers and copies, and streams them; `replication` explains how
+they grow, and why that is exact. Loads no model.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ if TYPE_CHECKING:
     from edgespec.ports import Progress
 
 ARCHITECTURES = ("llama", "ernie4_5-moe")
-"""LLaMA, dense or a mixture, and the LLaMA that has dense layers first and shared experts."""
+"""Supported architectures: LLaMA, dense or a mixture, and one with dense layers first and shared
+experts."""
 FACTORS = (16, 8, 4, 2, 1)
-"""Numbers of copies, K, the largest first."""
+"""Possible numbers of copies, K, largest first."""
 FEWEST_LAYERS = 24
 COMFORTABLE_LAYERS = 96
-"""Most layers while a larger K reaches the size."""
+"""More layers are used only if no larger K reaches the size."""
 MAX_LAYERS = 512
-"""Most layers that llama.cpp takes."""
+"""Most layers that llama.cpp supports."""
 TOLERANCE = 0.02
-"""Largest deviation of the result from the requested size, as a share."""
+"""Largest relative deviation from the requested size."""
 
 
 def enlarge(
     source: Path, out: Path, size_bytes: int, progress: Progress | None = None
 ) -> EnlargeReport:
-    """Write to `out` a model of about `size_bytes` that computes what `source` computes.
+    """Write a model of about `size_bytes` to `out` that computes the same function as `source`.
 
-    Memory stays constant; `out` appears when it is complete. Raises ModelError for a source that
-    cannot be enlarged, UsageError for a size that cannot be reached within 2 %, EdgespecError when
+    Memory use is constant, and `out` is written atomically. Raises ModelError for a source that
+    cannot be enlarged, UsageError for a size that cannot be reached within 2 %, EdgespecError if
     the disk is too small or fails.
     """
     header = read_header(source)
@@ -71,14 +72,14 @@ def enlarge(
 
 @dataclass(frozen=True, slots=True)
 class LayerCopy:
-    """A layer of the result: which one of the source it copies, and whether it adds nothing."""
+    """A layer of the result: the copied layer of the source, and whether its output is muted."""
 
     source: int
     silent: bool
 
 
 def spread(n_real: int, n_layers: int) -> tuple[LayerCopy, ...]:
-    """The real layers in their order, evenly spread, each followed by its silent copies."""
+    """The real layers in order, evenly spread, each followed by its muted copies."""
     sources = [index * n_real // n_layers for index in range(n_layers)]
     return tuple(
         LayerCopy(source, silent=index > 0 and sources[index - 1] == source)
@@ -88,14 +89,14 @@ def spread(n_real: int, n_layers: int) -> tuple[LayerCopy, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _GgufTensor:
-    """One tensor of the result, and where it comes from."""
+    """A tensor of the result and its origin."""
 
     name: str
     source: TensorEntry
     role: Role
     factor: int
     silent: bool
-    """Muted altogether, so that its layer adds nothing."""
+    """True if it is completely muted, so that its layer adds nothing."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,7 +124,7 @@ class _GgufPlan:
 
     @property
     def layer_bytes(self) -> float:
-        """Mean size of a layer."""
+        """Mean size of a layer in bytes."""
         in_layers = sum(t.nbytes for t in self.tensors if t.name.startswith("blk."))
         return in_layers / len(self.layers)
 
@@ -157,10 +158,10 @@ def _shape(header: GgufFile) -> LlamaShape:
 
 
 def _choose(header: GgufFile, plan: Callable[[int, int], _GgufPlan], size_bytes: int) -> _GgufPlan:
-    """The plan with the fewest layers among those of the right size.
+    """The plan of the right size with the fewest layers.
 
-    `plan` takes the factor K and the number of layers; it raises ModelError for a factor that the
-    source does not allow. Raises that, or UsageError where no plan comes within TOLERANCE.
+    `plan` takes the factor K and the number of layers, and raises ModelError for a factor that the
+    source does not allow. Raises its error, or UsageError if no plan is within TOLERANCE.
     """
     fewest = max(FEWEST_LAYERS, header.n_layers)
     nearest: _GgufPlan | None = None
@@ -169,7 +170,7 @@ def _choose(header: GgufFile, plan: Callable[[int, int], _GgufPlan], size_bytes:
         for factor in FACTORS:
             try:
                 smallest = plan(factor, fewest)
-            except ModelError as error:  # a smaller factor may do
+            except ModelError as error:  # a smaller factor may work
                 obstacle = error
                 continue
             n_more = round((size_bytes - smallest.size_bytes) / smallest.layer_bytes)
@@ -202,7 +203,7 @@ def _plan(header: GgufFile, shape: LlamaShape, factor: int, n_layers: int) -> _G
 def _grown_tensors(
     header: GgufFile, shape: LlamaShape, factor: int, layers: tuple[LayerCopy, ...]
 ) -> Iterator[_GgufTensor]:
-    """The result's tensors in file order: head and embedding first, then layer by layer."""
+    """Tensors of the result in file order: head and embedding first, then layer by layer."""
     by_layer: dict[int, list[tuple[str, TensorEntry]]] = {n: [] for n in range(header.n_layers)}
     of_model, of_each_layer = model_roles(shape), layer_roles(shape)
     for tensor in header.tensors:
@@ -220,7 +221,7 @@ def _grown_tensors(
 
 
 def _role(header: GgufFile, tensor: TensorEntry, role: Role | None, factor: int) -> Role:
-    """The tensor's role, when it is stored in a way that can grow."""
+    """The tensor's role. Raises ModelError if its type cannot be replicated."""
     kind = tensor.type
     if role is None or tensor.shape != role.shape:
         raise ModelError(
@@ -241,7 +242,7 @@ def _metadata(
     tensors: tuple[_GgufTensor, ...],
     layers: tuple[LayerCopy, ...],
 ) -> dict[str, int | str]:
-    """The pairs that differ from the source's, and those that it left to llama.cpp's defaults."""
+    """Metadata that differs from the source's or replaces llama.cpp's defaults."""
     parameters = sum(tensor.n_elements for tensor in tensors)
     integers = {
         "block_count": len(layers),
@@ -276,7 +277,7 @@ def _check_place(header: GgufFile, out: Path) -> None:
 
 
 def _content(header: GgufFile, tensor: _GgufTensor) -> Iterator[bytes]:
-    """The tensor's bytes, in pieces of about CHUNK_BYTES."""
+    """Bytes of the tensor in pieces of about CHUNK_BYTES."""
     source, role, factor = tensor.source, tensor.role, tensor.factor
     path = header.paths[source.file_index]
     row_bytes = source.type.nbytes(source.shape[0])

@@ -45,12 +45,12 @@ SCALES: Mapping[str, slice] = {
     "TQ1_0": slice(52, 54),
     "TQ2_0": slice(64, 66),
 }
-"""Places in a block of the numbers that all its elements are multiples of."""
+"""Positions of the scales in a block, by type."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """Dimensions of a LLaMA."""
+    """Dimensions of a LLaMA model."""
 
     hidden: int
     ffn: int
@@ -61,14 +61,14 @@ class LlamaShape:
     tied: bool
     """True if the head is the embedding, transposed."""
     experts: int = 0
-    """Experts of a layer; 0 for one feed-forward network."""
+    """Experts per layer; 0 for a dense model."""
     expert_ffn: int = 0
     """Hidden units of an expert."""
     shared_ffn: int = 0
-    """Hidden units that all tokens use, beside the experts that they choose."""
+    """Hidden units of shared experts, which all tokens use."""
 
     def grown(self, factor: int) -> LlamaShape:
-        """The shape of `factor` copies. KV heads stay as they are, hence a layer's KV cache too."""
+        """The shape with `factor` copies; KV heads, and so a layer's KV cache, do not grow."""
         return replace(
             self,
             hidden=self.hidden * factor,
@@ -81,23 +81,24 @@ class LlamaShape:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Role of a tensor in a layer, which decides how it is replicated.
+    """Role of a tensor in a layer, which determines how it is replicated.
 
-    `rows` and `columns` are the lengths of the runs that are repeated K times in place; None leaves
-    that direction as it is.
+    `rows` and `columns` are the lengths of runs that are repeated K times in place; None: that
+    dimension is unchanged.
     """
 
     shape: tuple[int, ...]
     columns: int | None = None
     rows: int | None = None
     reads: bool = False
-    """True if columns meet copies of a vector, of which only the first may count."""
+    """True if the columns are multiplied with a replicated vector, of which only the first copy is
+    used."""
     feeds_residual: bool = False
     divided: bool = False
-    """True if the numbers, F32, are divided by K."""
+    """True if the F32 values are divided by K."""
 
     def grown(self, factor: int) -> tuple[int, ...]:
-        runs = (self.columns, self.rows, None)  # experts stay as many
+        runs = (self.columns, self.rows, None)  # the number of experts is unchanged
         return tuple(
             extent * (factor if run else 1) for extent, run in zip(self.shape, runs, strict=False)
         )

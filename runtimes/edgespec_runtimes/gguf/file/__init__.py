@@ -1,1 +1,1 @@
-"""Reads GGUF files; knows nothing of llama.cpp."""
+"""Reads GGUF files without llama.cpp."""

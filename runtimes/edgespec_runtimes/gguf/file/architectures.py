@@ -1,6 +1,6 @@
-"""Refuses models that do not write text token by token, each with what it is and what to do.
+"""Refuses models that do not generate text token by token, with their purpose and advice.
 
-Knows names of architectures and a few keys of the metadata; nothing of sizes, tensors or llama.cpp.
+Knows names of architectures and a few metadata keys; nothing of sizes, tensors or llama.cpp.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 
 @dataclass(frozen=True, slots=True)
 class _Purpose:
-    """The purpose of a model that is not for text, and the advice to its user."""
+    """Purpose of a model that does not generate text, and advice for its user."""
 
     does: str
     instead: str
@@ -75,14 +75,14 @@ PURPOSES: dict[str, _Purpose] = {
     "chameleon": MIXED,
     "plm": BROKEN,
 }
-"""Purposes of the architectures that do not write text token by token, or not here."""
+"""Purposes of unsupported architectures."""
 
 NO_POOLING = 0
 POOLINGS = {1: "mean", 2: "CLS", 3: "last token", 4: "rank"}
 
 
 def check_purpose(header: GgufFile) -> None:
-    """Raise ModelError for a model that does not write text token by token."""
+    """Raise ModelError for a model that does not generate text token by token."""
     name = header.architecture
     if name in PURPOSES:
         raise unfit(header, PURPOSES[name])
@@ -94,7 +94,7 @@ def check_purpose(header: GgufFile) -> None:
 
 
 def unfit(header: GgufFile, purpose: _Purpose, why: str = "") -> ModelError:
-    """The refusal of a model that is for something else."""
+    """The error for a model with another purpose."""
     reason = f" ({why})" if why else ""
     return ModelError(
         f"{header.path}: a model of the architecture {header.architecture} {purpose.does}{reason}: "

@@ -1,4 +1,4 @@
-"""The chat templates, special tokens and sampling that a GGUF file recommends."""
+"""Reads chat templates, special tokens and recommended sampling from a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 
 _TEMPLATE = "tokenizer.chat_template"
 _TOKENS = ("bos", "eos", "unknown", "padding", "cls", "seperator", "mask")
-"""Names of special tokens as llama.cpp spells them in its keys."""
+"""Names of special tokens in llama.cpp's metadata keys."""
 _NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep"}
-"""Names of tokens in templates, if they differ from those in keys."""
+"""Names of tokens in templates, where they differ from those in keys."""
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -20,11 +20,11 @@ _SAMPLING = {
     "penalty_repeat": "repeat_penalty",
     "penalty_last_n": "repeat_last_n",
 }
-"""Recommended sampling: llama.cpp's names and those of edgespec's settings."""
+"""Recommended sampling settings: llama.cpp's names to edgespec's."""
 
 
 def chat_format(header: GgufFile, token_table: Sequence[bytes]) -> ChatFormat:
-    """The chat format of the metadata; a template or token of the wrong type is left out."""
+    """The chat format in the metadata, without templates and tokens of the wrong type."""
     templates = {}
     for key, value in header.metadata.items():
         if isinstance(value, str) and value and key == _TEMPLATE:

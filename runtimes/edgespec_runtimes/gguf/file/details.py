@@ -1,4 +1,4 @@
-"""The details of a GGUF header for people. Reads no weights and knows nothing of llama.cpp."""
+"""Describes a model by its GGUF header. Reads no weights and knows nothing of llama.cpp."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgespec_runtimes.gguf.file.mtp import N_LAYERS, has_layers, obstacle
 
 
 def details_of(header: GgufFile) -> ModelDetails:
-    """The details of a model whose header was validated."""
+    """Details of a model with a valid header."""
     elements = Counter[str]()
     for tensor in header.tensors:
         elements[tensor.type.name] += math.prod(tensor.shape)
@@ -60,7 +60,7 @@ def _own_layers(header: GgufFile) -> OwnLayers | None:
 
 
 def _alone(header: GgufFile) -> dict[str, Any]:
-    """Shape and vocabulary of a head that cannot be prepared without its target."""
+    """Info and vocabulary of a head that cannot be prepared without its target."""
     if not is_head(header) or not missing_matrices(header):
         return {}
     info = ModelInfo(
@@ -91,7 +91,7 @@ def _experts(header: GgufFile) -> ExpertDetails | None:
 
 
 def _of_all_layers(header: GgufFile, suffix: str) -> int | None:
-    """A count that all layers have in common; None if there is none."""
+    """A count that is equal for all layers, else None."""
     value = header.metadata.get(header.key(suffix))
     found = set(value.values()) if isinstance(value, GgufArray) else {value}
     count = found.pop() if len(found) == 1 else None

@@ -1,6 +1,6 @@
-"""A GGUF model as its header describes it: metadata, and where each tensor lies, in all its files.
+"""The header of a GGUF model, possibly in several files: metadata and positions of tensors.
 
-Knows the container, nothing of architectures and nothing of llama.cpp's objects.
+Knows the container format, but no architectures and no llama.cpp objects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["GgufArray", "GgufFile", "TensorEntry", "ValueType", "read_header"]
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Header of a model, of all its files when it is split; `entries` are those of the first."""
+    """Header of a model with all its files; `entries` has the metadata of the first file."""
 
     paths: tuple[Path, ...]
     alignment: int
@@ -38,7 +38,7 @@ class GgufFile:
 
     @property
     def path(self) -> Path:
-        """The file to hand to a loader: the first part."""
+        """The file to load: the first part."""
         return self.paths[0]
 
     @property
@@ -91,14 +91,14 @@ class GgufFile:
 
     @property
     def n_vocab(self) -> int:
-        """Tokens of the vocabulary, 0 for a model without one."""
+        """Size of the vocabulary; 0 if there is none."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, GgufArray):
             return len(tokens)
         return self.integer(self.key("vocab_size"), 0)
 
     def token_table(self) -> list[bytes]:
-        """Every token in the order of ids. Raises ModelError for a model without a vocabulary."""
+        """All tokens by id. Raises ModelError for a model without a vocabulary."""
         array = self.metadata.get("tokenizer.ggml.tokens")
         if not isinstance(array, GgufArray):
             raise ModelError(f"{self.path} has no vocabulary: it is not a language model")
@@ -109,7 +109,7 @@ class GgufFile:
         return f"{self.architecture}.{suffix}"
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """An integer of the metadata. Raises ModelError when it is missing or something else."""
+        """An integer in the metadata. Raises ModelError if it is missing or of another type."""
         value = self.metadata.get(key, default)
         if value is None:
             raise ModelError(f"{self.path}: metadata has no {key}")
@@ -118,7 +118,7 @@ class GgufFile:
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string of the metadata. Raises ModelError when it is missing or something else."""
+        """A string in the metadata. Raises ModelError if it is missing or of another type."""
         value = self.metadata.get(key, default)
         if value is None:
             raise ModelError(f"{self.path}: metadata has no {key}")
@@ -128,7 +128,7 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """True for a path that ends or a file that begins as GGUF files do."""
+    """True if the path has the suffix, or the file the magic number, of GGUF."""
     if path.suffix == ".gguf":
         return True
     try:
@@ -139,10 +139,10 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> GgufFile:
-    """Header of the GGUF file at `path`, with the headers of the other parts of a split model.
+    """Header of the GGUF file at `path`, and of all other parts if the model is split.
 
-    Any part of a split model may be named. Raises ModelError when a file is missing, is no GGUF
-    file, contradicts itself or is shorter than its tensors.
+    `path` may be any part. Raises ModelError if a file is missing, is not GGUF, is inconsistent, or
+    is shorter than its tensors.
     """
     named = read_part(Path(path), 0)
     count = _split_value(named, "split.count", 1)

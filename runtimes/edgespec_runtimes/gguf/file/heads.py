@@ -1,7 +1,7 @@
-"""Heads: the GGUF architectures that guess from a target's hidden states, and what theirs must say.
+"""Validates the headers of heads, the GGUF architectures that guess from a target's hidden states.
 
-Refuses what llama.cpp would not survive, and what this runtime cannot do, by name. Reads the header
-and one small table of numbers.
+Refuses heads on which llama.cpp would crash, and unsupported ones. Reads the header and one small
+table of token ids.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry,
 EAGLE3, DFLASH = "eagle3", "dflash"
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 _WITHOUT_OUTPUT = ("bitnet",)
-"""Architectures whose graph has no output to lend: it multiplies with the embeddings."""
+"""Architectures without an output matrix: the graph multiplies with the embeddings."""
 N_FUSED = 3
-"""Layers of the target that an EAGLE-3 head fuses."""
+"""Number of the target's layers that an EAGLE-3 head fuses."""
 MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 BLOCK_SIZE = 16
-"""Tokens of a DFlash head's block where its file names no number, as in llama.cpp."""
-MOST_BLOCK_SIZE = 256
+"""Default block size of a DFlash head in tokens, as in llama.cpp."""
+MAX_BLOCK_SIZE = 256
 _SELECTOR = "selector_hidden.weight"
-"""A tensor of DFlash2 alone."""
+"""A tensor that only DFlash2 has."""
 _OTHER_BLOCKS = {
     "markov_w1.weight": "DSpark, which corrects each guess by the one before it",
     "blk.0.hc_attn_fn.weight": "DSpark of DeepSeek-V4",
 }
-"""Tensors of heads that llama.cpp computes as DFlash, and the heads that have them."""
+"""Tensors of other heads that llama.cpp computes as DFlash, with the names of these heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """The block of a DFlash head: the last token, and masks in the places of what follows."""
+    """The block of a DFlash head: the last token, followed by mask tokens."""
 
     size: int
-    """Tokens of the block, the last one of the text included."""
+    """Tokens in the block, including the last token of the text."""
     mask_token: int
     is_causal: bool
-    """True if a place sees none after it."""
+    """True if attention within the block is causal."""
     n_candidates: int = 0
-    """Candidates of each place, which a selector scores after each of the place before (DFlash2);
-    0 without one."""
+    """Candidates per position, which DFlash2's selector scores for each candidate of the previous
+    position; 0 without a selector."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The part of a target that a head reads."""
+    """The hidden states and tensors of a target that a head uses."""
 
     layers: tuple[int, ...]
-    """Layers of the target whose inputs it fuses."""
+    """Layers of the target whose inputs the head fuses."""
     n_values: int
-    """Values of each of them."""
+    """Size of each input."""
     embeddings: TensorEntry | None = None
-    """The target's, if the head has none of its own."""
+    """The target's embeddings, if the head has none."""
     output: TensorEntry | None = None
-    """The target's, if the head has none of its own."""
+    """The target's output matrix, if the head has none."""
     block: BlockShape | None = None
     """None for a head that guesses one token at a time."""
     own: tuple[TensorEntry, ...] = ()
-    """Tensors of a target's own layer for guessing (MTP), in the target's file."""
+    """Tensors of a target's own prediction layer (MTP) in the target's file."""
 
     @property
     def borrows(self) -> bool:
@@ -69,18 +69,18 @@ class HeadShape:
 
 
 def is_head(header: GgufFile) -> bool:
-    """True for a head that this runtime can use as a draft."""
+    """True if the model is a head that this runtime supports as a draft."""
     return header.architecture in (EAGLE3, DFLASH)
 
 
 def missing_matrices(header: GgufFile) -> tuple[str, ...]:
-    """Names of the matrices that a head takes from its target: embeddings, the output."""
+    """Names of the matrices, embeddings or output, that a head takes from its target."""
     found = {EMBEDDINGS: EMBEDDINGS, OUTPUT: _output_name(header)}
     return tuple(name for name, own in found.items() if own not in header.tensors_by_name)
 
 
 def head_shape(header: GgufFile, target: GgufFile | None = None) -> HeadShape:
-    """The part of its target that a head reads. Raises ModelError for one that cannot be used."""
+    """Tensors and states of its target that a head uses. Raises ModelError for an unusable head."""
     shape = read_states(header)
     own, output_name = header.tensors_by_name, _output_name(header)
     embeddings = None if EMBEDDINGS in own else _lent(header, target, EMBEDDINGS)
@@ -90,8 +90,7 @@ def head_shape(header: GgufFile, target: GgufFile | None = None) -> HeadShape:
 
 
 def read_states(header: GgufFile) -> HeadShape:
-    """The hidden states that a head reads, without the matrices that it may lack. Raises
-    ModelError."""
+    """The hidden states that a head reads, without missing matrices. Raises ModelError."""
     layers = _target_layers(header)
     block, n_values = None, header.embedding_length
     if header.architecture == DFLASH:
@@ -106,7 +105,7 @@ def read_states(header: GgufFile) -> HeadShape:
 
 
 def _output_name(header: GgufFile) -> str:
-    """The tensor that is the head's output if it has one: DFlash uses embeddings for both."""
+    """Name of the head's output tensor; DFlash uses the embeddings as output."""
     is_tied = OUTPUT not in header.tensors_by_name and header.architecture == DFLASH
     return EMBEDDINGS if is_tied else OUTPUT
 
@@ -128,8 +127,11 @@ def _target_layers(header: GgufFile) -> tuple[int, ...]:
 
 
 def _block_shape(header: GgufFile) -> BlockShape:
-    """The block of a DFlash head. Raises ModelError for its relatives, which llama.cpp computes
-    from the same architecture, and for what its graph would not survive."""
+    """The block of a DFlash head.
+
+    Raises ModelError for other heads of the same architecture, and for values on which llama.cpp's
+    graph would crash.
+    """
     for name, kind in _OTHER_BLOCKS.items():
         if name in header.tensors_by_name:
             raise ModelError(
@@ -156,8 +158,8 @@ def _block_shape(header: GgufFile) -> BlockShape:
         wrong = f"it has {n_candidates} candidates of {header.n_vocab} tokens"
     elif any(tensor.type.name != "F32" for tensor in bases):
         wrong = "its convolutions are not in F32"
-    elif not 1 < size <= MOST_BLOCK_SIZE:
-        wrong = f"its blocks have {size} tokens, not 2 to {MOST_BLOCK_SIZE}"
+    elif not 1 < size <= MAX_BLOCK_SIZE:
+        wrong = f"its blocks have {size} tokens, not 2 to {MAX_BLOCK_SIZE}"
     elif not 0 <= mask_token < header.n_vocab:
         wrong = f"its mask is token {mask_token} of {header.n_vocab}"
     elif key_size != value_size:
@@ -171,7 +173,7 @@ def _block_shape(header: GgufFile) -> BlockShape:
 
 
 def _lent(header: GgufFile, target: GgufFile | None, name: str) -> TensorEntry:
-    """The target's matrix in the place of one that the head has not."""
+    """The target's matrix `name`, for a head without one. Raises ModelError."""
     if target is None:
         raise ModelError(
             f"{header.path} has no {name} and takes its target's: name the model that it was "
@@ -193,8 +195,8 @@ def _lent(header: GgufFile, target: GgufFile | None, name: str) -> TensorEntry:
 
 
 def _check_tokens(header: GgufFile, output: TensorEntry) -> None:
-    """Raise ModelError unless each row of the output stands for a token: llama.cpp writes its
-    logits to these places."""
+    """Raise ModelError unless each output row has a token id, at which llama.cpp writes its
+    logit."""
     n_rows, n_vocab = output.shape[-1], header.n_vocab
     table = header.tensors_by_name.get("d2t")
     if table is None:

@@ -1,4 +1,4 @@
-"""The numbers that the GGUF format gives to things, and how many bytes each takes. No reading."""
+"""Constants of the GGUF format: type numbers and sizes. Reads nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_DIMENSIONS = 4
 
 
 class ValueType(IntEnum):
-    """Types of metadata values, with the numbers that the format gives them."""
+    """Types of metadata values, with their numbers in the format."""
 
     UINT8 = 0
     INT8 = 1
@@ -33,7 +33,7 @@ class ValueType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A type of elements: `block_size` of them take `block_bytes`."""
+    """An element type, of which `block_size` elements take `block_bytes`."""
 
     code: int
     name: str
@@ -84,7 +84,7 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
         (42, "Q2_0", 64, 18),
     )
 }
-"""enum ggml_type, with the sizes of ggml-common.h; the gaps are types that llama.cpp removed."""
+"""Values of enum ggml_type with the sizes of ggml-common.h; gaps are removed types."""
 
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 SCALARS = {

@@ -1,8 +1,7 @@
-"""Layers for guessing in a target's own file (multi-token prediction, MTP): which can be run, and
-what they compute with.
+"""Validates prediction layers (multi-token prediction, MTP) in a target's own file.
 
-Reads the header alone. llama.cpp's graphs of such layers end the process where a tensor is missing,
-so that these are asked for by name.
+Reads only the header. llama.cpp's graphs of such layers abort if a tensor is missing, so required
+tensors are listed here.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "nemotron_h_moe": ("ffn_gate_inp", "nextn.shared_head_norm"),
     "bailingmoe3": (),
 }
-"""Architectures whose layer llama.cpp computes from the target's last hidden state, and tensors
-that the graph takes for granted besides those of all."""
+"""Architectures whose prediction layer llama.cpp computes from the target's last hidden state, and
+the tensors that their graphs need in addition to the common ones."""
 ARCHITECTURES = frozenset(_NEEDED)
 _UNFIT = {"glm4moe": "rope.dimension_sections", "deepseek2": "attention.temperature_scale"}
-"""Metadata keys of targets for which the graph of the layer is not made."""
+"""Metadata keys of targets that the graph of the layer does not support."""
 
 
 def has_layers(header: GgufFile) -> bool:
-    """True if layers for guessing are in the file; some files keep their number alone."""
+    """True if the file has tensors of prediction layers; some files only have their number."""
     return any(".nextn.eh_proj." in name for name in header.tensors_by_name)
 
 
 def obstacle(header: GgufFile) -> str | None:
-    """The reason why the file's layers cannot guess; None if they can."""
+    """Reason why the file's prediction layers cannot be used; None if they can."""
     n_layers, architecture = header.integer(header.key(N_LAYERS), 0), header.architecture
     if not n_layers or not has_layers(header):
         return "its file has none"
@@ -61,13 +60,12 @@ def obstacle(header: GgufFile) -> str | None:
 
 
 def can_guess(header: GgufFile) -> bool:
-    """True if the file's own layer can guess for it."""
+    """True if the file has a usable prediction layer."""
     return obstacle(header) is None
 
 
 def own_shape(header: GgufFile) -> HeadShape:
-    """The part of a target's file that its layer for guessing computes with. Raises ModelError for
-    one that cannot be used."""
+    """Tensors and states that a target's prediction layer uses. Raises ModelError if unusable."""
     if reason := obstacle(header):
         raise ModelError(
             f"the layers for guessing (MTP) of {header.path} cannot be used ({reason}): name "
@@ -84,17 +82,17 @@ def own_shape(header: GgufFile) -> HeadShape:
         if (tensor.name.startswith(prefix) or not tensor.name.startswith("blk."))
         and tensor.name not in apart
     ]
-    layers = (header.n_layers - 1,)  # what would enter the layer behind the target's last
+    layers = (header.n_layers - 1,)  # the input of the layer after the target's last one
     return HeadShape(layers, header.embedding_length, embeddings, output, own=tuple(own))
 
 
 def own_part(header: GgufFile, shape: HeadShape) -> GgufFile:
-    """The file's header with the tensors of its layer for guessing alone."""
+    """The file's header with only the tensors of its prediction layer."""
     return replace(header, tensors=shape.own)
 
 
 def skipped(header: GgufFile) -> frozenset[str]:
-    """Names of the layer's tensors, which are not loaded with the target itself."""
+    """Names of the prediction layer's tensors, which are not loaded with the target."""
     if not can_guess(header):
         return frozenset()
     return frozenset(t.name for t in own_shape(header).own if t.name.startswith(_prefix(header)))

@@ -1,7 +1,7 @@
-"""Reads the header of one GGUF file: metadata, and where each tensor lies.
+"""Reads the header of one GGUF file: metadata and positions of tensors.
 
-Every count and length is held against the size of the file before it is believed, arrays stay on
-disk until they are asked for, and the file is read, never mapped. Knows nothing of architectures.
+Every count and length is checked against the size of the file, arrays are read on demand, and the
+file is never mapped. Knows nothing of architectures.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from edgespec_runtimes.gguf.file.layout import (
 
 MAX_HEADER_BYTES = 256 << 20
 MAX_ENTRIES = 1 << 16
-"""Tensors, and metadata pairs, that a file may have; the largest models have a few thousand."""
+"""Most tensors or metadata pairs of a file; the largest models have a few thousand."""
 
 Scalar = int | float | bool | str
 
 
 @dataclass(frozen=True, slots=True)
 class GgufArray:
-    """An array of the metadata, left in its file until `values` is called."""
+    """An array in the metadata, which is read by `values`."""
 
     path: Path
     kind: ValueType
     count: int
     start: int
     end: int
-    """Bytes of the elements in the file, `start` to `end`."""
+    """The elements are the bytes from `start` to `end` of the file."""
 
     def __len__(self) -> int:
         return self.count
 
     def values(self) -> list[Scalar]:
-        """All elements, read now. Strings keep bytes that are not UTF-8 as lone surrogates."""
+        """All elements. Bytes of strings that are not UTF-8 become lone surrogates."""
         if self.kind is ValueType.STRING:
             return [text.decode("utf-8", "surrogateescape") for text in self.strings()]
         layout = struct.Struct(f"<{self.count}{SCALARS[self.kind].format[1:]}")
@@ -77,7 +77,7 @@ MetadataValue = Scalar | GgufArray
 
 @dataclass(frozen=True, slots=True)
 class MetadataEntry:
-    """One metadata pair and the bytes `start` to `end` that it takes in its file, key included."""
+    """One metadata pair, at the bytes from `start` to `end` of its file, including the key."""
 
     key: str
     kind: ValueType
@@ -88,20 +88,20 @@ class MetadataEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor and its place. `shape` is in ggml's order: `shape[0]` elements make a row."""
+    """A tensor and its position. `shape` is in ggml's order: a row has `shape[0]` elements."""
 
     name: str
     shape: tuple[int, ...]
     type: TensorType
     file_index: int
     offset: int
-    """First byte, from the start of its own file."""
+    """Position of the first byte in the tensor's file."""
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """Metadata and tensors of one file; most models have one."""
+    """Metadata and tensors of one file; most models have only one."""
 
     path: Path
     alignment: int
@@ -110,7 +110,7 @@ class PartHeader:
 
 
 def read_part(path: Path, file_index: int) -> PartHeader:
-    """Header of the one file at `path`, which is the part `file_index` of its model."""
+    """Header of the file at `path`, which is part `file_index` of its model."""
     with _Reader(path) as reader:
         n_tensors, n_pairs = _preamble(reader)
         entries: dict[str, MetadataEntry] = {}
@@ -130,7 +130,7 @@ _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # name of one byte, one dimension, typ
 
 
 class _Reader(Closeable):
-    """A file read through one window of fixed size; refuses to believe what lies past its end."""
+    """Reads a file through a window of fixed size; refuses positions beyond the end."""
 
     WINDOW = 1 << 18
 
@@ -189,7 +189,7 @@ class _Reader(Closeable):
         return self.take(self.number(U64))
 
     def skip_strings(self, count: int) -> None:
-        """Pass over `count` strings: the inner loop of reading a vocabulary."""
+        """Skip `count` strings, in the inner loop of reading a vocabulary."""
         window, at = self._window, self._at
         unpack, last = U64.unpack_from, len(self._window) - 8
         for _ in range(count):
@@ -201,7 +201,7 @@ class _Reader(Closeable):
         self.seek(self._base + at)
 
     def _fill(self, n_bytes: int) -> None:
-        """Move the window to the position, and let it hold `n_bytes` at least."""
+        """Move the window to the position, so that it has at least `n_bytes`."""
         start = self.position
         self.seek(start + n_bytes)
         self._base, self._at = start, 0
@@ -293,13 +293,13 @@ def _alignment(reader: _Reader, entries: Mapping[str, MetadataEntry]) -> int:
     if entry.kind is not ValueType.UINT32 or not isinstance(value, int):
         raise reader.fail(f"general.alignment must be uint32, it is {entry.kind.name.lower()}")
     if value < DEFAULT_ALIGNMENT or value & (value - 1):
-        # a power of two is the format's law; 32 is what the kernels read aligned
+        # the format requires a power of two, the kernels alignment to 32
         raise reader.fail(f"general.alignment {value} is not a power of two of at least 32")
     return value
 
 
 def _tensor(reader: _Reader, file_index: int) -> TensorEntry:
-    """A tensor's description; its offset still counts from the start of the data."""
+    """A tensor's entry, with an offset relative to the start of the data."""
     raw = reader.string()
     name = _name(reader, raw, "tensor name")
     if len(raw) > MAX_NAME_BYTES:
@@ -328,7 +328,7 @@ def _tensor(reader: _Reader, file_index: int) -> TensorEntry:
 def _placed(
     reader: _Reader, tensors: list[TensorEntry], data_offset: int, alignment: int
 ) -> tuple[TensorEntry, ...]:
-    """The tensors with offsets from the file's start, where they lie without gap or overlap."""
+    """The tensors with offsets from the file's start. Raises ModelError for gaps and overlaps."""
     placed: dict[str, TensorEntry] = {}
     expected = 0
     for tensor in tensors:

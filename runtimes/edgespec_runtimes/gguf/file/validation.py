@@ -1,7 +1,7 @@
-"""Refuses the models on which llama.cpp would end the process instead of reporting an error.
+"""Refuses models on which llama.cpp would crash instead of reporting an error.
 
-Knows what llama.cpp takes for granted about metadata, tensors and vocabulary; reads nothing but the
-header. What llama.cpp itself reports well (a missing tensor, a wrong shape) is left to it.
+Knows llama.cpp's unchecked assumptions about metadata, tensors and vocabulary; reads only the
+header. Errors that llama.cpp itself reports (a missing tensor, a wrong shape) are left to it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_EXPERTS = 1024
 MAX_CONTEXT = 1 << 30
 MAX_TOKEN_BYTES = 1 << 16
 IMPLIED_TOKEN = 11
-"""The token that llama.cpp puts before a text when a byte-level vocabulary does not name one."""
+"""Token that llama.cpp prepends to a text if a byte-level vocabulary does not define one."""
 NO_TOKEN = (1 << 32) - 1
-"""The number of a special token that does not exist."""
+"""Id of a special token that does not exist."""
 
 NOT_NEGATIVE = (
     *("rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor", "rope.scaling.attn_factor"),
@@ -38,8 +38,8 @@ PLAIN_ARCHITECTURES = frozenset(
         "eagle3",
     )
 )
-"""Architectures whose graphs take it for granted that keys, values and rotation have one size, and
-that all layers use as many experts."""
+"""Architectures whose graphs assume that keys, values and rotation have the same size, and that all
+layers use the same number of experts."""
 
 RECURRENT_WITHOUT_KV_HEADS = frozenset(
     (
@@ -47,7 +47,7 @@ RECURRENT_WITHOUT_KV_HEADS = frozenset(
         *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2"),
     )
 )
-"""Architectures in which a layer with no KV heads does not attend; some of them have queries anyway
+"""Architectures in which layers without KV heads have no attention; some have queries nevertheless
 (Kimi Delta Attention, arXiv 2510.26692)."""
 
 TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
@@ -55,9 +55,9 @@ BYTE_TOKEN = re.compile(rb"<0x[0-9A-F]{2}>")
 BYTE_TYPE = 6
 
 NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
-"""Types without a CPU kernel for a product of weights with activations."""
+"""Types without a CPU kernel for products with activations."""
 INDEX_TABLES = ("tid2eid", "d2t")
-"""Tensors that are looked up in and never multiplied, integers by right."""
+"""Lookup tables, which may have integer types."""
 VECTORS = (
     "norm.weight",
     ".bias",
@@ -66,7 +66,7 @@ VECTORS = (
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 )
-"""Tensors that are added or multiplied element by element, which is computed in F32 only."""
+"""Tensors of elementwise operations, which are computed only in F32."""
 
 
 BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
@@ -74,12 +74,11 @@ BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
     "plamo2": lambda byte: {b"<0x%02X>" % byte},
     "rwkv": lambda byte: {repr(bytes([byte])).encode()[2:-1], b"\\x%02x" % byte},
 }
-"""Spellings of the token for a byte, by tokenizer that needs a token for every byte."""
+"""Spellings of byte tokens, for tokenizers that need a token for every byte."""
 
 
 def validate(header: GgufFile, as_draft: bool = False) -> None:
-    """Raise ModelError for a model that llama.cpp would not survive, saying why. Only a draft may
-    be a head."""
+    """Raise ModelError for a model on which llama.cpp would crash. Only a draft may be a head."""
     if not header.tensors:
         raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
     if not header.architecture:
@@ -121,7 +120,7 @@ def _check_experts(header: GgufFile) -> None:
 
 
 def _check_attention(header: GgufFile) -> None:
-    """Heads and KV heads of the layers that attend: zero divides, and groups must come out even."""
+    """Check heads and KV heads of attention layers: not zero, and divisible into groups."""
     heads = _per_layer(header, header.key("attention.head_count"), default=0)
     kv_heads = _per_layer(header, header.key("attention.head_count_kv"), default=None) or heads
     for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
@@ -139,7 +138,7 @@ def _check_attention(header: GgufFile) -> None:
 
 
 def _check_heads_fit(header: GgufFile, heads: list[int], kv_heads: list[int]) -> None:
-    """Compare projections and heads, as llama.cpp does not if layers differ."""
+    """Check that projections fit the heads, which llama.cpp does not if layers differ."""
     if header.architecture not in PLAIN_ARCHITECTURES:
         return
     for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
@@ -170,7 +169,7 @@ def _check_rotation(header: GgufFile) -> None:
 
 
 def _head_sizes(header: GgufFile) -> tuple[int, int]:
-    """Elements of a key and of a value, zeros in a model without attention."""
+    """Elements of a key and of a value; zeros for a model without attention."""
     n_heads = _per_layer(header, header.key("attention.head_count"), default=0)[0]
     if not n_heads:
         return 0, 0
@@ -205,7 +204,7 @@ def _check_vocabulary(header: GgufFile) -> None:
     tokens = _strings(header, "tokenizer.ggml.tokens")
     texts = [
         text or b"[EMPTY_%d]" % token for token, text in enumerate(tokens.strings())
-    ]  # the name that llama.cpp gives to an empty one
+    ]  # llama.cpp's name for an empty token
     if len(set(texts)) != len(texts):
         raise _wrong(header, "the vocabulary holds a token twice")
     if len(texts) <= IMPLIED_TOKEN:
@@ -265,7 +264,7 @@ def _check_byte_tokens(
 def _count(
     header: GgufFile, key: str, smallest: int, largest: int, default: int | None = None
 ) -> int:
-    """An unsigned integer of the metadata, within bounds."""
+    """An unsigned integer in the metadata, within bounds. Raises ModelError."""
     if key in header.entries and header.entries[key].kind is not ValueType.UINT32:
         raise _wrong(header, f"{key} is {header.entries[key].kind.name.lower()}, not uint32")
     value = header.integer(key, default)
@@ -275,7 +274,8 @@ def _count(
 
 
 def _per_layer(header: GgufFile, key: str, default: int | None) -> list[int]:
-    """One count for each layer: an array of them, or one number for all. [] without a default."""
+    """A count for each layer, from an array or one number for all; [] if missing without
+    default."""
     array = header.metadata.get(key)
     if not isinstance(array, GgufArray):
         if array is None and default is None:
@@ -290,7 +290,7 @@ def _per_layer(header: GgufFile, key: str, default: int | None) -> list[int]:
 
 
 def _real(header: GgufFile, key: str) -> float:
-    """A number of the metadata, 0 if it is missing."""
+    """A number in the metadata; 0 if missing. Raises ModelError."""
     entry = header.entries.get(key)
     if entry is None:
         return 0.0

@@ -1,1 +1,1 @@
-"""All that touches llama.cpp."""
+"""Everything that calls llama.cpp."""

@@ -1,6 +1,6 @@
-"""The part of llama.cpp's binary interface that llama-cpp-python does not wrap: tensors, by mirror.
+"""Access to llama.cpp's tensors and library files, which llama-cpp-python does not wrap.
 
-Finds the library's files and reads tensors at their addresses. Opens no model.
+Tensors are read at their addresses through a mirror of their struct. Opens no model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_NAME = 64
 
 
 class GgmlTensor(ctypes.Structure):
-    """Mirror of `struct ggml_tensor` (ggml.h), which `ggml.verify_mirror` holds to the library."""
+    """Mirror of `struct ggml_tensor` (ggml.h), verified by `ggml.verify_mirror`."""
 
     _fields_ = [
         ("type", ctypes.c_int),
@@ -64,7 +64,7 @@ def name_of(tensor: int) -> bytes:
 
 
 def int32_rows(tensor: int) -> np.ndarray:
-    """The values of an int32 matrix in host memory: int32 [ne[1], ne[0]], not a copy."""
+    """A view of an int32 matrix in host memory, [ne[1], ne[0]]."""
     matrix = GgmlTensor.from_address(tensor)
     n_columns, n_rows, row_bytes = matrix.ne[0], matrix.ne[1], matrix.nb[1]
     nbytes = (n_rows - 1) * row_bytes + 4 * n_columns if n_rows else 0
@@ -78,16 +78,15 @@ def ggml() -> ctypes.CDLL:
 
 @functools.cache
 def library(stem: str) -> ctypes.CDLL:
-    """One of llama.cpp's own libraries, by its name without prefix and ending."""
+    """One of llama.cpp's libraries, by its name without prefix and suffix."""
     return ctypes.CDLL(str(library_file(stem)))
 
 
 def library_file(stem: str) -> Path:
-    """One of llama.cpp's libraries: those that llama-cpp-python brings, or those that the variable
-    LLAMA_CPP_LIB_PATH names instead. Raises EdgespecError.
+    """File of a llama.cpp library in llama-cpp-python, or in the folder LLAMA_CPP_LIB_PATH.
 
-    Wheels hold copies under several names, where builds have links: the one that is loaded counts,
-    since another copy would be a library with a state of its own.
+    Wheels have copies under several names instead of links; this finds the loaded one, because
+    another copy would have a state of its own. Raises EdgespecError.
     """
     folder = _folder()
     names = (
@@ -107,16 +106,16 @@ def library_file(stem: str) -> Path:
 
 @functools.cache
 def _folder() -> Path:
-    """The folder of llama.cpp's libraries. Backends that are libraries of their own are loaded from
-    there: llama.cpp looks for them beside the interpreter and in the current folder. Raises
-    EdgespecError if none is for this processor."""
+    """The folder of llama.cpp's libraries, after loading separate backend libraries from it.
+
+    llama.cpp itself looks for them only beside the interpreter and in the current folder. Raises
+    EdgespecError if none is for this processor.
+    """
     folder = Path(getattr(lib, "_base_path", Path(lib.__file__).parent / "lib"))
     n_backends = getattr(lib._lib, "ggml_backend_reg_count", None)
-    if n_backends is None:  # Windows tells of a library's own functions only
+    if n_backends is None:  # on Windows, only a library's own functions are found
         return folder
-    with (
-        log.captured()
-    ):  # the first question starts all backends: CUDA's tells if it finds no device
+    with log.captured():  # the first call starts all backends; CUDA's logs if it finds no device
         if not n_backends():
             lib._lib.ggml_backend_load_all_from_path(str(folder).encode())
     if not _called("ggml_backend_reg_by_name", b"CPU"):
@@ -128,7 +127,7 @@ def _folder() -> Path:
 
 
 class _DlInfo(ctypes.Structure):
-    """`Dl_info`: the library that an address belongs to."""
+    """`Dl_info`: the library that contains an address."""
 
     _fields_ = [
         ("file", ctypes.c_char_p),
@@ -139,8 +138,10 @@ class _DlInfo(ctypes.Structure):
 
 
 def _cpu_library(folder: Path) -> Path:
-    """The library of the level of instructions that llama.cpp chose for this processor, in builds
-    with one for each. Raises EdgespecError."""
+    """The CPU library that llama.cpp chose, in builds with one per instruction set level.
+
+    Raises EdgespecError.
+    """
     registry = _called("ggml_backend_reg_by_name", b"CPU")
     function = _called("ggml_backend_reg_get_proc_address", registry, b"ggml_backend_set_n_threads")
     found, dladdr = _DlInfo(), None if os.name == "nt" else ctypes.CDLL(None).dladdr
@@ -152,7 +153,7 @@ def _cpu_library(folder: Path) -> Path:
 
 
 def _called(name: str, *args: int | bytes) -> int:
-    """The address that a function of ggml's registry returns, 0 for none."""
+    """Call a function of ggml's registry that returns an address; 0 for none."""
     function = lib._lib[name]
     function.restype = ctypes.c_void_p
     return function(*(ctypes.c_void_p(arg) if isinstance(arg, int) else arg for arg in args)) or 0
@@ -184,7 +185,7 @@ def op_name(op: int) -> str:
 
 @functools.cache
 def op_number(name: str) -> int:
-    """ggml's number of an operation; the numbers change between versions, the names do not."""
+    """ggml's number of an operation; numbers change between versions, names do not."""
     for op in range(256):
         if op_name(op) == name:
             return op
@@ -192,7 +193,7 @@ def op_number(name: str) -> int:
 
 
 def buffer_is_host(buffer: int | None) -> bool:
-    """True if a tensor's buffer lies in the process's own memory."""
+    """True if a tensor's buffer is in the process's memory."""
     function = ggml().ggml_backend_buffer_is_host
     function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_void_p]
     return bool(buffer) and bool(function(buffer))

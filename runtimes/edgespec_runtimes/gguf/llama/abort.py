@@ -12,8 +12,8 @@ import llama_cpp.llama_cpp as lib
 class AbortFlag:
     """A flag that llama.cpp polls without entering Python.
 
-    llama.cpp asks an abort callback `bool f(void *)` before every node. libc's strlen is such a
-    function: of an empty string it is 0 (go on), of one character 1 (abort).
+    llama.cpp calls an abort callback `bool f(void *)` before every node. libc's strlen serves as
+    one: it returns 0 for an empty string (continue) and 1 for one character (abort).
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Tries which of ggml's CPU kernels are batch invariant: they compute the same product of a row, to
-the last bit, however many rows are computed with it.
+"""Tests which of ggml's CPU kernels are batch invariant.
 
+Such kernels compute the same product of a row, to the last bit, whatever the number of rows.
 Multiplies small matrices of known values; knows no model.
 """
 
@@ -12,14 +12,14 @@ import math
 from edgespec_runtimes.gguf.llama import ggml
 
 N_ROWS = 25
-"""Most rows that are tried."""
+"""Most rows to test."""
 _PACKED_SHAPE, _PAIR_SHAPE = (512, 72), (256, 48)
-"""Inputs and outputs of the weights that are tried: enough to reach every kernel."""
+"""Inputs and outputs of the test weights, which cover every kernel."""
 
 
 def is_invariant_when_packed(kind: int, n_in: int, n_out: int) -> bool:
-    """True if weights [n_out, n_in], packed as resident models pack them, multiply several rows as
-    they multiply one, or stay unpacked."""
+    """True if products with packed weights [n_out, n_in] are batch invariant, or they stay
+    unpacked."""
     buffer_type = ggml.packing_buffer_type(kind, n_in, n_out)
     return buffer_type is None or _is_invariant_in(buffer_type, kind)
 
@@ -32,7 +32,7 @@ def _is_invariant_in(buffer_type: int, kind: int) -> bool:
 
 @functools.cache
 def is_invariant_as_stored(kind: int, n_rows: int = N_ROWS) -> bool:
-    """True if unpacked weights of this type multiply up to `n_rows` rows as they multiply one."""
+    """True if products of unpacked weights with 1 to `n_rows` rows are the same per row."""
     trial = _Trial(kind, *_PAIR_SHAPE, ggml.plain_buffer_type())
     each = [trial.alone(i) for i in range(n_rows)]
     numbers = {n for n in (2, 3, 4, n_rows - 1, n_rows) if n <= n_rows}
@@ -41,7 +41,7 @@ def is_invariant_as_stored(kind: int, n_rows: int = N_ROWS) -> bool:
 
 @functools.cache
 def is_invariant_from_two_rows(kind: int) -> bool:
-    """True if unpacked weights of this type multiply any two or more rows alike."""
+    """True if products of unpacked weights with two or more rows are the same per row."""
     trial = _Trial(kind, *_PAIR_SHAPE, ggml.plain_buffer_type())
     whole, size = trial.together(N_ROWS), trial.product_bytes
     return all(
@@ -59,17 +59,17 @@ class _Trial:
         self._rows = distinct_values(N_ROWS * n_in, 0.37, n_in)
         self._n_in = n_in
         self.product_bytes = 4 * n_out
-        """Bytes of the product of a row."""
+        """Bytes of one row's product."""
 
     def alone(self, row: int, times: int = 1) -> bytes:
-        """The product of one row, which is computed so many times at once."""
+        """The product of a row, computed with `times` copies of the row."""
         return self._multiply(self._rows[row * self._n_in : (row + 1) * self._n_in] * times)
 
     def together(self, n_rows: int) -> bytes:
-        """The products of the first rows."""
+        """The products of the first `n_rows` rows."""
         return self._multiply(self._rows[: n_rows * self._n_in])
 
 
 def distinct_values(n: int, step: float, n_in: int) -> list[float]:
-    """Numbers between -1 and 1 that repeat nowhere."""
+    """Distinct numbers between -1 and 1."""
     return [math.sin(step * i + 0.01 * (i // n_in)) for i in range(n)]

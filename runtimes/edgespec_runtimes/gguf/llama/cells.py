@@ -1,4 +1,4 @@
-"""llama.cpp's KV cache seen as sequences of cells. Knows the calls; no tree and no branch."""
+"""llama.cpp's KV cache as sequences of cells. Knows its functions, but no trees or branches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RECURRENT = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class LlamaMemory:
-    """The cells of one context. `spare` is a sequence that no token is ever decoded in."""
+    """The cells of one context. `spare` is a sequence in which no token is ever decoded."""
 
     def __init__(self, context: Any, spare: int, windows: WindowCells | None = None) -> None:
         self._context = context
@@ -33,20 +33,20 @@ class LlamaMemory:
         lib.llama_memory_seq_cp(self._handle, source, target, begin, end)
 
     def save(self, sequence: int, begin: int, end: int) -> Any:
-        """The keys and values of positions `begin` to `end` of `sequence`: a buffer of bytes."""
+        """A buffer with the keys and values of positions `begin` to `end` of `sequence`."""
         saved = (ctypes.c_uint8 * self.piece_bytes(sequence, begin, end))()
         self.save_into(saved, sequence, begin, end)
         return saved
 
     def piece_bytes(self, sequence: int, begin: int, end: int) -> int:
-        """Bytes that `save_into` writes."""
+        """Number of bytes that `save_into` writes."""
         self.copy(sequence, self._spare, begin, end)
         size = lib.llama_state_seq_get_size(self._context, self._spare)
         self.remove(self._spare, -1, -1)
         return int(size)
 
     def save_into(self, buffer: Any, sequence: int, begin: int, end: int) -> int:
-        """Do as `save`, into the start of a buffer; returns the bytes written."""
+        """`save` to the start of a buffer; returns the number of bytes."""
         self.copy(sequence, self._spare, begin, end)
         written = lib.llama_state_seq_get_data(self._context, buffer, len(buffer), self._spare)
         self.remove(self._spare, -1, -1)
@@ -55,8 +55,11 @@ class LlamaMemory:
         return int(written)
 
     def restore_from(self, buffer: Any, sequence: int, begin: int, end: int) -> None:
-        """Do as `restore` with bytes of another process. Raises StateError unless they hold exactly
-        these positions; some of them may have been restored by then."""
+        """`restore` untrusted bytes.
+
+        Raises StateError unless they hold exactly these positions, some of which may already be
+        restored.
+        """
         n_bytes = len(buffer)
         n_restored = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, self._spare)
         first, last = self._positions(self._spare)
@@ -67,18 +70,18 @@ class LlamaMemory:
         self.remove(self._spare, -1, -1)
 
     def whole_bytes(self, sequence: int) -> int:
-        """Bytes of all that a sequence holds, recurrent state included."""
+        """Bytes of a whole sequence, including recurrent state."""
         return int(lib.llama_state_seq_get_size(self._context, sequence))
 
     def save_whole(self, buffer: Any, sequence: int) -> int:
-        """Write a whole sequence into the start of a buffer; returns the bytes written."""
+        """Save a whole sequence to the start of a buffer; returns the number of bytes."""
         written = lib.llama_state_seq_get_data(self._context, buffer, len(buffer), sequence)
         if not written:
             raise EdgespecError("llama.cpp could not save the recurrent state")
         return int(written)
 
     def restore_whole(self, buffer: Any, sequence: int, n_tokens: int) -> None:
-        """Restore what `save_whole` wrote of `n_tokens`. Raises StateError."""
+        """Restore a sequence of `n_tokens` that `save_whole` wrote. Raises StateError."""
         n_bytes = len(buffer)
         n_restored = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, sequence)
         last = self._positions(sequence)[1]
@@ -86,12 +89,11 @@ class LlamaMemory:
             raise StateError("llama.cpp does not take the saved recurrent state")
 
     def recurrent_bytes(self, sequence: int) -> int:
-        """Bytes of a sequence's recurrent state; of windows of attention, too, where a model has
-        both."""
+        """Bytes of a sequence's recurrent state, and of its attention windows if it has both."""
         return int(lib.llama_state_seq_get_size_ext(self._context, sequence, _RECURRENT))
 
     def save_recurrent(self, sequence: int) -> Any:
-        """The recurrent state of a sequence: a buffer of bytes."""
+        """A buffer with the recurrent state of a sequence."""
         size = self.recurrent_bytes(sequence)
         saved = (ctypes.c_uint8 * size)()
         written = lib.llama_state_seq_get_data_ext(self._context, saved, size, sequence, _RECURRENT)
@@ -100,7 +102,7 @@ class LlamaMemory:
         return saved
 
     def restore_recurrent(self, saved: Any, sequence: int) -> None:
-        """Give a sequence a state that `save_recurrent` returned; its keys and values stay."""
+        """Restore a state of `save_recurrent`; keys and values of attention are unchanged."""
         if not lib.llama_state_seq_set_data_ext(
             self._context, saved, len(saved), sequence, _RECURRENT
         ):
@@ -111,15 +113,18 @@ class LlamaMemory:
         return int(first), int(lib.llama_memory_seq_pos_max(self._handle, sequence))
 
     def restore(self, saved: Any, sequence: int, begin: int, end: int) -> None:
-        """Write what `save` returned into the first free cells, as part of `sequence`."""
+        """Write a buffer of `save` to the first free cells, as part of `sequence`."""
         if not lib.llama_state_seq_set_data(self._context, saved, len(saved), self._spare):
             raise EdgespecError("llama.cpp could not restore a part of the KV cache")
         self.copy(self._spare, sequence, begin, end)
         self.remove(self._spare, -1, -1)
 
-    def most_at_once(self, sequence: int, n_tokens: int) -> int:
-        """Tokens in a piece: as many as fit into it and into every layer's window. llama.cpp leaves
-        out cells that the last token of a piece does not see, which a rollback would miss."""
+    def max_at_once(self, sequence: int, n_tokens: int) -> int:
+        """Tokens per piece: as many as fit into PIECE_BYTES and into every layer's window.
+
+        llama.cpp omits cells outside the window of a piece's last token, which a rollback would
+        need.
+        """
         first = self.piece_bytes(sequence, 0, 1)
         if n_tokens == 1:
             return 1

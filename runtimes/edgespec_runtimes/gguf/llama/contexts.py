@@ -1,6 +1,6 @@
-"""Contexts of llama.cpp's models: what shapes one, what one allocates, and how one is made.
+"""Creates llama.cpp's contexts, and measures what they allocate.
 
-Raises UsageError with llama.cpp's reason for a context that it refuses.
+Raises UsageError with llama.cpp's reason if it refuses a context.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgespec.memory.budget import MIB
 from edgespec_runtimes.gguf.llama import abi, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.imports import replaced_import
-from edgespec_runtimes.gguf.llama.layout import LEAST_WASTE
+from edgespec_runtimes.gguf.llama.layout import MIN_WASTE
 from edgespec_runtimes.gguf.llama.loading import Model
 from edgespec_runtimes.gguf.llama.windows import (
     WindowCells,
@@ -40,20 +40,20 @@ CACHE_TYPES = {
     "bf16": 30,
     "iq4_nl": 20,
 }
-"""Names that llama.cpp's --cache-type-k takes, and their ggml types."""
+"""Values of llama.cpp's --cache-type-k and their ggml types."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSizes:
-    """Bytes that a context allocates, as llama.cpp itself computed them."""
+    """Bytes that a context allocates, as computed by llama.cpp."""
 
     kv_bytes: int
     compute_bytes: int
     output_bytes: int
     graph_bytes: int
-    """Bytes of the nodes of its graphs, without the results."""
+    """Bytes of the graphs' nodes, without results."""
     state_bytes: int = 0
-    """Bytes of one copy of its recurrent state, which are part of those of the cache."""
+    """Bytes of one copy of the recurrent state, a part of the cache."""
 
     @property
     def total(self) -> int:
@@ -62,12 +62,12 @@ class ContextSizes:
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """The settings of a context that decide about its size."""
+    """The settings of a context that determine its size."""
 
     n_ctx: int
     """Tokens of each text."""
     n_batch: int
-    """Most tokens of a prompt in one batch."""
+    """Most prompt tokens in one batch."""
     n_outputs: int
     n_branches: int
     n_threads: int
@@ -75,14 +75,14 @@ class ContextShape:
     cache_type_v: str = "f16"
     flash_attn: str = "on"
     n_rollback: int = 0
-    """Tokens that a recurrent state can roll back: a copy is kept for each."""
+    """Tokens that the recurrent state can be rolled back, with a copy of it for each."""
     line_rows: int = 0
-    """Most rows of a branch that is computed as a line of its own; 0 where nodes share rows."""
+    """Most rows of a branch that is computed as a separate line; 0 if branches share rows."""
     has_spare: bool = False
-    """True if one more sequence holds cells that are dropped, moved or saved."""
+    """True if there is a spare sequence for cells that are dropped, moved or saved."""
     n_texts: int = 1
-    gives_back: bool = False
-    """True if layers with sliding windows give back the cells that no text sees any more."""
+    frees_cells: bool = False
+    """True if sliding-window layers free cells outside all windows."""
 
     @property
     def n_cells(self) -> int:
@@ -90,19 +90,19 @@ class ContextShape:
 
     @property
     def n_seq(self) -> int:
-        """A sequence for each text, for each further branch, and the spare one; without rollback
-        also for the first of several rows."""
+        """Number of sequences: one per text and further branch, and the spare one; without rollback
+        also one for the first of several rows."""
         is_apart = not self.n_rollback and (self.n_branches > 1 or self.line_rows > 0)
         return self.n_texts + self.n_branches - 1 + (self.has_spare or is_apart)
 
     @property
     def n_rows(self) -> int:
-        """Rows of logits: llama.cpp wants one for each sequence at least."""
+        """Rows of logits; llama.cpp requires at least one per sequence."""
         return max(self.n_outputs, self.n_seq)
 
     @property
     def largest_batch(self) -> int:
-        """Rows of the largest batch: of a prompt, of a tree, or of lines."""
+        """Rows of the largest batch of a prompt, a tree, or lines."""
         return max(self.n_batch, self.n_rows, self.n_branches * self.line_rows)
 
     def params(self) -> Any:
@@ -131,14 +131,14 @@ _CACHE_SHAPE = re.compile(r"size =\s*([\d.]+) MiB \(\s*(\d+) cells,\s*(\d+) laye
 _RECURRENT = "llama_memory_recurrent"
 _CACHES = ("llama_kv_cache", _RECURRENT, "llama_dsv4_comp_state")
 _STATE_HEAD_BYTES = 16 << 10
-"""More than llama.cpp writes before the layers of a saved state, and rounds off in its log."""
+"""Upper bound of the header of a saved state, and of rounding in llama.cpp's log."""
 _N_GRAPHS = 5
-"""Graphs that a context keeps: the one it was sized with, the last with and without logits, and as
-much as two more in the tables of its scheduler (912 bytes a node were measured)."""
+"""Graphs of a context: the one for sizing, the latest with and without logits, and the equivalent
+of two more in the scheduler's tables (912 bytes per node were measured)."""
 
 
 def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
-    """The sizes of a context of this shape; `model` comes from `load_sizes_only`."""
+    """Sizes of a context of this shape; `model` is from `load_sizes_only`."""
     with log.captured() as lines, _without_clearing():
         handle = lib.llama_init_from_model(model.handle, _params(model, shape))
         if not handle:
@@ -171,11 +171,10 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
 
 
 def window_shape(n_window: int, shape: ContextShape) -> WindowShape | None:
-    """Sizes that decide about the memory of layers with windows of so many tokens; None if they
-    keep all cells."""
-    if not shape.gives_back or not n_window:
+    """Sizes that determine the memory of sliding-window layers; None if they keep all cells."""
+    if not shape.frees_cells or not n_window:
         return None
-    n_loose = LEAST_WASTE + shape.n_outputs
+    n_loose = MIN_WASTE + shape.n_outputs
     window = WindowShape(n_window, shape.n_ctx, shape.n_texts, n_loose, shape.largest_batch)
     return window if window.n_seen + window.n_latest < shape.n_cells else None
 
@@ -188,17 +187,19 @@ def _window_mib(window: WindowShape, line: str) -> float:
 
 
 class StateSupport(NamedTuple):
-    """Rollback of a model's recurrent state, and copies of it, as llama.cpp supports them."""
+    """llama.cpp's support for rolling back and copying a model's recurrent state."""
 
     n_rollback: int
-    """Tokens of a line that it can roll back."""
+    """Number of tokens that can be rolled back."""
     can_copy: bool
-    """True if it saves the state without any attention."""
+    """True if the state can be saved without attention."""
 
 
 def state_support(model: Model, wanted: int) -> StateSupport:
-    """Support for rolling the model's recurrent state back by `wanted` tokens, or by 0 if llama.cpp
-    cannot do that for this architecture. `model` comes from `load_sizes_only`."""
+    """Support for rolling the recurrent state back by `wanted` tokens, or 0 if llama.cpp cannot.
+
+    `model` is from `load_sizes_only`.
+    """
     shape = ContextShape(
         n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1, n_rollback=wanted
     )
@@ -213,8 +214,10 @@ def state_support(model: Model, wanted: int) -> StateSupport:
 
 @contextmanager
 def _without_clearing() -> Iterator[None]:
-    """While active, contexts that this thread makes for their sizes alone do not fill what they
-    allocate: recurrent states are allocated even then, and only what is written is in memory."""
+    """In the block, contexts that this thread creates for sizing do not clear their buffers.
+
+    Recurrent states are allocated even then, but only written pages take memory.
+    """
     library = abi.ggml()
     clear = _Clear(ctypes.cast(library.ggml_backend_buffer_clear, ctypes.c_void_p).value or 0)
     thread = threading.get_ident()
@@ -229,7 +232,7 @@ def _without_clearing() -> Iterator[None]:
 
 
 def free(context: Any) -> None:
-    """Free a llama_context; None is none."""
+    """Free a llama_context, which may be None."""
     if context is not None:
         lib.llama_free(context)
 
@@ -243,7 +246,7 @@ def _params(model: Model, shape: ContextShape) -> Any:
 
 
 def _graph_bytes(n_nodes: int) -> int:
-    """Bytes of one graph of up to `n_nodes`, which llama.cpp reserves and clears at once."""
+    """Bytes of a graph of up to `n_nodes`, which llama.cpp allocates and clears at once."""
     ggml = abi.ggml()
     ggml.ggml_tensor_overhead.restype = ctypes.c_size_t
     ggml.ggml_graph_overhead_custom.restype = ctypes.c_size_t
@@ -253,7 +256,7 @@ def _graph_bytes(n_nodes: int) -> int:
 
 
 def windows_of(model: Model, shape: ContextShape) -> WindowCells | None:
-    """The cells of a context's layers with windows, if they are given back."""
+    """The cells of a context's sliding-window layers, if they free cells."""
     window = window_shape(model.n_window, shape)
     if window is None:
         return None
@@ -267,9 +270,10 @@ def new_context(
     stop: AbortFlag,
     windows: WindowCells | None = None,
 ) -> Any:
-    """A llama_context; `cb_eval` may be None. Raises UsageError with llama.cpp's reason.
+    """Create a llama_context; `cb_eval` may be None. Raises UsageError with llama.cpp's reason.
 
-    `windows`: take note of the cells in layers with windows."""
+    `windows` learns the buffers of the sliding-window layers.
+    """
     params = _params(model, shape)
     if cb_eval is not None:
         params.cb_eval = cb_eval

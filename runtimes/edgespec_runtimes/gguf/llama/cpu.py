@@ -1,7 +1,6 @@
-"""Finds out if llama.cpp's CPU code works on this machine, once, by a trial in a process of its
-own, and decides what follows.
+"""Tests whether llama.cpp's CPU code works on this machine, once, in a separate process.
 
-Loads no library of llama.cpp's: where one would end a process, this one goes on.
+Loads no llama.cpp library itself, because a wrong one crashes the process.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from edgespec.concurrency.endings import crash_name
+from edgespec.concurrency.exit_codes import crash_name
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.llama import trial_process
 
 PLAIN, PACKED = b"plain\n", b"packed\n"
-"""Output of a trial once the products of that kind are right."""
+"""Output of a trial after the products of that kind were right."""
 WRONG = 3
-"""Exit code of a trial if a product is wrong; 1 is Python's, for anything unexpected."""
+"""Exit code of a trial with a wrong product; 1 is Python's, for unexpected errors."""
 
 TIMEOUT_S = 30.0
-"""A trial takes a second; a machine that is busy may take longer."""
+"""Time limit of a trial, which takes a second on an idle machine."""
 
 
 class TrialOutcome(Enum):
@@ -31,7 +30,7 @@ class TrialOutcome(Enum):
 
     WORKS = "works"
     PACKING_FAILS = "packing fails"
-    """Products with packed weights crash or are wrong; plain ones are right."""
+    """Products with packed weights crash or are wrong; unpacked ones are right."""
     ILLEGAL = "illegal instruction"
     """The library was built for another processor."""
     UNKNOWN = "unknown"
@@ -39,7 +38,7 @@ class TrialOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """The outcome of a trial, and why: a few words for a sentence."""
+    """The outcome of a trial, and a short reason for messages."""
 
     outcome: TrialOutcome
     why: str = ""
@@ -47,30 +46,30 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class LibraryFiles:
-    """The files of llama.cpp that compute, and the version that they are said to be."""
+    """llama.cpp's library files, and their version."""
 
     version: str
     base: Path
     cpu: Path
 
     def key(self) -> str:
-        """The cache key, which differs for another build, processor or kernel."""
+        """Cache key, which depends on build, processor and kernel."""
         files = trial_process.state_of((self.base, self.cpu))
         return trial_process.cache_key(self.version, files, [*trial_process.processor()])
 
 
 @dataclass(frozen=True, slots=True)
 class PackingDecision:
-    """True in `allowed` if weights that stay in memory go into buffers that llama.cpp packs."""
+    """True in `allowed` if llama.cpp packs resident weights."""
 
     allowed: bool
     found: str = ""
-    """The obstacle, empty if packing is allowed."""
+    """Why packing is not allowed; empty if it is."""
     advice: str = ""
 
     @property
     def note(self) -> str | None:
-        """A sentence for people if weights are not packed."""
+        """A note for the user if weights are not packed."""
         if self.allowed:
             return None
         return (
@@ -80,10 +79,10 @@ class PackingDecision:
 
 
 def decide_packing(system_info: str, trial: TrialResult, version: str) -> PackingDecision:
-    """Decide about packing by `llama_print_system_info` and the result of a trial.
+    """Decide about packing from `llama_print_system_info` and the result of a trial.
 
-    Where nothing is known packing is allowed, but for AMX: GCC drops the stores of llama.cpp's tile
-    configuration, and the first product of several rows ends the process (llama.cpp #20824).
+    Without a result, packing is allowed except with AMX: GCC drops the stores of llama.cpp's tile
+    configuration, and the first product of several rows crashes (llama.cpp #20824).
     """
     uses_amx = "AMX_INT8 = 1" in system_info
     if trial.outcome is TrialOutcome.WORKS or (
@@ -101,7 +100,7 @@ def decide_packing(system_info: str, trial: TrialResult, version: str) -> Packin
 
 
 def check_usable(trial: TrialResult, version: str) -> None:
-    """Raise EdgespecError for a library that would end this process, too."""
+    """Raise EdgespecError for a library that would crash this process."""
     if trial.outcome is TrialOutcome.ILLEGAL:
         raise EdgespecError(
             f"llama.cpp was built for another processor (a trial ended with {trial.why}): build "
@@ -110,7 +109,7 @@ def check_usable(trial: TrialResult, version: str) -> None:
 
 
 def _rebuild(version: str, flags: str = "") -> str:
-    """The command that builds llama.cpp again. pip's cache of wheels does not look at flags."""
+    """The command that rebuilds llama.cpp, without pip's cache, which ignores build flags."""
     environment = f"CFLAGS='{flags}' CXXFLAGS='{flags}' " if flags else ""
     return (
         f"{environment}pip install --no-cache-dir --force-reinstall --no-deps "
@@ -122,7 +121,7 @@ _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
 def trial_result(library: LibraryFiles) -> TrialResult:
-    """The cached result for this library on this machine, or that of a trial now."""
+    """The cached result for this library on this machine, otherwise that of a new trial."""
     try:
         cache = trial_process.cached(library.key())
         if known := _known(cache.read()):
@@ -136,12 +135,12 @@ def trial_result(library: LibraryFiles) -> TrialResult:
 
 
 def run_trial(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> TrialResult:
-    """Run the trial or a stand-in. The process is gone afterwards, whatever happens."""
+    """Run a trial; its process has always ended afterwards."""
     try:
         done = trial_process.run(command, timeout_s)
     except trial_process.NoAnswer as error:
         return TrialResult(TrialOutcome.UNKNOWN, str(error))
-    # The output counts, not the exit code alone: an application that ignores SIGCHLD gets 0.
+    # check the output, too: an application that ignores SIGCHLD gets the exit code 0
     output, crash = done.stdout, crash_name(done.returncode)
     if output == PLAIN + PACKED:
         return TrialResult(TrialOutcome.WORKS)
@@ -155,7 +154,7 @@ def run_trial(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> TrialResu
 
 
 def _known(content: Any) -> TrialResult | None:
-    """The result in a cached file; None if there is none or it is damaged."""
+    """The result in a cache file; None if it is missing or damaged."""
     with suppress(ValueError, KeyError, TypeError):
         return TrialResult(TrialOutcome(content["outcome"]), str(content["why"]))
     return None

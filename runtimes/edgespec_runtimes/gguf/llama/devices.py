@@ -1,6 +1,6 @@
-"""The memory of devices that is not this process's: of local GPUs and of RPC servers.
+"""Queries the memory of devices: local GPUs and RPC servers.
 
-Asked of a process of its own, `gguf.trials`, which a driver or a missing server may end.
+Queries run in a separate process, `gguf.trials`, because a driver or a missing server may abort it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from edgespec.errors import EdgespecError, ModelError
 from edgespec_runtimes.gguf.llama import ggml, rpc, trial_process
 
 ANSWER_S = 20.0
-"""Seconds for a server's answer: it may answer somebody else. The process that asks counts them."""
+"""Time limit of a server's answer, counted by the process that asks: it may serve somebody else."""
 START_S = 100.0
-"""Seconds in which that process, or a driver, may start: one and a half on an idle machine, 20
-beside a score of other programs."""
+"""Time limit of the start of that process, or of a driver: 1.5 s on an idle machine, 20 s beside
+twenty other programs."""
 NO_ANSWER = 4
 """Exit code of the process that asked a server in vain."""
 _VERSION = re.compile(r"version mismatch: (\d+\.\d+\.\d+)")
@@ -26,19 +26,19 @@ _VERSION = re.compile(r"version mismatch: (\d+\.\d+\.\d+)")
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One device's memory in bytes, as its library tells it."""
+    """A device's memory in bytes, as reported by its library."""
 
     name: str
-    """The device's name for people; of a server `HOST:PORT`."""
+    """Name of the device; `HOST:PORT` for a server."""
     free_bytes: int
     total_bytes: int
     round_trip_s: float = 0.0
     process_bytes: int = 0
-    """Bytes that a process takes which is connected to it and holds nothing yet."""
+    """Bytes of a process that is connected to it and has no model."""
 
 
 def of_gpus() -> list[DeviceMemory]:
-    """The GPUs that share layers. Raises EdgespecError if they do not answer."""
+    """The GPUs that can get layers. Raises EdgespecError if the query fails."""
     try:
         done = trial_process.run(trial_process.command("devices"), START_S)
     except trial_process.NoAnswer as error:

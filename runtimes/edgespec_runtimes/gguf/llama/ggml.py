@@ -1,6 +1,6 @@
-"""Calls of ggml's own interface: devices, tensors, buffers, and a product.
+"""Wrappers of ggml's functions for devices, tensors, buffers and matrix products.
 
-Addresses are whole numbers. Knows no model.
+Addresses are integers. Knows no model.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from edgespec_runtimes.gguf.llama import abi
 CPU, GPU, INTEGRATED_GPU = 0, 1, 2
 """`GGML_BACKEND_DEVICE_TYPE_CPU`, `_GPU` and `_IGPU`."""
 F32, F16, Q8_0, BF16 = 0, 1, 8, 30
-"""`GGML_TYPE_F32` and so on."""
+"""`GGML_TYPE_F32`, `_F16`, `_Q8_0` and `_BF16`."""
 _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`."""
 
 
 def verify_mirror() -> None:
-    """Refuse to run when this build of ggml lays its tensors out differently: compares what the
-    mirror sees of tensors with what the library says. Raises EdgespecError."""
+    """Check the mirror of ggml's tensor struct against the library.
+
+    Raises EdgespecError if this build has another layout.
+    """
     with ExitStack() as owned:
         context = new_context(owned, has_data=True)
         a, b = new_tensor(context, F32, 7, 3), new_tensor(context, F32, 7, 5)
@@ -47,21 +49,23 @@ def verify_mirror() -> None:
 
 
 def new_context(owned: ExitStack, has_data: bool = False) -> int:
-    """A context for some dozens of tensors, with memory for their data or without. `owned` frees
-    it."""
+    """Create a context for some dozens of tensors, optionally with memory for their data.
+
+    `owned` frees it.
+    """
     context = _address("ggml_init", abi.InitParams(1 << 16, None, not has_data))
     owned.callback(_address, "ggml_free", context)
     return context
 
 
 def new_tensor(context: int, kind: int, n_in: int, n_rows: int) -> int:
-    """A tensor of shape [n_rows, n_in]."""
+    """Create a tensor of shape [n_rows, n_in]."""
     sizes = ctypes.c_int64(n_in), ctypes.c_int64(n_rows)
     return _address("ggml_new_tensor_2d", context, ctypes.c_int(kind), *sizes)
 
 
 def new_buffer(owned: ExitStack, buffer_type: int, nbytes: int) -> int:
-    """A buffer for weights. `owned` frees it. Raises EdgespecError where there is no room."""
+    """Create a buffer for weights, which `owned` frees. Raises EdgespecError without memory."""
     buffer = _address("ggml_backend_buft_alloc_buffer", buffer_type, ctypes.c_size_t(nbytes))
     if not buffer:
         raise EdgespecError(f"{buffer_type_name(buffer_type)} has no room for {nbytes:,} bytes")
@@ -71,14 +75,14 @@ def new_buffer(owned: ExitStack, buffer_type: int, nbytes: int) -> int:
 
 
 def place(tensor: int, buffer: int, address: int) -> None:
-    """Point a tensor to data at an address, in the layout of this buffer."""
+    """Point a tensor to data at an address in a buffer, in the buffer's layout."""
     fields = abi.GgmlTensor.from_address(tensor)
     fields.buffer, fields.data = buffer, address
     _call(ctypes.c_int, "ggml_backend_buffer_init_tensor", buffer, tensor)
 
 
 def set_tensor(tensor: int, content: Any, nbytes: int) -> None:
-    """Set a tensor to bytes of a file, which its buffer turns into its own layout."""
+    """Copy bytes of a file to a tensor, whose buffer converts them to its layout."""
     sizes = ctypes.c_size_t(0), ctypes.c_size_t(nbytes)
     _call(None, "ggml_backend_tensor_set", tensor, content, *sizes)
 
@@ -90,13 +94,12 @@ def row_bytes(kind: int, n_in: int) -> int:
 
 @functools.cache
 def packing_buffer_type(kind: int, n_in: int, n_out: int) -> int | None:
-    """The buffer type that llama.cpp prefers for weights [n_out, n_in] of a type that multiply;
-    None if they stay as they are."""
+    """llama.cpp's preferred buffer type for weights [n_out, n_in]; None if they stay unpacked."""
     return next((b for b in packing_buffer_types() if packs(b, kind, n_in, n_out)), None)
 
 
 def packs(buffer_type: int, kind: int, n_in: int, n_out: int) -> bool:
-    """True if the CPU multiplies weights [n_out, n_in] of a type that lie in such a buffer."""
+    """True if the CPU can multiply weights [n_out, n_in] in a buffer of this type."""
     return multiplies(_device(), kind, n_in, n_out, 512, buffer_type)
 
 
@@ -107,8 +110,10 @@ def buffer_type_name(buffer_type: int) -> str:
 
 @functools.cache
 def packed_bytes(kind: int, n_in: int, n_out: int) -> int | None:
-    """Bytes that weights [n_out, n_in] of a type take once they are packed for the CPU; None if
-    they stay as they are. Nothing is allocated."""
+    """Bytes of weights [n_out, n_in] when packed for the CPU; None if they stay unpacked.
+
+    Allocates nothing.
+    """
     buffer_type = packing_buffer_type(kind, n_in, n_out)
     if buffer_type is None:
         return None
@@ -119,12 +124,12 @@ def packed_bytes(kind: int, n_in: int, n_out: int) -> int | None:
 
 
 def plain_buffer_type() -> int:
-    """The buffer type of plain memory of the CPU."""
+    """The CPU's buffer type for unpacked weights."""
     return buffer_type_of(_device())
 
 
 def buffer_type_of(device: int) -> int:
-    """The buffer type of a device's own memory."""
+    """Buffer type of a device's memory."""
     return _address("ggml_backend_dev_buffer_type", device)
 
 
@@ -140,19 +145,19 @@ def kind_of(device: int) -> int:
 
 
 def gpus() -> list[int]:
-    """The GPUs that share layers: those with memory of their own, as in llama.cpp, else others."""
+    """The GPUs that can get layers: as in llama.cpp, those with own memory, otherwise others."""
     return devices_of(GPU) or devices_of(INTEGRATED_GPU)
 
 
 def memory_of(device: int) -> tuple[int, int]:
-    """Free and total bytes of a device's memory, as its library tells them."""
+    """Free and total bytes of a device's memory, as reported by its library."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     _call(None, "ggml_backend_dev_memory", device, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 
 def devices_in(registry: int) -> list[int]:
-    """All devices of one registry; none of no registry."""
+    """All devices of a registry; none if its address is 0."""
     if not registry:
         return []
     n_devices = int(_call(ctypes.c_size_t, "ggml_backend_reg_dev_count", registry))
@@ -162,7 +167,7 @@ def devices_in(registry: int) -> list[int]:
 
 
 def function_of(registry: bytes, name: bytes) -> int:
-    """The address of a function that a backend offers by name; 0 if there is none."""
+    """Address of a backend's function by name; 0 if there is none."""
     found = _address("ggml_backend_reg_by_name", registry)
     return _address("ggml_backend_reg_get_proc_address", found, name) if found else 0
 
@@ -173,13 +178,13 @@ def device_of(kind: int) -> int | None:
 
 
 def device_name(device: int) -> str:
-    """The name of a device for people."""
+    """Description of a device."""
     name: bytes = _call(ctypes.c_char_p, "ggml_backend_dev_description", device)
     return name.decode(errors="replace")
 
 
 def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
-    """Rows of weights, quantised as in a file."""
+    """Rows of weights quantised as in a file."""
     n_rows = len(values) // n_in
     floats = (ctypes.c_float * len(values))(*values)
     out = ctypes.create_string_buffer(n_rows * row_bytes(kind, n_in))
@@ -189,7 +194,7 @@ def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
 
 
 def new_backend(owned: ExitStack, device: int) -> int:
-    """A backend on a device. `owned` frees it. Raises EdgespecError if it cannot start."""
+    """Create a backend on a device, which `owned` frees. Raises EdgespecError."""
     backend = _address("ggml_backend_dev_init", device, None)
     if not backend:
         raise EdgespecError(f"{device_name(device)} cannot be used")
@@ -198,7 +203,7 @@ def new_backend(owned: ExitStack, device: int) -> int:
 
 
 def new_cpu_backend(owned: ExitStack, n_threads: int) -> int:
-    """A backend on the CPU. `owned` frees it."""
+    """Create a CPU backend, which `owned` frees."""
     backend = new_backend(owned, _device())
     set_n_threads = abi.library("ggml-cpu").ggml_backend_cpu_set_n_threads
     set_n_threads(ctypes.c_void_p(backend), ctypes.c_int(n_threads))
@@ -206,7 +211,7 @@ def new_cpu_backend(owned: ExitStack, n_threads: int) -> int:
 
 
 def new_graph(context: int) -> int:
-    """A graph of a few nodes, freed with its context."""
+    """Create a graph of a few nodes, which is freed with its context."""
     return _address("ggml_new_graph_custom", context, ctypes.c_size_t(8), ctypes.c_bool(False))
 
 
@@ -223,8 +228,8 @@ def compute(backend: int, graph: int) -> None:
 def multiplies(
     device: int, kind: int, n_in: int, n_out: int, n_rows: int = 1, buffer_type: int | None = None
 ) -> bool:
-    """True if a device takes products with weights [n_out, n_in] of this type, which lie in a
-    buffer of `buffer_type` if it is given."""
+    """True if a device supports products with weights [n_out, n_in], optionally in a buffer of
+    `buffer_type`."""
     with ExitStack() as owned:
         context = new_context(owned)
         weights = new_tensor(context, kind, n_in, n_out)
@@ -242,8 +247,10 @@ def product(
     n_in: int,
     device: int | None = None,
 ) -> bytes:
-    """Rows float32 [n_rows, n_in] times weights [n_out, n_in] that lie in such a buffer, on a
-    device or the CPU: float32 [n_rows, n_out]."""
+    """The product of float32 rows [n_rows, n_in] with weights [n_out, n_in] in such a buffer.
+
+    It is float32 [n_rows, n_out], computed on `device` or the CPU.
+    """
     n_rows, n_out = len(rows) // n_in, len(weights) // row_bytes(kind, n_in)
     floats, out = (ctypes.c_float * len(rows))(*rows), (ctypes.c_float * (n_rows * n_out))()
     device = _device() if device is None else device
@@ -273,7 +280,7 @@ def _device() -> int:
 
 @functools.cache
 def packing_buffer_types() -> tuple[int, ...]:
-    """llama.cpp's extra buffer types for the CPU, in the order of its preference."""
+    """llama.cpp's extra buffer types for the CPU, in order of preference."""
     registry = _address("ggml_backend_dev_backend_reg", _device())
     name = b"ggml_backend_dev_get_extra_bufts"
     address = _address("ggml_backend_reg_get_proc_address", registry, name)
@@ -291,7 +298,7 @@ def _address(name: str, *args: Any) -> int:
 
 
 def _call(restype: Any, name: str, *args: Any) -> Any:
-    """Call a function of ggml's; whole numbers are addresses."""
+    """Call a ggml function; integers are passed as addresses."""
     library = next(library for library in _libraries() if hasattr(library, name))
     function = getattr(library, name)
     function.restype = restype
@@ -300,5 +307,5 @@ def _call(restype: Any, name: str, *args: Any) -> Any:
 
 @functools.cache
 def _libraries() -> tuple[ctypes.CDLL, ...]:
-    """Separate handles of the libraries, since return types are set on them."""
+    """Separate handles of the libraries, because return types are set on them."""
     return tuple(ctypes.CDLL(str(abi.library_file(stem))) for stem in ("ggml-base", "ggml"))

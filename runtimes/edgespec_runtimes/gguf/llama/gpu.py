@@ -1,7 +1,7 @@
-"""The GPUs that llama.cpp would put layers on, and the process memory that their library takes.
+"""Finds the GPUs that llama.cpp can use, and measures the process memory of their library.
 
-That memory is measured once, by a trial in a process of its own: a process that plans must not
-have the library in memory before the plan has room for it. Knows no models.
+The memory is measured once, in a separate process: a planning process must not load the library
+before the plan has room for it. Knows no models.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.memory.process import in_steps
+from edgespec.memory.process import round_up_to_step
 from edgespec_runtimes.gguf.llama import abi, ggml, loading, trial_process
 
 TIMEOUT_S = 60.0
-"""A driver may take seconds to start, and a library that compiles its kernels longer."""
+"""Time limit of the measurement: drivers start slowly, and a library may compile its kernels."""
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryMemory:
-    """Bytes that a GPU's library takes of the process's memory, or why they are not known."""
+    """Process memory of a GPU's library in bytes, or why it is unknown."""
 
     nbytes: int | None
     why: str = ""
 
     @property
     def note(self) -> str | None:
-        """A sentence for people if the bytes are not known."""
+        """A note for the user if the memory is unknown."""
         if self.nbytes is not None:
             return None
         return (
@@ -39,18 +39,18 @@ class LibraryMemory:
 
 
 def find() -> int | None:
-    """The first GPU's address; None without one."""
+    """Address of the first GPU; None without one."""
     return next(iter(find_all()), None)
 
 
 def find_all() -> list[int]:
-    """Addresses of the GPUs that share the layers; none of those of other machines."""
+    """Addresses of the local GPUs that can get layers."""
     loading.start()
     return ggml.gpus()
 
 
 def has_own_memory(device: int) -> bool:
-    """True if the device does not share the process's memory, as Apple's devices do."""
+    """False if the device shares the process's memory, as Apple's GPUs do."""
     return sys.platform != "darwin" and ggml.kind_of(device) != ggml.INTEGRATED_GPU
 
 
@@ -70,18 +70,18 @@ def library_memory() -> LibraryMemory:
 
 
 def measure(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> LibraryMemory:
-    """Run the trial or a stand-in. The process is gone afterwards, whatever happens."""
+    """Run the measurement; its process has always ended afterwards."""
     try:
         done = trial_process.run(command, timeout_s)
     except trial_process.NoAnswer as error:
         return LibraryMemory(None, str(error))
     if not done.stdout.isdigit():
         return LibraryMemory(None, trial_process.how_it_ended(done.returncode))
-    return LibraryMemory(in_steps(int(done.stdout)))
+    return LibraryMemory(round_up_to_step(int(done.stdout)))
 
 
 def _key() -> str:
-    """The cache key, which differs for another build, GPU or driver. Raises OSError."""
+    """Cache key, which depends on build, GPU and driver. Raises OSError."""
     folder = abi.library_file("ggml-base").parent
     files = trial_process.state_of(sorted(path for path in folder.iterdir() if path.is_file()))
     names = [ggml.device_name(device) for device in find_all()]
@@ -89,7 +89,7 @@ def _key() -> str:
 
 
 def _drivers() -> list[str]:
-    """The versions of the GPU drivers, as far as the system says them."""
+    """Versions of the GPU drivers, if the system has them."""
     found = []
     for path in _DRIVERS:
         with suppress(OSError):

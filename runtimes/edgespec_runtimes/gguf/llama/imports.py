@@ -1,9 +1,8 @@
-"""Replaces, for a while, a function that a loaded library imports; knows ELF, nothing of models.
+"""Temporarily replaces functions that a loaded library imports; knows ELF, but no models.
 
-`replaced_import` is for what happens once, an `Import` for what is switched in every pass.
-
-Only that library's own entry for the function changes (its global offset table), so that nobody
-else's calls do. Linux only: elsewhere nothing is replaced, and the caller is told.
+`replaced_import` is for one use, `Import` for switching in every pass. Only the library's own entry
+in its global offset table changes, so calls from other libraries do not. Linux only: elsewhere
+nothing is replaced, which callers can check.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _patching = threading.RLock()
 
 @contextmanager
 def replaced_import(library: str, names: Collection[str], replacement: Any) -> Iterator[bool]:
-    """While active, `library` calls `replacement`, a ctypes function, by these names.
+    """In the block, `library` calls `replacement`, a ctypes function, instead of `names`.
 
-    Yields True if it does; False if the library has no such entry (another system, another C
-    library, a static build). One thread at a time replaces imports.
+    Yields False if the library has no such entry (another system or C library, a static build). One
+    thread at a time replaces imports.
     """
     with _patching:
         entry = Import(library, names, replacement)
@@ -48,12 +47,14 @@ def replaced_import(library: str, names: Collection[str], replacement: Any) -> I
 
 
 class Import:
-    """An entry that is replaced and put back often, by any thread: it stays replaced until every
-    `replace` had its `put_back`."""
+    """An import that any thread may replace and restore.
+
+    It stays replaced until `put_back` was called as often as `replace`.
+    """
 
     def __init__(self, library: str, names: Collection[str], replacement: Any) -> None:
         self._replacement = replacement
-        """Kept alive: the library may be on its way into it."""
+        """Referenced for ever, because the library may be calling it."""
         slots = _import_slots(library, names) if sys.platform == "linux" else []
         if not all(map(_make_writable, slots)):
             slots = []
@@ -69,7 +70,7 @@ class Import:
         return bool(self._cells)
 
     def replace(self) -> None:
-        """Replace the entry until `put_back` is called as often."""
+        """Replace the import until the matching `put_back`."""
         with self._counting:
             self._n_users += 1
             if self._n_users == 1:
@@ -78,7 +79,7 @@ class Import:
                     cell.value = self._target
 
     def put_back(self) -> None:
-        """Put the entry back at the last of as many calls as there were of `replace`."""
+        """Restore the import at the last matching call."""
         with self._counting:
             self._n_users -= 1
             if not self._n_users:
@@ -87,14 +88,14 @@ class Import:
 
 
 def _make_writable(address: int) -> bool:
-    """Make the page writable, which full RELRO may have made read-only; False where that fails."""
+    """Make the page writable if full RELRO made it read-only; False if that fails."""
     page = address & ~(mmap.PAGESIZE - 1)
     size, protection = ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
     return not ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), size, protection)
 
 
 class _LinkMap(ctypes.Structure):
-    """`struct link_map`: where the loader put a library, and its dynamic section."""
+    """`struct link_map`: address and dynamic section of a loaded library."""
 
     _fields_ = [
         ("bias", ctypes.c_uint64),
@@ -104,7 +105,7 @@ class _LinkMap(ctypes.Structure):
 
 
 def _link_map(library: str) -> _LinkMap | None:
-    """None for a library that is not loaded, and where the loader does not tell."""
+    """The link map of a library; None if it is not loaded or the loader has none."""
     found = ctypes.POINTER(_LinkMap)()
     try:
         handle = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)._handle
@@ -115,7 +116,7 @@ def _link_map(library: str) -> _LinkMap | None:
 
 
 def _import_slots(library: str, names: Collection[str]) -> list[int]:
-    """Addresses of the entries through which `library` calls them (ELF64, little endian)."""
+    """Addresses of the entries through which `library` calls `names` (ELF64, little endian)."""
     link = _link_map(library)
     if link is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
         return []
@@ -146,7 +147,7 @@ def _import_slots(library: str, names: Collection[str]) -> list[int]:
 
 
 def _text(name: str) -> bytes:
-    """A pattern for it in a table of strings, where it may also end a longer one."""
+    """Pattern of `name` in a string table, where it may also be the end of a longer string."""
     return re.escape(name.encode()) + b"\\0"
 
 

@@ -1,11 +1,11 @@
-"""Products with weights as they are stored that round alike, however many rows they have.
+"""Makes products with unpacked weights batch invariant.
 
-ggml multiplies several rows of some types by another kernel than one row: of single and half
-precision everywhere, of others on some processors (Q8_0 on ARM), which is tried. llama.cpp builds
-its graphs through `ggml_mul_mat`: while a graph is built, rows are laid into a further dimension,
-where each is a product of its own; of half precision a row that is alone is multiplied twice, by
-the kernel of several rows, which costs a large matrix nothing. Where that kernel does not round
-alike for all numbers of rows, half precision goes row by row, too.
+ggml has different kernels for one and for several rows: for single and half precision everywhere,
+for other types on some processors (Q8_0 on ARM), which is tested. llama.cpp builds its graphs with
+`ggml_mul_mat`, which is replaced meanwhile: rows are moved to a further dimension, where each is a
+separate product. With half precision, a single row is instead multiplied twice by the kernel for
+several rows, which costs nothing with large matrices, unless that kernel's rounding depends on the
+number of rows.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from edgespec_runtimes.gguf.llama.imports import Import
 from edgespec_runtimes.gguf.llama.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
 
 UNQUANTISED = ("F32", "F16", "BF16")
-"""Types with another kernel for one row than for several, on every processor."""
+"""Types with different kernels for one and several rows on every processor."""
 HALF = ("F16", "BF16")
 _TRIED = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q4_K", "Q6_K")
-"""Types with such kernels on some processors; ggml has one kernel for each of the others."""
+"""Types with different kernels on some processors; all others have one kernel."""
 _KINDS = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 _Maker = Callable[..., int | None]
@@ -45,15 +45,14 @@ _Reshape = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 2, *[ctypes.c_
 
 
 class InvariantProducts:
-    """A context manager around code that builds graphs of a model: new contexts, decoding.
+    """Context manager for code that builds graphs of a model: creating contexts, decoding.
 
-    Idle if no weights are of a type that varies; graphs that other threads build meanwhile stay
-    as they are.
+    A no-op if no weights need it. Graphs of other threads are not changed.
     """
 
     def __init__(self, weight_types: Collection[str], packed: Collection[int] = ()) -> None:
-        """`weight_types`: the types of the matrices that rows are multiplied with. `packed`:
-        addresses of tensors that are packed whenever they are computed with."""
+        """`weight_types` are the types of the model's matrices, `packed` the addresses of tensors
+        that are packed when used."""
         self._packed = packed
         varying = {name for name in weight_types if varies_as_stored(name)}
         self._import = _product_import() if varying else None
@@ -74,13 +73,15 @@ class InvariantProducts:
 
 
 def can_replace_products() -> bool:
-    """True if llama.cpp's calls can be replaced on this platform."""
+    """True if llama.cpp's imports can be replaced on this platform."""
     return _product_import().found
 
 
 def varies_as_stored(name: str) -> bool:
-    """True if llama.cpp rounds products with unpacked weights of this type otherwise for several
-    rows than for one, where that is not another switch's business: K-quants' tiles."""
+    """True if products with unpacked weights of this type are not batch invariant.
+
+    K-quants' tiles do not count; `reference_kernels` switches them.
+    """
     n_rows = PRODUCT_TILE_ROWS - 1 if name in TILED_TYPES else N_ROWS
     is_tried = name in _TRIED
     return name in UNQUANTISED or (is_tried and not is_invariant_as_stored(_KINDS[name], n_rows))
@@ -88,9 +89,9 @@ def varies_as_stored(name: str) -> bool:
 
 _creating = threading.Lock()
 _building: dict[int, Collection[int]] = {}
-"""Threads that build graphs inside `InvariantProducts` now, and what is packed of their models."""
+"""Packed tensors by thread, for threads inside `InvariantProducts`."""
 _in_pairs: set[int] = set()
-"""Types with which a single row is multiplied as a pair of itself."""
+"""Types with which a single row is multiplied twice."""
 _apart: set[int] = set()
 """Types with which rows are multiplied one by one."""
 
@@ -124,7 +125,7 @@ def _new_import() -> Import:
             shape, steps = (n_in, 1, n_rows, n_lines), (row_bytes, row_bytes, line_bytes)
             apart = view_of_lines(context, rows, *shape, *steps, 0)
             return reshape(context, multiply(context, weights, apart), n_out, n_rows, n_lines)
-        # with one row and with several the graph has the same nodes, so that its memory stays
+        # the graph has the same nodes for one and several rows, so its memory is the same
         doubled = view(context, rows, n_in, n_rows, 1, row_bytes, row_bytes * n_rows, 0)
         if n_rows == 1:
             assert doubled is not None
@@ -137,7 +138,7 @@ def _new_import() -> Import:
 
 
 def _is_matrix(weights: int) -> bool:
-    """True if a tensor is a model's own, as stored, not computed, and no stack of matrices."""
+    """True if a tensor is a stored matrix of the model, not computed and not a stack."""
     fields = abi.GgmlTensor.from_address(weights)
     is_leaf = not fields.op and not fields.view_src and not fields.extra
     is_flat = fields.ne[2] * fields.ne[3] == 1

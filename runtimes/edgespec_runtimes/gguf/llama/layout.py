@@ -1,10 +1,10 @@
-"""Places of the cells of all texts in one KV cache, as llama.cpp assigns them.
+"""Keeps the cells of all texts in one KV cache in order.
 
-Attention adds up what it sees in the order of cells, and rounding knows the order. A text's cells
-must therefore stand in the order of its positions; cells of others between them change nothing.
-llama.cpp puts a batch into the first free cells. So that these are always the last ones, a cell
-that is dropped before others that stay is not freed: it goes to the spare sequence, in which
-nothing is ever decoded. When such cells are many, or the cache is full, all are put in order.
+Attention sums over cells in their order, which affects rounding. The cells of a text must therefore
+be in the order of its positions; cells of other texts between them do not matter. llama.cpp puts a
+batch into the first free cells. To make these always the last ones, a cell that is dropped before
+cells that stay is not freed, but moved to the spare sequence, in which nothing is ever decoded. If
+there are many such cells, or the cache is full, the cache is compacted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 from edgespec_runtimes.gguf.llama.windows import WindowCells
 
-LEAST_WASTE = 256
-"""Dropped cells that are not worth putting the others in order: attention looks at so many more at
-once in any case."""
+MIN_WASTE = 256
+"""Dropped cells for which compacting is not worthwhile: attention processes cells in such units."""
 WASTE_SHARE = 0.5
-"""Share of the cells in use that as many dropped ones may be."""
+"""Largest share of dropped cells, relative to the cells in use."""
 
 
 class SequenceMemory(Protocol):
@@ -33,8 +32,8 @@ class SequenceMemory(Protocol):
 
     def restore(self, saved: Any, sequence: int, begin: int, end: int) -> None: ...
 
-    def most_at_once(self, sequence: int, n_tokens: int) -> int:
-        """Tokens that `save` may take at once, of a sequence that holds `n_tokens`."""
+    def max_at_once(self, sequence: int, n_tokens: int) -> int:
+        """Most tokens that `save` may save at once, of a sequence with `n_tokens`."""
 
 
 class UsedCell(NamedTuple):
@@ -46,11 +45,11 @@ class UsedCell(NamedTuple):
 
 
 class Occupant(Protocol):
-    """One text of the cache."""
+    """A text in the cache."""
 
     @property
     def last_cell(self) -> int:
-        """The last cell in use, -1 for none."""
+        """The last cell in use; -1 if there is none."""
 
     @property
     def home(self) -> int:
@@ -60,17 +59,18 @@ class Occupant(Protocol):
     def n_committed(self) -> int: ...
 
     def places_from(self, cell: int) -> Iterable[UsedCell]:
-        """Cells in use from `cell` on; no sequence that is not named keeps a label of theirs."""
+        """Cells in use from `cell` on, with all sequences that contain them."""
 
     def seen_cells(self, n_before: int) -> Iterable[Collection[int]]:
-        """Cells of guesses, and the `n_before` before each place where the text may go on."""
+        """Cells of guesses, and the `n_before` cells before each position where the text may
+        continue."""
 
     def move(self, moved: Mapping[int, int]) -> None:
-        """Take note of cells whose contents are in others now."""
+        """Update the text's cells after they were moved."""
 
 
 class CellLayout:
-    """The cells of one cache, in their order; those from `top` on are free."""
+    """The cells of one cache; those from `top` on are free."""
 
     def __init__(
         self,
@@ -79,35 +79,35 @@ class CellLayout:
         spare: int,
         windows: WindowCells | None = None,
     ) -> None:
-        """`windows`: the cells in layers that give back what no text sees any more."""
+        """`windows` are the cells of sliding-window layers, if they free cells."""
         self.memory = memory
         self.windows = windows
         self.texts: list[Occupant] = []
         self.top = 0
         self.n_moved = 0
-        """Tokens that were moved so far."""
+        """Number of tokens moved so far."""
         self.n_cells = n_cells
         self._spare = spare
         self._waste: set[int] = set()
-        """Cells that the spare sequence keeps from being free."""
+        """Dropped cells in the spare sequence."""
 
     @property
     def n_dropped(self) -> int:
-        """Cells that are in nobody's use and not free."""
+        """Number of dropped cells, which are not free."""
         return len(self._waste)
 
     def make_room(self, n_rows: int) -> None:
         """Call before a batch of `n_rows` is placed."""
         n_used = self.top - len(self._waste)
         is_full = self.top + n_rows > self.n_cells
-        # in windows dropped cells take memory
-        most = LEAST_WASTE if self.windows else max(LEAST_WASTE, WASTE_SHARE * n_used)
+        # dropped cells take memory in window layers
+        most = MIN_WASTE if self.windows else max(MIN_WASTE, WASTE_SHARE * n_used)
         if self._waste and (is_full or len(self._waste) > most):
             self.put_in_order()
         self.give_back()
 
     def give_back(self, at_once: bool = False) -> None:
-        """Give back the memory of what no text sees in layers with windows."""
+        """Free the memory of cells outside all windows in window layers."""
         if self.windows:
             n_kept = self.windows.n_kept
             seen = (cells for text in self.texts for cells in text.seen_cells(n_kept))
@@ -123,10 +123,9 @@ class CellLayout:
     def drop(
         self, doomed: Collection[int], places: Iterable[tuple[int, int, Sequence[int]]]
     ) -> None:
-        """Give up the cells `doomed`, before their labels are removed and when no text counts
-        them any more.
+        """Drop the cells `doomed`, which no text uses, before they are removed from sequences.
 
-        `places` says where they are: of a sequence the cells from a position on, ascending.
+        `places` has, by sequence, the ascending cells from a position on.
         """
         n_used = 1 + max((text.last_cell for text in self.texts), default=-1)
         if self._waste and min(self._waste) >= n_used:
@@ -143,14 +142,14 @@ class CellLayout:
         self._waste |= wasted
 
     def clear(self) -> None:
-        """Nothing is in use any more: the cache was cleared."""
+        """Forget all cells: the cache was cleared."""
         self._waste.clear()
         self.top = 0
         if self.windows:
             self.windows.clear()
 
     def put_in_order(self) -> None:
-        """Move what stands behind dropped cells down, some tokens at a time, and free the rest."""
+        """Compact the cache: move cells behind dropped ones down, a few tokens at a time."""
         if not self._waste:
             return
         begin = min(self._waste)
@@ -165,13 +164,13 @@ class CellLayout:
         self.top = begin
         longest = max(self.texts, key=lambda text: text.n_committed)
         n_tokens = longest.n_committed
-        most = self.memory.most_at_once(longest.home, n_tokens) if n_tokens > 1 else 1
+        most = self.memory.max_at_once(longest.home, n_tokens) if n_tokens > 1 else 1
         for first in range(0, len(ordered), most):
             self._move_down(ordered[first : first + most])
 
     def _move_down(self, places: Sequence[UsedCell]) -> None:
-        """Move neighbouring cells to the first free ones. Nothing stands between them, so that
-        those are in one piece once they are removed."""
+        """Move consecutive cells to the first free ones, which are contiguous after their
+        removal."""
         runs = _runs(places)
         saved = [self.memory.save(*run.range) for run in runs]
         for run in runs:
@@ -199,7 +198,7 @@ class CellLayout:
 
 @dataclass(slots=True)
 class _Run:
-    """Cells of neighbouring positions in the same sequences."""
+    """Cells of consecutive positions in the same sequences."""
 
     sequences: tuple[int, ...]
     begin: int
@@ -207,7 +206,7 @@ class _Run:
 
     @property
     def range(self) -> tuple[int, int, int]:
-        """One of the sequences, and the positions."""
+        """One of the sequences, and the half-open range of positions."""
         return self.sequences[0], self.begin, self.begin + len(self.cells)
 
 

@@ -1,8 +1,7 @@
-"""Lets llama.cpp map a model file without reading it.
+"""Makes llama.cpp map a model file without reading it.
 
-llama.cpp maps with MAP_POPULATE, which reads the whole file before loading goes on. For the time of
-a load, libllama calls a function instead that clears that flag. Linux only: elsewhere llama.cpp
-maps lazily already.
+llama.cpp maps with MAP_POPULATE, which reads the whole file. While a model is loaded, libllama's
+`mmap` is replaced by a function that clears the flag. Linux only: elsewhere llama.cpp maps lazily.
 """
 
 from __future__ import annotations
@@ -30,19 +29,18 @@ _MmapFunction = ctypes.CFUNCTYPE(
 
 
 class Mappings:
-    """The address ranges that were mapped while a model was loaded."""
+    """The address ranges mapped while a model was loaded."""
 
     def __init__(self, is_lazy: bool) -> None:
         self.is_lazy = is_lazy
-        """True if they are filled on access; otherwise the caller cannot promise a budget."""
+        """True if pages are read on access; otherwise no budget can be enforced."""
         self._ranges: list[tuple[int, int]] = []
 
     def add(self, address: int, length: int) -> None:
         self._ranges.append((address, length))
 
     def drop_pages(self) -> None:
-        """Give back the pages that were read so far. Only during the load: later a range may be
-        mapped by somebody else."""
+        """Free the pages read so far. Call it only while loading: later a range may be reused."""
         for address, length in self._ranges:
             ctypes.CDLL(None).madvise(
                 ctypes.c_void_p(address), ctypes.c_size_t(length), _MADV_DONTNEED
@@ -51,7 +49,7 @@ class Mappings:
 
 @contextmanager
 def lazy_mapping(library: str) -> Iterator[Mappings]:
-    """While active, mappings that `library` makes are filled on access, not at once."""
+    """In the block, mappings of `library` are read on access, not at once."""
     if sys.platform != "linux":
         yield Mappings(sys.platform == "darwin")
         return

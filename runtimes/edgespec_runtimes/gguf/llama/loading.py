@@ -1,6 +1,6 @@
-"""Loads llama.cpp's models: whole, mapped without being read, or as sizes alone.
+"""Loads llama.cpp models: resident, mapped without reading, or without weights.
 
-Native failures leave it as edgespec's exceptions, with the reason that llama.cpp logged.
+Native failures become edgespec's exceptions, with the reason that llama.cpp logged.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError, ModelError
-from edgespec.memory.heap import return_heaps_end
+from edgespec.memory.heap import trim_heap_top
 from edgespec.ports import Progress
 from edgespec_runtimes.gguf.llama import abi, cpu, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
 
 SMALL_MODEL_BYTES = 64 << 20
-"""Size of weights below which waking a second thread costs more than it brings."""
+"""Size of weights below which a second thread costs more than it gains."""
 
 _LOAD_NONE, _LOAD_MMAP = 0, 1
 _BESIDE_LAYERS = rb"^(output|token_embd)"
-"""Names of the tensors that stay here where servers hold layers."""
+"""Names of tensors that stay in this process if RPC servers get layers."""
 _TENSOR_MAPS = (
     ("_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model", 40),
     ("_Z29llama_internal_get_tensor_mapPK11llama_model", 32),
 )
-"""The function that lists a model's tensors, and bytes of an entry, for libstdc++ and libc++."""
+"""Symbol of the function that lists a model's tensors, and bytes per entry, for libstdc++ and
+libc++."""
 
 
 class _BufferOverride(ctypes.Structure):
@@ -44,24 +45,24 @@ class _BufferOverride(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """The last layers of a model, which go to devices; by default none do."""
+    """Placement of a model's last layers on devices; by default there is none."""
 
     n_layers: int = 0
-    """Number of layers, as llama.cpp counts them: the output head is the last one."""
+    """Number of layers on devices, with the output head counted as the last one."""
     servers: tuple[str, ...] = ()
-    """RPC servers that hold them, `HOST:PORT`; without any, the local GPUs do."""
+    """RPC servers that get them, `HOST:PORT`; without any, the local GPUs."""
     shares: tuple[int, ...] = ()
-    """Layers of each server."""
+    """Number of layers on each server."""
 
 
 NOWHERE = LayerPlacement()
 
 
 class Model:
-    """A llama_model. `load_resident` and the functions below make one."""
+    """A llama_model, created by `load_resident` and the functions below."""
 
     def __init__(self, handle: Any, servers: tuple[str, ...] = (), mtp: bool = False) -> None:
-        """`mtp`: its contexts compute its layers for guessing (MTP), and no others."""
+        """With `mtp`, contexts compute only the model's prediction layers (MTP)."""
         log.take()
         rpc.count(servers, 1)
         self.handle = handle
@@ -74,9 +75,9 @@ class Model:
         self.n_layers: int = lib.llama_model_n_layer(handle)
         self.n_embd: int = lib.llama_model_n_embd(handle)
         self.n_window: int = lib.llama_model_n_swa(handle)
-        """Tokens that layers with a sliding window see; 0 for none."""
+        """Size of the sliding attention window in tokens; 0 if there is none."""
         self.lender: Any = None
-        """A context of the model whose matrices this one computes with, in the place of its own."""
+        """A context of the target whose matrices this model uses, if it is a head."""
 
     @property
     def tree_capable(self) -> bool:
@@ -87,14 +88,16 @@ class Model:
 
     @property
     def autoregressive(self) -> bool:
-        """True if the model writes a token after the other, each from those before it alone."""
+        """True if the model is autoregressive with causal attention."""
         return not (
             lib.llama_model_has_encoder(self.handle) or lib.llama_model_is_diffusion(self.handle)
         )
 
     def tensors(self) -> list[tuple[str, int]]:
-        """Names and addresses of all tensors; one that lies in two places is there twice. Raises
-        EdgespecError if the library does not tell."""
+        """Names and addresses of all tensors, including duplicates on several devices.
+
+        Raises EdgespecError if the library has no such function.
+        """
         library = ctypes.CDLL(abi.library_path())
         for name, entry_bytes in _TENSOR_MAPS:
             if function := getattr(library, name, None):
@@ -106,8 +109,10 @@ class Model:
         raise EdgespecError("this build of llama.cpp does not tell where it placed its tensors")
 
     def wait(self, context: Any) -> None:
-        """Wait until devices have computed what one of the model's contexts gave them. A pass that
-        fetches nothing from them ends before that."""
+        """Wait until devices have finished the work of a context.
+
+        A pass that fetches no results returns earlier.
+        """
         lib.llama_synchronize(context)
         if self._servers:
             rpc.wait(self._servers[-1])
@@ -118,13 +123,13 @@ class Model:
             self.handle = None
             rpc.count(self._servers, -1)
             log.give_back()
-            return_heaps_end()
+            trim_heap_top()
 
 
 def load_resident(
     path: Path, placement: LayerPlacement, stop: AbortFlag, progress: Progress | None = None
 ) -> Model:
-    """All weights in memory, packed for the CPU where that works. Stops early on `stop`."""
+    """Load all weights, packed for the CPU if that works. `stop` ends it early."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_NONE, packing().allowed
 
@@ -146,9 +151,11 @@ def load_resident(
 def load_mapped(
     path: Path, placement: LayerPlacement = NOWHERE, mtp: bool = False
 ) -> tuple[Model, bool]:
-    """Weights mapped, none read but those that go to devices, one after the other; the second value
-    says whether the platform kept that promise. `mtp`: its layers for guessing are what is
-    computed."""
+    """Map the weights without reading any except those for devices, one after the other.
+
+    The second value is True if the platform maps lazily. With `mtp`, only prediction layers are
+    computed.
+    """
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
     params.load_mtp = mtp
@@ -167,15 +174,17 @@ def load_mapped(
 
 
 def load_filled(path: Path, placement: LayerPlacement, stop: AbortFlag) -> Model:
-    """Mapped and filled as llama.cpp does it, without repacked copies."""
+    """Map and read the weights as llama.cpp does by default, without repacking."""
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
     return _load(path, params, placement)
 
 
 def load_sizes_only(path: Path, mtp: bool = False) -> Model:
-    """No weights at all: good for `context_sizes` and vocabulary. `mtp`: its layers for guessing
-    are what is measured."""
+    """Open a model without weights, for `context_sizes` and the vocabulary.
+
+    With `mtp`, contexts are those of its prediction layers.
+    """
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts, params.no_alloc = _LOAD_NONE, False, True
     params.load_mtp = mtp
@@ -188,34 +197,34 @@ def version() -> str:
 
 
 def build() -> str:
-    """llama.cpp's commit and CPU features: other builds of one version may round otherwise."""
+    """llama.cpp's commit and CPU features: builds of the same version may round differently."""
     commit = abi.ggml().ggml_commit
     commit.restype = ctypes.c_char_p
     return " ".join([commit().decode(), *cpu_features()])
 
 
 def cpu_features() -> list[str]:
-    """The extensions of the processor that this build of llama.cpp uses."""
+    """Instruction sets that this build of llama.cpp uses."""
     return re.findall(r"(\w+) = 1", lib.llama_print_system_info().decode(errors="replace"))
 
 
 @functools.cache
 def packing() -> cpu.PackingDecision:
-    """The decision about packing resident weights for the CPU. The first call of all tries it."""
+    """The decision about packing weights for the CPU; the first call tests it."""
     start()
     system_info = lib.llama_print_system_info().decode()
     return cpu.decide_packing(system_info, _trial(), llama_cpp.__version__)
 
 
 def useful_threads(weight_bytes: int, n_threads: int) -> int:
-    """The threads, at most `n_threads`, that make a model of this size faster."""
+    """Number of threads, at most `n_threads`, that is useful for a model of this size."""
     return 1 if weight_bytes < SMALL_MODEL_BYTES else n_threads
 
 
 def _place(params: Any, placement: LayerPlacement) -> list[Any]:
-    """Say which devices take which layers; returns what must live until the model is loaded.
+    """Set the devices and layers in `params`; returns objects to keep until the model is loaded.
 
-    Without layers for them, GPUs are left alone: llama.cpp would start the library of each.
+    Without layers for them, GPUs are excluded, because llama.cpp would start their libraries.
     """
     params.n_gpu_layers = placement.n_layers
     found = _devices(placement) if placement.n_layers else []
@@ -223,7 +232,7 @@ def _place(params: Any, placement: LayerPlacement) -> list[Any]:
     params.devices = ctypes.addressof(devices)
     if not placement.servers:
         return [devices]
-    # the output head stays: logits of a vocabulary are long to send
+    # the output head stays: sending logits would take long
     shares = [*placement.shares[:-1], placement.shares[-1] + 1]  # the head counts as a layer
     split = (ctypes.c_float * int(lib.llama_max_devices()))(*shares)
     stay = (_BufferOverride * 2)(_BufferOverride(_BESIDE_LAYERS, ggml.plain_buffer_type()))
@@ -263,8 +272,8 @@ def _trial() -> cpu.TrialResult:
 
 @functools.cache
 def start() -> None:
-    """Start the library, once. Raises EdgespecError if it cannot be used here."""
+    """Initialize the library, once. Raises EdgespecError if it cannot be used here."""
     cpu.check_usable(_trial(), llama_cpp.__version__)
-    with log.captured():  # drivers tell which GPUs they found
+    with log.captured():  # drivers log the GPUs that they found
         lib.llama_backend_init()
     ggml.verify_mirror()

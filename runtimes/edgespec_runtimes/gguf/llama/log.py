@@ -1,7 +1,7 @@
-"""llama.cpp's log, kept off the application's terminal while edgespec uses the library.
+"""Redirects llama.cpp's log from the terminal while edgespec uses the library.
 
-The hook is one per process. It is taken when edgespec's first model opens, put back when the last
-one closes, and hands everything to the logger `edgespec.llama_cpp` at level DEBUG.
+llama.cpp has one log hook per process. It is set when edgespec's first model opens and restored
+when the last one closes; messages go to the logger `edgespec.llama_cpp` at level DEBUG.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _logger = logging.getLogger("edgespec.llama_cpp")
 
 
 class _Hook:
-    """Counts who needs the hook, and remembers whose it was."""
+    """Counts the users of the hook, and remembers the previous one."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -44,8 +44,8 @@ class _Hook:
 
     @contextmanager
     def captured(self) -> Iterator[list[str]]:
-        """Collects what is logged meanwhile, by whichever thread; takes the hook back if the
-        application has taken it."""
+        """Collect the messages of all threads in the block; sets the hook again if the application
+        has replaced it."""
         lines: list[str] = []
         self.take()
         with self._lock:
@@ -75,7 +75,7 @@ captured = _hook.captured
 
 
 def complaint(lines: list[str]) -> str:
-    """The most telling line of a log that ended in failure."""
+    """The most informative line of the log of a failure."""
     for line in reversed(lines):
         match = re.search(r"error loading model: (.*)", line)
         if match:

@@ -1,5 +1,4 @@
-"""Packs weights in place as ggml's CPU code multiplies them fastest, and finds the buffer fields of
-tensors over packed weights.
+"""Packs weights in place into the layout that ggml's CPU kernels multiply fastest.
 
 Knows nothing of files, slots and models.
 """
@@ -14,19 +13,19 @@ from edgespec.concurrency.owning import Closeable
 from edgespec_runtimes.gguf.llama import abi, ggml
 
 BUFFER_TYPE = "CPU_REPACK"
-"""The buffer type in use: its weights take as many bytes packed as before, in the same groups of
-rows. Others (AMX's) are left to resident models."""
+"""The buffer type for packing, which keeps the size of weights and their groups of rows. Others
+(AMX) are used only by resident models."""
 PIECE_BYTES = 1 << 20
-"""Bytes that are packed at once, by way of a copy; ggml writes a line of log for each."""
+"""Bytes packed at once, through a copy; ggml logs a line for each piece."""
 GROUP_ROWS = 16
-"""Most rows that are interleaved: a piece has whole groups."""
+"""Most rows that are interleaved; a piece has whole groups."""
 _BUFFER_BYTES = 64
-"""Size of the buffer; for zero ggml makes one that knows nothing of packing."""
+"""Size of the buffer; for size zero, ggml creates one that cannot pack."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferFields:
-    """The fields of a ggml_tensor by which ggml chooses the code that computes it."""
+    """The fields of a ggml_tensor by which ggml chooses its kernel."""
 
     buffer: int | None
     extra: int | None
@@ -43,7 +42,7 @@ class BufferFields:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A tensor over rows of weights that are packed at once."""
+    """A tensor over the rows that are packed at once."""
 
     tensor: int
     n_rows: int
@@ -51,8 +50,10 @@ class _Piece:
 
 
 class Packer(Closeable):
-    """Packs weights and knows the buffer fields of tensors that hold them. `close` must come after
-    the last computation with packed weights."""
+    """Packs weights, and provides the buffer fields of packed tensors.
+
+    Call `close` after the last computation with packed weights.
+    """
 
     def __init__(self) -> None:
         self._owned = ExitStack()
@@ -63,15 +64,15 @@ class Packer(Closeable):
         self._copy = ctypes.create_string_buffer(1)
 
     def buffer_fields(self, kind: int, n_in: int, n_out: int) -> BufferFields | None:
-        """The fields of a tensor over packed weights [n_out, n_in] of a ggml type; None if such
-        weights are not packed."""
+        """Buffer fields of a tensor with packed weights [n_out, n_in]; None if they are not
+        packed."""
         shape = kind, n_in, n_out
         if shape not in self._fields:
             self._fields[shape] = self._new_fields(*shape)
         return self._fields[shape]
 
     def pack(self, address: int, kind: int, n_in: int, n_out: int) -> None:
-        """Pack weights in place, of a shape that has buffer fields."""
+        """Pack weights in place; their shape must have buffer fields."""
         piece = self._piece(kind, n_in)
         fields = abi.GgmlTensor.from_address(piece.tensor)
         for row in range(0, n_out, piece.n_rows):

@@ -1,7 +1,7 @@
-"""Stores a GGUF model in another quantisation, with llama.cpp's own quantiser.
+"""Quantises a GGUF model with llama.cpp's quantiser.
 
-It runs in a process of its own, which can be ended: the quantiser listens to nobody, and a large
-model takes it minutes. Knows which types can be enlarged afterwards, and nothing of enlarging.
+It runs in a process of its own, because it takes minutes for a large model and can only be
+cancelled by killing the process. Knows which types can be enlarged afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as lib
 
-from edgespec.concurrency.endings import crash_name, died
+from edgespec.concurrency.exit_codes import crash_name, exit_message
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.settings.units import format_size
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """A mixture of tensor types, as llama.cpp's quantiser knows it."""
+    """A file type of llama.cpp's quantiser, which mixes tensor types."""
 
     ftype: int
     """`enum llama_ftype` of llama.h."""
     narrow: str = ""
-    """Tensor type for rows that do not hold whole blocks of 256; empty where blocks are smaller."""
+    """Tensor type for rows that are not multiples of 256 elements; empty if blocks are smaller."""
 
 
 FILE_TYPES: Mapping[str, FileType] = {
@@ -65,9 +65,9 @@ FILE_TYPES: Mapping[str, FileType] = {
     "TQ2_0": FileType(37, "Q4_0"),
     "TQ1_0": FileType(36, "Q4_0"),
 }
-"""File types that need no importance matrix and that are paged; larger ones first."""
+"""Supported file types, largest first: they need no importance matrix and can be paged."""
 ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
-"""Short names, as llama-quantize knows them."""
+"""Short names, as in llama-quantize."""
 
 _STEP = re.compile(r"\[ *(\d+)/ *(\d+)\]")
 _REASON = re.compile(r"failed to quantize: (.+)")
@@ -77,11 +77,11 @@ _BUFFER_BYTES = 1 << 30
 
 
 def quantise(source: Path, out: Path, name: str, progress: Progress | None = None) -> None:
-    """Write `out`: the model `source` in the quantisation `name`.
+    """Write the model `source` to `out` in the quantisation `name`.
 
-    The projection back from the heads is stored so that the heads of each KV head begin a block:
-    only such a model can be enlarged. Raises UsageError for an unknown name, ModelError for a
-    source that is none, EdgespecError where llama.cpp fails.
+    In the attention output projection, the heads of each KV head begin at a block boundary, so that
+    the model can be enlarged. Raises UsageError for an unknown name, ModelError for an invalid
+    source, EdgespecError if llama.cpp fails.
     """
     name = _known(name)
     header = read_header(source)
@@ -94,7 +94,9 @@ def quantise(source: Path, out: Path, name: str, progress: Progress | None = Non
             process.kill()
             raise
     if crash_name(process.returncode):
-        raise EdgespecError(died(f"storing {source} as {name}", process.returncode, last_line))
+        raise EdgespecError(
+            exit_message(f"storing {source} as {name}", process.returncode, last_line)
+        )
     if _UNWRITTEN in last_line and out.parent.is_dir():
         free_bytes = shutil.disk_usage(out.parent).free
         raise EdgespecError(
@@ -115,9 +117,9 @@ def _known(name: str) -> str:
 
 
 def _narrow(header: GgufFile, name: str) -> str:
-    """The tensor type for attn_output, empty where the one that llama.cpp chooses will do."""
+    """Tensor type for attn_output; empty to use llama.cpp's choice."""
     narrow = FILE_TYPES[name].narrow
-    # what enlarging repeats in one piece
+    # the part that enlarging repeats
     group = header.n_heads // header.n_kv_heads * header.head_size
     if not narrow or group % 256 == 0:
         return ""
@@ -138,8 +140,8 @@ def _follow(process: subprocess.Popen[str], what: str, progress: Progress | None
 
 
 def _run(source: str, out: str, name: str, narrow: str) -> int:
-    """The child: quantise, and say on stdout which tensor it is at, or why it failed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to hear, who ends us
+    """Quantise in the child process; writes the current tensor, or the error, to stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends the child
 
     @lib.llama_log_callback  # type: ignore[untyped-decorator, unused-ignore]
     def receive(level: int, text: bytes, _: Any) -> None:

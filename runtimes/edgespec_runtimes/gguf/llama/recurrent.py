@@ -1,15 +1,15 @@
-"""The text of a recurrent model, whose state cannot drop tokens: lines of a tree, and states where
-its prompts ended.
+"""The text of a recurrent model: verifies trees as lines, and keeps checkpoints at prompt ends.
 
-A sequence with a state each computes a line. llama.cpp computes sequences of one length in one pass
-over the weights, others in several: shorter lines are padded. Where a state can be rolled back, the
-first line is decoded in the text's own sequence, the others in copies. What was accepted of another
-line is computed once more, before the next root. Where none can, all lines are decoded in copies,
-and the text's own state lags behind until a whole line is accepted or nothing is guessed.
+A recurrent state cannot drop tokens, so each line of a tree is computed in a sequence with a state
+of its own. llama.cpp computes sequences of equal length in one pass over the weights, so shorter
+lines are padded. If the state can be rolled back, the first line is decoded in the text's own
+sequence and the others in copies; the accepted part of another line is computed again before the
+next root. If it cannot, all lines are decoded in copies, and the text's own state lags behind until
+a whole line is accepted or nothing is guessed.
 
-The next prompt seldom continues the text to its end: templates leave out what a model thought, and
-answers are cut or written again. Keys and values of attention need no copy, since those of the
-text's beginning stay in their cells.
+The next prompt rarely continues the whole text: templates omit reasoning, and answers are cut or
+regenerated. Checkpoints are copies of the recurrent state; keys and values of attention need no
+copy, because those of the common prefix stay in their cells.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from edgespec_runtimes.gguf.llama.rows import Rows
 from edgespec_runtimes.gguf.llama.sequences import HOME, Texts, likely_first
 from edgespec_runtimes.gguf.llama.windows import least_useful
 
-MOST_LAG = 16
-"""Tokens that every line of a pass may compute again; more are read before it, in a pass of their
-own."""
+MAX_LAG = 16
+"""Most tokens that every line of a pass computes again; more are read in a pass of their own."""
 N_CHECKPOINTS = 4
-"""States that are kept: a prompt may leave out what was thought in the calls of several tools."""
+"""Number of checkpoints: a prompt may omit the reasoning of several tool calls."""
 
 
 @dataclass(slots=True)
@@ -41,30 +40,30 @@ class LineRows(Rows):
 
 
 class RecurrentText:
-    """The only text of a model, in the sequence HOME, and what its state lags behind."""
+    """The only text of a recurrent model, in the sequence HOME, with its checkpoints."""
 
     def __init__(
         self, memory: LlamaMemory, texts: Texts, state_bytes: int, rolls_back: bool
     ) -> None:
-        """`state_bytes`: room for each state that is kept where a prompt ended. `rolls_back`: False
-        where guesses can only be dropped with the copy of the state that has seen them."""
+        """`state_bytes` is the size of a checkpoint. Without `rolls_back`, guesses can only be
+        dropped together with a copy of the state."""
         self.lag: list[int] = []
-        """Committed tokens that the state has not taken in."""
+        """Committed tokens that the state does not include yet."""
         self._memory = memory
         self._texts = texts
         self._text = texts.all[HOME]
         self._state_bytes = state_bytes
         self._rolls_back = rolls_back
         self._checkpoints: dict[int, Any] = {}
-        """State after each number of tokens where a prompt ended, ascending."""
+        """Checkpoints by number of tokens, ascending."""
         self._first: list[int] = []
-        """Keys of the first line of the latest pass."""
+        """Node keys of the first line of the latest pass."""
         self._before: list[int] = []
-        """Tokens before the root of the latest pass."""
+        """Tokens before the root in the latest pass."""
         self._longest = 0
-        """Nodes of each of its lines, padding included."""
+        """Nodes of each line of the latest pass, including padding."""
         self._copies = range(1, 1)
-        """Sequences of its lines beside the text's own."""
+        """Sequences of further lines of the latest pass."""
 
     def rows(self, tree: TokenTree, nodes: Sequence[int], reads: Sequence[int]) -> LineRows:
         """The rows of a pass over `nodes` after the committed tokens and `reads`."""
@@ -88,40 +87,42 @@ class RecurrentText:
         return found
 
     def must_catch_up(self, rows: LineRows) -> bool:
-        """True if the text's own state is to take in what it lags behind before a pass over these
-        rows, which would be too many."""
+        """True if lagging tokens must be read before a pass over `rows`, which would be too
+        many."""
         if self._rolls_back or not self._copies or not self.lag:
             return False
         n_free = self._texts.layout.n_cells - self._text.n_committed
-        return len(self._before) > MOST_LAG or len(rows) > n_free
+        return len(self._before) > MAX_LAG or len(rows) > n_free
 
     def lag_rows(self) -> Rows:
-        """The rows of a pass that takes in what the text's own state lags behind."""
+        """The rows of a pass over the lagging tokens."""
         begin, n_rows = self._text.n_committed, len(self.lag)
         return Rows([*self.lag], [*range(begin, begin + n_rows)], [[HOME]] * n_rows)
 
     def copy_state(self) -> None:
-        """Give each line of the pass but the text's own a copy of the text's state."""
+        """Copy the text's state to the sequences of the further lines."""
         if self._copies and self._rolls_back:
-            # a state that was rolled back is copied as it was before: written back, it is the last
+            # copying ignores a rollback; saving and restoring the state makes it the current one
             self._memory.restore_recurrent(self._memory.save_recurrent(HOME), HOME)
         for sequence in self._copies:
             self._memory.copy(HOME, sequence, 0, -1)
 
     def take_in(self) -> None:
-        """The pass succeeded: what it read before its root is part of the text, and of its state
-        unless that of a copy was computed."""
+        """Commit the tokens before the root after a successful pass.
+
+        The state includes them, unless a copy was computed.
+        """
         self.lag = self._before
         if self._rolls_back or not self._copies:
             self.take_in_lag()
 
     def take_in_lag(self) -> None:
-        """The text's own state holds what it lagged behind."""
+        """Mark the lagging tokens as included in the state."""
         self._text.extend(len(self.lag))
         self.lag = []
 
     def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
-        """Drop all but `path`, which begins at the root."""
+        """Drop all nodes except `path`, which begins at the root."""
         keys = [int(tree.key[node]) for node in path]
         if keys[0] != self._first[0]:
             raise UsageError("a path is committed that was not evaluated")
@@ -143,8 +144,10 @@ class RecurrentText:
         self._first = []
 
     def end_prompt(self) -> None:
-        """Keep the state where a prompt ended, which has taken in all tokens. One too many takes
-        the place of the state without which the fewest tokens would have to be read again."""
+        """Store a checkpoint at the end of a prompt, when the state includes all tokens.
+
+        If there are too many, the one whose loss costs the fewest tokens is dropped.
+        """
         self.lag = []
         n_tokens, kept = self._text.n_committed, self._checkpoints
         if n_tokens in kept or self._memory.recurrent_bytes(HOME) > self._state_bytes:
@@ -154,13 +157,15 @@ class RecurrentText:
         kept[n_tokens] = self._memory.save_recurrent(HOME)
 
     def truncate(self, n_tokens: int) -> None:
-        """Shorten the text to where a prompt ended, at `n_tokens` or before; drop guesses."""
+        """Restore the latest checkpoint at or before `n_tokens`; drop guesses."""
         if n_tokens < self._text.n_committed + len(self.lag) or self._first:
             self.go_back(n_tokens)
 
     def go_back(self, most: int) -> None:
-        """Restore the latest kept state of `most` tokens or fewer; later ones are dropped. Without
-        one the text is empty."""
+        """Restore the latest checkpoint of at most `most` tokens and drop later ones.
+
+        Without one, the text becomes empty.
+        """
         self._drop_copies()
         self._reset()
         self._checkpoints = {end: kept for end, kept in self._checkpoints.items() if end <= most}
@@ -172,7 +177,7 @@ class RecurrentText:
             self._texts.clear()
 
     def forget(self) -> None:
-        """The cells were cleared: no kept state has its keys and values any more."""
+        """Drop all checkpoints: the cells with their keys and values were cleared."""
         self._checkpoints.clear()
         self._reset()
 

@@ -1,11 +1,11 @@
-"""The switch to ggml's reference kernels, which sum up all rows in one order, and when to use it.
+"""Switches ggml to its reference kernels, which sum all rows in the same order, when needed.
 
-ggml's attention has three kernels: one of whole rows; one of tiles, for 64 rows and more; one that
-splits a single row's cells over the threads, from 512 cells on. Keys and values of one type, single
-or half precision, go through any of them. Its products with K-quants have two: one of whole rows;
-one of tiles, for 8 rows and more. The logits differ by tenths. The backend's switch for reference
-kernels leaves the first ones only. It is not reached through llama.cpp's interface: the backend is
-captured when a context makes it.
+ggml's attention has three kernels: for whole rows; in tiles, for 64 rows and more; and with a
+single row's cells split over threads, from 512 cells on. All three are used if keys and values have
+the same type, single or half precision. Products with K-quants have two kernels: for whole rows,
+and in tiles, for 8 rows and more. Their logits differ by tenths. The backend's switch for reference
+kernels leaves only those for whole rows. llama.cpp does not expose it, so the backend is captured
+when a context creates it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from typing import Any
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 
 TILE_ROWS = 64
-"""Rows from which on attention is computed in tiles."""
+"""Number of rows from which on attention is computed in tiles."""
 PRODUCT_TILE_ROWS = 8
-"""Rows from which on products with `TILED_TYPES` are computed in tiles."""
+"""Number of rows from which on products with `TILED_TYPES` are computed in tiles."""
 TILED_TYPES = frozenset(
     {f"Q{n_bits}_K" for n_bits in range(2, 7)}
     | {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"}
 )
 SPLIT_CELLS = 512
-"""Cells from which on a single row is split over the threads."""
+"""Number of cells from which on a single row is split over threads."""
 CELLS_ROUNDED_TO = 256
 """Granularity of a graph's number of cells."""
-LEAST_TILED_BATCH = 2 * TILE_ROWS
-"""Smallest limit of a batch, in tokens, with which prompts in even parts round alike: no part is
+MIN_TILED_BATCH = 2 * TILE_ROWS
+"""Smallest batch limit, in tokens, with which the even parts of a prompt round the same: no part is
 smaller than a tile, unless the prompt is."""
 
 _InitFunction = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 
 
 class ReferenceKernels:
-    """Switches the CPU backend of one context, and others that compute products of its graph, to
-    reference kernels and back; does nothing if no backend was captured."""
+    """Switches the CPU backends of one context to reference kernels and back.
+
+    A no-op if no backend was captured.
+    """
 
     def __init__(
         self,
@@ -50,10 +52,10 @@ class ReferenceKernels:
         has_one_text: bool = True,
         beside: Collection[int] = (),
     ):
-        """`backends` are the captured ones; the last one is the context's. Backends `beside`
-        it compute products as it does. Keys and values of other types than single or half precision
-        have one kernel, as other weights have. `expert_types` are those of `weight_types` that
-        stacked experts have. `has_one_text`: no others are in its cache."""
+        """`backends` are the captured ones, of which the last is the context's; backends `beside`
+        it compute further products of its graph. Keys and values of other types than single or half
+        precision have one kernel, and so have other weights. `expert_types`: those of
+        `weight_types` that stacked experts have. `has_one_text`: the cache holds one text only."""
         self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
         self._has_tiled_experts = not TILED_TYPES.isdisjoint(expert_types)
         self._has_one_text = has_one_text
@@ -66,20 +68,24 @@ class ReferenceKernels:
 
     @property
     def prompt_tile(self) -> int:
-        """Tokens from which on a prompt goes through tiles: where products have some, since they
-        are several times as fast, and where nothing can be switched. Elsewhere it saves more to
-        have all tokens round alike. Products with experts have tiles for the experts alone that
-        enough rows of a batch chose: no part of a prompt is long enough for all of them. Tiles of
-        attention are counted from the cache's first cell, where only a text alone begins."""
+        """Number of tokens from which on a prompt is computed in tiles.
+
+        Tiles are used if products have them, because they are several times faster, or if nothing
+        can be switched. Otherwise uniform rounding of all tokens saves more. Experts never go
+        through tiles: those would depend on how many rows of a batch chose an expert. Tiles of
+        attention are counted from the cache's first cell, where only a single text begins.
+        """
         if not self._backends:
             return TILE_ROWS if self._has_tiled_products or self._attention_varies else 0
         round_alike = self._has_one_text and not self._has_tiled_experts
         return TILE_ROWS if self._has_tiled_products and round_alike else 0
 
     def prepare(self, n_rows: int, n_cells: int, in_tiles: bool) -> None:
-        """Call before rows are computed that see up to `n_cells` cells: all sum up alike, unless
-        they may go through tiles. Where they do so anyway the switch, which has other effects,
-        stays off."""
+        """Switch kernels before rows that attend to up to `n_cells` cells are computed.
+
+        All rows are summed in the same order, unless tiles are allowed. If tiles would be used for
+        all rows anyway, the switch stays off, because it has other effects.
+        """
         if self._backends:
             is_split = n_rows == 1 and n_cells > SPLIT_CELLS - CELLS_ROUNDED_TO
             tiled = n_rows >= TILE_ROWS and not in_tiles
@@ -91,7 +97,7 @@ class ReferenceKernels:
 
 @contextmanager
 def captured_backends(libllama_path: str, libggml: Any) -> Iterator[list[int]]:
-    """Yields a list of the CPU backends that libllama makes while this is active."""
+    """Yield a list that collects the CPU backends that libllama creates in the block."""
     captured: list[int] = []
     real = ctypes.cast(libggml.ggml_backend_init_by_type, _InitFunction)
 

@@ -1,4 +1,4 @@
-"""Rows of one pass over several texts, and llama.cpp's batch that holds them."""
+"""The rows of a pass over several texts, and llama.cpp's batch of them."""
 
 from __future__ import annotations
 
@@ -36,21 +36,23 @@ class Rows:
 
 @dataclass(slots=True)
 class ForestRows(Rows):
-    """The rows of several texts' trees, after the tokens that are read of their prompts."""
+    """The rows of several texts' prompt tokens and trees."""
 
     n_read: int = 0
-    """Rows of prompts, which come first: the cells of guesses may soon be free."""
+    """Number of prompt rows, which come first, because the cells of guesses may soon be free."""
     first_reads: range = range(0)
-    """Rows of the prompt of text 0."""
+    """Prompt rows of text 0."""
     orders: list[list[int]] = field(default_factory=list)
-    """Row of each node of each part, counted from `n_read`."""
+    """Rows of the nodes of each part, counted from `n_read`."""
     row_of_key: dict[int, int] = field(default_factory=dict)
-    """Row of each node of text 0, by its key."""
+    """Rows of the nodes of text 0, by node key."""
 
     @classmethod
     def of(cls, parts: Sequence[PassPart], texts: Texts) -> ForestRows:
-        """Place the rows of `parts` in cells and sequences; tokens that are read join the committed
-        prefixes. Raises UsageError where there are too few branches."""
+        """Assign cells and sequences to the rows of `parts`; prompt tokens are committed.
+
+        Raises UsageError if there are too few branches.
+        """
         rows = cls()
         begins = {part.text: texts.all[part.text].n_committed for part in parts}
         for text, _, nodes, reads in parts:
@@ -83,7 +85,7 @@ class RowBatch:
     """llama.cpp's batch of the rows of a pass."""
 
     def __init__(self, n_rows: int, n_sequences: int) -> None:
-        """Memory for so many rows of so many sequences each."""
+        """Allocate a batch of `n_rows` rows in up to `n_sequences` sequences each."""
         self._batch = lib.llama_batch_init(n_rows, 0, n_sequences)
 
     @property
@@ -91,10 +93,10 @@ class RowBatch:
         return int(self._batch.n_tokens)
 
     def fill(self, rows: Rows, with_logits: Collection[int]) -> None:
-        """Take `rows`, those whose numbers are in `with_logits` with logits."""
+        """Set the batch to `rows`; `with_logits` has the indices of rows that need logits."""
         batch = self._batch
         batch.n_tokens = len(rows)
-        # each access to a field of the struct makes a new pointer
+        # each access to a field of the struct creates a new pointer
         fields = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
         row_token, row_position, row_n_ids, row_ids, row_logits = fields
         columns = zip(rows.tokens, rows.positions, rows.sequences, strict=True)
@@ -108,7 +110,7 @@ class RowBatch:
             row_logits[i] = i in with_logits
 
     def compute(self, context: Any) -> int:
-        """llama_decode's result for the rows."""
+        """Call llama_decode; returns its code."""
         return int(lib.llama_decode(context, self._batch))
 
     def free(self) -> None:

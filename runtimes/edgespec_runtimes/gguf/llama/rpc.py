@@ -1,7 +1,7 @@
-"""llama.cpp's RPC: devices of other machines, and a server that lends this machine's.
+"""llama.cpp's RPC: devices of other machines, and a server for this machine's devices.
 
-A server that is missing or dies ends the process that uses it (`abort` inside the library), so
-`devices` asks one in a process of its own first. Knows no models.
+If a server is missing or dies, the library aborts the process that uses it, so `devices` first
+queries it in a separate process. Knows no models.
 """
 
 from __future__ import annotations
@@ -24,35 +24,39 @@ def is_supported() -> bool:
 
 
 def devices_of(server: str) -> list[int]:
-    """Connect to a server, `HOST:PORT`: the addresses of its devices. The process ends if there is
-    no such server."""
+    """Connect to a server `HOST:PORT` and return the addresses of its devices.
+
+    The process is aborted if there is no such server.
+    """
     add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(_function(_ADD_SERVER))
     return ggml.devices_in(add(server.encode()) or 0)
 
 
 _connections: Counter[str] = Counter()
-"""Models that this process has on each server."""
+"""Number of this process's models on each server."""
 
 
 def is_connected(server: str) -> bool:
-    """True if this process has a model there, so that no other process is answered."""
+    """True if this process has a model on the server, which then serves no other process."""
     return _connections[server] > 0
 
 
 def count(servers: Sequence[str], change: int) -> None:
-    """A model was placed on servers (1), or taken from them (-1)."""
+    """Count a model that was placed on servers (1) or removed from them (-1)."""
     for server in servers:
         _connections[server] += change
 
 
 def wait(server: str) -> None:
-    """Wait until a server that this process is connected to has answered all that it was asked."""
+    """Wait until a connected server has completed all requests."""
     ggml.memory_of(devices_of(server)[0])
 
 
 def serve(server: str, n_threads: int, devices: list[int]) -> None:
-    """Lend devices at `HOST:PORT`, to one client after the other, until the process ends. Returns
-    only if the address cannot be used."""
+    """Serve devices at `HOST:PORT`, one client after the other, until the process ends.
+
+    Returns only if the address cannot be used.
+    """
     start = ctypes.CFUNCTYPE(
         None,
         ctypes.c_char_p,

@@ -1,10 +1,10 @@
 """Assigns the branches of several texts' trees to llama.cpp's sequences.
 
-llama.cpp knows no trees, but a KV cell may belong to many sequences. Every branch is a sequence:
-all branches of a text list its committed prefix, a node belongs to each branch that runs through
-it, and attention sees a node's own branch only. Each text has a sequence of its own that always
-holds its whole prefix; the others are anybody's, and take a prefix over when they are needed, which
-costs a copy of cell labels and no copy of keys or values.
+llama.cpp has no trees, but a KV cell may belong to many sequences. Every branch is a sequence: all
+branches of a text contain its committed prefix, a node belongs to every branch through it, and a
+node attends only to its own branch. Each text has one sequence that always contains its whole
+prefix. The others are shared by all texts and get a prefix when needed, which copies cell labels
+but no keys or values.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from edgespec_runtimes.gguf.llama.layout import CellLayout, SequenceMemory, Used
 from edgespec_runtimes.gguf.llama.windows import PromptEnds, WindowCells
 
 HOME = 0
-"""The sequence of the first text, which alone is kept in files."""
+"""The sequence of the first text, the only one that is saved in files."""
 
 
 class Texts:
-    """The texts of one cache: text i has the sequence i, those after them are for branches, the
+    """The texts of one cache. Sequence i belongs to text i; further ones are for branches, and the
     last one is spare."""
 
     def __init__(
@@ -33,22 +33,24 @@ class Texts:
         memory: SequenceMemory,
         windows: WindowCells | None = None,
     ) -> None:
-        """A cache of `n_cells`; so many sequences are for branches besides the texts' own.
-        `windows`: the cells in layers that give back what no text sees any more."""
+        """A cache of `n_cells` with `n_branches` sequences besides the texts' own.
+
+        `windows` are the cells of sliding-window layers, if they free cells.
+        """
         self.layout = CellLayout(memory, n_cells, n_texts + n_branches, windows)
         self._free: list[int] = list(range(n_texts, n_texts + n_branches))[::-1]
-        """Sequences for branches that hold nothing."""
+        """Empty sequences for branches."""
         self.all: list[Branches] = [Branches(text, self) for text in range(n_texts)]
         self.layout.texts += self.all
 
     def clear(self) -> None:
-        """Nothing is in use any more: the cache was cleared."""
+        """Forget all texts: the cache was cleared."""
         for text in self.all:
             self._free += text.forget()
         self.layout.clear()
 
     def truncate(self, lengths: Mapping[int, int]) -> None:
-        """Shorten the prefixes of some texts; nothing provisional of theirs stays."""
+        """Shorten the prefixes of some texts and drop their provisional nodes."""
         cuts = [self.all[text].cut(n_tokens) for text, n_tokens in lengths.items()]
         places = [place for cut in cuts for place in cut]
         doomed = {cell for _, _, cells in places for cell in cells}
@@ -60,8 +62,10 @@ class Texts:
         self.layout.give_back(at_once=True)
 
     def go_back(self, text: int, most: int) -> None:
-        """Shorten a text to `most` tokens, or to fewer if the latest ones before that are not held
-        in every layer. The next text seldom begins otherwise: both places are kept from now on."""
+        """Shorten a text to `most` tokens, or fewer if window layers have freed the last ones.
+
+        The next text usually begins the same way, so both positions are kept from now on.
+        """
         branches = self.all[text]
         n_tokens = branches.reachable(most)
         branches.ends.cut(most)
@@ -70,8 +74,8 @@ class Texts:
         self.truncate({text: n_tokens})
 
     def take_saved(self, n_tokens: int, held: Sequence[tuple[int, int]]) -> None:
-        """`n_tokens` were restored at the end of the first text; layers with windows hold those at
-        the positions `held`."""
+        """Append `n_tokens` restored tokens to the first text; window layers have those at
+        `held`."""
         branches, windows = self.all[HOME], self.layout.windows
         begin = branches.n_committed
         branches.extend(n_tokens)
@@ -82,8 +86,8 @@ class Texts:
             self.layout.give_back(at_once=True)
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
-        """Let the empty text `target` begin with the first `n_tokens` of `source`, or fewer if the
-        latest ones before that are not held in every layer."""
+        """Let the empty text `target` share the first `n_tokens` of `source`, or fewer if window
+        layers have freed the last ones."""
         most, n_tokens = n_tokens, self.all[source].reachable(n_tokens)
         for end in (n_tokens, most):
             self.all[target].ends.add(end)
@@ -91,7 +95,7 @@ class Texts:
         self.all[target].begin_with(self.all[source].cells[:n_tokens])
 
     def take_free(self, text: Branches) -> int:
-        """A sequence for a branch of `text`, with nothing in it."""
+        """An empty sequence for a branch of `text`. Raises UsageError if there is none."""
         if not self._free:
             for other in self.all:
                 if other is not text and (sequence := other.spare_branch()) is not None:
@@ -103,7 +107,7 @@ class Texts:
 
 
 class Branches:
-    """One text: its committed prefix, and its provisional nodes, known by their keys."""
+    """One text: its committed prefix, and its provisional nodes by key."""
 
     def __init__(self, home: int, texts: Texts) -> None:
         self.home = home
@@ -111,16 +115,17 @@ class Branches:
         """Cells of the committed prefix, ascending."""
         windows = texts.layout.windows
         self.ends = PromptEnds(windows.n_ends if windows else 0)
-        """Where the next prompt may go on; only layers with windows must keep cells for that."""
+        """Positions where the next prompt may continue; window layers keep the cells before
+        them."""
         self._read_end = 0
-        """Where the latest part of a prompt ended."""
+        """End of the latest part of a prompt."""
         self._texts = texts
         self._layout = texts.layout
         self._memory = texts.layout.memory
         self._chains: dict[int, list[int]] = {}
-        """Sequence -> keys of its provisional nodes; entry i stands at position n_committed + i."""
+        """Keys of provisional nodes by sequence; entry i is at position n_committed + i."""
         self._synced = {home: 0}
-        """Tokens of the committed prefix that each sequence of this text holds."""
+        """Number of tokens of the committed prefix in each sequence of this text."""
         self._cell_of: dict[int, int] = {}
         """Cells of provisional nodes."""
 
@@ -133,17 +138,17 @@ class Branches:
         return self._synced
 
     def extend(self, n_tokens: int) -> None:
-        """`n_tokens` were appended to the committed prefix, in the text's own sequence."""
+        """Append `n_tokens` decoded tokens to the committed prefix."""
         self.cells += (self._layout.append() for _ in range(n_tokens))
         self._synced[self.home] = self.n_committed
 
     def begin_with(self, cells: Sequence[int]) -> None:
-        """The text's own sequence holds a prefix that stands in `cells`."""
+        """Set the committed prefix to `cells`, which the text's own sequence contains."""
         self.cells = list(cells)
         self._synced[self.home] = self.n_committed
 
     def read(self, n_tokens: int) -> None:
-        """Do as `extend` with a part of a prompt: its end is where the next one may go on."""
+        """`extend` by a part of a prompt, at whose end the next prompt may continue."""
         if self._read_end == self.n_committed:
             self.ends.remove(self._read_end)
         self.extend(n_tokens)
@@ -151,14 +156,14 @@ class Branches:
         self._read_end = self.n_committed
 
     def reachable(self, most: int) -> int:
-        """Length of the longest beginning, of `most` tokens, that can be gone on from."""
+        """Length of the longest prefix, at most `most` tokens, from which decoding can continue."""
         windows = self._layout.windows
         return windows.reachable(self.cells[:most]) if windows else min(most, self.n_committed)
 
     def place(self, tree: TokenTree, nodes: Sequence[int]) -> list[list[int]]:
         """Sequences of each of `nodes`, parents first, ready to be decoded as one batch.
 
-        Raises UsageError when a parent was not evaluated or there are more branches than sequences.
+        Raises UsageError if a parent was not evaluated, or if there are too many branches.
         """
         placed: dict[int, list[int]] = {}
         for node in nodes:
@@ -174,7 +179,7 @@ class Branches:
         return [sorted(placed[int(tree.key[node])]) for node in nodes]
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int]) -> None:
-        """Make `path` part of the prefix; of the nodes below it those in `keep` stay."""
+        """Append `path` to the prefix; the nodes below it in `keep` stay provisional."""
         keys = [int(tree.key[node]) for node in path]
         kept_keys = {int(tree.key[node]) for node in keep}
         begin, end = self.n_committed, self.n_committed + len(keys)
@@ -210,14 +215,14 @@ class Branches:
         self._chains = survivors
 
     def cut(self, n_tokens: int) -> list[tuple[int, int, Sequence[int]]]:
-        """Count no cell after `n_tokens` any more. Returns places for `CellLayout.drop`."""
+        """Forget all cells after `n_tokens`. Returns `places` for `CellLayout.drop`."""
         places = [(self.home, n_tokens, self.cells[n_tokens:]), *self._provisional_places()]
         del self.cells[n_tokens:]
         self._cell_of.clear()
         return places
 
     def remove_after(self, n_tokens: int) -> None:
-        """Remove all labels after `n_tokens`, also those that a failed decode left."""
+        """Remove all cells after `n_tokens` from all sequences, also after a failed decode."""
         for sequence, synced in self._synced.items():
             if sequence == self.home or sequence in self._chains or synced > n_tokens:
                 self._memory.remove(sequence, n_tokens, -1)
@@ -225,7 +230,7 @@ class Branches:
         self._chains.clear()
 
     def forget(self) -> list[int]:
-        """The cache was cleared. Returns sequences that are anybody's again."""
+        """Forget everything: the cache was cleared. Returns the freed sequences."""
         branches = [sequence for sequence in self._synced if sequence != self.home]
         self._synced = {self.home: 0}
         self._chains.clear()
@@ -234,7 +239,7 @@ class Branches:
         return branches
 
     def spare_branch(self) -> int | None:
-        """Give up a sequence that no provisional node is in, if there is one."""
+        """Release a sequence without provisional nodes, if there is one."""
         for sequence in self._synced:
             if sequence != self.home and sequence not in self._chains:
                 del self._synced[sequence]
@@ -274,16 +279,17 @@ class Branches:
         self._cell_of = {key: moved.get(cell, cell) for key, cell in self._cell_of.items()}
 
     def _provisional_places(self) -> list[tuple[int, int, Sequence[int]]]:
-        """Where the provisional nodes are, sequence by sequence."""
+        """Cells of the provisional nodes by sequence."""
         return [
             (sequence, self.n_committed, [self._cell_of[key] for key in chain])
             for sequence, chain in self._chains.items()
         ]
 
     def _branch_at(self, parent_key: int, placed: dict[int, list[int]]) -> int:
-        """The sequence for a child of `parent_key`: the one that ends there, or a new one.
+        """The sequence for a child of `parent_key`: one that ends there, or a new one.
 
-        A new one shares the ancestors: those of this batch by listing it, earlier ones by copy.
+        A new one shares the ancestors: it is added to those in this batch, and earlier ones are
+        copied to it.
         """
         through = None
         for sequence, chain in self._chains.items():
@@ -306,7 +312,7 @@ class Branches:
         return sequence
 
     def _take(self) -> int:
-        """A sequence without a branch, brought up to the committed prefix."""
+        """An unused sequence that contains the committed prefix."""
         sequence = next((s for s in self._synced if s not in self._chains), None)
         if sequence is None:
             sequence = self._texts.take_free(self)
@@ -319,10 +325,9 @@ class Branches:
 
 
 def likely_first(tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-    """`nodes` depth first, the more probable child before its siblings.
+    """`nodes` depth first, more probable siblings first.
 
-    The path that will be accepted is then likely to come first: what is dropped stands behind it,
-    and its cells are free at once.
+    The accepted path is then probably first, and the dropped nodes behind it can be freed at once.
     """
     if len(nodes) == 1:
         return list(nodes)
@@ -341,7 +346,7 @@ def likely_first(tree: TokenTree, nodes: Sequence[int]) -> list[int]:
 
 
 def _leading(chain: Sequence[int], allowed: set[int]) -> list[int]:
-    """The part of `chain`, from its start, whose keys are all allowed."""
+    """The longest prefix of `chain` with only allowed keys."""
     n = 0
     while n < len(chain) and chain[n] in allowed:
         n += 1

@@ -1,7 +1,6 @@
-"""Trials of llama.cpp's libraries in processes of their own, since they may crash, hang or take
-memory, and the cache of what they showed.
+"""Runs trials of llama.cpp's libraries in separate processes, and caches their results.
 
-Knows how a trial is started and that it is gone afterwards; not what it tries.
+Trials may crash, hang or take memory. Knows how to start and end a trial, not what it tests.
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edgespec.concurrency.endings import crash_name
+from edgespec.concurrency.exit_codes import crash_name
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 
 _PROGRAM = "edgespec_runtimes.gguf.trials"
-MOST_RESULTS = 64
+MAX_RESULTS = 64
 
 
 class NoAnswer(Exception):
-    """A trial could not be started or did not end, as the message says."""
+    """A trial could not be started, or did not end in time."""
 
 
 def command(*arguments: str) -> list[str]:
-    """The command that runs the program of trials. Raises NoAnswer where there is no Python
-    interpreter to start."""
+    """The command that runs the trial program. Raises NoAnswer without a Python interpreter."""
     executable = Path(sys.executable or "")
     if getattr(sys, "frozen", False) or not executable.name.lower().startswith(("python", "pypy")):
         raise NoAnswer("this application comes without a Python interpreter that could be started")
@@ -39,7 +37,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
-    """Run a command: its stdout, stderr and exit code. Raises NoAnswer."""
+    """Run a command and capture its output. Raises NoAnswer."""
     try:
         return subprocess.run(
             command,
@@ -47,7 +45,7 @@ def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,
-            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # the library would start a debugger
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # otherwise a crash starts a debugger
             start_new_session=os.name == "posix",
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
@@ -62,23 +60,23 @@ def how_it_ended(exit_code: int) -> str:
 
 
 def cache_key(*known: Any) -> str:
-    """A cache key of JSON values and the release of the kernel."""
+    """Cache key from JSON values and the kernel's release."""
     return hashlib.sha256(json.dumps([*known, platform.release()]).encode()).hexdigest()[:24]
 
 
 def cached(key: str) -> JsonFile:
     """The file that caches a result."""
-    return JsonFile(cache_folder.folder() / "llama.cpp", key, MOST_RESULTS)
+    return JsonFile(cache_folder.folder() / "llama.cpp", key, MAX_RESULTS)
 
 
 def state_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Differs for another build. Raises OSError."""
+    """Paths, sizes and times of files, which identify a build. Raises OSError."""
     stats = [(path, path.stat()) for path in files]
     return [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 
 def processor() -> Iterator[str]:
-    """Texts that tell processors apart: a cache folder may be shared by several machines."""
+    """Strings that identify the processor, because machines may share a cache folder."""
     yield platform.machine()
     yield os.environ.get("PROCESSOR_IDENTIFIER", "")
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:

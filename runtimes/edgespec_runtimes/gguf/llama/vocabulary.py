@@ -1,4 +1,4 @@
-"""Tokens and text of a GGUF model, by llama.cpp's own tokenizer. Knows no context, no weights."""
+"""The tokenizer of a GGUF model, by llama.cpp. Knows no context and no weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.llama.loading import Model
 
 _CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-"""Kinds of tokens that llama.cpp finds in a text only where it is told to look for them."""
+"""Attributes of tokens that llama.cpp only parses in a text on request."""
 
 
 class GgufVocabulary:
-    """Tokens and text through llama.cpp's own tokenizer."""
+    """Converts between text and tokens with llama.cpp's tokenizer."""
 
     def __init__(
         self, model: Model, token_table: list[bytes], chat_format: ChatFormat | None = None
@@ -55,7 +55,7 @@ class GgufVocabulary:
 
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - the vocabulary lives as long as its model
     def piece(self, token: int) -> bytes:
-        check_token(token, self.n_vocab)  # llama.cpp ends the process
+        check_token(token, self.n_vocab)  # llama.cpp would crash
         room = 64
         while True:
             text = ctypes.create_string_buffer(room)

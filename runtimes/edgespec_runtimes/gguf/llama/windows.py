@@ -1,11 +1,12 @@
-"""Memory of the layers with a sliding window: only cells that a text may still see take some.
+"""Frees the memory of sliding-window layers that is outside all windows.
 
-llama.cpp lets these layers have as many cells as the others: a window of cells that are used in
-turn would put a text's keys into another order, which rounding knows, and needs room for every
-sequence of a tree. Here cells stay where they are, and the pages of those that no text will see any
-more go back to the system. A cell that was given back reads as zeros, which masks hide.
+With `swa_full`, llama.cpp gives these layers as many cells as the others. A ring of cells would
+change the order of a text's keys, which affects rounding, and would need space for every sequence
+of a tree. Instead cells stay in place, and pages of cells outside all windows are returned to the
+system. Such cells read as zeros, which attention masks hide.
 
-Where prompts ended the cells before are kept, too: the next turn often begins there. Linux only.
+Cells before the ends of prompts are kept, too, because the next turn often continues there. Linux
+only.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 
 SLACK_TOKENS = 128
-"""Tokens kept before a window: the next prompt may leave out a few at the end of a text."""
-MOST_ENDS = 4
-"""Ends of prompts before which cells are kept: one may leave out the calls of several tools."""
+"""Tokens kept before a window, because the next prompt may omit a few at the end of a text."""
+MAX_ENDS = 4
+"""Most prompt ends with kept cells: a prompt may omit several tool calls."""
 ENDS_SHARE = 1 / 8
-"""Share of the context that the cells before ends of prompts may be; one end is always kept."""
+"""Largest share of the context for cells before prompt ends; one end is always kept."""
 STEP_CELLS = 64
-"""Cells that may be given back before it is done."""
+"""Number of written cells after which memory is freed."""
 
 _SWA_CACHE = "creating     SWA KV cache"
 _CACHE = ("KV cache", "creating")
@@ -41,51 +42,51 @@ _Clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
 
 
 def is_supported() -> bool:
-    """True where a page that was given back reads as zeros."""
+    """True if freed pages read as zeros on this system."""
     return sys.platform == "linux"
 
 
 def n_ends(n_window: int, n_ctx: int) -> int:
-    """Ends of prompts of a text before which cells are kept."""
+    """Number of prompt ends per text with kept cells."""
     most = int(n_ctx * ENDS_SHARE) // (n_window + SLACK_TOKENS)
-    return min(MOST_ENDS, max(1, most))
+    return min(MAX_ENDS, max(1, most))
 
 
 def is_for_windows(log_lines: Sequence[str]) -> bool:
-    """True if the latest cache that llama.cpp says it makes is the one of windows."""
+    """True if, by its log, llama.cpp is creating the cache of sliding-window layers."""
     made = [line for line in log_lines if all(word in line for word in _CACHE)]
     return bool(made) and _SWA_CACHE in made[-1]
 
 
 class WindowShape(NamedTuple):
-    """Sizes that decide about the memory of windows."""
+    """Sizes that determine the memory of sliding-window layers."""
 
     n_window: int
-    """Tokens that a layer sees."""
+    """Window size in tokens."""
     n_ctx: int
     n_texts: int
     n_loose: int
-    """Most cells between those in use that are in nobody's use."""
+    """Most unused cells between cells in use."""
     n_batch: int
     """Rows of the largest batch."""
 
     @property
     def n_runs(self) -> int:
-        """Places of a text before which cells are kept."""
+        """Number of positions of a text before which cells are kept."""
         return 1 + n_ends(self.n_window, self.n_ctx)
 
     @property
     def n_seen(self) -> int:
-        """Cells that are kept, and those between them."""
+        """Number of kept cells, including unused ones between them."""
         return self.n_texts * self.n_runs * (self.n_window + SLACK_TOKENS) + self.n_loose
 
     @property
     def n_latest(self) -> int:
-        """Cells that were written since some were given back."""
+        """Most cells written between two times that memory is freed."""
         return STEP_CELLS + self.n_batch
 
     def planned_bytes(self, n_cells: int, n_layers: int, total_bytes: int) -> int:
-        """Bytes in use at most of caches of `n_cells` with `total_bytes` for all layers."""
+        """Most resident bytes of caches of `n_cells` cells with `total_bytes` for all layers."""
         n_tensors = 2 * n_layers
         row_bytes = max(1, total_bytes // max(1, n_tensors * n_cells))
         page = mmap.PAGESIZE
@@ -96,25 +97,25 @@ class WindowShape(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """Keys or values of one layer: rows of one size, one a cell."""
+    """Keys or values of one layer, with one row per cell."""
 
     address: int
     row_bytes: int
 
 
 class WindowCells:
-    """The cells of one context in layers with windows: which of them hold what was computed."""
+    """Tracks which cells of a context's sliding-window layers are held, and frees others."""
 
     def __init__(self, n_window: int, n_cells: int, n_ends: int) -> None:
         self.n_window = n_window
         self.n_kept = n_window + SLACK_TOKENS
-        """Cells before a text's end that are kept."""
+        """Number of cells kept before a text's end."""
         self.n_ends = n_ends
         self.held = np.zeros(n_cells, bool)
-        """Cells that were written and not given back."""
+        """Cells that were written and not freed, bool [n_cells]."""
         self._tensors: list[_Tensor] = []
         self._buffers: dict[int, tuple[int, int]] = {}
-        """Address and bytes of llama.cpp's buffers."""
+        """Addresses and sizes of llama.cpp's buffers."""
         self._n_new = 0
         self._n_neighbours = 1
         self._madvise = ctypes.CDLL(None).madvise
@@ -122,8 +123,10 @@ class WindowCells:
 
     @contextmanager
     def captured(self, log_lines: Sequence[str]) -> Iterator[None]:
-        """While active, the cache of windows that this thread makes becomes this one's. `log_lines`
-        are what llama.cpp says meanwhile."""
+        """In the block, capture the cache of sliding-window layers that this thread creates.
+
+        `log_lines` are llama.cpp's messages meanwhile.
+        """
         base, thread = abi.ggml(), threading.get_ident()
         allocate = _Allocate(_address(base.ggml_backend_alloc_ctx_tensors_from_buft))
 
@@ -145,7 +148,7 @@ class WindowCells:
 
     @contextmanager
     def clearing(self) -> Iterator[None]:
-        """While active, clearing the cache gives its memory back instead of filling it."""
+        """In the block, clearing the cache frees its memory instead of filling it with zeros."""
         clear = _Clear(_address(abi.ggml().ggml_backend_buffer_clear))
 
         def clear_others(buffer: int, value: int) -> None:
@@ -160,26 +163,26 @@ class WindowCells:
 
     @property
     def is_active(self) -> bool:
-        """True if the model has layers with windows, in the process's memory."""
+        """True if the model has sliding-window layers in the process's memory."""
         return bool(self._tensors)
 
     def write(self, cell: int) -> None:
-        """A cell takes keys and values."""
+        """Mark a cell as written."""
         self.held[cell] = True
         self._n_new += 1
 
     def are_held(self, cells: Iterable[int]) -> np.ndarray:
-        """For each of `cells` whether it is held: bool [n_cells]."""
+        """True for each of `cells` that is held, bool [len(cells)]."""
         return self.held[np.array([*cells], np.intp)]
 
     def move(self, cells: Sequence[int], held: np.ndarray) -> None:
-        """Ascending `cells` were written with what others held, zeros where they did not."""
+        """Mark ascending `cells` as moved: they are held where `held`, otherwise zeros."""
         empty = np.array(cells, np.intp)[~held]
         if len(empty):
             self._give_back(empty)
 
     def give_back(self, seen: Iterable[Collection[int]], at_once: bool = False) -> None:
-        """Give back all cells but those that are `seen`, if enough were written meanwhile."""
+        """Free all cells except those `seen`, if enough were written since the last time."""
         if self._n_new < STEP_CELLS and not at_once:
             return
         self._n_new = 0
@@ -189,8 +192,7 @@ class WindowCells:
         self._give_back(np.flatnonzero(unseen))
 
     def take_saved(self, cells: Sequence[int], begin: int, held: Sequence[tuple[int, int]]) -> None:
-        """Cells were restored, from position `begin` on; only those at positions `held` hold what
-        was computed."""
+        """Mark cells as restored from position `begin` on; only positions `held` have content."""
         is_held = np.zeros(len(cells), bool)
         for first, end in held:
             is_held[max(0, first - begin) : max(0, end - begin)] = True
@@ -199,18 +201,18 @@ class WindowCells:
             self._give_back(empty)
 
     def clear(self) -> None:
-        """The cache was cleared."""
+        """Forget all cells: the cache was cleared."""
         self.held[:] = False
 
     def reachable(self, cells: Sequence[int]) -> int:
-        """Length of the longest beginning of a text in `cells` that can be gone on from."""
+        """Length of the longest prefix of a text in `cells` from which decoding can continue."""
         missing = np.flatnonzero(~self.are_held(cells))
         ends = np.append(missing, len(cells))
         before = np.append(-self.n_window, missing)
         return int(ends[before < ends - self.n_window + 1].max())
 
     def runs_of(self, cells: Sequence[int]) -> list[tuple[int, int]]:
-        """Half-open ranges of a text's positions that are held."""
+        """Half-open ranges of the held positions of a text."""
         return _runs(np.flatnonzero(self.are_held(cells)))
 
     def _take(self, context: int, buffer: int) -> None:
@@ -242,7 +244,7 @@ class WindowCells:
         self._advise(first, last, mmap.MADV_DONTNEED)
 
     def _give_back(self, cells: np.ndarray) -> None:
-        """Give back pages that hold these cells, and neighbours that were given back before."""
+        """Free the pages of these cells and of adjacent freed ones."""
         self.held[cells] = False
         for begin, end in _runs(cells):
             first = begin - self._n_free(range(begin - 1, -1, -1))
@@ -254,7 +256,7 @@ class WindowCells:
                 )
 
     def _n_free(self, cells: range) -> int:
-        """Number of leading `cells` that are not held; no more than a page's."""
+        """Number of leading `cells` that are not held, at most those of a page."""
         for n, cell in enumerate(cells[: self._n_neighbours]):
             if self.held[cell]:
                 return n
@@ -267,7 +269,7 @@ class WindowCells:
 
 
 class PromptEnds:
-    """Where the prompts of a text ended, and began to differ from what was there."""
+    """Positions where prompts of a text ended or diverged."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -277,8 +279,8 @@ class PromptEnds:
         return iter(self._ends)
 
     def add(self, n_tokens: int) -> None:
-        """One too many takes the place of the one without which the fewest tokens would have to be
-        read again."""
+        """Add a position; if there are too many, drop the one whose loss costs the fewest
+        tokens."""
         if not self._most or not n_tokens or n_tokens in self._ends:
             return
         if len(self._ends) == self._most:
@@ -289,12 +291,12 @@ class PromptEnds:
         self._ends = [end for end in self._ends if end != n_tokens]
 
     def cut(self, n_tokens: int) -> None:
-        """Forget those after `n_tokens`."""
+        """Drop positions after `n_tokens`."""
         self._ends = [end for end in self._ends if end <= n_tokens]
 
 
 def least_useful(ends: Iterable[int]) -> int:
-    """The one of ascending `ends` without which the fewest tokens would have to be read again."""
+    """The one of ascending `ends` whose loss costs the fewest tokens to read again."""
     before, distance = 0, {}
     for end in ends:
         distance[end], before = end - before, end
@@ -302,7 +304,7 @@ def least_useful(ends: Iterable[int]) -> int:
 
 
 def _runs(numbers: np.ndarray) -> list[tuple[int, int]]:
-    """Half-open ranges of ascending numbers."""
+    """Half-open ranges of consecutive ascending numbers."""
     if not len(numbers):
         return []
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1

@@ -1,1 +1,1 @@
-"""Reads ONNX models' files; knows nothing of onnxruntime."""
+"""Reads the files of ONNX models without onnxruntime."""

@@ -1,4 +1,4 @@
-"""The chat format in the files of a Hugging Face tokenizer beside an ONNX model."""
+"""Reads the chat format from the Hugging Face tokenizer files beside an ONNX model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
 from edgespec_runtimes.onnx.files.source import read_json, read_text
 
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 _SAMPLING = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -17,21 +17,22 @@ _SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
-"""Recommended sampling settings: names in generation_config.json, and ours."""
+"""Recommended sampling settings: names in generation_config.json to edgespec's."""
 
 
 def chat_format(folder: Path) -> ChatFormat:
-    """Templates, special tokens and sampling beside a model.
+    """Templates, special tokens and sampling settings in the files beside a model.
 
-    A `.jinja` file wins over tokenizer_config.json. Raises ModelError for a file that is damaged.
+    A `.jinja` file takes precedence over tokenizer_config.json. Raises ModelError for a damaged
+    file.
     """
     config = read_json(folder / "tokenizer_config.json")
     templates = _templates(config.get("chat_template"))
     templates |= _templates(read_json(folder / "chat_template.json").get("chat_template"))
-    if source := read_text(folder / "chat_template.jinja", MOST_BYTES):
+    if source := read_text(folder / "chat_template.jinja", MAX_BYTES):
         templates[DEFAULT] = source
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = read_text(path, MOST_BYTES) or ""
+        templates[path.stem] = read_text(path, MAX_BYTES) or ""
     tokens = read_json(folder / "special_tokens_map.json") | config
     special_tokens = {
         name: text
@@ -46,7 +47,7 @@ def chat_format(folder: Path) -> ChatFormat:
 
 
 def _sampling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling settings of transformers' `generate`, as far as the file gives them."""
+    """The sampling settings in generation_config.json."""
     settings = {
         setting: config[name] for name, setting in _SAMPLING.items() if config.get(name) is not None
     }
@@ -54,7 +55,7 @@ def _sampling(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _templates(value: Any) -> dict[str, str]:
-    """One template, or a list of them with names."""
+    """Templates by name, from one template or a list of named ones."""
     if isinstance(value, str):
         return {DEFAULT: value}
     if not isinstance(value, list):
@@ -67,6 +68,6 @@ def _templates(value: Any) -> dict[str, str]:
 
 
 def _token(value: Any) -> str | None:
-    """A token is its text, or an object that has it."""
+    """Text of a token, which is given as text or as an object with it."""
     text = value.get("content") if isinstance(value, Mapping) else value
     return text if isinstance(text, str) else None

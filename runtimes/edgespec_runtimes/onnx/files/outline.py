@@ -1,7 +1,7 @@
-"""Reads an ONNX file without its weights: the protobuf's bytes, larger tensors left in the file.
+"""Reads an ONNX file without its weights: larger tensors become references into the file.
 
-Walks the wire format, holding every length against the size of the file before it is believed.
-Knows the four messages on the way to a tensor's bytes and nothing of what a graph means.
+Parses the protobuf wire format and checks every length against the size of the file. Knows the four
+messages that lead to a tensor's bytes, but not the meaning of the graph.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from edgespec.errors import ModelError
 from edgespec.files.regular import open_regular
 
 INLINE_BYTES = 64
-"""Tensors up to this size stay in the outline: shapes, axes and scalars, which the graph is."""
-MOST_OUTLINE_BYTES = 128 << 20
-"""The graphs of the largest decoders take a few megabytes."""
+"""Tensors up to this size stay in the outline: shapes, axes and scalars."""
+MAX_OUTLINE_BYTES = 128 << 20
+"""Size limit of an outline; the graphs of the largest decoders take a few megabytes."""
 THIS_FILE = "\0self"
-"""Location of a tensor whose bytes lie in the model file; no path holds a zero."""
+"""Location of tensors inside the model file; no path contains a zero byte."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5
@@ -30,7 +30,7 @@ _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 9, 13, 14
 def read_outline(path: Path) -> bytes:
     """A serialized ModelProto in which larger tensors are references into the file at `path`.
 
-    Raises ModelError for what is no regular file, is cut short, or is too large to be a graph.
+    Raises ModelError if it is not a regular file, is truncated, or is too large for a graph.
     """
     with _Window(path) as window:
         return _outline(window, 0, window.size, (_MODEL_GRAPH, _GRAPH_INITIALIZER))
@@ -40,14 +40,14 @@ class _Field(NamedTuple):
     number: int
     kind: int
     start: int
-    """First byte of the field's key."""
+    """Position of the field's key."""
     content: int
-    """First byte of what a length-delimited field holds."""
+    """Position of the content of a length-delimited field."""
     end: int
 
 
 class _Window(Closeable):
-    """A file read through a buffer, which counts what was copied out of it."""
+    """Reads a file through a buffer, and limits the bytes copied from it."""
 
     STEP = 1 << 20
 
@@ -69,12 +69,12 @@ class _Window(Closeable):
 
     def take(self, start: int, end: int) -> bytes:
         self._copied += end - start
-        if self._copied > MOST_OUTLINE_BYTES:
-            raise self.fail(f"its graph takes more than {MOST_OUTLINE_BYTES >> 20} MiB")
+        if self._copied > MAX_OUTLINE_BYTES:
+            raise self.fail(f"its graph takes more than {MAX_OUTLINE_BYTES >> 20} MiB")
         return self._read(start, end)
 
     def varint(self, at: int) -> tuple[int, int]:
-        """The number at `at`, and where it ends."""
+        """The varint at `at`, and the position after it."""
         data = self._read(at, min(at + 10, self.size))
         number = 0
         for i, byte in enumerate(data):
@@ -99,7 +99,7 @@ class _Window(Closeable):
 
 
 def _fields(window: _Window, start: int, end: int) -> Iterator[_Field]:
-    """The fields of the message in these bytes, without what they hold."""
+    """The fields of the message from `start` to `end`, without contents."""
     at = start
     while at < end:
         key, content = window.varint(at)
@@ -122,7 +122,7 @@ def _fields(window: _Window, start: int, end: int) -> Iterator[_Field]:
 
 
 def _outline(window: _Window, start: int, end: int, inside: tuple[int, ...]) -> bytes:
-    """The message in these bytes; `inside` are the fields that lead from it down to a tensor."""
+    """The message from `start` to `end`; `inside` has the field numbers that lead to tensors."""
     parts = []
     for field in _fields(window, start, end):
         nbytes = field.end - field.content
@@ -137,7 +137,7 @@ def _outline(window: _Window, start: int, end: int, inside: tuple[int, ...]) -> 
 
 
 def _reference(offset: int, nbytes: int) -> bytes:
-    """The fields that make a TensorProto refer to a place in this file."""
+    """Fields that make a TensorProto refer to a position in this file."""
     entries = (("location", THIS_FILE), ("offset", str(offset)), ("length", str(nbytes)))
     pairs = (_message(1, key.encode()) + _message(2, value.encode()) for key, value in entries)
     external = b"".join(_message(_TENSOR_EXTERNAL, pair) for pair in pairs)

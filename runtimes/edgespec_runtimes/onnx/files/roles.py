@@ -1,6 +1,6 @@
-"""Roles of a decoder's inputs and outputs: ids, mask, positions, past, present and logits.
+"""Determines the roles of a decoder's inputs and outputs: ids, mask, positions, past, logits, etc.
 
-Names tell them apart; shapes and types are held against what the runtime can serve.
+Roles are determined by name; shapes and types are checked for support.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FLOATS: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2}
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Inputs and outputs of a decoder by role. Lists are ordered by layer: (key, value)."""
+    """Names of a decoder's inputs and outputs by role; lists have (key, value) by layer."""
 
     past: tuple[tuple[str, str], ...]
     present: tuple[tuple[str, str], ...]
     kv_kind: int
-    """Element type of keys and values, of TensorProto."""
+    """Element type of keys and values, a value of TensorProto."""
     kv_heads: int
     head_size: int
     n_vocab: int
@@ -41,7 +41,7 @@ class Roles:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes of one token in the cache, all layers."""
+        """Bytes of one token in the cache of all layers."""
         return 2 * self.n_layers * self.kv_heads * self.head_size * _FLOATS[self.kv_kind]
 
 
@@ -108,9 +108,9 @@ def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
 
 
 def set_head_size(graph: onnx.GraphProto, head_size: int) -> None:
-    """Complete the shape of a past whose last number the export left open, in place.
+    """Set the last dimension of the past in place, if the export left it open.
 
-    onnxruntime-genai's builder does: a past that is quantised would be narrower.
+    onnxruntime-genai's builder does so, because a quantised past would be narrower.
     """
     past = set(_cache(value.name for value in graph.input).values())
     for value in graph.input:
@@ -120,7 +120,7 @@ def set_head_size(graph: onnx.GraphProto, head_size: int) -> None:
 
 
 def _cache(values: Iterable[str]) -> dict[tuple[int, str], str]:
-    """Names of a past or present by layer and kind."""
+    """Names of a past or present by layer, and by key or value."""
     found = {}
     for name in values:
         if match := _CACHE.match(name):

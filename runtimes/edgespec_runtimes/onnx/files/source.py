@@ -1,7 +1,6 @@
-"""Finds an ONNX model's files and where every weight lies in them; reads no weights.
+"""Reads an ONNX model's graph, the positions of its weights and its configuration, but no weights.
 
-A file or a folder goes in; the graph, the places of its weights and the configuration beside it
-come out. External data must stay within the model's folder and be as long as the graph says.
+External data must be within the model's folder and as long as the graph claims.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from edgespec_runtimes.onnx.files.roles import set_head_size
 
 MODEL_FILE = "model.onnx"
 GENAI_CONFIG = "genai_config.json"
-MOST_CONFIG_BYTES = 64 << 20
+MAX_CONFIG_BYTES = 64 << 20
 _BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A tensor that stays in its file."""
+    """Position, type and shape of a tensor in a file."""
 
     name: str
     kind: int
-    """Element type, of TensorProto."""
+    """Element type, a value of TensorProto."""
     shape: tuple[int, ...]
     extent: Extent
 
@@ -47,24 +46,25 @@ class StoredWeight:
 
     @property
     def is_aligned(self) -> bool:
-        """True if its elements begin where the processor can read them, wherever it is mapped."""
+        """True if its elements are aligned when the file is mapped."""
         item_bytes = max(1, self.nbytes // max(1, math.prod(self.shape)))
         return self.extent.offset % item_bytes == 0
 
     @property
     def can_be_bound(self) -> bool:
-        """True if onnxruntime takes it from memory of ours, as it does with numpy's own types."""
+        """True if its type can be bound to an address in onnxruntime, which NumPy's own types
+        can."""
         return helper.tensor_dtype_to_np_dtype(self.kind).isbuiltin == 1
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model on disk. `model` refers to the weights by name; small tensors are in it."""
+    """A model on disk; `model` contains small tensors and refers to others by name."""
 
     path: Path
     model: onnx.ModelProto
     files: tuple[Path, ...]
-    """Files that `Extent.file_index` counts."""
+    """Files, by the index in `Extent.file_index`."""
     weights: Mapping[str, StoredWeight]
 
     @property
@@ -77,12 +77,12 @@ class Source:
 
     @property
     def unbound(self) -> tuple[str, ...]:
-        """Names of the types of weights that cannot be bound: such a model cannot be paged."""
+        """Names of weight types that cannot be bound; such a model cannot be paged."""
         kinds = {weight.kind for weight in self.weights.values() if not weight.can_be_bound}
         return tuple(TensorProto.DataType.Name(kind) for kind in sorted(kinds))
 
     def references(self) -> tuple[Path, dict[str, dict[str, str]]]:
-        """A folder, and for each weight what a tensor says that lies in a file below it."""
+        """A folder, and by weight the external data fields of a tensor in a file below it."""
         files = [file.resolve() for file in self.files]
         used = {files[weight.extent.file_index] for weight in self.weights.values()}
         folder = Path(os.path.commonpath([file.parent for file in used or files]))
@@ -106,17 +106,17 @@ class Source:
 
     @cached_property
     def genai_config(self) -> dict[str, Any]:
-        """The part about the model of onnxruntime-genai's configuration."""
+        """The section `model` of onnxruntime-genai's configuration."""
         return _section(read_json(self.folder / GENAI_CONFIG), "model")
 
     @property
     def genai_decoder(self) -> dict[str, Any]:
-        """The part about the decoder of onnxruntime-genai's configuration."""
+        """The section `decoder` of onnxruntime-genai's configuration."""
         return _section(self.genai_config, "decoder")
 
 
 def find_model(path: Path) -> Path | None:
-    """The ONNX file that `path` means, if it is one or a folder that holds one."""
+    """The ONNX file at `path`, or in a folder at `path`; None if there is none."""
     if path.is_file():
         return path if path.suffix == ".onnx" else None
     if not path.is_dir():
@@ -132,7 +132,7 @@ def find_model(path: Path) -> Path | None:
 
 
 def named_model(path: Path) -> Path:
-    """The ONNX file that `path` means. Raises ModelError where it means none."""
+    """The ONNX file at `path`, or in a folder at `path`. Raises ModelError if there is none."""
     found = find_model(path)
     if found is None:
         raise ModelError(f"{path} is no ONNX model: name a file .onnx or its folder")
@@ -169,7 +169,7 @@ def read_source(path: Path) -> Source:
 
 
 def refer(tensor: TensorProto, place: Mapping[str, str]) -> None:
-    """Let a tensor lie in a file instead of the graph."""
+    """Make a tensor refer to external data at `place`."""
     tensor.data_location = TensorProto.EXTERNAL
     del tensor.external_data[:]
     for key, text in place.items():
@@ -177,7 +177,7 @@ def refer(tensor: TensorProto, place: Mapping[str, str]) -> None:
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[object]:
-    """Protobuf gives a string that is not UTF-8 as bytes."""
+    """All names in the graph; protobuf returns bytes for strings that are not UTF-8."""
     for node in graph.node:
         yield from (node.op_type, node.domain, *node.input, *node.output)
     for named in (*graph.initializer, *graph.input, *graph.output):
@@ -209,7 +209,7 @@ def _weight(path: Path, tensor: TensorProto, files: dict[Path, int]) -> StoredWe
             f"its graph says {claimed:,} at offset {offset:,}; download or copy it again"
         )
     location = where.get("location", "")
-    if not isinstance(location, str):  # protobuf gives a string that is not UTF-8 as bytes
+    if not isinstance(location, str):  # protobuf returns bytes for a string that is not UTF-8
         raise ModelError(f"{path} is damaged: {tensor.name} has no valid place")
     file = path if location == THIS_FILE else _data_file(path, tensor.name, location)
     size = file.stat().st_size
@@ -239,9 +239,9 @@ def _nbytes(path: Path, tensor: TensorProto) -> int:
 
 
 def _data_file(path: Path, tensor: str, location: str) -> Path:
-    """Path of a tensor's bytes; never outside the folder that was named, links followed.
+    """Path of a tensor's external data, which after following links must be in the model's folder.
 
-    In a download cache the model and its data are links into one folder: that is allowed.
+    In a download cache, the model and its data are links into a common folder, which is allowed.
     """
     if (
         not location
@@ -275,9 +275,9 @@ def _put_inline(tensor: TensorProto, weight: StoredWeight, files: list[Path]) ->
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Contents of the file; empty if it is missing. Raises ModelError if it is not JSON."""
+    """Content of a JSON file; empty if it is missing. Raises ModelError if it is damaged."""
     try:
-        content = json.loads(read_regular(path, MOST_CONFIG_BYTES))
+        content = json.loads(read_regular(path, MAX_CONFIG_BYTES))
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -287,10 +287,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def read_text(path: Path, most_bytes: int) -> str | None:
-    """Text of the file; None if it is missing. Raises ModelError."""
+def read_text(path: Path, max_bytes: int) -> str | None:
+    """Text of a file; None if it is missing. Raises ModelError."""
     try:
-        return read_regular(path, most_bytes).decode()
+        return read_regular(path, max_bytes).decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

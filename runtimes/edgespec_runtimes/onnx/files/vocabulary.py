@@ -1,7 +1,8 @@
-"""Tokens and text of an ONNX model, by its `tokenizer.json`.
+"""The tokenizer of an ONNX model, from its `tokenizer.json`.
 
-Byte-level BPE and sentencepiece-like vocabularies, told apart by the tokenizer's own decoder. A
-token is known by its text in the file, as in GGUF: so models of both kinds can be compared.
+Supports byte-level BPE and SentencePiece vocabularies, which the tokenizer's decoder tells apart.
+Tokens are identified by their text in the file, as in GGUF, so that models of both formats can be
+compared.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.onnx.files.chat_format import chat_format
 from edgespec_runtimes.onnx.files.source import read_text
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 
 
 class TokenizerVocabulary:
-    """Implements `edgespec.ports.Vocabulary`."""
+    """A vocabulary from a tokenizer.json; implements `edgespec.ports.Vocabulary`."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class TokenizerVocabulary:
         self.eog_tokens = frozenset(eog)
         self._tokenizer = tokenizer
         self.table = table
-        """Bytes that identify each token, in the order of ids."""
+        """Bytes that identify each token, by id."""
         self._pieces = pieces
         self.longest_piece_bytes = max(map(len, pieces), default=0)
 
@@ -56,12 +57,12 @@ class TokenizerVocabulary:
 def read_vocabulary(
     folder: Path, n_vocab: int, configs: Iterable[Mapping[str, Any]]
 ) -> TokenizerVocabulary:
-    """The vocabulary of a model with `n_vocab` logits; `configs` name the tokens that end a text.
+    """The vocabulary of a model with `n_vocab` logits; `configs` define end-of-generation tokens.
 
-    Raises ModelError if it is missing, damaged, of an unknown kind or for another model.
+    Raises ModelError if it is missing, damaged, unsupported, or of another model.
     """
     path = folder / "tokenizer.json"
-    content = read_text(path, MOST_BYTES)
+    content = read_text(path, MAX_BYTES)
     if content is None:
         raise ModelError(f"{path} is missing: an ONNX model needs its tokenizer.json beside it")
     try:
@@ -115,7 +116,7 @@ def read_vocabulary(
 
 
 def _decoder(description: Mapping[str, Any], path: Path) -> Any:
-    """Turns a token's text in the file into the bytes that it means."""
+    """A function from a token's text in the file to its bytes. Raises ModelError."""
     decoder = description.get("decoder") or {}
     kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))]
     if "ByteLevel" in kinds:
@@ -147,13 +148,13 @@ def _sentencepiece(name: str) -> bytes:
 
 @cache
 def _bytes_of_characters() -> dict[str, int]:
-    """The printable character that encodes each byte in byte-level vocabularies."""
+    """Bytes by the printable characters that encode them in byte-level vocabularies."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(b): b for b in shown} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
 
 
 def _ids(value: Any) -> list[int]:
-    """`eos_token_id` is a number, a list of them, or nothing."""
+    """The ids in `eos_token_id`, which is a number, a list, or missing."""
     values = value if isinstance(value, list) else [value]
     return [token for token in values if isinstance(token, int) and not isinstance(token, bool)]

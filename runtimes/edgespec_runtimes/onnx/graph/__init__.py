@@ -1,1 +1,1 @@
-"""A decoder's graph: understood, rewritten and cut."""
+"""Analyses, rewrites and cuts a decoder's graph."""

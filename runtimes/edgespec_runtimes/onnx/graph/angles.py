@@ -1,6 +1,6 @@
-"""Tables of rotary angles, as long as the longest text that a model knows, cut to those in use.
+"""Cuts tables of rotary angles from a model's longest context to the context in use.
 
-Knows which operators look positions up in tables of their own; the tables' bytes are not read.
+Knows the operators that look positions up in tables; the tables' bytes are not read.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, reads
 
 _TABLES = {FUSED_ATTENTION: (7, 8), "RotaryEmbedding": (2, 3)}
-"""Indices of those inputs of onnxruntime's operators that are tables with a row for a position."""
+"""Indices of inputs of onnxruntime's operators that are tables with a row per position."""
 _DOMAIN = "com.microsoft"
 
 
 def trimmed(graph: onnx.GraphProto, source: Source, n_rows: int) -> Source:
-    """The source with the first `n_rows` of such tables; the graph's tensors change in place."""
+    """The source with such tables cut to `n_rows`; the graph's tensors are changed in place."""
     weights = dict(source.weights)
     tables = _tables(graph)
     for tensor in graph.initializer:
@@ -36,7 +36,7 @@ def trimmed(graph: onnx.GraphProto, source: Source, n_rows: int) -> Source:
 
 
 def _tables(graph: onnx.GraphProto) -> set[str]:
-    """Tensors of which positions are looked up and that nothing else reads."""
+    """Tensors that are only used to look up positions."""
     tables: set[str] = set()
     others: set[str] = set()
     for node in graph.node:

@@ -1,7 +1,7 @@
-"""Cuts a rewritten decoder into pieces that run one after another: what precedes the layers, each
-layer, and the head. Weights become inputs, and pieces of one structure share one graph.
+"""Cuts a rewritten decoder into pieces: the part before the layers, each layer, and the head.
 
-Knows where layers begin from `layers.py`, and nothing of files, memory or onnxruntime.
+Weights become inputs, and pieces of equal structure share a graph. `layers.py` finds the layers.
+Knows nothing of files, memory or onnxruntime.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from edgespec_runtimes.onnx.graph.lookups import embedding_by_column, is_by_row,
 from edgespec_runtimes.onnx.graph.shapes import Described, infer
 
 ALWAYS = "edgespec.always"
-"""An input that is true. onnxruntime would fold a constant."""
+"""Name of an input that is always true; onnxruntime would fold a constant."""
 _STATE_RANK = 3
 """Dimensions of a hidden state: [batch, tokens, hidden]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a decoder. The pairs are (name in the piece's graph, name in the decoder)."""
+    """A piece of a decoder. Pairs are (name in the piece's graph, name in the decoder)."""
 
     name: str
     stage: int
@@ -40,19 +40,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A decoder in pieces, in order of execution, and the graphs that they share."""
+    """A decoder's pieces, in order of execution, and the graphs that they share."""
 
     graphs: tuple[bytes, ...]
     pieces: tuple[Piece, ...]
     embeddings: tuple[tuple[str, str], ...]
-    """Values that are looked up by token instead of computed, and the tables they come from."""
+    """Values that are looked up by token instead of computed, and their tables."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Values that are looked up in tables by column, [hidden, tokens], and these tables."""
+    """Values that are looked up by column in tables [hidden, tokens], and these tables."""
     layer_inputs: Mapping[int, str] = field(default_factory=dict)
-    """The hidden state that enters each layer but the first, [batch, tokens, hidden]; empty if the
-    graph does not show them all."""
+    """Input of each layer except the first, [batch, tokens, hidden]; empty if not all are values of
+    the graph."""
     hidden_size: int = 0
-    """Values of a hidden state."""
+    """Size of a hidden state."""
 
 
 def cut(
@@ -62,9 +62,9 @@ def cut(
     where: str,
     converts_halves: bool = True,
 ) -> Cut:
-    """Cut a rewritten decoder; `weights` are the shapes of what is bound instead of built in.
+    """Cut a rewritten decoder; `weights` has the shapes of weights, which become inputs.
 
-    `converts_halves`: what runs it computes half precision in single precision, as CPUs do.
+    `converts_halves`: half precision is computed in single precision, as on CPUs.
     """
     model = with_blocks_by_row(model)
     flow = Flow(model)
@@ -96,7 +96,7 @@ def cut(
 
 
 def _layer_inputs(stages: Stages, known: Mapping[str, Described]) -> tuple[dict[int, str], int]:
-    """The hidden states between layers, and their width; none if not all of them are known."""
+    """The hidden states between layers, and their size; empty if not all are known."""
     names = {layer: name for layer, name in enumerate(stages.layer_inputs) if layer and name}
     shapes = {name: known[name].shape or () for name in names.values() if name in known}
     widths = {shape[-1] if len(shape) == _STATE_RANK else None for shape in shapes.values()}
@@ -109,7 +109,7 @@ def _layer_inputs(stages: Stages, known: Mapping[str, Described]) -> tuple[dict[
 def _looked_up(
     flow: Flow, weights: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Embeddings and their tables: of those that lie by row, and of those that lie by column."""
+    """Embeddings and their tables, separately for tables by row and by column."""
     by_row, by_column = {}, {}
     for i in flow.lookups():
         node = flow.nodes[i]
@@ -145,7 +145,7 @@ class _Cutter:
         self._tensors = {tensor.name: tensor for tensor in flow.graph.initializer}
 
     def outputs(self, stage: int) -> list[str]:
-        """Values of a stage that a later one reads, or that the decoder returns."""
+        """Values of a stage that later ones read, or that the decoder returns."""
         found = []
         for i, node in enumerate(self._flow.nodes):
             if self._stage_of[i] != stage:
@@ -161,7 +161,7 @@ class _Cutter:
     def piece(
         self, name: str, stage: int, outputs: Sequence[str], graphs: dict[bytes, int]
     ) -> Piece:
-        """The part of the graph that makes `outputs`, with the same names in equal pieces."""
+        """The part of the graph that computes `outputs`; equal pieces get equal names."""
         nodes, incoming = self._nodes(stage, outputs)
         if self._converts_halves:
             nodes = self._one_at_a_time(nodes, incoming)
@@ -200,9 +200,9 @@ class _Cutter:
         return Piece(name, stage, index, tuple(inputs), tuple(weights), renamed_outputs)
 
     def _nodes(self, stage: int, outputs: Sequence[str]) -> tuple[list[NodeProto], list[str]]:
-        """Nodes that make `outputs`, inputs first, and the values that they read from elsewhere.
+        """Nodes that compute `outputs`, inputs first, and the values that they read from outside.
 
-        The order follows from the structure alone, so that equal layers look equal.
+        The order depends only on the structure, so that equal layers have equal graphs.
         """
         flow = self._flow
         nodes: list[NodeProto] = []
@@ -233,10 +233,10 @@ class _Cutter:
         return nodes, list(incoming)
 
     def _one_at_a_time(self, nodes: Sequence[NodeProto], incoming: list[str]) -> list[NodeProto]:
-        """Let each weight in half precision be converted just before its product.
+        """Make onnxruntime convert each half-precision weight just before its product.
 
-        CPUs compute in single precision. onnxruntime converts what depends on nothing but weights
-        at the beginning of a run, all of it; the branch of an If it runs when it gets there.
+        CPUs compute in single precision. onnxruntime converts all weights at the beginning of a
+        run, except those in the branch of an If, which it evaluates when it gets there.
         """
         users: dict[str, int] = {}
         for node in nodes:
@@ -282,7 +282,7 @@ class _Cutter:
 
 
 def _as_taken_branch(nodes: Sequence[NodeProto]) -> NodeProto:
-    """A product in half precision, as the branch of an If that is always taken."""
+    """A half-precision product as the branch of an If that is always taken."""
     product = nodes[-1]
     output = product.output[0]
     value = helper.make_tensor_value_info(output, TensorProto.FLOAT16, None)
@@ -295,7 +295,7 @@ def _as_taken_branch(nodes: Sequence[NodeProto]) -> NodeProto:
 
 
 def _renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
-    """A copy with short names, in nested graphs, too."""
+    """A copy with short names, also in nested graphs."""
     copy = NodeProto()
     copy.CopyFrom(node)
     copy.name = copy.doc_string = ""
@@ -309,7 +309,7 @@ def _renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
 
 
 def _rename_nested(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Rename the values of a nested graph, and those that it captures."""
+    """Rename the values of a nested graph, including captured ones."""
     own = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
     own += [name for node in graph.node for name in node.output if name]
     for name in dict.fromkeys(own):

@@ -1,6 +1,6 @@
-"""A decoder's graph, checked and simplified, and what depends on what in it.
+"""Validates and simplifies a decoder's graph, and finds dependencies between its nodes.
 
-Knows no weights' bytes and runs nothing.
+Reads no weights and runs nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from edgespec_runtimes.onnx.graph.lookups import looks_up, with_columns_gathered
 
 FUSED_ATTENTION = "GroupQueryAttention"
 BATCH_SCALED = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
-"""Operators that take one scale for all tokens of a batch, so that tokens influence each other."""
+"""Operators with one scale for all tokens of a batch, so that tokens affect each other."""
 MIXTURES = ("MoE", "QMoE")
 PACKED = ("MatMulNBits",)
-"""Fast only on weights that onnxruntime has packed for itself."""
+"""Operators that are fast only with weights packed by onnxruntime."""
 SHAPES = ("Shape", "Size")
-"""Operators whose results depend on no content."""
+"""Operators whose results depend only on shapes."""
 _ANGLES = 7
-"""Input of GroupQueryAttention."""
+"""Index of an input of GroupQueryAttention."""
 _RING_CACHE = "sliding_window_cache"
 _SOURCES = ("Constant", "RandomNormal", "RandomUniform")
 
 
 def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """Local functions inlined, initializers called by one name, what only one way of running a
-    graph needs taken out of it. Raises ModelError.
+    """The model with local functions inlined, duplicate names of initializers merged, and
+    operators for special execution modes removed. Raises ModelError.
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
@@ -58,7 +58,7 @@ def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     _check_order(graph, feeds | tensors, where)
     with_columns_gathered(graph)
     _keep_all_tokens(graph)
-    # older exports list initializers among the inputs, too
+    # older exports also list initializers as inputs
     inputs = [value for value in graph.input if value.name in feeds]
     del graph.input[:]
     graph.input.extend(inputs)
@@ -66,10 +66,10 @@ def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
 
 
 def angle_switch(model: onnx.ModelProto) -> tuple[NodeProto, int] | None:
-    """The node that chooses between two tables of angles by length, and the last length of the
-    first.
+    """The node that chooses between LongRoPE's two tables of angles, and the length limit of the
+    first table.
 
-    The tables of LongRoPE: a text that grows beyond that would have to be computed anew.
+    A text that grows beyond that limit would have to be computed again.
     """
     graph = model.graph
     maker_of = {name: node for node in graph.node for name in node.output}
@@ -88,7 +88,7 @@ def angle_switch(model: onnx.ModelProto) -> tuple[NodeProto, int] | None:
 
 
 def _whole_number(constant: NodeProto) -> int | None:
-    """Value of a Constant that is one integer, else None."""
+    """Value of a Constant with a single integer, else None."""
     for attribute in constant.attribute:
         tensor = attribute.t
         if attribute.name == "value" and tensor.data_type == TensorProto.INT64:
@@ -100,13 +100,13 @@ def _whole_number(constant: NodeProto) -> int | None:
 
 
 def reads(node: NodeProto) -> list[str]:
-    """Values that a node reads, those that its nested graphs capture included."""
+    """Values that a node reads, including those captured by its nested graphs."""
     return [name for name in (*node.input, *_captures(node)) if name]
 
 
 class Flow:
-    """Dependencies between nodes. Node numbers are places in `nodes`, which is in order of
-    execution."""
+    """Dependencies between nodes, which are numbered by their index in `nodes`, in execution
+    order."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
@@ -125,11 +125,11 @@ class Flow:
         self.tensors = {tensor.name for tensor in graph.initializer}
 
     def descendants(self, values: Iterable[str], through_shapes: bool = False) -> set[int]:
-        """Nodes that depend on the content of `values`; their shapes alone do not count."""
+        """Nodes that depend on the content of `values`, not only on their shapes."""
         return set(self.following(values, through_shapes))
 
     def following(self, values: Iterable[str], through_shapes: bool = False) -> Iterator[int]:
-        """Descendants of `values` in the order of the graph."""
+        """Descendants of `values` in graph order."""
         reached = set(values)
         first = min(
             (self.consumers[name][0] for name in reached & self.consumers.keys()), default=0
@@ -142,7 +142,7 @@ class Flow:
                 reached.update(self.nodes[i].output)
 
     def ancestors(self, values: Iterable[str], stop: Iterable[str] = ()) -> list[int]:
-        """Nodes that `values` are computed from, in order; what makes `stop` is left out."""
+        """Nodes that `values` depend on, in graph order, up to the values `stop`."""
         stopped = set(stop)
         needed = set(values) - stopped
         found = []
@@ -153,7 +153,7 @@ class Flow:
         return found[::-1]
 
     def lookups(self) -> list[int]:
-        """Nodes that look the tokens' embeddings up."""
+        """Nodes that look up the tokens' embeddings."""
         found = []
         for i in sorted(self.descendants([IDS])):
             if looks_up(self.nodes[i]):
@@ -171,7 +171,8 @@ def _damaged(where: str, what: str) -> ModelError:
 
 
 def _check_order(graph: onnx.GraphProto, fed: set[str], where: str) -> None:
-    """Every value is made once, before it is read; nested graphs hold no weights."""
+    """Check that every value is computed once, before it is read, and that nested graphs have no
+    weights."""
     known = {"", *fed}
     for node in graph.node:
         for name in reads(node):
@@ -193,7 +194,7 @@ def _check_order(graph: onnx.GraphProto, fed: set[str], where: str) -> None:
 
 
 def _check_operators(model: onnx.ModelProto, where: str) -> None:
-    """Standard operators have the inputs, outputs and attributes that their definition requires."""
+    """Check that standard operators have the required inputs, outputs and attributes."""
     versions = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
     for node in _with_nested(model.graph):
         if not node.input and node.op_type not in _SOURCES:
@@ -207,7 +208,7 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
             version = versions.get(domain or "ai.onnx", 1)
             schema = defs.get_schema(node.op_type, version, domain)
         except defs.SchemaError:
-            continue  # onnxruntime knows more operators, and is asked later
+            continue  # other operators are checked later by onnxruntime
         if not (
             schema.min_input <= len(node.input) <= schema.max_input
             and schema.min_output <= len(node.output) <= schema.max_output
@@ -220,7 +221,7 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
 
 
 def _with_nested(graph: onnx.GraphProto) -> Iterator[NodeProto]:
-    """The nodes of a graph, and those of the graphs in their attributes."""
+    """All nodes of a graph, including those of nested graphs."""
     for node in graph.node:
         yield node
         for inner in nested(node):
@@ -228,9 +229,9 @@ def _with_nested(graph: onnx.GraphProto) -> Iterator[NodeProto]:
 
 
 def _keep_all_tokens(graph: onnx.GraphProto) -> None:
-    """Let windowed attention expect a past of all tokens, as our cache holds it.
+    """Let windowed attention expect a past with all tokens, as in our cache.
 
-    Built for a ring of as many tokens as its window sees, it computes the same on either.
+    It was built for a ring of the window's size, but computes the same with either.
     """
     for node in graph.node:
         if node.op_type == FUSED_ATTENTION:
@@ -241,7 +242,7 @@ def _keep_all_tokens(graph: onnx.GraphProto) -> None:
 
 
 def nested(node: NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's attributes: branches of an If, the body of a Loop."""
+    """The nested graphs of a node: branches of an If, the body of a Loop."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -249,7 +250,7 @@ def nested(node: NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _captures(node: NodeProto) -> list[str]:
-    """Values of the surrounding graph that a node's nested graphs read."""
+    """Values of the surrounding graph that a node's nested graphs capture."""
     found = []
     for graph in nested(node):
         own = {value.name for value in graph.input} | {t.name for t in graph.initializer}

@@ -1,6 +1,6 @@
-"""Finds a decoder's layers from the structure of its graph alone.
+"""Finds a decoder's layers from the structure of its graph.
 
-The residual stream is followed from the embeddings to the logits; names of values play no part.
+It follows the residual stream from the embeddings to the logits; names of values are not used.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from edgespec_runtimes.onnx.graph.flow import SHAPES, Flow
 EXPORT = "export the decoder with Optimum as text-generation-with-past"
 _SUMMING_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 _SUM = 3
-"""Output of these with the sum that they normalise."""
+"""Index of the output of fused norms with the sum that they normalise."""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The graph divided at the layers: 0 is what precedes them, the last one is the head."""
+    """The graph divided into stages: 0 precedes the layers, the last one is the head."""
 
     stage_of: tuple[int | None, ...]
-    """Stage of each node; None for nodes that depend on no input: they go where they are read."""
+    """Stage of each node; None for nodes without inputs, which belong to every stage that reads
+    them."""
     head_input: str
     """The hidden state that the head reads, [batch, tokens, hidden]."""
     head: int
-    """The last stage."""
+    """Number of the last stage."""
     layer_inputs: tuple[str | None, ...]
-    """The hidden state that each layer reads, [batch, tokens, hidden]; None where several values
-    enter a layer and none is known to be it."""
+    """The hidden state that each layer reads, [batch, tokens, hidden]; None if it is ambiguous."""
 
 
 def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
     """Divide a decoder at its layers.
 
-    The residual stream is what leads from the embeddings to the logits. Every path of it runs
-    through some nodes; a layer begins after the last of these before its past joins. Raises
-    ModelError if there is no such place.
+    The residual stream consists of the nodes on paths from the embeddings to the logits, and its
+    bottlenecks are nodes on all of these paths. A layer begins after the last bottleneck before the
+    layer's past is read. Raises ModelError if there is none.
     """
     lookups = flow.lookups()
     if not lookups:
@@ -68,7 +68,7 @@ def find_stages(flow: Flow, roles: Roles, where: str) -> Stages:
 
 
 def _bottlenecks(flow: Flow, stream: Sequence[int], place: Mapping[int, int]) -> list[int]:
-    """Places in `stream` whose nodes every path from its start to its end runs through."""
+    """Indices in `stream` of the nodes that are on every path from its start to its end."""
     narrow, reach = [], 0
     for k, i in enumerate(stream):
         if reach <= k:
@@ -83,7 +83,7 @@ def _bottlenecks(flow: Flow, stream: Sequence[int], place: Mapping[int, int]) ->
 def _head_cut(
     flow: Flow, stream: Sequence[int], narrow: Sequence[int], cuts: Sequence[int], where: str
 ) -> int:
-    """End of the last layer: as many bottlenecks after its beginning as in other layers."""
+    """End of the last layer, which has as many bottlenecks as other layers."""
     head = next(
         (
             k
@@ -102,7 +102,7 @@ def _head_cut(
 
 
 def _is_weight(flow: Flow, name: str) -> bool:
-    """A tensor of the file, or something computed from one alone."""
+    """True for a tensor of the file, or a value computed only from one."""
     while name in flow.producer:
         node = flow.nodes[flow.producer[name]]
         if node.op_type == "Constant" or not node.input:
@@ -112,7 +112,7 @@ def _is_weight(flow: Flow, name: str) -> bool:
 
 
 def _crossing(flow: Flow, stream: Sequence[int], cut: int) -> list[str]:
-    """The values that cross a cut of the residual stream; one node makes them all."""
+    """The values that cross a cut of the residual stream, all computed by one node."""
     later = set(stream[cut + 1 :])
     return [
         name
@@ -122,8 +122,7 @@ def _crossing(flow: Flow, stream: Sequence[int], cut: int) -> list[str]:
 
 
 def _hidden_state(flow: Flow, stream: Sequence[int], cut: int) -> str | None:
-    """The one value that crosses a cut, or the sum beside which a fused norm gives that
-    normalised."""
+    """The only value that crosses a cut, or the sum output of a fused norm; else None."""
     names, node = _crossing(flow, stream, cut), flow.nodes[stream[cut]]
     if node.op_type in _SUMMING_NORMS:
         names = [name for name in node.output[_SUM:] if name in names]
@@ -131,7 +130,7 @@ def _hidden_state(flow: Flow, stream: Sequence[int], cut: int) -> str | None:
 
 
 def _place_others(flow: Flow, stage_of: list[int | None]) -> None:
-    """Stages of what is beside the stream: where it is read, or where it can be first."""
+    """Assign nodes outside the stream to the stage that reads them, or to the earliest possible."""
     earliest: list[int | None] = []
     for i, names in enumerate(flow.reads):
         fixed = stage_of[i]

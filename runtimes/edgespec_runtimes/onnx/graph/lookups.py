@@ -1,7 +1,7 @@
-"""Embedding lookups as exporters write them, rewritten so that no table is read or copied whole.
+"""Rewrites embedding lookups of exporters so that no table is read or copied completely.
 
-A table may be kept in blocks of quantised weights, or lie by column because the output head shares
-it. Knows single nodes; which lookups belong to the decoder's ids is decided in `flow.py`.
+A table may consist of blocks of quantised weights, or be transposed because the output head shares
+it. Knows single nodes; `flow.py` decides which lookups use the decoder's ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgespec_runtimes.onnx.files.roles import IDS
 
 BLOCKS = "GatherBlockQuantized"
 _TURNED = [1, 2, 0]
-"""From [hidden, batch, tokens] to [batch, tokens, hidden]."""
+"""Permutation from [hidden, batch, tokens] to [batch, tokens, hidden]."""
 _ZERO, _ONE = "edgespec.first", "edgespec.step"
 _COUNT = tuple(
     numpy_helper.from_array(np.array(number, np.int64), name)
@@ -25,17 +25,17 @@ _COUNT = tuple(
 
 
 def looks_up(node: NodeProto) -> bool:
-    """True if a node gathers something by the tokens' ids."""
+    """True if a node gathers by token ids."""
     return node.op_type in {"Gather", BLOCKS} and node.input[1:2] == [IDS]
 
 
 def is_by_row(node: NodeProto) -> bool:
-    """True if a lookup yields rows of its table unchanged."""
+    """True if a lookup returns rows of its table unchanged."""
     return node.op_type == "Gather" and _axis(node, "axis") == 0
 
 
 def embedding_by_column(node: NodeProto, users: Sequence[NodeProto]) -> str | None:
-    """Name of the embeddings that a lookup by column yields; None if it is no such lookup."""
+    """Name of the embeddings from a lookup by column; None if the node is no such lookup."""
     if node.op_type != "Gather" or _axis(node, "axis") != 1 or len(users) != 1:
         return None
     turned = users[0]
@@ -44,9 +44,9 @@ def embedding_by_column(node: NodeProto, users: Sequence[NodeProto]) -> str | No
 
 
 def with_columns_gathered(graph: onnx.GraphProto) -> None:
-    """Let lookups in a transposed matrix gather its columns, in place.
+    """Change lookups in a transposed matrix, in place, to gather its columns.
 
-    onnxruntime would transpose such a table at loading and keep both.
+    Otherwise onnxruntime would transpose the table while loading and keep both.
     """
     tensors = {tensor.name for tensor in graph.initializer}
     transposed = {
@@ -72,9 +72,9 @@ def with_columns_gathered(graph: onnx.GraphProto) -> None:
 
 
 def with_blocks_by_row(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Let lookups of quantised weights gather the rows of all their tables first.
+    """Change lookups of quantised weights to gather the rows of all their tables first.
 
-    The rows of a batch, flat, are then a table of their own, whose rows are taken in order.
+    The rows of a batch then form a small table, whose rows are dequantised in order.
     """
     reshaped = {
         node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Reshape"
@@ -96,7 +96,7 @@ def with_blocks_by_row(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _have_rows(node: NodeProto, tables: list[TensorProto | None]) -> bool:
-    """True if all tables of a lookup have a row of whole bytes for each token."""
+    """True if all tables of a lookup have one row of whole bytes per token."""
     found = [table for table in tables if table is not None]
     return (
         len(found) == len(tables)

@@ -1,10 +1,10 @@
-"""Rewrites an exported decoder so that it runs on our cache of keys and values.
+"""Rewrites an exported decoder to use our KV cache.
 
 An export reads the whole past of every row as [rows, heads, tokens, size] and returns it with the
-new tokens appended. The rewritten graph reads the cache as it lies, [tokens, heads, size], returns
-the new tokens alone, and computes logits for chosen tokens only. One row with a mask of our own
-checks a whole tree where the graph takes such a mask; where not, every branch is a row, and the
-graph gathers each row's past by itself.
+new tokens appended. The rewritten graph reads the cache in its own layout, [tokens, heads, size],
+returns only the new tokens, and computes logits only for selected tokens. If the graph accepts an
+attention mask, a whole tree is verified as one row; otherwise every branch is a row, and the graph
+gathers each row's past.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from edgespec_runtimes.onnx.graph.layers import find_stages
 PAST_LENGTH, PAST_ROWS, LOGIT_ROWS = "edgespec.past_length", "edgespec.past_rows", "edgespec.logits"
 BIAS = "edgespec.attention_bias"
 _BIAS_INPUT, _POSITIONS_INPUT, _TABLES = 10, 9, slice(7, 9)
-"""Inputs of GroupQueryAttention."""
+"""Indices of inputs of GroupQueryAttention."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskForm:
-    """An attention mask that is fed: [1, 1, tokens, past + tokens] of two values."""
+    """An attention mask input, [1, 1, tokens, past + tokens], with two values."""
 
     name: str
     kind: int
-    """Element type, of TensorProto."""
+    """Element type, a value of TensorProto."""
     seen: float
     unseen: float
 
 
 def past_name(layer: int, what: str) -> str:
-    """Input: keys or values of the cache, [tokens, heads, size]."""
+    """Name of the input with keys or values of the cache, [tokens, heads, size]."""
     return f"edgespec.past.{layer}.{what}"
 
 
 def new_name(layer: int, what: str) -> str:
-    """Output: keys or values of the tokens fed, [rows, tokens, heads, size]."""
+    """Name of the output with keys or values of new tokens, [rows, tokens, heads, size]."""
     return f"edgespec.new.{layer}.{what}"
 
 
 def rewritten(
     model: onnx.ModelProto, roles: Roles, masks: Sequence[MaskForm], where: str
 ) -> onnx.ModelProto:
-    """The graph on our cache; `masks` are fed instead of computed. Without any: a row a branch."""
+    """The graph on our cache with inputs for `masks`; without masks, every branch is a row."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
@@ -95,7 +95,7 @@ def rewritten(
 
 
 def pruned(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Without nodes, inputs and tensors that no output depends on; in place."""
+    """Remove, in place, nodes, inputs and tensors that no output depends on."""
     graph = model.graph
     flow = Flow(model)
     live = [flow.nodes[i] for i in flow.ancestors(value.name for value in graph.output)]
@@ -115,8 +115,10 @@ _CONSTANTS = tuple(
 
 
 def _pick(hidden: str, chosen: str) -> list[NodeProto]:
-    """Nodes that pick the tokens LOGIT_ROWS of a hidden state [rows, tokens, hidden]: [1, chosen,
-    hidden]."""
+    """Nodes that select the tokens LOGIT_ROWS of a hidden state [rows, tokens, hidden].
+
+    Their result is [1, selected, hidden].
+    """
     flat, picked = f"{chosen}.flat", f"{chosen}.picked"
     return [
         helper.make_node("Flatten", [hidden], [flat], axis=2),
@@ -128,7 +130,7 @@ def _pick(hidden: str, chosen: str) -> list[NodeProto]:
 def _on_our_cache(
     flow: Flow, roles: Roles, one_row: bool
 ) -> tuple[list[NodeProto], list[NodeProto]]:
-    """Nodes that make an export's past from our cache, and our new entries from its present."""
+    """Nodes that convert our cache to an export's past, and its present to our new entries."""
     before, after = [], []
     for i, (past, present) in enumerate(zip(roles.past, roles.present, strict=True)):
         for what, past_value, present_value in zip(("key", "value"), past, present, strict=True):
@@ -155,8 +157,7 @@ def _on_our_cache(
 
 
 def _appended(flow: Flow, past: str, present: str) -> str | None:
-    """The value that the graph itself appends to the past, [rows, heads, tokens, size]; None if
-    there is none."""
+    """The value that the graph appends to the past, [rows, heads, tokens, size]; else None."""
     made_by = flow.producer.get(present)
     if made_by is None:
         return None
@@ -168,7 +169,7 @@ def _appended(flow: Flow, past: str, present: str) -> str | None:
 
 
 def _attach_bias(nodes: Iterable[NodeProto]) -> None:
-    """Let fused attention add our mask to the scores, and rotate by the positions that are fed."""
+    """Let fused attention add our mask to its scores, and rotate by the given positions."""
     for node in nodes:
         if node.op_type != FUSED_ATTENTION:
             continue
@@ -179,8 +180,8 @@ def _attach_bias(nodes: Iterable[NodeProto]) -> None:
 
 
 def _switch_by_position(test: NodeProto) -> list[NodeProto]:
-    """Let angles be chosen by the position of the last token: the length of past and new
-    tokens together counts other branches, too.
+    """Choose angles by the position of the last token instead of the number of tokens, which
+    includes those of other branches.
     """
     last, length = "edgespec.last_position", "edgespec.text_length"
     test.input[0] = length
@@ -191,12 +192,11 @@ def _switch_by_position(test: NodeProto) -> list[NodeProto]:
 
 
 def _with_fitted_tables(nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """Let tables of angles have exactly one row for each token in use.
+    """Give tables of angles exactly one row per slot in use, by cutting or padding them.
 
-    Fused attention wants no fewer, and a tree's nodes lie in the cache beyond the last position
-    of a context that is full; such rows are zeros that no token looks up. Once for all layers: they
-    share what is made here, which is small, instead of the tables, which are as long as the longest
-    context that the model knows.
+    Fused attention requires no fewer, and with a full context, tree nodes are in slots beyond the
+    last position; the additional rows are zeros that no token looks up. All layers share the fitted
+    tables, which are shorter than those for the model's longest context.
     """
     fitted: dict[tuple[str, str], list[str]] = {}
     result: list[NodeProto] = []
@@ -213,7 +213,7 @@ def _with_fitted_tables(nodes: Sequence[NodeProto]) -> list[NodeProto]:
 
 
 def _fit(cos: str, sin: str, fitted: Sequence[str]) -> list[NodeProto]:
-    """Cut both tables, [rows, angles], to the number of past and new tokens, or pad them."""
+    """Cut or pad both tables, [rows, angles], to the number of past and new tokens."""
     shape, used, kept, rows, missing, pads = (
         f"{fitted[0]}.{what}" for what in ("shape", "used", "kept", "rows", "missing", "pads")
     )
@@ -239,7 +239,7 @@ def _value(name: str, kind: int, shape: Sequence[int | None]) -> onnx.ValueInfoP
 
 
 def _replace(field: Any, content: Sequence[Any]) -> None:
-    """Protobuf's repeated fields know no assignment."""
+    """Replace the content of a repeated field, which protobuf cannot assign."""
     kept = [type(item).FromString(item.SerializeToString()) for item in content]
     del field[:]
     field.extend(kept)

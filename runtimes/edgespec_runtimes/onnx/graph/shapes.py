@@ -1,7 +1,7 @@
-"""Types and shapes of a graph's values, and the memory that its intermediate values take.
+"""Infers types and shapes of a graph's values, and the memory of its intermediate values.
 
-ONNX's own inference knows the standard operators; others are replaced, in a scratch copy, by
-standard ones of the same types and shapes. Nothing is computed.
+ONNX's shape inference supports standard operators; others are replaced, in a temporary copy, by
+standard ones with the same output types and shapes. Nothing is computed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.graph.flow import Flow
 
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Shape", "Size", "Constant")
-"""Operators whose outputs take no memory worth counting."""
+"""Operators whose outputs take no significant memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value's element type, of TensorProto, and its shape as far as it is known."""
+    """A value's element type (a value of TensorProto) and its shape, if known."""
 
     kind: int
     shape: tuple[int | None, ...] | None
@@ -39,9 +39,9 @@ class Described:
 def infer(
     model: onnx.ModelProto, feeds: Mapping[str, tuple[int, ...]] | None = None
 ) -> dict[str, Described]:
-    """Types and shapes of every value; `feeds` are known shapes of inputs.
+    """Types and shapes of all values; `feeds` has known shapes of inputs.
 
-    Raises ModelError for a graph whose types contradict each other.
+    Raises ModelError for a graph with contradictory types.
     """
     scratch = onnx.ModelProto()
     scratch.CopyFrom(model)
@@ -74,9 +74,9 @@ def infer(
 def peak_bytes(
     flow: Flow, stage_of: Sequence[int | None], feeds: Mapping[str, tuple[int, ...]]
 ) -> list[int]:
-    """Most memory that the intermediate values of each stage take together, run in their order.
+    """Peak memory of the intermediate values of each stage, when nodes run in order.
 
-    Half precision is computed in single precision on CPUs: such a value exists twice.
+    CPUs compute half precision in single precision, so such a value exists twice.
     """
     known = infer(flow.model, feeds)
     last_use = {name: max(users) for name, users in flow.consumers.items()}
@@ -101,7 +101,7 @@ def peak_bytes(
 
 
 def _stand_ins(node: NodeProto, graph: onnx.GraphProto) -> Iterator[NodeProto]:
-    """Standard nodes that make what `node` makes, as far as types and shapes go."""
+    """Standard nodes with outputs of the same types and shapes as those of `node`."""
     if node.domain in {"", "ai.onnx"} and defs.has(node.op_type):
         yield node
         return
@@ -116,7 +116,7 @@ def _stand_ins(node: NodeProto, graph: onnx.GraphProto) -> Iterator[NodeProto]:
             yield helper.make_node("MatMul", [node.input[0], stand_in], [name])
         elif node.op_type == "GatherBlockQuantized" and len(node.input) > 2:
             scales, repeats = f"{name}.scales", f"{name}.repeats"
-            counts = np.array([1, 1, attributes.get("block_size", 128)])  # weights for each scale
+            counts = np.array([1, 1, attributes.get("block_size", 128)])  # weights per scale
             graph.initializer.append(numpy_helper.from_array(counts, repeats))
             yield helper.make_node("Gather", [node.input[2], node.input[1]], [scales], axis=0)
             yield helper.make_node("Tile", [scales, repeats], [name])

@@ -1,1 +1,1 @@
-"""Memory needs of a decoder, and the places of its bytes."""
+"""Memory needs of a decoder, and their placement on a GPU."""

@@ -1,4 +1,4 @@
-"""Needs of a decoder besides its weights, and the sizes of batches that follow from a budget.
+"""Memory needs of a decoder besides its weights, for different batch sizes.
 
 Arithmetic on inferred shapes; runs nothing.
 """
@@ -29,28 +29,28 @@ from edgespec_runtimes.onnx.graph.shapes import peak_bytes
 from edgespec_runtimes.onnx.ort.devices import Device
 
 CHUNKS = (128, 64, 32, 16)
-"""Tokens of a prompt in one batch."""
+"""Possible numbers of prompt tokens in one batch."""
 ROWS = (8, 4, 2, 1)
-"""Branches of a tree in one batch, where each is a row."""
+"""Possible numbers of branches in one batch, if each is a row."""
 TOKENS_PER_PASS = 512
-"""Most tokens of a prompt in a pass. Batches share a pass, so a pass can be longer than a batch."""
+"""Most prompt tokens in a pass, which may have several batches."""
 ALIGNMENT = 256
 """Alignment of tensors in CUDA's memory."""
 ARENA_SHARE = 0.25
-"""More than all values together: what an arena may lose in gaps. No GPU has confirmed it."""
+"""Fragmentation of an arena as a share of its values; not confirmed on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """Largest batches, and the bytes that the largest takes while it is computed."""
+    """Batch sizes, and the memory for computing the largest batch."""
 
     chunk: int
     max_rows: int
     tokens_per_pass: int
     compute_bytes: int
-    """Taken by one session that computes all."""
+    """Bytes of one session that computes everything."""
     other_sessions_bytes: int
-    """Added where each graph of the cut has a session, which keeps what its largest run took."""
+    """Additional bytes if each graph of the cut has a session, which keeps its peak memory."""
     max_nodes: int
     """Most nodes of a tree."""
 
@@ -60,12 +60,12 @@ class BatchSizes:
 
     @property
     def tree_tokens(self) -> int:
-        """Tokens of a tree's largest batch, padding included."""
+        """Tokens in a tree's largest batch, including padding."""
         return self.max_rows * row_tokens(self.max_nodes, self.max_rows)
 
 
 def row_tokens(max_nodes: int, n_rows: int) -> int:
-    """Most tokens of a row of a tree: rows share its nodes, and the deepest has few beside it."""
+    """Most tokens of a row, when a tree of `max_nodes` nodes has `n_rows` rows in a batch."""
     return max(1, max_nodes - n_rows + 1)
 
 
@@ -77,13 +77,13 @@ def batch_sizes(
     request: ModelRequest,
     n_ctx: int,
 ) -> list[BatchSizes]:
-    """Sizes to choose from, largest first for each number of nodes; all round a prompt alike."""
+    """Possible sizes, largest first for each number of nodes; prompts round the same with all."""
     flow = Flow(model)
     stage_of = find_stages(flow, roles, request.path.name).stage_of
 
     @cache
     def peaks(n_rows: int, n_new: int) -> list[int]:
-        """Peak bytes of each graph of the cut."""
+        """Peak memory of each graph of the cut."""
         by_stage = peak_bytes(flow, stage_of, feed_shapes(roles, masks, n_rows, n_new, n_ctx))
         found = [0] * len(cut.graphs)
         for piece in cut.pieces:
@@ -99,8 +99,8 @@ def batch_sizes(
     per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
     fed_bytes = _fed_bytes(roles, masks, per_pass, n_ctx)
     takes_rows = not masks and _takes_padding(flow, roles)
-    most_rows = request.max_branches if takes_rows else 1
-    rows = dict.fromkeys(min(n, most_rows) for n in (most_rows, *ROWS))
+    max_rows = request.max_branches if takes_rows else 1
+    rows = dict.fromkeys(min(n, max_rows) for n in (max_rows, *ROWS))
     chunks = dict.fromkeys(min(n, per_pass) for n in CHUNKS)
     largest, *smaller = chunks
     shapes = [(largest, n) for n in rows] + [(chunk, 1) for chunk in smaller]
@@ -111,7 +111,8 @@ def batch_sizes(
 def _takes_padding(flow: Flow, roles: Roles) -> bool:
     """True if rows of different lengths can be padded at the beginning of their past.
 
-    Fused attention counts tokens from the first one on, and so does a graph without positions.
+    They cannot with fused attention or without a positions input, which derive positions from the
+    number of tokens.
     """
     is_fused = any(node.op_type == FUSED_ATTENTION for node in flow.nodes)
     return roles.has_mask and roles.has_positions and not is_fused
@@ -120,7 +121,7 @@ def _takes_padding(flow: Flow, roles: Roles) -> bool:
 def feed_shapes(
     roles: Roles, masks: Sequence[MaskForm], n_rows: int, n_new: int, n_past: int
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of everything that is fed for a batch of rows behind `n_past` tokens."""
+    """Shapes of all inputs for a batch of rows after `n_past` tokens."""
     n_all = n_past + n_new
     shapes: dict[str, tuple[int, ...]] = {
         IDS: (n_rows, n_new),
@@ -138,32 +139,33 @@ def feed_shapes(
 
 
 def held_bytes(device: Device, values_bytes: int, n_sessions: int) -> int:
-    """Bytes that sessions keep on a device for values of so many bytes."""
+    """Bytes that `n_sessions` sessions keep on a device for values of `values_bytes`."""
     return int((1 + ARENA_SHARE) * values_bytes) + n_sessions * device.slack_bytes
 
 
 def device_bytes(weights: Sequence[StoredWeight]) -> int:
-    """Bytes of tensors in a device's memory, where each begins at a round address."""
+    """Bytes of tensors in a device's memory, including alignment."""
     return sum(-(-weight.nbytes // ALIGNMENT) * ALIGNMENT for weight in weights)
 
 
 def unpacked_bytes(model: onnx.ModelProto) -> int:
-    """Bytes of the largest packed matrix, unpacked: GPUs unpack it for more than a few tokens, at
-    most to single precision."""
+    """Bytes of the largest packed matrix when unpacked to single precision, as GPUs do for more
+    than a few tokens."""
     packed = (node for node in model.graph.node if node.op_type in PACKED)
     shapes = ({attribute.name: attribute.i for attribute in node.attribute} for node in packed)
     return max((int(4 * shape.get("K", 0) * shape.get("N", 0)) for shape in shapes), default=0)
 
 
 def resident_bytes(weight: StoredWeight) -> int:
-    """Bytes of a weight that onnxruntime keeps: half precision becomes single precision on CPUs."""
+    """Resident bytes of a weight in onnxruntime, which on CPUs converts half to single
+    precision."""
     return weight.nbytes * (2 if weight.kind == TensorProto.FLOAT16 else 1)
 
 
 def loading_bytes(source: Source) -> int:
-    """Bytes that onnxruntime takes for a while when it packs weights, besides those that it keeps.
+    """Temporary bytes while onnxruntime packs weights.
 
-    Measured with matrices of one size: 1.5 copies, where half precision is converted 4.6.
+    Measured with matrices of equal size: 1.5 copies, with conversion from half precision 4.6.
     """
     return max(
         (
@@ -175,9 +177,9 @@ def loading_bytes(source: Source) -> int:
 
 
 def converted_bytes(cut: Cut, source: Source) -> int:
-    """Most memory that single-precision copies of weights take, on CPUs.
+    """Memory of single-precision copies of weights on CPUs.
 
-    Each session converts one weight at a time, in memory that it keeps.
+    Each session converts one weight at a time and keeps the memory.
     """
     largest = [0] * len(cut.graphs)
     for piece in cut.pieces:
@@ -189,7 +191,8 @@ def converted_bytes(cut: Cut, source: Source) -> int:
 
 
 def _fed_bytes(roles: Roles, masks: Sequence[MaskForm], n_tokens: int, n_ctx: int) -> int:
-    """Bytes that a prompt's batches keep from piece to piece: hidden states, angles and masks."""
+    """Bytes of values passed between pieces for a prompt's batches: hidden states, angles,
+    masks."""
     wide = 4 * roles.kv_heads * roles.head_size
     mask_bytes = sum(helper.tensor_dtype_to_np_dtype(mask.kind).itemsize for mask in masks)
     return n_tokens * (4 * 4 * wide + n_ctx * mask_bytes)

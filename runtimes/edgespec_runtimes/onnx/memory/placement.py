@@ -1,4 +1,4 @@
-"""Divides a GPU's memory for one decoder: all of it there, some of its pieces, or none.
+"""Decides which pieces of a decoder stay in a GPU's memory: all, some, or none.
 
 Pure arithmetic on sizes. Knows neither graphs nor devices.
 """
@@ -13,27 +13,27 @@ from edgespec.memory.budget import spread_evenly
 
 @dataclass(frozen=True, slots=True)
 class PieceSize:
-    """A piece of a decoder that has weights of its own, in the order of execution."""
+    """A piece of a decoder with weights of its own."""
 
     graph: int
-    """Pieces of one graph are alike, and one of them is computed at a time."""
+    """Index of its graph; pieces of the same graph have equal sizes and run one at a time."""
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class GpuNeeds:
-    """Memory that a decoder would take of a GPU."""
+    """Memory that a decoder needs on a GPU."""
 
     whole_bytes: int
-    """Bytes of a session that has everything in it."""
+    """Bytes of a session that contains everything."""
     fixed_bytes: int
-    """Bytes that pieces need besides their weights."""
+    """Bytes for the pieces besides their weights."""
     pieces: tuple[PieceSize, ...]
-    """None: it is all or nothing."""
+    """Pieces in execution order; empty if the decoder cannot be cut."""
     weight_bytes: int = 0
-    """Part of `whole_bytes` that weights take."""
+    """Bytes of weights within `whole_bytes`."""
     session_bytes: int = 0
-    """Part of `fixed_bytes` that sessions take, one for each graph of the cut."""
+    """Bytes of sessions, one per graph of the cut, within `fixed_bytes`."""
 
     @property
     def largest(self) -> dict[int, int]:
@@ -45,7 +45,7 @@ class GpuNeeds:
 
     @property
     def least_bytes(self) -> int:
-        """Least bytes of GPU memory; with fewer the CPU computes it."""
+        """Least GPU memory with which the GPU can compute it."""
         if not self.pieces:
             return self.whole_bytes
         return min(self.whole_bytes, self.fixed_bytes + sum(self.largest.values()))
@@ -53,24 +53,24 @@ class GpuNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Division of a decoder's weights while a GPU computes it."""
+    """Placement of a decoder's weights."""
 
     uses_gpu: bool = False
-    """False: the CPU computes all of it."""
+    """False if the CPU computes everything."""
     is_whole: bool = False
-    """One session has all weights on the GPU."""
+    """True if one session has all weights on the GPU."""
     kept: frozenset[int] = frozenset()
     """Indices of the pieces whose weights stay on the GPU."""
     kept_bytes: int = 0
     room_bytes: int = 0
-    """On the GPU, for the weights of the other pieces while they compute: one of each graph."""
+    """GPU memory into which the weights of other pieces are copied, for one piece per graph."""
 
 
 def place(gpu_bytes: int, needs: GpuNeeds) -> Placement:
-    """Put on a GPU what `gpu_bytes` allow.
+    """The placement with `gpu_bytes` of GPU memory.
 
-    The GPU computes every piece or none: the weights of those that do not stay are copied there in
-    every pass, so room for one of each graph is the least.
+    The GPU computes all pieces or none. Weights of pieces that do not stay are copied to it in
+    every pass, which needs memory for at least one piece per graph.
     """
     if needs.whole_bytes <= gpu_bytes:
         return Placement(uses_gpu=True, is_whole=True)
@@ -84,7 +84,7 @@ def place(gpu_bytes: int, needs: GpuNeeds) -> Placement:
     for graph in largest:
         members = [i for i, piece in enumerate(pieces) if piece.graph == graph]
         others = [i for i in members if i not in kept]
-        if len(others) == 1:  # it has the room for itself: a head, or the last layer
+        if len(others) == 1:  # its room is not shared, so it can stay: a head, or the last layer
             kept.add(others[0])
     copied = {piece.graph for i, piece in enumerate(pieces) if i not in kept}
     return Placement(
@@ -96,10 +96,9 @@ def place(gpu_bytes: int, needs: GpuNeeds) -> Placement:
 
 
 def _spread(pieces: Sequence[PieceSize], room: int) -> list[int]:
-    """Indices of as many pieces, of those not alone with their graph, as fit into `room`, evenly
-    spaced.
+    """Evenly spaced indices of pieces, of graphs with several pieces, that fit into `room`.
 
-    While one that stays computes, the next that does not is read.
+    While a kept piece computes, the next one that is not kept is read.
     """
     n_alike: dict[int, int] = {}
     for piece in pieces:

@@ -1,1 +1,1 @@
-"""The only code that touches onnxruntime."""
+"""All code that calls onnxruntime."""

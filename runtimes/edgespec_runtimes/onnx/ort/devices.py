@@ -1,7 +1,7 @@
-"""Finds what onnxruntime can compute on here besides the CPU, and how much memory it has.
+"""Finds devices besides the CPU that onnxruntime can use here, and their memory.
 
-That a build of onnxruntime lists a provider says nothing about the machine: the driver is asked,
-then onnxruntime, to multiply two numbers. Knows no models.
+A provider listed by onnxruntime may not work on this machine, so the driver is queried and then a
+product computed with onnxruntime. Knows no models.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device by the names that onnxruntime has for it."""
+    """A device, by its names in onnxruntime."""
 
     provider: str
     label: str
-    """For people."""
+    """Name for messages."""
     memory: str = "cpu"
-    """Name of the memory that it computes in, for OrtValues and bindings."""
+    """onnxruntime's name of its memory, for OrtValues and bindings."""
     total_bytes: int = 0
-    """Bytes of its own memory; 0 where it computes in the process's."""
+    """Bytes of its own memory; 0 if it uses the process's memory."""
     free_bytes: int = 0
-    """Free bytes when it was found, with the driver's context already made."""
+    """Free bytes when it was found, after the driver's context was created."""
     reserved_bytes: int = 0
-    """Kept for handles and workspaces of its libraries, which no allocation of ours shows."""
+    """Bytes reserved for handles and workspaces of its libraries."""
     slack_bytes: int = 0
-    """Kept in every session besides what its values take: arenas have gaps."""
+    """Bytes reserved per session for fragmentation of its arena."""
 
     @property
     def is_cpu(self) -> bool:
@@ -53,19 +53,18 @@ class Device:
     def has_memory(self) -> bool:
         return self.total_bytes > 0
 
-    def providers(self, most_bytes: int = 0) -> tuple[tuple[str, dict[str, str]], ...]:
-        """Providers for a session, which may allocate `most_bytes` on the device, 0 for no
-        limit."""
+    def providers(self, max_bytes: int = 0) -> tuple[tuple[str, dict[str, str]], ...]:
+        """Providers for a session that may allocate `max_bytes` on the device; 0: no limit."""
         options: dict[str, str] = {}
         if self.provider == CUDA_PROVIDER:
-            # the other strategy doubles what it takes each time, and nobody planned for that
+            # the other strategy doubles its allocation each time, which is not planned
             options = {"device_id": "0", "arena_extend_strategy": "kSameAsRequested"}
-            # what is searched for besides are algorithms of convolutions, with large workspaces
+            # other settings search algorithms of convolutions, which need large workspaces
             options["cudnn_conv_algo_search"] = "HEURISTIC"
-            if most_bytes:
-                options["gpu_mem_limit"] = str(most_bytes)
+            if max_bytes:
+                options["gpu_mem_limit"] = str(max_bytes)
         elif self.provider == COREML_PROVIDER:
-            # the older form computes everything in half precision
+            # the older format computes everything in half precision
             options = {"ModelFormat": "MLProgram"}
         chosen = ((self.provider, options),)
         return chosen if self.provider == CPU_PROVIDER else (*chosen, (CPU_PROVIDER, {}))
@@ -80,10 +79,7 @@ def is_listed(provider: str) -> bool:
 
 
 def find_cuda() -> Device | str:
-    """The first CUDA device that the process may use, or why there is none.
-
-    `CUDA_VISIBLE_DEVICES` says which one is the first.
-    """
+    """The first CUDA device, or why there is none. `CUDA_VISIBLE_DEVICES` is respected."""
     if not is_listed(CUDA_PROVIDER):
         return "this onnxruntime was built without it; pip install onnxruntime-gpu"
     found = _first_cuda_device()
@@ -91,18 +87,18 @@ def find_cuda() -> Device | str:
         return found
     if reason := _why_cuda_is_unusable():
         return reason
-    found = _first_cuda_device()  # now that the libraries have what they keep
+    found = _first_cuda_device()  # again, now that the libraries have allocated their memory
     if isinstance(found, str):
         return found
     name, total_bytes, free_bytes = found
-    # 256 and 32 MiB are guesses: no GPU has confirmed them yet
+    # 256 and 32 MiB are estimates, not confirmed on a GPU
     return Device(
         CUDA_PROVIDER, f"{name} (CUDA)", "cuda", total_bytes, free_bytes, 256 * MIB, 32 * MIB
     )
 
 
 def find_coreml() -> Device | str:
-    """Apple's CoreML, whose devices share the process's memory, or why there is none."""
+    """Apple's CoreML, whose devices share the process's memory, or why it is unavailable."""
     if sys.platform != "darwin":
         return "only macOS has CoreML"
     if not is_listed(COREML_PROVIDER):
@@ -113,8 +109,8 @@ def find_coreml() -> Device | str:
 def _first_cuda_device() -> tuple[str, int, int] | str:
     """Name, memory and free memory of the driver's first device, or why there is none.
 
-    The driver alone is asked: it is there wherever a GPU works, whichever CUDA is installed. Free
-    memory needs a context; the one made here is the process's primary one, which onnxruntime uses.
+    Only the driver is used, which exists wherever a GPU works, with any version of CUDA. Free
+    memory needs a context; this one is the process's primary context, which onnxruntime uses, too.
     """
     try:
         driver = ctypes.CDLL(_DRIVER)
@@ -135,7 +131,7 @@ def _ask(driver: ctypes.CDLL) -> tuple[str, int, int] | str:
         lambda: driver.cuDeviceGetCount(ctypes.byref(n_devices)),
         lambda: driver.cuDeviceGet(ctypes.byref(device), 0),
         lambda: driver.cuDeviceGetName(name, len(name), device),
-        # never released: onnxruntime computes in it until the process ends
+        # never released, because onnxruntime uses it until the process ends
         lambda: driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
         lambda: driver.cuCtxPushCurrent_v2(context),
         lambda: driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)),
@@ -151,8 +147,8 @@ def _ask(driver: ctypes.CDLL) -> tuple[str, int, int] | str:
 def _why_cuda_is_unusable() -> str | None:
     """Why onnxruntime cannot compute with CUDA although there is a device; None if it can.
 
-    It needs CUDA's libraries, which may lie in Python packages, where no loader looks for them.
-    Where they are missing, a session falls back to the CPU and says so in its log only.
+    CUDA's libraries may be in Python packages, where the loader does not look for them. If they are
+    missing, a session falls back to the CPU and only logs it.
     """
     said = io.StringIO()
     with redirect_stdout(said):  # it prints what it does not find
@@ -167,9 +163,9 @@ def _why_cuda_is_unusable() -> str | None:
 
 
 def _computes_with_cuda() -> bool:
-    """True if a session that asks for CUDA gets it, and multiplies with it.
+    """True if a session with the CUDA provider gets it and can multiply.
 
-    The product makes CUDA's libraries load what they keep, before memory is measured.
+    The product also makes CUDA's libraries allocate their memory before it is measured.
     """
     ort.set_default_logger_severity(_FATAL)
     a, b, c = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in "abc")
@@ -190,6 +186,6 @@ def _computes_with_cuda() -> bool:
             enable_fallback=0,
         )
         (product,) = session.run(None, {"a": two, "b": two})
-    except Exception:  # noqa: BLE001 - whatever it is, CUDA cannot be used
+    except Exception:  # noqa: BLE001 - any error means that CUDA cannot be used
         return False
     return CUDA_PROVIDER in session.get_providers() and float(product[0, 0]) == 4

@@ -1,6 +1,6 @@
-"""Estimates the progress of one long call by the memory that it has taken.
+"""Estimates the progress of a long call from the memory that it has allocated.
 
-onnxruntime makes a session in one call that reports none. Knows nothing of what the call does.
+onnxruntime creates a session in one call without progress reports. Knows nothing of what it does.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 POLL_S = 0.1
 MEASURED_SHARE = 0.8
-"""Share of the progress that follows resident memory. The rest is work on the graph that nothing
-measures: it goes by time, and approaches the end."""
+"""Share of the progress that is measured by resident memory. The rest, work on the graph, is
+estimated by time and approaches the end asymptotically."""
 PACE_S = 10.0
-"""Seconds in which the part that goes by time comes to about two thirds of itself."""
+"""Time constant of the part estimated by time, in seconds."""
 
 
 def watched(
@@ -32,10 +32,10 @@ def watched(
     progress: Progress | None,
     resident: Callable[[], int] = process_rss_bytes,
 ) -> T:
-    """The result of `call`, run in a thread that ends with it; progress is reported from this one.
+    """Run `call` in a thread, report its progress from this one, and return its result.
 
-    `expected_bytes` is what the call is expected to make resident. `cancel` makes it end soon, and
-    is used when reporting raises.
+    `expected_bytes` is the expected growth of resident memory. If reporting raises, `cancel` is
+    called, which makes the call end soon.
     """
     if progress is None:
         return call()

@@ -1,7 +1,6 @@
-"""Everything that touches onnxruntime: sessions, runs into given memory, and its errors translated.
+"""Wraps onnxruntime: sessions, runs with bound memory, and translated errors.
 
-Knows names, shapes and addresses; what a graph computes and where weights come from is not its
-business.
+Knows names, shapes and addresses, but not what a graph computes or where weights come from.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _ERRORS: tuple[type[Exception], ...] = (
 )
 _CPU = state.OrtDevice(state.OrtDevice.cpu(), state.OrtDevice.default_memory(), 0)
 _SILENT = 4
-"""onnxruntime's level FATAL: what matters arrives as an exception."""
+"""onnxruntime's log level FATAL; errors arrive as exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A tensor that lies at an address, for as long as whoever made this keeps it there."""
+    """A tensor at an address, whose memory is owned by its creator."""
 
     kind: type[np.generic]
     shape: tuple[int, ...]
@@ -55,12 +54,12 @@ class Bound:
 
 
 class StopFlag:
-    """A flag that ends running and coming runs, and loading; onnxruntime's options carry it."""
+    """A flag in onnxruntime's options that stops runs and loading."""
 
     def __init__(self) -> None:
         self.options: Any = ort.RunOptions()
         self.options.log_severity_level = _SILENT
-        # Every run asks for it, and pays for an exception where it is not set.
+        # every run reads it, which would raise an exception if it were not set
         self.options.add_run_config_entry("gpu_graph_id", "-1")
         self._loading: Any = None
 
@@ -73,7 +72,7 @@ class StopFlag:
         self.options.terminate = False
 
     def while_loading(self, options: Any) -> None:
-        """Let a session that is made with these options be stopped, too."""
+        """Make the creation of a session with these options stoppable, too."""
         self._loading = options
         options.set_load_cancellation_flag(self.is_set())
 
@@ -82,7 +81,7 @@ class StopFlag:
 
 
 class OrtSession(Closeable):
-    """One onnxruntime session and the binding that its runs share; for one thread at a time."""
+    """An onnxruntime session with the binding that its runs share; for one thread at a time."""
 
     def __init__(
         self,
@@ -95,23 +94,23 @@ class OrtSession(Closeable):
         constants: Mapping[str, Any] | None = None,
         keeps_memory: bool = True,
     ) -> None:
-        """`what` names the model in errors, `providers` are names and options, best first; external
-        weights are looked up in `weights_folder` or given as `constants`, OrtValues by name.
-        `keeps_memory`: what runs take stays taken.
+        """`what` names the model in errors; `providers` has names and options, best first.
 
-        Raises ModelError for a graph that onnxruntime cannot run, Cancelled once `stop` is set.
+        External weights are in `weights_folder`, or given as `constants`, OrtValues by name. With
+        `keeps_memory`, memory of runs is kept in an arena. Raises ModelError for a graph that
+        onnxruntime cannot run, Cancelled once `stop` is set.
         """
-        # what concerns providers goes to a logger of the process, and would be printed
+        # messages about providers go to the process's logger, and would be printed
         ort.set_default_logger_severity(_SILENT)
         options = ort.SessionOptions()
         options.log_severity_level = _SILENT
         options.intra_op_num_threads = n_threads
         options.inter_op_num_threads = 1
-        # An arena keeps what the largest run took, so that no run waits for pages; a pattern would
-        # reserve that for every shape that was seen.
+        # an arena keeps the memory of the largest run, so that runs need no new pages; a memory
+        # pattern would reserve memory for every shape seen
         options.enable_cpu_mem_arena = keeps_memory
         options.enable_mem_pattern = False
-        # Threads that spin while they wait take the cores from the other model.
+        # spinning threads would take the cores from the other model
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if weights_folder is not None:
             key = "session.model_external_initializers_file_folder_path"
@@ -119,7 +118,7 @@ class OrtSession(Closeable):
         first_provider = providers[0][0]
         if first_provider != CPU_PROVIDER:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-            # packs MatMulNBits weights in a kernel's own way, which bound weights cannot be
+            # packing is specific to a kernel, and impossible for bound weights
             options.add_session_config_entry("ep.cuda.fpa_intb_gemm", "0")
         if stop is not None:
             stop.while_loading(options)
@@ -137,13 +136,13 @@ class OrtSession(Closeable):
             if stop is not None and stop.is_set():
                 raise Cancelled("loading was cancelled") from error
             raise ModelError(f"onnxruntime cannot run {what}: {_reason(error)}") from error
-        # Their wrappers look options and devices up in every call: a tenth of a small model's step.
+        # not the Python wrappers, which take a tenth of a small model's step
         self._native: Any = self._session._sess
         self._binding: Any = self._session.io_binding()._iobinding
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
         self._is_elsewhere = first_provider != CPU_PROVIDER
         self.operators = _by_provider(self._session) if self._is_elsewhere else {}
-        """Operators of each kind by provider; empty where the CPU alone was asked for."""
+        """Number of operators by kind for each provider; empty if only the CPU was requested."""
         self.inputs = tuple(value.name for value in self._session.get_inputs())
         self.outputs = tuple(value.name for value in self._session.get_outputs())
 
@@ -153,9 +152,10 @@ class OrtSession(Closeable):
         outputs: dict[str, Bound | None],
         stop: StopFlag,
     ) -> dict[str, Any]:
-        """Run on OrtValues, contiguous arrays or Bound tensors; returns what is bound to None.
+        """Run on OrtValues, contiguous arrays or Bound tensors.
 
-        The other outputs are written where they are bound. Raises Cancelled and EdgespecError.
+        Returns the outputs bound to None; others are written to their bound memory. Raises
+        Cancelled and EdgespecError.
         """
         binding = self._binding
         with translated(stop):
@@ -192,7 +192,7 @@ class OrtSession(Closeable):
         weights_folder: Path | None = None,
         constants: Mapping[str, Any] | None = None,
     ) -> OrtSession:
-        """A session of another graph, made like this one, that keeps nothing between runs."""
+        """A session of another graph with the same settings, that keeps no memory between runs."""
         return OrtSession(
             model, *self._made_with, weights_folder, constants=constants, keeps_memory=False
         )
@@ -202,7 +202,7 @@ class OrtSession(Closeable):
 
 
 def value(array: np.ndarray) -> Any:
-    """An OrtValue of an array, which it keeps alive."""
+    """An OrtValue on the memory of an array, which it references."""
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
 
 
@@ -215,23 +215,23 @@ def _by_provider(session: Any) -> dict[str, Counter[str]]:
 
 
 def room_on(device: Device, kind: int, shape: Sequence[int]) -> Any:
-    """An OrtValue in a device's memory; `kind` is of TensorProto. What it holds is undefined."""
+    """An uninitialized OrtValue in a device's memory; `kind` is a value of TensorProto."""
     if set_strategy := getattr(state, "set_arena_extend_strategy", None):
-        # of values made here; a session's own arena has an option for it
+        # for values created here; a session's arena has an option for it
         set_strategy(state.ArenaExtendStrategy.kSameAsRequested)
     return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), int(kind), device.memory, 0)
 
 
 def copy_to(target: Any, weight: Bound) -> None:
-    """Copy a tensor into an OrtValue, wherever that is; complete when this returns."""
+    """Copy a tensor into an OrtValue on any device, synchronously."""
     array = weight.array()
-    # as unsigned numbers: onnxruntime does not know every type that numpy does
+    # as unsigned integers, because onnxruntime does not support all of NumPy's types
     target.update_inplace(array.view(f"u{array.dtype.itemsize}"))
 
 
 @contextmanager
 def translated_memory(device: Device) -> Iterator[None]:
-    """Errors of taking a device's memory, and of copying there, as ours."""
+    """Translate errors of allocating a device's memory and of copying to it."""
     try:
         yield
     except _ERRORS as error:
@@ -243,7 +243,7 @@ def translated_memory(device: Device) -> Iterator[None]:
 
 @contextmanager
 def translated(stop: StopFlag) -> Iterator[None]:
-    """onnxruntime's errors of a run as ours; Cancelled if it was asked to stop."""
+    """Translate onnxruntime's errors of a run; raises Cancelled if `stop` was set."""
     try:
         yield
     except _ERRORS as error:
@@ -255,6 +255,6 @@ def translated(stop: StopFlag) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """onnxruntime's message without its prefix of codes, on one line."""
+    """onnxruntime's message in one line, without its prefix of codes."""
     text = " ".join(str(error).split())
     return text.rpartition("[ONNXRuntimeError] : ")[2][:400]

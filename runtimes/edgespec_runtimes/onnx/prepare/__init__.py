@@ -1,1 +1,1 @@
-"""From an export to a decoder that is ready to load."""
+"""Prepares an exported decoder for loading."""

@@ -1,4 +1,4 @@
-"""A decoder on the device that computes it, or on the CPU where that device has no room or fails.
+"""Deploys a decoder to a device, or to the CPU if the device fails or has no room.
 
 Prepares the decoder for its device and divides the device's memory; loads no weights.
 """
@@ -21,7 +21,7 @@ from edgespec_runtimes.onnx.weights.paged import PieceWeights
 
 
 class Deployment(Closeable):
-    """Device and cut of a decoder; changes until it is loaded."""
+    """Device, cut and placement of a decoder; they may change until it is loaded."""
 
     def __init__(
         self,
@@ -30,10 +30,10 @@ class Deployment(Closeable):
         choice: ChosenDevice,
         fit: Callable[[Device], FittedDecoder],
     ) -> None:
-        """`name` is the model's; `fit` makes it ready for a device."""
+        """`name` is the model's; `fit` prepares it for a device."""
         self.placement = Placement()
-        self.most_bytes = 0
-        """Most bytes that a session may allocate on the device; 0 for no limit."""
+        self.max_bytes = 0
+        """Most bytes that a session may allocate on the device; 0: no limit."""
         self._name = name
         self._n_threads = n_threads
         self._choice = choice
@@ -41,7 +41,7 @@ class Deployment(Closeable):
         self._operators: Sequence[Mapping[str, Mapping[str, int]]] = ()
         self.fitted = fit(choice.device)
         self.sessions: list[OrtSession] = []
-        """One for each graph of the cut, without weights."""
+        """Sessions without weights, one per graph of the cut."""
 
     @property
     def device(self) -> Device:
@@ -49,8 +49,11 @@ class Deployment(Closeable):
 
     @property
     def batches(self) -> list[needs.BatchSizes]:
-        """The sizes to choose from; on a GPU, whose memory was divided for the largest trees, they
-        differ in the nodes alone."""
+        """Possible batch sizes.
+
+        On a GPU, whose memory is divided for the largest trees, they differ only in the number of
+        nodes.
+        """
         if not self.placement.uses_gpu:
             return self.fitted.batches
         chosen = self.fitted.sizes
@@ -62,7 +65,7 @@ class Deployment(Closeable):
 
     @property
     def in_memory(self) -> list[PieceWeights]:
-        """Weights that the process keeps or streams because they do not stay on a GPU."""
+        """Weights pinned in or streamed through the process's memory, not kept on a GPU."""
         return [group for i, group in enumerate(self.fitted.groups) if i not in self.placement.kept]
 
     @property
@@ -70,10 +73,11 @@ class Deployment(Closeable):
         return [group for i, group in enumerate(self.fitted.groups) if i in self.placement.kept]
 
     def make_sessions(self) -> None:
-        """A session for each graph of the cut. Raises ModelError if even the CPU cannot run it."""
+        """Create a session per graph of the cut. Raises ModelError if the CPU cannot run it
+        either."""
         self.close()
         device, where = self.device if self.device.has_memory else CPU, self.fitted.where
-        providers = device.providers(self.most_bytes)
+        providers = device.providers(self.max_bytes)
         try:
             for graph in self.fitted.cut.graphs:
                 self.sessions.append(OrtSession(graph, where, self._n_threads, providers))
@@ -89,9 +93,9 @@ class Deployment(Closeable):
     def gpu_needs(
         self, source: Source, cache_bytes: int, n_layers: int, can_be_cut: bool
     ) -> GpuNeeds:
-        """Needs for the device's memory: whole and, if the decoder can be cut, by pieces.
+        """Needs of the device's memory, as a whole and, if the decoder can be cut, by pieces.
 
-        The cache is in the process's memory: what a session reads of it is copied for each run.
+        The KV cache is in the process's memory; a session's inputs from it are copied in each run.
         """
         fitted, sizes, n = self.fitted, self.fitted.sizes, len(self.fitted.cut.graphs)
         unpacked = needs.unpacked_bytes(fitted.model)
@@ -107,7 +111,7 @@ class Deployment(Closeable):
         return GpuNeeds(weights + whole, fixed_bytes, tuple(pieces), weights, sessions)
 
     def place(self, gpu_bytes: int, gpu_needs: GpuNeeds) -> None:
-        """Take what fits of so many bytes. What sessions allocate is limited to what is planned."""
+        """Place as much as fits into `gpu_bytes`, and limit the allocations of sessions to it."""
         self.placement = place(gpu_bytes, gpu_needs)
         if not self.placement.uses_gpu:
             self.leave_device(
@@ -115,23 +119,23 @@ class Deployment(Closeable):
                 f"{self.device.label}, {gpu_bytes // MIB:,} are left for it"
             )
         elif self.placement.is_whole:
-            self.most_bytes = gpu_needs.whole_bytes
+            self.max_bytes = gpu_needs.whole_bytes
         else:
-            self.most_bytes = gpu_needs.session_bytes
+            self.max_bytes = gpu_needs.session_bytes
             self.make_sessions()
 
     def leave_device(self, why: str) -> None:
-        """The CPU computes this model after all."""
+        """Fall back to the CPU for the reason `why`."""
         self._choice = ChosenDevice(CPU, f"{why}: the CPU computes {self._name}")
-        self.placement, self.most_bytes = Placement(), 0
+        self.placement, self.max_bytes = Placement(), 0
         self.close()
         self.fitted = self._fit(CPU)
         self.make_sessions()
 
     def hear_from(self, whole: OrtSession) -> None:
-        """Note what onnxruntime lets the device compute of a session that has everything.
+        """Record which operators of a whole session run on the device.
 
-        Raises EdgespecError if it is nothing and the weights were planned for a GPU.
+        Raises EdgespecError if there are none and the weights were planned for a GPU.
         """
         self._operators = [whole.operators]
         if self.device.provider in whole.providers:
@@ -146,7 +150,7 @@ class Deployment(Closeable):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about the device that computes it and why; none where there was no choice."""
+        """Notes about the chosen device and the reason; empty if there was no choice."""
         notes = [self._choice.note] if self._choice.note else []
         if self.device.is_cpu:
             return notes

@@ -1,4 +1,4 @@
-"""Details of an ONNX model for people. Reads no weights and knows nothing of onnxruntime."""
+"""Describes an ONNX model. Reads no weights and knows nothing of onnxruntime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES: dict[int, str] = {
 
 
 def details_of(source: Source, roles: Roles) -> ModelDetails:
-    """The details of a model whose graph was validated."""
+    """Details of a model with a valid graph."""
     bits, others = _blocks(source)
     elements = Counter[str]()
     for weight in source.weights.values():
@@ -46,8 +46,8 @@ def details_of(source: Source, roles: Roles) -> ModelDetails:
 
 
 def _blocks(source: Source) -> tuple[dict[str, int], set[str]]:
-    """Bits of the weights that are quantised in blocks, and tensors that are no weights: what
-    scales those, and tables of angles.
+    """Bits per weight of block-quantised tensors, and tensors that are no weights: scales and
+    tables of angles.
     """
     bits: dict[str, int] = {}
     others: set[str] = set()
@@ -62,7 +62,7 @@ def _blocks(source: Source) -> tuple[dict[str, int], set[str]]:
 
 
 def context_length(source: Source) -> int | None:
-    """The tokens that the model was trained on, as its configuration says, and its angles."""
+    """The trained context length by the model's configuration, limited by its angles."""
     configured = (
         _count(source.config, "max_position_embeddings")
         or _count(source.config, "n_positions")

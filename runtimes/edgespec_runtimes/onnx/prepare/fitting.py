@@ -1,6 +1,6 @@
-"""A decoder's graph made ready for what is to compute it: rewritten, cut, its batches sized.
+"""Fits a decoder's graph to a device: rewrites and cuts it, and sizes its batches.
 
-A GPU needs it otherwise than the CPU. Knows no budget; where weights come from is elsewhere.
+GPUs and the CPU need different graphs. Knows no budget and no origin of weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgespec_runtimes.onnx.weights.paged import own_weights, small_weights
 
 
 class FittedDecoder:
-    """One decoder for one device."""
+    """A decoder fitted to one device."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class FittedDecoder:
     ) -> None:
         where = str(source.path)
         self.where = where
-        # CUDA's fused attention refuses a bias, which is how it would be given a mask of ours
+        # CUDA's fused attention does not support a bias, as which masks are given
         self.refuses_masks = device.has_memory and _has(graph, [FUSED_ATTENTION])
         self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
-        most_new = max(needs.CHUNKS[0], request.max_nodes)
-        sizes = sizes_to_compare(roles, self.masks, most_new, capacity)
+        max_new = max(needs.CHUNKS[0], request.max_nodes)
+        sizes = sizes_to_compare(roles, self.masks, max_new, capacity)
         self.model = folded(rewritten(graph, roles, self.masks, where), sizes)
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
         self.cut = cut(self.model, roles, shapes, where, converts_halves=not device.has_memory)

@@ -1,9 +1,8 @@
-"""Puts constants in the place of what a graph computes about shapes, where it comes out the same.
+"""Replaces computations of shapes in a graph by constants where possible.
 
-An export works the shapes of its values out anew in every run and in every layer: of a small
-decoder's nodes that is a third. Computed for several sizes of batches, most of these numbers stay
-the same, and most shapes vary in one dimension, which an operator finds out by itself. Only
-integers are replaced, by what they would have been.
+An export computes the shapes of its values in every run and layer, which are a third of a small
+decoder's nodes. Evaluated for several batch sizes, most of these numbers are constant, and most
+shapes vary in only one dimension, which operators can infer. Only integers are replaced.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from edgespec_runtimes.onnx.memory import needs
 Shape = tuple[int, ...]
 Numbers = np.ndarray[Any, Any]
 
-MOST_NUMBERS = 16
-"""Longer tensors are no shapes."""
+MAX_NUMBERS = 16
+"""Longer integer tensors are not treated as shapes."""
 ROUNDS = 3
-"""Rounds of folding: a shape that one round finds may lead the next to others."""
+"""Rounds of folding: a shape found in one round may make others known."""
 
 
 def sizes_to_compare(
-    roles: Roles, masks: Sequence[MaskForm], most_new: int, most_past: int
+    roles: Roles, masks: Sequence[MaskForm], max_new: int, max_past: int
 ) -> list[dict[str, Shape]]:
-    """Shapes of what a rewritten decoder is fed: the least batch, the largest, and one between."""
+    """Input shapes of a rewritten decoder for the smallest, the largest and a medium batch."""
     several = 1 if masks else 3
-    sizes = ((1, 1, 0, 0), (several, 3, 7, 2), (1, most_new, most_past, most_new))
+    sizes = ((1, 1, 0, 0), (several, 3, 7, 2), (1, max_new, max_past, max_new))
     return [
         needs.feed_shapes(roles, masks, n_rows, n_new, n_past) | {LOGIT_ROWS: (n_chosen,)}
         for n_rows, n_new, n_past, n_chosen in sizes
@@ -43,9 +42,9 @@ def sizes_to_compare(
 
 
 def folded(model: onnx.ModelProto, sizes: Sequence[Mapping[str, Shape]]) -> onnx.ModelProto:
-    """The model with constant shapes, in place; `sizes` are shapes of all its inputs.
+    """Fold shapes of the model in place; each of `sizes` has the shapes of all inputs.
 
-    What is the same for all of `sizes` is taken for constant.
+    Integers that are the same for all of `sizes` are taken as constant.
     """
     for _ in range(ROUNDS):
         folding = _Folding(model, [infer(model, feeds) for feeds in sizes])
@@ -63,18 +62,18 @@ def folded(model: onnx.ModelProto, sizes: Sequence[Mapping[str, Shape]]) -> onnx
 
 
 class _Folding:
-    """Integers of a graph that are known for each of the sizes, and their consequences."""
+    """The known integers of a graph for each of the sizes, and nodes folded with them."""
 
     def __init__(self, model: onnx.ModelProto, known: Sequence[Mapping[str, Described]]) -> None:
         self.constants: dict[str, TensorProto] = {}
-        """Constants for operators, by name."""
+        """Constants to add to the graph, by name."""
         self.has_changed = False
         self._known = known
         self._constants = _small_integers(model.graph)
         self._numbers = [_computed(model.graph, self._constants, shapes) for shapes in known]
 
     def folded(self, node: NodeProto) -> NodeProto:
-        """A copy of the node, or one that makes the same from constants."""
+        """A copy of the node, or an equivalent node with constants."""
         same = self._same(node.output[0]) if len(node.output) == 1 else None
         if same is not None:
             self.has_changed = True
@@ -95,7 +94,7 @@ class _Folding:
         return copy
 
     def _same(self, name: str) -> Numbers | None:
-        """The value of a computed name that is the same for all sizes, else None."""
+        """The value of `name` if it is computed and equal for all sizes, else None."""
         if name in self._constants:
             return None
         found = [numbers[name] for numbers in self._numbers if name in numbers]
@@ -105,7 +104,7 @@ class _Folding:
         return found[0] if same and found[0].dtype == np.int64 else None
 
     def _shapes(self, name: str) -> list[Shape] | None:
-        """The value's shape for each of the sizes, if all are known and of one rank."""
+        """Shapes of a value for all sizes, if they are known and have the same rank."""
         shapes = [shape for known in self._known if (shape := _known_shape(known, name))]
         if len(shapes) < len(self._known) or len({len(shape) for shape in shapes}) > 1:
             return None
@@ -127,13 +126,13 @@ def _known_shape(known: Mapping[str, Described], name: str) -> Shape | None:
 
 
 def _reshape(outputs: Sequence[Shape]) -> list[int] | None:
-    """Argument of Reshape, if at most one dimension varies; else None."""
+    """Shape argument of Reshape if at most one dimension varies, else None."""
     argument = [dims[0] if len(set(dims)) == 1 else -1 for dims in zip(*outputs, strict=True)]
     return argument if argument.count(-1) <= 1 and 0 not in argument else None
 
 
 def _expand(inputs: Sequence[Shape], targets: Sequence[Numbers | None]) -> list[int] | None:
-    """Argument of Expand: 1 for a dimension that it leaves unchanged."""
+    """Shape argument of Expand, with 1 for unchanged dimensions; None if it varies."""
     argument = []
     shapes = [tuple(numbers.tolist()) for numbers in targets if numbers is not None]
     if len(shapes) < len(inputs) or {len(s) for s in shapes} != {len(i) for i in inputs}:
@@ -149,7 +148,7 @@ def _expand(inputs: Sequence[Shape], targets: Sequence[Numbers | None]) -> list[
 
 
 def _small_integers(graph: onnx.GraphProto) -> dict[str, Numbers]:
-    """Constants of the graph that may be indices or shapes."""
+    """Integer constants of the graph that may be indices or shapes."""
     tensors = [(tensor.name, tensor) for tensor in graph.initializer]
     tensors += [
         (node.output[0], node.attribute[0].t)
@@ -159,8 +158,8 @@ def _small_integers(graph: onnx.GraphProto) -> dict[str, Numbers]:
     found = {}
     for name, tensor in tensors:
         is_inside = tensor.data_location != TensorProto.EXTERNAL
-        if tensor.data_type == TensorProto.INT64 and is_inside and sum(tensor.dims) <= MOST_NUMBERS:
-            with suppress(ValueError):  # it is damaged; onnxruntime will say so
+        if tensor.data_type == TensorProto.INT64 and is_inside and sum(tensor.dims) <= MAX_NUMBERS:
+            with suppress(ValueError):  # damaged; onnxruntime will report it
                 found[name] = numpy_helper.to_array(tensor)
     return found
 
@@ -168,7 +167,7 @@ def _small_integers(graph: onnx.GraphProto) -> dict[str, Numbers]:
 def _computed(
     graph: onnx.GraphProto, constants: Mapping[str, Numbers], known: Mapping[str, Described]
 ) -> dict[str, Numbers]:
-    """The integers that follow from shapes and constants, by name."""
+    """Integers that can be computed from shapes and constants, by name."""
     numbers = dict(constants)
     for node in graph.node:
         if node.op_type == "Shape" and not node.attribute:
@@ -176,23 +175,23 @@ def _computed(
             if shape is not None:
                 numbers[node.output[0]] = np.array(shape, np.int64)
         elif (rule := _RULES.get(node.op_type)) and all(name in numbers for name in node.input):
-            with suppress(TypeError, ValueError, IndexError):  # damaged, or not meant for shapes
+            with suppress(TypeError, ValueError, IndexError):  # damaged, or no shapes
                 attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
                 result = rule(*(numbers[name] for name in node.input), **attributes)
-                if result.size <= MOST_NUMBERS:
+                if result.size <= MAX_NUMBERS:
                     numbers[node.output[0]] = result
     return numbers
 
 
 def _filled(shape: Numbers, value: TensorProto | None = None) -> Numbers:
-    if shape.size != 1 or not 0 < shape[0] <= MOST_NUMBERS:
+    if shape.size != 1 or not 0 < shape[0] <= MAX_NUMBERS:
         raise ValueError("this is no shape")
     filling = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
     return np.full(shape, filling[0])
 
 
 def _divided(numbers: Numbers, by: Numbers) -> Numbers:
-    """A quotient that does not depend on the direction of rounding."""
+    """The quotient of non-negative sizes, which does not depend on the rounding direction."""
     if (numbers < 0).any() or (by <= 0).any():
         raise ValueError("these are no sizes")
     return np.floor_divide(numbers, by)
@@ -227,4 +226,4 @@ _RULES: dict[str, Callable[..., Numbers]] = {
     "Unsqueeze": _unsqueezed,
     "Where": np.where,
 }
-"""On integers as numpy computes them; an operator that is missing here is left as it is."""
+"""Functions of operators on integers; nodes of other operators are not folded."""

@@ -1,7 +1,8 @@
-"""Finds the attention masks that a graph can be fed, by running the part that computes its own.
+"""Finds the attention masks of a graph that can be replaced by inputs.
 
-What leads from `attention_mask` into the layers is computed on examples, without any weight. If it
-is a causal mask of two values over the whole context, it can be replaced by a tree's mask.
+The values computed from `attention_mask` and read by the layers are evaluated on examples, without
+weights. If they are a causal mask of two values over the whole context, a tree's mask can replace
+them.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from edgespec_runtimes.onnx.ort.devices import CPU
 from edgespec_runtimes.onnx.ort.sessions import OrtSession, StopFlag, value
 
 HIDDEN_SCORE: dict[int, float] = {TensorProto.FLOAT: -3.4e38, TensorProto.FLOAT16: -65504.0}
-"""Added to a score, it leaves nothing of it after the softmax."""
+"""Bias of a score, by type, that makes it zero after the softmax."""
 
 
 def find_masks(
     model: onnx.ModelProto, roles: Roles, n_ctx: int, where: str
 ) -> tuple[MaskForm, ...]:
-    """The masks that can be fed; none where a tree needs a row per branch.
+    """The masks that can be inputs; empty if a tree needs a row per branch.
 
-    `n_ctx`: the longest context in use; a sliding window that is shorter hides old tokens.
+    `n_ctx` is the longest context in use; a shorter sliding window would hide old tokens.
     """
     flow = Flow(model)
     fused = [node for node in flow.nodes if node.op_type == FUSED_ATTENTION]
@@ -46,11 +47,11 @@ def find_masks(
     ]
     if not names or not (roles.has_mask and roles.has_positions):
         return ()
-    # some exports make masks for several tokens only where there is no past
+    # some exports create masks for several tokens only without a past
     for examples in (((3, 4), (n_ctx - 2, 2)), ((0, 4), (n_ctx - 1, 1))):
         try:
             computed = zip(*_computed(flow, roles, names, examples, where), strict=True)
-        except EdgespecError:  # it needs weights, or more than we feed
+        except EdgespecError:  # it needs weights, or other inputs
             continue
         forms = [_form(*masks, examples) for masks in zip(names, computed, strict=True)]
         return tuple(form for form in forms if form) if all(forms) else ()
@@ -58,21 +59,21 @@ def find_masks(
 
 
 def causal(n_past: int, n_new: int) -> np.ndarray:
-    """The mask of tokens that each new one sees, bool [new, past + new]."""
+    """A causal attention mask, bool [new, past + new]."""
     return np.tri(n_new, n_past + n_new, n_past, dtype=np.bool_)
 
 
 def _form(
     name: str, masks: Sequence[np.ndarray], examples: Sequence[tuple[int, int]]
 ) -> MaskForm | None:
-    """The mask's two values, if it is causal with them in all examples, (past, new) tokens."""
+    """The form of a mask that is causal with two values in all examples of (past, new) tokens."""
     first = masks[0]
     if any(mask.ndim != 4 for mask in masks):
         return None
     seen, unseen = first[0, 0, 0, 0], first[0, 0, 0, -1]
     for mask, (n_past, n_new) in zip(masks, examples, strict=True):
         expected = np.where(causal(n_past, n_new), seen, unseen)
-        # one for all heads, or the same for each
+        # one mask for all heads, or equal masks
         if mask.shape != (1, mask.shape[1], *expected.shape) or not (mask == expected).all():
             return None
     if seen == unseen:
@@ -83,7 +84,7 @@ def _form(
 def _bias(
     flow: Flow, fused: Sequence[onnx.NodeProto], roles: Roles, n_ctx: int
 ) -> tuple[MaskForm, ...]:
-    """The bias that fused attention adds to its scores, as a mask; none where it cannot be fed."""
+    """The bias of fused attention as a mask input; empty if it is not possible."""
     for node in fused:
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
         has_bias = len(node.input) > 10 and node.input[10]
@@ -101,13 +102,13 @@ def _computed(
     examples: Sequence[tuple[int, int]],
     where: str,
 ) -> list[list[np.ndarray]]:
-    """The values `names` for each example of (past tokens, new tokens)."""
+    """Compute the values `names` for each example of (past, new) tokens."""
     tables = {flow.nodes[i].output[0]: flow.nodes[i].input[0] for i in flow.lookups()}
     nodes = [flow.nodes[i] for i in flow.ancestors(names, stop=tables)]
     read = {name for node in nodes for name in node.input}
     tensors = [tensor for tensor in flow.graph.initializer if tensor.name in read]
     inputs = [value for value in flow.graph.input if value.name in read]
-    embeddings = sorted(tables.keys() & read)  # their shape: [batch, tokens, anything]
+    embeddings = sorted(tables.keys() & read)  # [batch, tokens, any size]
     inputs += [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None, None])
         for name in embeddings

@@ -1,7 +1,4 @@
-"""The onnxruntime execution provider that computes a model, and what to say about it.
-
-`auto` is what is really there. Finding devices and dividing their memory is elsewhere.
-"""
+"""Chooses the onnxruntime execution provider for a model, and writes notes about it."""
 
 from __future__ import annotations
 
@@ -20,23 +17,23 @@ from edgespec_runtimes.onnx.ort.devices import (
     is_listed,
 )
 
-_MOST_KINDS = 4
+_MAX_KINDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenDevice:
-    """The device chosen for a model, with the reason."""
+    """The device chosen for a model."""
 
     device: Device
     note: str | None = None
-    """Why it is not what this onnxruntime could have, for people."""
+    """Note for the user why a better device of this onnxruntime build is not used."""
 
 
 def choose(provider: str) -> ChosenDevice:
-    """The device for `--provider`; `auto` is CUDA where it can be used, else the CPU.
+    """The device for `--provider`; `auto` is CUDA if it can be used, otherwise the CPU.
 
-    CoreML has to be named: where it pays was never measured, and the weights are planned twice for
-    it. Raises UsageError for a provider that was named and cannot be used.
+    CoreML must be requested: its benefit was never measured, and its plan counts the weights twice.
+    Raises UsageError for a requested provider that cannot be used.
     """
     if provider == "cpu" or (provider == "auto" and not is_listed(CUDA_PROVIDER)):
         return ChosenDevice(CPU)
@@ -55,8 +52,7 @@ def device_notes(
     n_parts: int,
     operators: Sequence[Mapping[str, Mapping[str, int]]],
 ) -> list[str]:
-    """Sentences about a device's share of a model, and the operators that onnxruntime did not let
-    it compute."""
+    """Notes about a device's share of a model, and about operators that run on the CPU."""
     if not device.has_memory:
         what = f"{device.label} computes {model} if its weights stay in memory, else the CPU does"
     elif placement.is_whole:
@@ -73,9 +69,9 @@ def device_notes(
 def _left_to_cpu(
     model: str, device: Device, operators: Sequence[Mapping[str, Mapping[str, int]]]
 ) -> str | None:
-    """A sentence about operators that onnxruntime did not let the device compute, if there are any.
+    """A note about operators that onnxruntime left to the CPU, if there are any.
 
-    `operators`: for each session how many of each kind a provider computes.
+    `operators` has the number of operators by kind and provider for each session.
     """
     elsewhere: Counter[str] = Counter()
     n = 0
@@ -86,8 +82,8 @@ def _left_to_cpu(
                 elsewhere.update(kinds)
     if not elsewhere:
         return None
-    shown = ", ".join(f"{count} {kind}" for kind, count in elsewhere.most_common(_MOST_KINDS))
-    ellipsis = ", ..." if len(elsewhere) > _MOST_KINDS else ""
+    shown = ", ".join(f"{count} {kind}" for kind, count in elsewhere.most_common(_MAX_KINDS))
+    ellipsis = ", ..." if len(elsewhere) > _MAX_KINDS else ""
     return (
         f"{model}: onnxruntime leaves {elsewhere.total()} of {n} operators to the CPU instead of "
         f"{device.label}: {shown}{ellipsis}"

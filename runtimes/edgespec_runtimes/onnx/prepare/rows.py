@@ -1,6 +1,6 @@
-"""Rows of a decoder in the plan: of the process's memory and of a GPU's.
+"""Plan rows of a decoder, for the process's memory and a GPU's.
 
-Arithmetic on what is known of the decoder and on where its weights will be; measures nothing.
+Arithmetic on the sizes of the decoder and its placement; measures nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgespec_runtimes.onnx.weights.packing import is_packed
 
 
 def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow, ...]:
-    """Rows that are needed wherever the weights are."""
+    """Rows that do not depend on the placement of the weights."""
     tokens = f"{info.n_ctx} tokens"
     if info.n_texts > 1:
         tokens = f"{info.n_texts} texts of {tokens}"
@@ -29,17 +29,18 @@ def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow
 def batch_needs(
     owner: str, info: ModelInfo, sizes: needs.BatchSizes, n_layers: int = 0, n_values: int = 0
 ) -> BatchNeeds:
-    """Needs of a batch on the CPU; operators that a GPU leaves to the CPU use the same buffers.
-    A head reads the inputs of `n_layers`, each of `n_values`.
+    """Needs of a batch size on the CPU, also for operators that a GPU leaves to the CPU.
+
+    A head reads the inputs of `n_layers` layers, each of `n_values`.
     """
     others = MemoryRow(owner, "compute buffers of further sessions", sizes.other_sessions_bytes)
     buffers = MemoryRow(owner, "compute buffers", sizes.compute_bytes)
-    # onnxruntime's output, and the copy that the engine works on
+    # onnxruntime's output, and the engine's copy
     logits_bytes = 2 * 4 * sizes.max_nodes * info.n_vocab
     logits = MemoryRow(owner, f"logits ({sizes.max_nodes} nodes)", logits_bytes)
     buffers_and_results = [buffers, logits]
     if n_layers:
-        # onnxruntime's outputs of a batch, and the copy that they are taken from
+        # onnxruntime's outputs of a batch, and their copy
         n_rows = sizes.tokens_per_pass + 2 * max(sizes.chunk, sizes.tree_tokens)
         nbytes = feature_bytes(n_layers, n_values, n_rows, 2 * sizes.max_nodes)
         buffers_and_results.append(MemoryRow(owner, f"features ({n_layers} layers)", nbytes))
@@ -49,10 +50,10 @@ def batch_needs(
 def resident_rows(
     owner: str, deployment: Deployment, source: Source
 ) -> tuple[MemoryRow, ...] | None:
-    """Rows of one session that has all weights; None where a GPU has room for some of them only."""
+    """Rows of a session with all weights; None if a GPU has room for only some of them."""
     weights = source.weights.values()
     if deployment.placement.is_whole:
-        # mapped one after another, and what the driver copies them through
+        # weights are mapped one after another, and copied through a buffer of the driver
         largest = max((weight.nbytes for weight in weights), default=0)
         return (MemoryRow(owner, LOADING, 2 * largest),)
     if deployment.placement.uses_gpu:
@@ -84,7 +85,7 @@ def paged_rows(deployment: Deployment, source: Source) -> tuple[MemoryRow, ...]:
     )
     converted = needs.converted_bytes(cut, source)
     return (
-        # one piece computes while the next is packed; the rest is what the allocator leaves
+        # one piece computes while the next one is packed; the rest is the allocator's overhead
         MemoryRow("target", "packed weights of streamed layers", 4 * packed),
         *rows,
         MemoryRow("target", "weights in single precision", converted),
@@ -92,7 +93,7 @@ def paged_rows(deployment: Deployment, source: Source) -> tuple[MemoryRow, ...]:
 
 
 def cuts(deployment: Deployment, source: Source) -> tuple[tuple[SegmentSize, ...], ...]:
-    """The one division of the weights into segments, one a piece; empty if nothing can be paged."""
+    """The only segmentation of the weights, one segment per piece; empty if it cannot be paged."""
     if deployment.placement.is_whole or source.unbound:
         return ()
     segments = [group.segment for group in deployment.in_memory]
@@ -100,7 +101,7 @@ def cuts(deployment: Deployment, source: Source) -> tuple[tuple[SegmentSize, ...
 
 
 def gpu_rows(owner: str, deployment: Deployment, gpu_needs: GpuNeeds) -> Sequence[MemoryRow]:
-    """Rows of the GPU's memory; none where the CPU computes."""
+    """Rows of the GPU's memory; empty if the CPU computes."""
     buffers = "compute buffers and cache in use"
     if deployment.placement.is_whole:
         buffer_bytes = gpu_needs.whole_bytes - gpu_needs.weight_bytes

@@ -1,1 +1,1 @@
-"""Weights of a decoder while it runs: pinned, streamed, looked up or on a device."""
+"""Weights of a running decoder: pinned, streamed, looked up or on a device."""

@@ -1,7 +1,7 @@
-"""Copies weights that cannot be used where they lie to files in the cache folder.
+"""Copies weights that cannot be used in place to files in the cache folder.
 
-A copy is kept under the path and the state of the model's files. It is written beside its place and
-moved there whole, so that several processes may write the same one.
+The key of a copy is the path, sizes and times of the model's files. Copies are written atomically,
+so several processes may write the same one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgespec.ports import Progress
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 
 SMALL_BYTES = 1 << 16
-"""Weights up to this size can be kept in memory wherever they lie in their file."""
+"""Weights up to this size are kept in memory and need no alignment."""
 _COPY_BYTES = 4 << 20
 
 
@@ -31,10 +31,10 @@ def folder() -> Path:
 
 
 def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
-    """A model's source with every larger weight at an address that the processor can read from.
+    """A source whose larger weights are all aligned.
 
-    What lies in a protobuf begins at any byte. Such a model's weights are copied once, to a file
-    in the cache folder. Raises ModelError, and Cancelled.
+    Tensors in a protobuf may begin at any byte; such a model's weights are copied once to a file in
+    the cache folder. Raises ModelError and Cancelled.
     """
     weights = source.weights.values()
     if all(weight.is_aligned or weight.nbytes <= SMALL_BYTES for weight in weights):
@@ -53,10 +53,10 @@ def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
 def by_row(
     source: Source, table: str, is_stopped: Callable[[], bool], progress: Progress | None = None
 ) -> Source:
-    """A table that lies by column, [hidden, tokens], as [tokens, hidden] in a file of its own.
+    """A transposed table [hidden, tokens] as [tokens, hidden] in a file of its own.
 
-    The columns of a few tokens are spread over all of a file, their rows are not. The table is
-    copied once, to a file in the cache folder. Raises ModelError, and Cancelled.
+    A column is spread over the whole table, a row is contiguous. The table is copied once to a file
+    in the cache folder. Raises ModelError and Cancelled.
     """
     weight = source.weights[table]
     path = _copied(
@@ -73,9 +73,9 @@ def by_row(
 def _copied(
     source: Source, kind: str, nbytes: int, write: Callable[[BinaryIO], None], why: str
 ) -> Path:
-    """A file that `write` makes of a model's weights, once for as long as the model stays the same.
+    """A file written by `write` from a model's weights, once until the model changes.
 
-    It takes the place of the one that was made of the model as it was before.
+    It replaces the file made from an earlier version of the model.
     """
     place, state = _identity(source)
     path = folder() / f"{place}-{state}.{kind}"
@@ -96,7 +96,7 @@ def _copied(
 
 
 def _identity(source: Source) -> tuple[str, str]:
-    """Identity of the model without reading it: its path, and the sizes and ages of its files."""
+    """Digests of the model's path, and of its files' sizes and times."""
     states = [file.stat() for file in source.files]
     known = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]
     return _short_hash(str(source.path.resolve())), _short_hash(repr(known))
@@ -107,7 +107,7 @@ def _short_hash(text: str) -> str:
 
 
 def _laid_out(source: Source) -> tuple[dict[str, StoredWeight], int]:
-    """The weights in a file of their own, in their order, and its size."""
+    """The weights with positions in a new file, in order, and its size."""
     places: dict[str, StoredWeight] = {}
     end = 0
     for weight in source.weights.values():
@@ -151,7 +151,7 @@ def _copy_by_row(
     is_stopped: Callable[[], bool],
     progress: Progress | None,
 ) -> None:
-    """Some columns at a time: the table may be larger than the memory that there is."""
+    """Transpose a few columns at a time, because the table may be larger than memory."""
     n_rows, n_columns = weight.shape
     item = np.dtype(f"u{weight.nbytes // (n_rows * n_columns)}")
     step = max(1, _COPY_BYTES // (n_rows * item.itemsize))

@@ -1,7 +1,7 @@
-"""Weights of a cut decoder while a device with memory of its own computes it: some stay there, the
-others are copied there when their turn comes.
+"""Weights of a cut decoder on a device with own memory: some stay there, others are copied to it.
 
-What is copied comes from the process's memory: pinned there, or streamed through the pager's ring.
+Copies come from the process's memory, where weights are pinned or streamed through the pager's
+ring.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgespec_runtimes.onnx.weights.paged import OnnxWeights, PieceWeights, loca
 
 
 class OffloadedWeights(OnnxWeights):
-    """OnnxWeights for pieces that a device computes; `groups` do not stay there."""
+    """Weights for pieces that a device computes; `groups` are those that do not stay there."""
 
     def __init__(
         self, *arguments: Any, device: Device, kept: Sequence[PieceWeights], **options: Any
@@ -37,9 +37,9 @@ class OffloadedWeights(OnnxWeights):
         self._device = device
         self._kept = tuple(kept)
         self._on_device: dict[str, Any] = {}
-        """OrtValues of the weights that stay there, by name."""
+        """OrtValues of the weights on the device, by name."""
         self._room: dict[int, dict[str, Any]] = {}
-        """For each graph whose weights come piece by piece: OrtValues, by their names there."""
+        """OrtValues into which weights are copied, by graph and by name in the graph."""
 
     def fill(self, progress: Progress | None) -> None:
         with translated_memory(self._device):
@@ -63,9 +63,9 @@ class OffloadedWeights(OnnxWeights):
         if missing := {short for short, value in values.items() if value is None}:
             room = self._room[piece.graph]
             with self._in_memory(index) as weights, self._trace.span(Track.TARGET, "copy"):
-                # A copy is complete when it returns: the slot is free for the next read while this
-                # piece computes. So is a run: its room is free then. onnxruntime would not wait for
-                # a run with `disable_synchronize_execution_providers`, which is never set.
+                # copies are synchronous, so the slot is free for the next read while this piece
+                # computes; runs are synchronous, too, so the room can be overwritten afterwards
+                # (onnxruntime's `disable_synchronize_execution_providers` is never set)
                 for short, name in piece.weights:
                     if short in missing:
                         copy_to(room[short], weights[name])
@@ -79,7 +79,7 @@ class OffloadedWeights(OnnxWeights):
         super().close()
 
     def _keep(self, progress: Progress | None) -> None:
-        """Read what stays on the device, one piece at a time, and copy it there."""
+        """Read the weights that stay on the device, one piece at a time, and copy them there."""
         total, done = sum(group.segment.nbytes for group in self._kept), 0
         for group in self._kept:
             if self._is_stopped():

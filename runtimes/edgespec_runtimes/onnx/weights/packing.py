@@ -1,7 +1,8 @@
-"""Pages weights that onnxruntime computes fast only after packing them into memory of its own.
+"""Pages weights of operators that are fast only with weights packed by onnxruntime.
 
-A session is made of each piece, from constants: of pinned pieces once, of streamed ones in every
-pass, from the bytes in their slot. While one piece computes, a thread packs the next.
+onnxruntime packs constants when it creates a session, so each piece has its own session: for pinned
+pieces it is created once, for streamed ones in every pass from the bytes in their slot. While one
+piece computes, a thread packs the next one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def is_packed(graph: bytes) -> bool:
 
 
 def with_constants(graph: bytes, places: Mapping[str, Mapping[str, str]]) -> bytes:
-    """The graph with some of its inputs as tensors that lie elsewhere, in these places."""
+    """The graph with some inputs replaced by constants with external data at `places`."""
     model = onnx.load_from_string(graph)
     for graph_input in [one for one in model.graph.input if one.name in places]:
         kind = graph_input.type.tensor_type.elem_type
@@ -44,16 +45,16 @@ def with_constants(graph: bytes, places: Mapping[str, Mapping[str, str]]) -> byt
 
 @dataclass(frozen=True)
 class _Ready:
-    """The session of a streamed segment, whose slot is held as long as it lives."""
+    """The session of a streamed segment, whose slot is held until the session is closed."""
 
     segment: int
     session: OrtSession
     constants: Mapping[str, Any]
-    """OrtValues of the slot's memory: what was not packed is read from there."""
+    """OrtValues on the slot's memory, from which unpacked weights are read."""
 
 
 class PackedWeights(OnnxWeights):
-    """OnnxWeights with constants instead of bound weights where the operators want them."""
+    """Weights that are constants instead of inputs for operators that pack them."""
 
     _worker: ThreadPoolExecutor | None = None
     _next: Future[_Ready] | None = None
@@ -77,7 +78,7 @@ class PackedWeights(OnnxWeights):
         piece = self._cut.pieces[index]
         if piece.graph not in self._constant:
             if index in self._segment_of:
-                self._forget_next()  # of a pass that was given up: its slot would stay held
+                self._forget_next()  # left by an aborted pass; its slot would stay held
             with super().held(index) as usual:
                 yield usual
             return
@@ -100,7 +101,7 @@ class PackedWeights(OnnxWeights):
         close_all(*worker, *sessions, super().close)
 
     def _pin(self, index: int) -> None:
-        """Let onnxruntime map a pinned segment and pack it; what it packs it unmaps."""
+        """Let onnxruntime map and pack a pinned segment; it unmaps what it has packed."""
         group = self.groups[index]
         piece = self._cut.pieces[group.piece]
         if piece.graph not in self._constant:
@@ -117,10 +118,10 @@ class PackedWeights(OnnxWeights):
         if self._next is not None and self._next_segment == segment:
             future, self._next = self._next, None
             begin = self.pager.now()
-            # two slots of different sizes may not fit beside each other; alone this one does
+            # two slots of different sizes may not fit at once, but this one alone does
             with suppress(EdgespecError):
                 ready = future.result()
-                self.pager.waited(segment, begin)
+                self.pager.count_wait(segment, begin)
                 return ready
         self._forget_next()
         return self._prepare(segment)
@@ -154,9 +155,9 @@ class PackedWeights(OnnxWeights):
         self.pager.release(ready.segment)
 
     def _forget_next(self) -> None:
-        """Give back what was prepared for a piece that did not come next."""
+        """Drop the session that was prepared for a piece that was not used."""
         if self._next is None:
             return
         future, self._next = self._next, None
-        with suppress(EdgespecError):  # whoever needs the segment again hears of it
+        with suppress(EdgespecError):  # raised again when the segment is needed
             self._drop(future.result())

@@ -1,8 +1,6 @@
-"""Weights of a cut decoder while it runs: small ones resident, layers pinned or streamed,
-embeddings looked up row by row.
+"""Provides the weights of a cut decoder: small ones resident, layers paged, embeddings by row.
 
-Gives each piece of the graph the addresses of its weights. Knows pieces and segments; running them
-is `decoder.py`'s business.
+Gives each piece the addresses of its weights. Knows pieces and segments; `decoder.py` runs them.
 """
 
 from __future__ import annotations
@@ -28,12 +26,13 @@ from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession
 from edgespec_runtimes.onnx.weights.artifacts import SMALL_BYTES, by_row
 
 SHARED_BYTES = 4 << 20
-"""Weights up to this size that several pieces read stay in memory; each would stream them again."""
+"""Weights up to this size that several pieces read stay in memory, instead of being streamed for
+each of them."""
 
 
 @dataclass(frozen=True)
 class PieceWeights:
-    """The weights that one piece has for itself, read together."""
+    """The weights that only one piece uses, which form a segment."""
 
     piece: int
     segment: Segment
@@ -41,7 +40,7 @@ class PieceWeights:
 
 
 def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
-    """Segments in the order of their use: one for each piece that has weights of its own."""
+    """The segments in order of use, one for each piece with weights of its own."""
     small = {weight.name for weight in small_weights(cut, source)}
     groups = []
     for i, piece in enumerate(cut.pieces):
@@ -54,8 +53,7 @@ def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
 
 
 def small_weights(cut: Cut, source: Source) -> list[StoredWeight]:
-    """Weights that stay in memory: several pieces read them, or they are too small to be
-    aligned."""
+    """Weights that stay in memory, because several pieces read them or they are small."""
     users: dict[str, int] = {}
     for piece in cut.pieces:
         for name in {name for _, name in piece.weights}:
@@ -70,7 +68,7 @@ def small_weights(cut: Cut, source: Source) -> list[StoredWeight]:
 
 
 class EmbeddingTable(Closeable):
-    """Rows of an embedding table, read when their token comes up."""
+    """An embedding table whose rows are read on demand."""
 
     def __init__(self, source: Source, weight: StoredWeight) -> None:
         self._path = source.files[weight.extent.file_index]
@@ -83,7 +81,7 @@ class EmbeddingTable(Closeable):
             os.posix_fadvise(self._file, extent.offset, extent.nbytes, os.POSIX_FADV_RANDOM)
 
     def rows(self, tokens: np.ndarray) -> np.ndarray:
-        """Embeddings of ids [rows, tokens]: [rows, tokens, hidden]. Raises WeightReadError."""
+        """Embeddings [rows, tokens, hidden] of ids [rows, tokens]. Raises WeightReadError."""
         distinct, places = np.unique(tokens, return_inverse=True)
         table = np.empty((len(distinct), *self._weight.shape[1:]), self._kind)
         for i, token in enumerate(distinct.tolist()):
@@ -108,8 +106,7 @@ class EmbeddingTable(Closeable):
 def open_tables(
     cut: Cut, source: Source, is_stopped: Callable[[], bool], progress: Progress | None
 ) -> Iterator[tuple[str, EmbeddingTable]]:
-    """Weights that are looked up by token, each with its table; one that lies by column is copied
-    by row first.
+    """Tables of the embeddings that are looked up by token; transposed ones are copied first.
 
     Raises ModelError and Cancelled.
     """
@@ -121,7 +118,7 @@ def open_tables(
 
 
 class OnnxWeights(Closeable):
-    """All weights of a cut decoder. `fill` reads what stays in memory and starts streaming."""
+    """All weights of a cut decoder; `fill` reads the resident ones and starts streaming."""
 
     def __init__(
         self,
@@ -148,7 +145,7 @@ class OnnxWeights(Closeable):
         self._trace = trace
         self._small: list[np.ndarray] = []
         self._resident: dict[str, Bound] = {}
-        """Weights at addresses that last, by name."""
+        """Weights at permanent addresses, by name."""
         self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
         self._segment_of = {group.piece: i for i, group in enumerate(self._streamed)}
 
@@ -162,7 +159,7 @@ class OnnxWeights(Closeable):
         return (self.pager,) if self.pager else ()
 
     def fill(self, progress: Progress | None) -> None:
-        """Read what stays in memory, start streaming. Raises WeightReadError and Cancelled."""
+        """Read the resident weights and start streaming. Raises WeightReadError and Cancelled."""
         for weight in small_weights(self._cut, self._source):
             array = _read(self._source, weight)
             self._small.append(array)
@@ -186,9 +183,9 @@ class OnnxWeights(Closeable):
 
     @contextmanager
     def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Bound]]]:
-        """The session of a piece, and its weights by their names there, while the block lasts.
+        """Yield the session of a piece, and its weights by their names in its graph.
 
-        Raises WeightReadError, and Cancelled when waiting for storage was ended.
+        Raises WeightReadError, and Cancelled if it was cancelled while waiting for storage.
         """
         piece = self._cut.pieces[index]
         segment = self._segment_of.get(index)
@@ -208,7 +205,7 @@ class OnnxWeights(Closeable):
 
     @contextmanager
     def _in_memory(self, index: int) -> Iterator[Mapping[str, Bound]]:
-        """Memory of a piece's weights by name, valid while the block lasts."""
+        """Yield a piece's weights in memory by name, valid in the block."""
         segment = self._segment_of.get(index)
         if segment is None:
             yield self._resident
@@ -236,7 +233,7 @@ class OnnxWeights(Closeable):
 
 
 def _read(source: Source, weight: StoredWeight) -> np.ndarray:
-    """A weight's bytes in memory of their own. Raises WeightReadError."""
+    """Read a weight into memory of its own. Raises WeightReadError."""
     path = source.files[weight.extent.file_index]
     try:
         array = np.fromfile(path, np.uint8, weight.nbytes, offset=weight.extent.offset)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.session.kept_experts import begin_warm
+from edgespec.session.warm_start import warm_start
 from fake_model import FakeModel, random_language
 
 SHARES = [b"\x00\xff", b"\x01\x02"]
@@ -30,8 +30,8 @@ def mixture() -> RememberedMixture:
 
 
 def test_shares_come_back(mixture: RememberedMixture, own_cache_folder: Path) -> None:
-    begin_warm(mixture, lambda: None)()
-    begin_warm(mixture, lambda: None)
+    warm_start(mixture, lambda: None)()
+    warm_start(mixture, lambda: None)
     assert mixture.expected == SHARES
 
 
@@ -39,14 +39,14 @@ def test_shares_come_back(mixture: RememberedMixture, own_cache_folder: Path) ->
 def test_a_file_that_holds_something_else_is_as_good_as_none(
     mixture: RememberedMixture, own_cache_folder: Path, content: object
 ) -> None:
-    begin_warm(mixture, lambda: None)()
+    warm_start(mixture, lambda: None)()
     (path,) = (own_cache_folder / "experts").iterdir()
     path.write_text(json.dumps(content))
-    begin_warm(mixture, lambda: None)
+    warm_start(mixture, lambda: None)
     assert mixture.expected == []
 
 
 def test_a_model_without_experts_is_closed_and_no_more(own_cache_folder: Path) -> None:
     closed: list[bool] = []
-    begin_warm(FakeModel(random_language(5, 16), 16), lambda: closed.append(True))()
+    warm_start(FakeModel(random_language(5, 16), 16), lambda: closed.append(True))()
     assert closed and not (own_cache_folder / "experts").exists()

@@ -1,4 +1,4 @@
-"""Lets a mixture begin with what earlier runs knew of its experts, and keeps what it learns."""
+"""Loads a mixture's expert usage statistics of earlier runs, and saves them at the end."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.ports import LanguageModel
 from edgespec.ports.experts import KnowsExperts
 
-MOST_FILES = 32
+MAX_FILES = 32
 SHARES = "shares"
-"""Key of the shares of tokens that chose each expert: a hexadecimal byte for each, by layer."""
+"""Key of the share of tokens that chose each expert: one hexadecimal byte per expert, by layer."""
 
 
-def begin_warm(target: LanguageModel, close: Callable[[], None]) -> Callable[[], None]:
-    """Give a mixture what is kept of it. The result keeps what was learnt, then calls `close`."""
+def warm_start(target: LanguageModel, close: Callable[[], None]) -> Callable[[], None]:
+    """Give a mixture its saved statistics; returns a function that saves them and calls `close`."""
     if not isinstance(target, KnowsExperts):
         return close
-    file = JsonFile(cache_folder.experts(), pair_digest(target.info), MOST_FILES)
+    file = JsonFile(cache_folder.experts(), pair_digest(target.info), MAX_FILES)
     target.expect_experts(_shares(file.read()))
 
     def keep_and_close() -> None:
@@ -33,7 +33,7 @@ def begin_warm(target: LanguageModel, close: Callable[[], None]) -> Callable[[],
 
 
 def _shares(content: Any) -> list[bytes]:
-    """The shares in a file's content; none if it holds something else."""
+    """The shares in a file's content; empty if it is missing or of another form."""
     try:
         return [bytes.fromhex(layer) for layer in content[SHARES]]
     except (ValueError, TypeError, KeyError):

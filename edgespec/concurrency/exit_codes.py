@@ -1,6 +1,6 @@
-"""Words for the end of a process, from its exit code.
+"""Explains the exit code of a process that ended early.
 
-Knows signals and shells' ways to pass them on; not which process it was.
+Knows signals and how shells report them; not which process it was.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import signal
 
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 _SHELL = 128
-"""A shell, sudo or systemd-run exits with this plus the signal that ended its command."""
+"""A shell, sudo or systemd-run exits with this plus the signal number that ended its command."""
 _WINDOWS = {
     0xC0000005: "SIGSEGV",  # access violation
     0xC000001D: "SIGILL",
@@ -19,15 +19,16 @@ _WINDOWS = {
 
 
 def crash_name(exit_code: int) -> str | None:
-    """Name of the signal by which native code ended the process, such as `SIGSEGV`; None for any
-    other end."""
+    """Name of the signal if native code crashed the process, such as `SIGSEGV`; otherwise None."""
     name = signal_name(exit_code)
     return name if name in _CRASHES else None
 
 
 def signal_name(exit_code: int) -> str | None:
-    """Name of the signal that ended a process with this exit code, which comes from `subprocess`
-    or a shell; None if no signal did."""
+    """Name of the signal that ended a process, or None.
+
+    `exit_code` is the one reported by `subprocess` or by a shell.
+    """
     if exit_code & 0xFFFFFFFF in _WINDOWS:
         return _WINDOWS[exit_code & 0xFFFFFFFF]
     number = -exit_code if exit_code < 0 else exit_code - _SHELL
@@ -37,8 +38,8 @@ def signal_name(exit_code: int) -> str | None:
         return None
 
 
-def why(exit_code: int | None, last_line: str = "") -> str:
-    """A clause for a process that ended before it was done; `last_line` is of its own output."""
+def exit_reason(exit_code: int | None, last_line: str = "") -> str:
+    """A clause that says why a process ended early; `last_line` is the last line of its output."""
     name = None if exit_code is None else signal_name(exit_code)
     words = f": {last_line}" if last_line else ""
     if name == "SIGKILL":
@@ -52,6 +53,6 @@ def why(exit_code: int | None, last_line: str = "") -> str:
     return (f"ended by {name}" if name else f"exit code {exit_code}") + words
 
 
-def died(doing: str, exit_code: int | None, last_line: str = "") -> str:
-    """A sentence about a process that ended early; `doing` says what it was doing."""
-    return f"the process ended while {doing} ({why(exit_code, last_line)})"
+def exit_message(doing: str, exit_code: int | None, last_line: str = "") -> str:
+    """A sentence that says what a process was doing, and why it ended early."""
+    return f"the process ended while {doing} ({exit_reason(exit_code, last_line)})"

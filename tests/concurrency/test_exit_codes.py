@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.concurrency.endings import crash_name, died
+from edgespec.concurrency.exit_codes import crash_name, exit_message
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from edgespec.concurrency.endings import crash_name, died
 )
 def test_a_crash_has_a_name(exit_code: int, name: str):
     assert crash_name(exit_code) == name
-    assert name in died("decoding", exit_code)
+    assert name in exit_message("decoding", exit_code)
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, -9, -15, 137, 255, -1000])
@@ -22,12 +22,12 @@ def test_other_ends_are_no_crashes(exit_code: int):
 
 
 def test_a_killed_process_may_have_lacked_memory():
-    assert "where memory is short" in died("decoding", -9)
+    assert "where memory is short" in exit_message("decoding", -9)
 
 
 def test_an_exit_code_is_told_with_the_last_words():
-    assert died("decoding", 9, "oh") == "the process ended while decoding (exit code 9: oh)"
+    assert exit_message("decoding", 9, "oh") == "the process ended while decoding (exit code 9: oh)"
 
 
 def test_an_end_from_outside_is_no_crash():
-    assert died("decoding", -15) == "the process ended while decoding (ended by SIGTERM)"
+    assert exit_message("decoding", -15) == "the process ended while decoding (ended by SIGTERM)"
