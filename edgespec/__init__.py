@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgespec.errors import PairError as PairError
     from edgespec.errors import SessionClosed as SessionClosed
     from edgespec.errors import StateError as StateError
+    from edgespec.errors import TargetLost as TargetLost
     from edgespec.errors import UsageError as UsageError
     from edgespec.errors import WeightReadError as WeightReadError
     from edgespec.grammar.specification import Grammar as Grammar
@@ -44,7 +45,14 @@ _NAMES = {
     "engine.settings": ("EngineSettings",),
     "errors": (
         *("BudgetError", "Cancelled", "EdgespecError", "FetchError", "GrammarError", "ModelError"),
-        *("PairError", "SessionClosed", "StateError", "UsageError", "WeightReadError"),
+        *(
+            "PairError",
+            "SessionClosed",
+            "StateError",
+            "TargetLost",
+            "UsageError",
+            "WeightReadError",
+        ),
     ),
     "grammar.specification": ("Grammar", "json_schema", "lark_grammar", "regular_expression"),
     "session.asynchronous": ("AsyncSession",),

@@ -10,6 +10,7 @@ EdgespecError                 1  anything that went wrong while running
 ├── BudgetError               4  a memory budget that cannot work
 ├── WeightReadError           1  storage failed while weights were streamed
 ├── FetchError                1  a model that could not be fetched
+├── TargetLost                1  the process or server that held the target ended
 └── Cancelled               130  the caller asked a running model to stop
 """
 
@@ -64,6 +65,10 @@ class BudgetError(EdgespecError):
 
 class WeightReadError(EdgespecError):
     """Weights could not be read while they were streamed: I/O error or a file cut short."""
+
+
+class TargetLost(EdgespecError):
+    """The process or RPC server that held the target ended; the session is of no more use."""
 
 
 class FetchError(EdgespecError):

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.completions.requests import RequestError
-from edgespec.errors import Cancelled, EdgespecError, GrammarError, SessionClosed, UsageError
+from edgespec.errors import (
+    Cancelled,
+    EdgespecError,
+    GrammarError,
+    SessionClosed,
+    TargetLost,
+    UsageError,
+)
 
 RETRY_AFTER_S = 5
 KINDS = {
@@ -68,6 +75,8 @@ def refusal_of(error: BaseException) -> Refusal:
             return Refusal(400, str(error), code="invalid_grammar", param="response_format")
         case UsageError():
             return Refusal(400, str(error))
+        case TargetLost():
+            return Refusal(503, str(error), code="target_lost")
         case EdgespecError():
             return Refusal(500, str(error))
         case _:

@@ -60,6 +60,7 @@ class Service:
         self._bodies = bodies
         self._queue = queue
         self._figures = figures
+        self._loss: Refusal | None = None
         self._closing: set[asyncio.Future[None]] = set()
         """Tasks that end generations; referenced here because event loops keep weak references."""
 
@@ -96,8 +97,15 @@ class Service:
 
         return guarded
 
-    def _refuse(self, error: BaseException) -> Response:
+    def _refusal_of(self, error: BaseException) -> Refusal:
+        """The error response; the loss of the target is remembered."""
         refusal = refusal_of(error)
+        if refusal.code == "target_lost":
+            self._loss = _detached(refusal)
+        return refusal
+
+    def _refuse(self, error: BaseException) -> Response:
+        refusal = self._refusal_of(error)
         return JSONResponse(refusal.content, refusal.status, refusal.headers)
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
@@ -108,6 +116,8 @@ class Service:
         return response
 
     async def _health(self, request: Request) -> Response:
+        if self._loss is not None:
+            return self._refuse(self._loss)
         queue = self._queue
         return JSONResponse(
             {
@@ -217,7 +227,7 @@ class Service:
             async for chunk in chunks:
                 yield _event(chunk)
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
-            yield _event(refusal_of(error).content)
+            yield _event(self._refusal_of(error).content)
         except (asyncio.CancelledError, GeneratorExit):
             self._figures.cancelled += 1
             raise

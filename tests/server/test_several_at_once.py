@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from test_server_clients import raw, until_idle
 
+from edgespec.errors import TargetLost
 from edgespec.session.session import Session
 from engine_cases import COUNTING, N_VOCAB
 from fake_model import FakeModel
@@ -90,6 +91,23 @@ def test_one_text_that_fails_has_its_own_error(session: Session) -> None:
         assert [answer.status_code for answer in answers] == [200, 500, 200, 200, 500, 200]
         assert "best logit is nan" in answers[1].json()["error"]["message"]
         assert ask(address).status_code == 200
+
+
+def test_a_server_whose_target_is_lost_is_not_healthy(
+    target: FakeModel, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container would never be started again: it went on saying "ok"."""
+
+    def lose(*_: object) -> None:
+        raise TargetLost("the server was lost")
+
+    with serving(session) as address:
+        assert CLIENT.get(f"{address}/health").status_code == 200
+        monkeypatch.setattr(target, "evaluate_together", lose)
+        answer = ask(address)
+        found = CLIENT.get(f"{address}/health")
+        for one in (answer, found):
+            assert (one.status_code, one.json()["error"]["code"]) == (503, "target_lost")
 
 
 def test_a_server_that_ends_tells_those_it_answers_and_those_who_wait(

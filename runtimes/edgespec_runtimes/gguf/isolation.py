@@ -20,7 +20,7 @@ import numpy as np
 
 from edgespec.concurrency.exit_codes import signal_name
 from edgespec.concurrency.owning import Users
-from edgespec.errors import Cancelled, EdgespecError
+from edgespec.errors import Cancelled, EdgespecError, TargetLost
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress, Vocabulary
@@ -125,7 +125,7 @@ class IsolatedModel:
         self._free_vocabulary = free_vocabulary
         self._where = where
         self._users = Users("the model")
-        self._failure: EdgespecError | None = None
+        self._failure: TargetLost | None = None
         self._n_calls = 0
         self._is_running = True  # loading is call 0
         ours, theirs = Pipe()
@@ -219,7 +219,7 @@ class IsolatedModel:
     ) -> Any:
         """Call a method of the child's model.
 
-        Raises the method's errors, and EdgespecError once the child has ended.
+        Raises the method's errors, and TargetLost once the child has ended.
         """
         with self._users.use():
             if self._failure is not None:
@@ -285,21 +285,21 @@ class IsolatedModel:
         self._channel.send(size)
         self._channel.send_bytes(memoryview(piece))
 
-    def _lost(self) -> EdgespecError:
+    def _lost(self) -> TargetLost:
         """The error of this and all further calls."""
         try:
             code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             code = 0
         if signal_name(code) == "SIGKILL":
-            self._failure = EdgespecError(
+            self._failure = TargetLost(
                 "the process of the target was killed, as the kernel does where memory is short: "
                 "lower --memory-budget, and load the models anew"
             )
             return self._failure
         ended = signal_name(code)
         reason = f"{ended} inside llama.cpp" if ended else f"exit code {code}"
-        self._failure = EdgespecError(
+        self._failure = TargetLost(
             f"{self._where} was lost, and with it the target ({reason}): see whether the server "
             "still runs, start it again, and load the models anew"
         )
