@@ -5,12 +5,12 @@ Counts reads and stalls; knows nothing about addresses of weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.paging.reader import Segment
-from edgespec.values import ExpertStats, PagingStats
+from edgespec.values import ExpertStats, PagingStats, PassReport
 
 
 class Store(Protocol):
@@ -77,6 +77,37 @@ def reads_of(stores: Sequence[Store]) -> Reads:
         sum(store.first_row_stall_s for store in stores),
         sum(store.read_s for store in stores),
     )
+
+
+class PassMeter:
+    """Measures a model's calls: their time, and the reads and stalls of its stores."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._stores: Sequence[Store] = ()
+        self._began_s = 0.0
+        self._before = self._reported = Reads()
+
+    def begin(self, stores: Sequence[Store]) -> None:
+        """Begin a call of a model with these stores."""
+        self._stores = stores
+        self._began_s, self._before = self._clock(), reads_of(stores)
+
+    def report(self, passes: int, n_tokens: int) -> PassReport:
+        """Cost of the call; what was read counts from the end of the previous call."""
+        after = reads_of(self._stores)
+        call, since_report = after - self._before, after - self._reported
+        self._reported = after
+        return PassReport(
+            wall_s=self._clock() - self._began_s,
+            stall_s=call.stall_s,
+            choice_stall_s=call.choice_stall_s,
+            first_row_stall_s=call.first_row_stall_s,
+            bytes_read=since_report.nbytes,
+            read_s=since_report.read_s,
+            passes=passes,
+            n_tokens=n_tokens,
+        )
 
 
 def paging_stats(

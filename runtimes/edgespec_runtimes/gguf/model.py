@@ -20,7 +20,7 @@ from llama_cpp import llama_cpp_ext
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError
-from edgespec.paging.store import Reads, reads_of
+from edgespec.paging.store import PassMeter
 from edgespec.ports import Progress, Vocabulary
 from edgespec.ports.features import Take
 from edgespec.ports.kept_features import not_offered
@@ -80,7 +80,7 @@ class GgufModel:
         """
         self.vocabulary = vocabulary
         self.last_report = PassReport()
-        self._reported = Reads()
+        self._meter = PassMeter(clock)
         self._model = model
         self._users = model.users
         self._paging: PagingStats | None = None
@@ -432,8 +432,7 @@ class GgufModel:
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Context manager for a cancellable call, which sets `last_report`."""
-        stores = self._weights.stores if self._weights else ()
-        began, before = self._clock(), reads_of(stores) if stores else Reads()
+        self._meter.begin(self._weights.stores if self._weights else ())
         self._n_passes = self._n_rows = 0
         with self._users.use():
             with self._state:
@@ -445,19 +444,7 @@ class GgufModel:
                 with self._state:
                     self._is_running = False
                     self._stop.clear()
-        after = reads_of(stores) if stores else before
-        reads, reported = after - before, self._reported
-        self._reported = after
-        self.last_report = PassReport(
-            wall_s=self._clock() - began,
-            stall_s=reads.stall_s,
-            choice_stall_s=reads.choice_stall_s,
-            first_row_stall_s=reads.first_row_stall_s,
-            bytes_read=after.nbytes - reported.nbytes,
-            read_s=after.read_s - reported.read_s,
-            passes=self._n_passes,
-            n_tokens=self._n_rows,
-        )
+        self.last_report = self._meter.report(self._n_passes, self._n_rows)
 
 
 def _decode_failure(code: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import Users
 from edgespec.errors import UsageError
-from edgespec.paging.store import Reads, paging_stats, reads_of
+from edgespec.paging.store import PassMeter, paging_stats
 from edgespec.ports import Progress, Vocabulary
 from edgespec.ports.features import Take
 from edgespec.ports.kept_features import not_offered
@@ -49,7 +49,6 @@ class OnnxModel:
         vocabulary: Vocabulary,
         tokens_per_pass: int,
         trace: Trace = OFF,
-        clock: Callable[[], float] = time.perf_counter,
         *,
         origin: StateOrigin,
         layer_inputs: LayerInputs | None = None,
@@ -59,7 +58,7 @@ class OnnxModel:
         self.state_origin = origin
         self.vocabulary = vocabulary
         self.last_report = PassReport()
-        self._reported = Reads()
+        self._meter = PassMeter(time.perf_counter)
         self._decoder = decoder
         self._users = Users("the model")
         self._paging: PagingStats | None = None
@@ -70,7 +69,6 @@ class OnnxModel:
         self._layer_inputs = layer_inputs
         self._tokens_per_pass = tokens_per_pass
         self._trace = trace
-        self._clock = clock
         self._state = threading.Lock()
         self._is_running = False
         self._n_passes = 0
@@ -231,8 +229,7 @@ class OnnxModel:
     def _running(self, n_tokens: int, committed: Mapping[int, int]) -> Iterator[Decoder]:
         """Context manager for a cancellable call, which measures it and rolls back on failure."""
         decoder = self._decoder
-        stores = self._weights.stores if self._weights else ()
-        began, before = self._clock(), reads_of(stores)
+        self._meter.begin(self._weights.stores if self._weights else ())
         self._n_passes = 0
         with self._users.use():
             with self._state:
@@ -252,16 +249,4 @@ class OnnxModel:
                     decoder.stop.clear()
                 if self._weights:
                     self._weights.passes += self._n_passes
-        after = reads_of(stores)
-        reads, reported = after - before, self._reported
-        self._reported = after
-        self.last_report = PassReport(
-            wall_s=self._clock() - began,
-            stall_s=reads.stall_s,
-            choice_stall_s=reads.choice_stall_s,
-            first_row_stall_s=reads.first_row_stall_s,
-            bytes_read=after.nbytes - reported.nbytes,
-            read_s=after.read_s - reported.read_s,
-            passes=self._n_passes,
-            n_tokens=n_tokens,
-        )
+        self.last_report = self._meter.report(self._n_passes, n_tokens)
