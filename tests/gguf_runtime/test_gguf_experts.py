@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_gguf_model import open_paged, open_resident, reference_logits
-from test_gguf_types import stored_as
+from test_gguf_types import quantised
 
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.ports import LanguageModel
@@ -130,7 +130,7 @@ def fine_mixture(files: Path, kind: str) -> Path:
             "expert_feed_forward_length": 256,
         }
         source = write_model(files / f"{kind}-source.gguf", Species("qwen3moe", True), changes)
-        stored_as(kind, files, source)
+        quantised(kind, files, source)
     return path
 
 
