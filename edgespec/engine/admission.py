@@ -118,7 +118,7 @@ def admit(
     terms.sampling.check_vocabulary(target.info.n_vocab)
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
-    limit = most_tokens(target.info.n_ctx, len(prompt), max_tokens, shift is not None)
+    limit = text_limit(target.info.n_ctx, len(prompt), max_tokens, shift is not None)
     is_own = shift is not None or limit == max_tokens
     limit_reason: FinishReason = "length" if is_own else "context"
     transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason)
@@ -128,7 +128,7 @@ def admit(
     return ActiveRequest(terms, sampler, transcript, tally, shift)
 
 
-def most_tokens(n_ctx: int, n_prompt: int, max_tokens: int | None, shifts: bool) -> int:
+def text_limit(n_ctx: int, n_prompt: int, max_tokens: int | None, shifts: bool) -> int:
     """Most tokens of a text; without a limit of its own, one that shifts has as many as the
     context."""
     if shifts:

@@ -18,9 +18,9 @@ from edgespec.tree import TokenTree
 
 N_SAID = 8
 """Tokens of the target's distribution that are kept where no guess was right."""
-MOST_TOKENS = 4096
+MAX_TOKENS = 4096
 """Tokens of a text that are kept, the last ones."""
-MOST_CORRECTIONS = 1024
+MAX_CORRECTIONS = 1024
 TEXT_BYTES = 2 << 20
 """Memory of a text's corrections, and of its line at the end."""
 BYTES_PER_TOKEN = 24
@@ -57,7 +57,7 @@ class CorrectionLog:
         if accepted.tokens[-1] in guesses:
             return
         corrections = self._corrections.setdefault(id(request), [])
-        if len(corrections) < MOST_CORRECTIONS:
+        if len(corrections) < MAX_CORRECTIONS:
             row = logits[rows[end]]
             said = top_tokens(row, N_SAID)
             weights = np.exp(row - row.max())
@@ -69,7 +69,7 @@ class CorrectionLog:
         """Keep the text, however it ended."""
         corrections = self._corrections.pop(id(request), [])
         tokens = [*request.prompt, *request.transcript.tokens]
-        cut = max(0, len(tokens) - MOST_TOKENS)
+        cut = max(0, len(tokens) - MAX_TOKENS)
         n_prompt = max(1, len(request.prompt) - cut)
         if not request.transcript.tokens:
             return

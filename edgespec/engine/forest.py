@@ -26,7 +26,7 @@ from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 
-PEERS = 0.5
+PEER_RATIO = 0.5
 """Texts whose best node is nearly as probable as the best of all share its draft step."""
 
 
@@ -66,7 +66,7 @@ class End(NamedTuple):
 
 
 def _peers(ends: Sequence[End]) -> list[End]:
-    least = PEERS * max((end.best for end in ends), default=0.0)
+    least = PEER_RATIO * max((end.best for end in ends), default=0.0)
     return [end for end in ends if end.best >= least]
 
 
@@ -185,7 +185,7 @@ class Forest:
             growing_s=self._growing_s,
             expected=self._imagined.accepted if self._imagined else 0.0,
             expected_s=self._growing_s + (self._imagined.seconds if self._imagined else 0.0),
-            reached=[reached for o in outcomes for reached in o.reached],
+            path_nodes=[node for o in outcomes for node in o.path_nodes],
             verified_by=sum((Counter(o.verified_by) for o in outcomes), Counter()),
             accepted_by=sum((Counter(o.accepted_by) for o in outcomes), Counter()),
             wall_s=prepared_s + sum(o.reading_s for o in outcomes),

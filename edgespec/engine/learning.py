@@ -21,7 +21,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.texts import PassPart
 from edgespec.values import PassReport
 
-LEAST_DRAFT_SHARE = 0.05
+MIN_DRAFT_SHARE = 0.05
 """Least share of a pass that a draft step is expected to take: small drafts have overheads too."""
 
 
@@ -135,7 +135,7 @@ def _new_planner(
     info = target.info
     share = 0.0
     if draft is not None and info.size_bytes:
-        share = max(LEAST_DRAFT_SHARE, draft.info.size_bytes / info.size_bytes)
+        share = max(MIN_DRAFT_SHARE, draft.info.size_bytes / info.size_bytes)
     return RoundPlanner(
         experience=Experience(
             PassCurve(used_share=info.used_share), draft_share=share, latency_s=info.latency_s

@@ -134,7 +134,7 @@ class Loop:
         text.pair.commit(tree, accepted.path)
         if round_.grower is not None:
             text.pair.n_drafted = len(text.pair.committed)
-        round_.witness(tree, nodes, logits, accepted)
+        round_.observe_logits(tree, nodes, logits, accepted)
         if self._observer is not None:
             self._observer.see_round(text.request, tree, nodes, logits, accepted)
         del logits  # the plan has no room for them beside those of the next pass

@@ -28,7 +28,7 @@ class Limits:
     max_depth: int
     n_hidden: int = 0
     """Nodes that a pass computes while it reads."""
-    least_confidence: float = 0.0
+    min_confidence: float = 0.0
     """Beyond `n_hidden` nodes, less probable ones do not grow, even if drafting is free."""
 
 
@@ -164,6 +164,6 @@ def _growing(tree: TokenTree, nodes: Sequence[int], limits: Limits) -> NDArray[n
     """The subset of `nodes` that may have children and are probable enough for them."""
     found = np.asarray(nodes, np.int64)
     found = found[tree.depth[found] < limits.max_depth]
-    if limits.least_confidence and len(tree) > limits.n_hidden:
-        found = found[tree.cumulative[found] >= limits.least_confidence]
+    if limits.min_confidence and len(tree) > limits.n_hidden:
+        found = found[tree.cumulative[found] >= limits.min_confidence]
     return found

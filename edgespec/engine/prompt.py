@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.engine.experience import LONGEST_REHEARSAL, SHORTEST_REHEARSAL
+from edgespec.engine.experience import MAX_REHEARSAL, MIN_REHEARSAL
 from edgespec.engine.learning import Learning
 from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pair import Pair
@@ -24,7 +24,7 @@ from edgespec.values import ModelInfo, PassReport, TokenEvent
 N_LEFT = 8
 """Tokens before a prompt's last one that a model with recurrent state reads together with it. The
 state before them is kept: a template may leave them out where the next turn begins."""
-PORTION = 64
+MIN_PROMPT_ROWS = 64
 """Tokens of prompts that a pass of several texts reads though computing them takes time."""
 
 
@@ -114,9 +114,9 @@ def _draft_reads(
     if learning.planner.plan().guesses:
         pair.grower.prepare(pair.committed, request.reading[-1])
         begun = pair.clock()
-        n_tried = min(LONGEST_REHEARSAL, learning.planner.account.unread)
+        n_tried = min(MAX_REHEARSAL, learning.planner.account.unread)
         tried: Sequence[Rehearsed] = ()
-        if n_tried >= SHORTEST_REHEARSAL:
+        if n_tried >= MIN_REHEARSAL:
             pair.catch_up(pair.grower, n_tried)
             tried = pair.rehearse(pair.grower, n_tried, learns=False)
         pair.catch_up(pair.grower)
@@ -189,7 +189,7 @@ def parts_of(tails: Sequence[Tail], n_trees: int, max_nodes: int, n_hidden: int)
     info = tails[0].info
     left = (info.max_rows if info.prompts_share_passes else max_nodes) - n_trees
     if info.prompts_share_passes and n_trees + len(tails) > 1:
-        left = min(left, max(PORTION, n_hidden - n_trees))
+        left = min(left, max(MIN_PROMPT_ROWS, n_hidden - n_trees))
     parts: list[PassPart] = []
     for tail in sorted(tails, key=lambda tail: tail.n_tokens):
         if left > 0:

@@ -182,7 +182,7 @@ class RoundRules:
         return min(n_nodes, self.max_rows - n_prompt_rows, cheap)
 
     def limits(
-        self, n_free: int, room: int, n_hidden: int = 0, least_confidence: float = 0.0
+        self, n_free: int, room: int, n_hidden: int = 0, min_confidence: float = 0.0
     ) -> Limits:
         """Limits of a tree before its pass, with `n_free` tokens of context left and `room` tokens
         left of the text: what is accepted deeper would be past the text's end."""
@@ -194,7 +194,7 @@ class RoundRules:
             max_branches=max_branches,
             max_depth=min(self.max_depth, room - 1),
             n_hidden=n_hidden,
-            least_confidence=least_confidence,
+            min_confidence=min_confidence,
         )
 
     def limits_beside(self, room: int) -> Limits:

@@ -81,7 +81,7 @@ class Drafter(Protocol):
     def opinion(self, key: int) -> Opinion | None:
         """Guesses after the node of that key; None if it was not asked or knows nothing."""
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """A pass of the target is over: its `logits` [len(nodes), n_vocab], after each of `nodes`.
 
         They also say what it nearly picked, and what follows guesses that did not stand.

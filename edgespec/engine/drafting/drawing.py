@@ -21,7 +21,7 @@ from edgespec.engine.sampling import Logits, SamplingParams, distribution
 from edgespec.ports import LanguageModel
 from edgespec.tree import Draws, TokenTree
 
-MOST_TOKENS = 64
+MAX_TOKENS = 64
 """Tokens that can be drawn: q is the draft's distribution over its best ones, which keeps the rows
 of q small."""
 
@@ -39,9 +39,9 @@ class DrawingDrafter(ModelDrafter):
         temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
-        most_tokens: int = 0,
+        max_tokens: int = 0,
     ) -> None:
-        super().__init__(model, growth.width, temperature, n_vocab, eog_tokens, most_tokens)
+        super().__init__(model, growth.width, temperature, n_vocab, eog_tokens, max_tokens)
         self._growth = growth
         self._draws: dict[int, Draws] = {}
         """Draws by the key of their node."""
@@ -51,7 +51,7 @@ class DrawingDrafter(ModelDrafter):
 
     def begin_text(self, params: SamplingParams) -> None:
         """The next text is sampled so, and its guesses drawn by its seed."""
-        top_k = min(params.top_k or MOST_TOKENS, MOST_TOKENS)
+        top_k = min(params.top_k or MAX_TOKENS, MAX_TOKENS)
         self._params = SamplingParams(
             temperature=params.temperature, top_k=top_k, top_p=params.top_p, min_p=params.min_p
         )
@@ -159,7 +159,7 @@ class DrawnGrower(TreeGrower):
         chances = self._rates.chances(self._drafter.sure(key), len(draws.guesses))
         # Nothing that was drawn is left out of the pass: a draw is worth its row, or not made.
         cumulative, n_hidden = float(tree.cumulative[node]), limits.n_hidden - len(tree)
-        least, dear = self.least / limits.max_nodes, 2 * limits.least_confidence
+        least, dear = self.least / limits.max_nodes, 2 * limits.min_confidence
         guesses = [
             Guess(token, chance, own[token], self._drafter.source)
             for n, (token, chance) in enumerate(zip(draws.guesses, chances, strict=True))

@@ -157,10 +157,10 @@ class TreeGrower:
             return None
         return drafter, tree, drafter.fitting(tree, pacer.extend(tree, its_nodes, limits))
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Tell the drafters what the target said after `nodes`: `logits` [len(nodes), n_vocab]."""
         for drafter in self._ready:
-            drafter.witness(tree, nodes, logits)
+            drafter.observe_logits(tree, nodes, logits)
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int, pacer: Pacer) -> TokenTree:
         """The tree below `root`, a child of the end of the `path` that the text went down.

@@ -55,5 +55,5 @@ def line_up(
 
             guessing.insert(0, HeadDrafter(draft, *terms))
         else:
-            guessing.insert(0, ModelDrafter(draft, *terms, most_tokens=info.n_ctx))
+            guessing.insert(0, ModelDrafter(draft, *terms, max_tokens=info.n_ctx))
     return TreeGrower(guessing, trust) if guessing else None

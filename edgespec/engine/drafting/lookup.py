@@ -15,9 +15,9 @@ from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.free import Answer, FreeDrafter
 from edgespec.tree import TokenTree
 
-SHORTEST = 2
+MIN_MATCH = 2
 """Tokens that two places must share for one to say something of the other."""
-LONGEST = 24
+MAX_MATCH = 24
 """More in common says no more."""
 N_CANDIDATES = 4
 FADING = 0.9
@@ -32,9 +32,9 @@ class TextIndex:
     """
 
     n_heads = 1 << 15
-    most_places = 24
+    max_places = 24
     """Places that one search looks at, the last ones first."""
-    enough = 3
+    max_full_matches = 3
     """Places that agree as far as is looked: older ones would add nothing."""
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class TextIndex:
     def places(self, words: Sequence[int]) -> list[tuple[int, int]]:
         """Places after which the text went on, last ones first, at which it ended like `words`,
         and how many tokens of it did."""
-        if len(words) < SHORTEST:
+        if len(words) < MIN_MATCH:
             return []
         tokens, found, n_whole = self.tokens, [], 0
         place = self._heads[self._head(words[-2], words[-1])]
-        for _ in range(self.most_places):
+        for _ in range(self.max_places):
             if place < 0:
                 break
             alike = 0
@@ -79,10 +79,10 @@ class TextIndex:
                 if back > place or tokens[place - back] != word:
                     break
                 alike += 1
-            if alike >= SHORTEST and place + 1 < len(tokens):
+            if alike >= MIN_MATCH and place + 1 < len(tokens):
                 found.append((place, alike))
-                n_whole += alike == LONGEST
-                if n_whole == self.enough:
+                n_whole += alike == MAX_MATCH
+                if n_whole == self.max_full_matches:
                     break
             place = self._before[place]
         return found
@@ -91,7 +91,7 @@ class TextIndex:
         return (one * 0x9E3779B1 ^ other * 0x85EBCA6B) >> 7 & (self.n_heads - 1)
 
 
-_BY_LENGTH = {2: 0.3, 3: 0.4, 4: 0.5, 6: 0.6, 10: 0.7, LONGEST: 0.8}
+_BY_LENGTH = {2: 0.3, 3: 0.4, 4: 0.5, 6: 0.6, 10: 0.7, MAX_MATCH: 0.8}
 """Prior hit rates by the number of tokens that places have in common."""
 KINDS = {f"{most}{end}": rate for most, rate in _BY_LENGTH.items() for end in ("", "!")}
 
@@ -141,7 +141,7 @@ class LookupDrafter(FreeDrafter):
         alike, tokens, shares = voted(said)
         return Answer(kind_of(alike, is_sole=len(tokens) == 1), tokens, shares)
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Ignore the logits: only picked tokens are part of the text."""
 
     def is_behind(self, committed: Sequence[int]) -> bool:
@@ -161,7 +161,7 @@ class LookupDrafter(FreeDrafter):
         n_read, said = len(self._index), []
         for place, token in enumerate(committed[n_read:], n_read):
             if place >= len(committed) - n_tokens:
-                answer = self._answer_after(self._index.tokens[-LONGEST:])
+                answer = self._answer_after(self._index.tokens[-MAX_MATCH:])
                 said.append((self._opinion(answer), token))
             self._index.append(token)
         return said
@@ -181,8 +181,8 @@ class LookupDrafter(FreeDrafter):
             below.append(node)
             node = int(tree.parent[node])
         text = self._index.tokens
-        words = tuple(text[-LONGEST:]) if node < 0 else self._words[int(tree.key[node])]
+        words = tuple(text[-MAX_MATCH:]) if node < 0 else self._words[int(tree.key[node])]
         for node in reversed(below):
-            words = (*words[1 - LONGEST :], int(tree.token[node]))
+            words = (*words[1 - MAX_MATCH :], int(tree.token[node]))
             self._words[int(tree.key[node])] = words
         return words

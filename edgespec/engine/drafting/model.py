@@ -34,7 +34,7 @@ class ModelDrafter:
 
     `n_vocab` and `eog_tokens` are the target's: no other token is guessed, and nothing is guessed
     after the end of a text. `temperature` is the first guess of the draft's own. Texts of up to
-    `most_tokens` may be longer than the draft's context.
+    `max_tokens` may be longer than the draft's context.
     """
 
     source = "draft"
@@ -49,11 +49,11 @@ class ModelDrafter:
         temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
-        most_tokens: int = 0,
+        max_tokens: int = 0,
     ) -> None:
         self._temperature = temperature
         self._model = model
-        self.window = Window(model, most_tokens)
+        self.window = Window(model, max_tokens)
         self._n_candidates = n_candidates
         self._n_shared = min(n_vocab, model.info.n_vocab)
         self._eog_tokens = eog_tokens
@@ -98,7 +98,7 @@ class ModelDrafter:
     def opinion(self, key: int) -> Opinion | None:
         return self._opinions.get(key)
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """A draft model learns from what was picked alone."""
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:

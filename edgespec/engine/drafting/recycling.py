@@ -81,7 +81,7 @@ class RecyclingDrafter(FreeDrafter):
         self._n_read += len(path)
         self._before_root = int(tree.token[path[-1]])
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         for node, row in zip(nodes, logits, strict=True):
             if not math.isfinite(row.max()):
                 continue  # damaged logits at a node that was rejected end no text

@@ -19,15 +19,15 @@ Learnt = Mapping[str, Numbers]
 
 T = TypeVar("T")
 
-MOST_PLACES = 64
+MAX_ENTRIES = 64
 """Entries kept for a pair, since the file is read and written with every text."""
-MOST_FILES = 128
+MAX_FILES = 128
 
 
 def renewed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
     """`before` with what is known `now`; what was not used for the longest time may fall out."""
     others = {name: learnt for name, learnt in before.items() if name not in now}
-    return dict([*others.items(), *now.items()][-MOST_PLACES:])
+    return dict([*others.items(), *now.items()][-MAX_ENTRIES:])
 
 
 class Memory(Protocol):
@@ -44,7 +44,7 @@ class CalibrationFile:
     """Implements `Memory` in a folder."""
 
     def __init__(self, folder: Path, target: ModelInfo, draft: ModelInfo | None) -> None:
-        self._file = JsonFile(folder, pair_digest(target, draft), MOST_FILES)
+        self._file = JsonFile(folder, pair_digest(target, draft), MAX_FILES)
 
     def recall(self) -> Learnt:
         try:

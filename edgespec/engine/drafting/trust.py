@@ -14,18 +14,18 @@ from typing import NamedTuple
 from edgespec.engine.drafting.drafter import Guess, Opinion
 from edgespec.engine.drafting.remembering import Learnt, Numbers, renewed
 
-COOLEST = 0.6
+MIN_TEMPERATURE = 0.6
 """Temperature below which a target's text is about as easy to guess as at 0."""
-UNNAMED = -2.0
+UNNAMED_LOG_ODDS = -2.0
 """Log odds of a token that a source has weighed and not named among its best."""
-LEAST_DOUBT = 0.02
+MIN_ERROR_RATE = 0.02
 """Doubt in a source that is surer of being right than this: what its evidence is added to."""
-LEAST = 1e-6
+MIN_PROBABILITY = 1e-6
 """Least probability, and least ratio of two."""
 FADE = 0.99
 """Kept of a weight's precision, an observed node: texts differ."""
-LEAST_INFORMATION = 1e-3
-MOST_WEIGHTS = 256
+MIN_INFORMATION = 1e-3
+MAX_WEIGHTS = 256
 """Weights that are taken over from another run."""
 
 
@@ -37,17 +37,17 @@ class Weight:
     value: float
     precision: float
 
-    largest = 9.0
-    most_recalled = 10.0
+    max_value = 9.0
+    max_recalled = 10.0
     """Most precision that is taken over from another run: another text is soon more telling."""
 
     def learn(self, gradient: float, information: float, longest_step: float) -> None:
-        self.precision = FADE * self.precision + max(information, LEAST_INFORMATION)
+        self.precision = FADE * self.precision + max(information, MIN_INFORMATION)
         step = max(-longest_step, min(longest_step, gradient / self.precision))
-        self.value = max(-self.largest, min(self.largest, self.value + step))
+        self.value = max(-self.max_value, min(self.max_value, self.value + step))
 
 
-class _Voice(NamedTuple):
+class _WeighedOpinion(NamedTuple):
     """One opinion, weighed."""
 
     opinion: Opinion
@@ -55,7 +55,7 @@ class _Voice(NamedTuple):
     sharpness: Weight
     log_odds: dict[int, float]
     """Log odds of each named token, against all tokens that no source names."""
-    deviations: dict[int, float]
+    gradients: dict[int, float]
     """Derivatives of the log odds by the sharpness."""
 
 
@@ -77,7 +77,7 @@ class Mixer:
 
     def mix(self, opinions: Sequence[Opinion]) -> list[Guess]:
         """One guess for each token that is named, best first."""
-        chances = _chances([self._voice(opinion) for opinion in opinions])
+        chances = _chances([self._weigh(opinion) for opinion in opinions])
         guesses = []
         for opinion in opinions:
             for token, probability in zip(opinion.tokens, opinion.probabilities, strict=True):
@@ -88,15 +88,15 @@ class Mixer:
 
     def observe(self, opinions: Sequence[Opinion], token: int) -> None:
         """Learn from a node after which the target picked `token`."""
-        voices = [self._voice(opinion) for opinion in opinions]
-        chances = _chances(voices)
-        for voice in voices:
-            named = sum(chances[one] for one in voice.log_odds)
-            voice.evidence.learn((token in voice.log_odds) - named, named * (1.0 - named), 1.0)
-            changes = voice.deviations
+        weighed = [self._weigh(opinion) for opinion in opinions]
+        chances = _chances(weighed)
+        for one in weighed:
+            named = sum(chances[one] for one in one.log_odds)
+            one.evidence.learn((token in one.log_odds) - named, named * (1.0 - named), 1.0)
+            changes = one.gradients
             mean = sum(chances[one] * change for one, change in changes.items())
             square = sum(chances[one] * change * change for one, change in changes.items())
-            voice.sharpness.learn(changes.get(token, 0.0) - mean, square - mean * mean, 0.5)
+            one.sharpness.learn(changes.get(token, 0.0) - mean, square - mean * mean, 0.5)
 
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""
@@ -108,26 +108,26 @@ class Mixer:
 
     def load_state_dict(self, numbers: Numbers) -> None:
         """Go on from where another run left off, and less surely. Nonsense is ignored."""
-        for name, value in list(numbers.items())[: 2 * MOST_WEIGHTS]:
-            precision = min(Weight.most_recalled, numbers.get(f"{name} precision", 0.0))
-            if abs(value) <= Weight.largest and precision > 0:
+        for name, value in list(numbers.items())[: 2 * MAX_WEIGHTS]:
+            precision = min(Weight.max_recalled, numbers.get(f"{name} precision", 0.0))
+            if abs(value) <= Weight.max_value and precision > 0:
                 self._weights[name] = Weight(value, precision)
 
-    def _voice(self, opinion: Opinion) -> _Voice:
+    def _weigh(self, opinion: Opinion) -> _WeighedOpinion:
         source = opinion.source
         evidence = self._weight(
-            f"{source} {opinion.kind} evidence", 1.0 / max(COOLEST, self._temperature), 0.7
+            f"{source} {opinion.kind} evidence", 1.0 / max(MIN_TEMPERATURE, self._temperature), 0.7
         )
         temperature = max(opinion.temperature, self._temperature)
         sharpness = self._weight(f"{source} sharpness", -math.log(temperature), 4.0)
         exponent = math.exp(sharpness.value)
         best = max(opinion.probabilities)
-        logs = [exponent * math.log(max(p / best, LEAST)) for p in opinion.probabilities]
+        logs = [exponent * math.log(max(p / best, MIN_PROBABILITY)) for p in opinion.probabilities]
         shares = [math.exp(log) for log in logs]
         total = sum(shares)
         mean = sum(map(float.__mul__, logs, shares)) / total
         base = evidence.value + _logit(opinion.chance) - math.log(total)
-        return _Voice(
+        return _WeighedOpinion(
             opinion,
             evidence,
             sharpness,
@@ -171,13 +171,13 @@ class Trust:
         return renewed(self._recalled, now)
 
 
-def _chances(voices: Sequence[_Voice]) -> dict[int, float]:
+def _chances(weighed: Sequence[_WeighedOpinion]) -> dict[int, float]:
     """Chance of each named token: softmax of the log odds, those of no named token being 0."""
-    log_odds = {token: 0.0 for voice in voices for token in voice.log_odds}
-    for voice in voices:
-        unnamed = UNNAMED if voice.opinion.is_exhaustive else 0.0
+    log_odds = {token: 0.0 for one in weighed for token in one.log_odds}
+    for one in weighed:
+        unnamed = UNNAMED_LOG_ODDS if one.opinion.is_exhaustive else 0.0
         for token in log_odds:
-            log_odds[token] += voice.log_odds.get(token, unnamed)
+            log_odds[token] += one.log_odds.get(token, unnamed)
     highest = max(0.0, *log_odds.values()) if log_odds else 0.0
     shares = {token: math.exp(one - highest) for token, one in log_odds.items()}
     total = sum(shares.values()) + math.exp(-highest)
@@ -185,5 +185,5 @@ def _chances(voices: Sequence[_Voice]) -> dict[int, float]:
 
 
 def _logit(p: float) -> float:
-    p = min(max(p, LEAST_DOUBT), 1.0 - LEAST_DOUBT)
+    p = min(max(p, MIN_ERROR_RATE), 1.0 - MIN_ERROR_RATE)
     return math.log(p / (1.0 - p))

@@ -13,9 +13,9 @@ from edgespec.ports import LanguageModel
 
 SINK_TOKENS = 4
 """First tokens of a text that are always kept."""
-LEAST_ROOM = 128
+MIN_ROOM = 128
 """Free cells below which the window moves: a tree's line of nodes takes some."""
-LEAST_WINDOW = 16
+MIN_WINDOW = 16
 """Tokens that a window must hold; a smaller context is filled once, and guesses end there."""
 
 
@@ -26,14 +26,14 @@ class Window:
     one token more for each token of the text, in batches.
     """
 
-    def __init__(self, model: LanguageModel, most_tokens: int = 0) -> None:
-        """`most_tokens`: length of the longest text, which may be more than the model's context."""
+    def __init__(self, model: LanguageModel, max_tokens: int = 0) -> None:
+        """`max_tokens`: length of the longest text, which may be more than the model's context."""
         self._model = model
         n_ctx = model.info.n_ctx
-        self.moves = LEAST_WINDOW <= n_ctx < most_tokens
+        self.moves = MIN_WINDOW <= n_ctx < max_tokens
         """True if texts may become longer than the model's context."""
         self._n_latest = n_ctx // 2 - SINK_TOKENS
-        self._least_room = min(LEAST_ROOM, n_ctx // 4)
+        self._least_room = min(MIN_ROOM, n_ctx // 4)
         self._n_left_out = 0
         """Tokens between the first ones and the latest ones."""
 
