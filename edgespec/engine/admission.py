@@ -1,4 +1,4 @@
-"""Checks of a pair, a prompt and a request before a text begins. Knows no rule and no tree."""
+"""Validation of pairs, prompts and requests before a text begins. Knows no tree."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from edgespec.values import FinishReason
 def notes_on(
     reason: str | None, acceptance: AcceptanceRule, has_grower: bool, n_places: int = 1
 ) -> tuple[str, ...]:
-    """Notes on every text: the `reason` not to draft, a rule that changes the text, and one that
-    leaves all but one of the `n_places` for texts empty."""
+    """Notes for every result: the `reason` not to draft, and an acceptance rule that changes the
+    text or that uses only one of `n_places`."""
     notes = [reason] if reason else []
     if has_grower and not acceptance.lossless:
         notes.append(
@@ -48,8 +48,8 @@ _CHANGES = {
 def check_drafters(
     settings: EngineSettings, draft: LanguageModel | None, others: Sequence[Drafter]
 ) -> None:
-    """Raise UsageError if the acceptance rule needs a draft model's own distribution, and guesses
-    would come from elsewhere."""
+    """Raise UsageError if the acceptance rule needs a draft model's distribution and a drafter has
+    none."""
     if not settings.draws_guesses:
         return
     rule = f"the acceptance rule {settings.acceptance}"
@@ -108,9 +108,11 @@ def admit(
     rule: AcceptanceRule | None = None,
     shift: ContextShift | None = None,
 ) -> ActiveRequest:
-    """The request, ready to run on `target`; `rule` accepts guesses, if there are any, and `shift`
-    lets the text go on past the context's end. Raises UsageError if the target or the rule cannot
-    serve it."""
+    """Validate a request and prepare it to run on `target`.
+
+    `rule` is the acceptance rule, None without guesses; `shift` continues texts past the end of the
+    context. Raises UsageError if the target or the rule cannot serve the request.
+    """
     if rule is not None:
         check_rule(rule, terms)
     prompt, max_tokens = terms.prompt_tokens, terms.max_tokens
@@ -118,7 +120,7 @@ def admit(
     terms.sampling.check_vocabulary(target.info.n_vocab)
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
-    limit = most_tokens(target.info.n_ctx, len(prompt), max_tokens, shift is not None)
+    limit = text_limit(target.info.n_ctx, len(prompt), max_tokens, shift is not None)
     is_own = shift is not None or limit == max_tokens
     limit_reason: FinishReason = "length" if is_own else "context"
     transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason)
@@ -128,12 +130,12 @@ def admit(
     return ActiveRequest(terms, sampler, transcript, tally, shift)
 
 
-def most_tokens(n_ctx: int, n_prompt: int, max_tokens: int | None, shifts: bool) -> int:
-    """Most tokens of a text; without a limit of its own, one that shifts has as many as the
-    context."""
+def text_limit(n_ctx: int, n_prompt: int, max_tokens: int | None, shifts: bool) -> int:
+    """Most tokens of a text; `shifts` if it continues past the end of the context, up to
+    `max_tokens` or, without it, the size of the context."""
     if shifts:
         return n_ctx if max_tokens is None else max_tokens
-    # The text's last token is not evaluated, so it may stand one place past the context.
+    # the last token is not evaluated, so it needs no place in the context
     room = max(0, n_ctx - n_prompt + 1)
     return room if max_tokens is None else min(max_tokens, room)
 

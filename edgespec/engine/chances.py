@@ -1,47 +1,53 @@
-"""Chances of guesses to be accepted, learnt from those that the text went through."""
+"""Acceptance rates of guesses, learnt from the nodes of accepted paths."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from edgespec.engine.outcome import Reached
+from edgespec.engine.outcome import PathNode
 
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """Hit rates of first guesses after accepted nodes, and how many of all guesses stood."""
+    """Fading counts of accepted nodes and of right guesses after them.
 
-    sure: ClassVar[float] = 0.9
+    Pairs are (nodes of lower confidence, nodes of at least `high_confidence`).
+    """
+
+    high_confidence: ClassVar[float] = 0.9
     fade: ClassVar[float] = 0.95
+    """Factor by which a new node reduces the weight of earlier ones."""
 
     hits: tuple[float, float] = (0.0, 0.0)
-    """Nodes after which the first guess was right: those that were not sure, and sure ones."""
+    """Nodes after which the most probable guess was right."""
     wide_hits: tuple[float, float] = (0.0, 0.0)
-    """Nodes after which any of the guesses was right."""
+    """Nodes after which any guess was right."""
     tries: tuple[float, float] = (0.0, 0.0)
+    """All nodes with guesses after them."""
     claimed: float = 0.0
-    """Sum of the confidences of all guesses after those nodes."""
+    """Expected `wide_hits`: the sum of the confidences of all guesses after these nodes."""
     own_hits: float = 0.0
-    """Hits in the text at work: those of other texts, and of its prompt, prove nothing about it."""
+    """Hits in the current text, without its prompt."""
 
-    def with_reached(self, reached: Reached) -> Chances:
-        kind, kept = int(reached.is_sure), self.faded(self.fade)
+    def with_node(self, node: PathNode) -> Chances:
+        """The counts after one more node of an accepted path."""
+        kind, kept = int(node.is_sure), self.faded(self.fade)
         hits, wide_hits, tries = list(kept.hits), list(kept.wide_hits), list(kept.tries)
-        hits[kind] += reached.was_first
-        wide_hits[kind] += reached.was_right
+        hits[kind] += node.was_first
+        wide_hits[kind] += node.was_right
         tries[kind] += 1
         return Chances(
             (hits[0], hits[1]),
             (wide_hits[0], wide_hits[1]),
             (tries[0], tries[1]),
-            kept.claimed + reached.claimed,
-            kept.own_hits + reached.was_first,
+            kept.claimed + node.claimed,
+            kept.own_hits + node.was_first,
         )
 
-    def with_honesty(self, right: float, claimed: float) -> Chances:
-        """The chances after so many right guesses where so many were claimed, after nodes of any
-        kind."""
+    def with_calibration(self, right: float, claimed: float) -> Chances:
+        """The counts after nodes at which `claimed` guesses were expected to be right and `right`
+        were."""
         (h0, h1), (w0, w1), (t0, t1) = self.hits, self.wide_hits, self.tries
         return replace(
             self,
@@ -52,10 +58,11 @@ class Chances:
         )
 
     def for_another_text(self) -> Chances:
-        """The chances where a text begins, which has shown nothing yet."""
+        """The counts at the start of a text."""
         return replace(self, own_hits=0.0)
 
     def faded(self, kept: float) -> Chances:
+        """The counts, multiplied by `kept`."""
         (h0, h1), (w0, w1), (t0, t1) = self.hits, self.wide_hits, self.tries
         return Chances(
             (kept * h0, kept * h1),
@@ -66,23 +73,24 @@ class Chances:
         )
 
     @property
-    def honesty(self) -> float:
-        """Ratio of right guesses to claimed ones; 1 before anything was seen."""
+    def calibration(self) -> float:
+        """Ratio of right guesses to expected ones, (hits + 1) / (claimed + 1)."""
         return (sum(self.wide_hits) + 1) / (self.claimed + 1)
 
     @property
-    def proof(self) -> float:
-        """Share of the hit rates that the text at work has shown itself; 0 before its first hit."""
+    def text_evidence(self) -> float:
+        """Weight in [0, 1) of the hit rates as evidence about the current text: h / (h + 1) for h
+        hits in it. Hits in other texts and in the prompt set expectations only."""
         return self.own_hits / (self.own_hits + 1)
 
     def line(self, confidence: float, length: int, is_wide: bool = False) -> list[float]:
-        """Chances that the text goes 1, 2, ... nodes down below a node of this confidence, if it
-        stands: where each node is the first guess, or one of all (`is_wide`)."""
+        """Probabilities that at least 1, 2, ..., `length` guesses are accepted below an accepted
+        node of this confidence: one guess for each token, or several (`is_wide`)."""
         hits = self.wide_hits if is_wide else self.hits
         usual = (sum(hits) + 1.8) / (sum(self.tries) + 2)
         chances, stands = [], 1.0
         for _ in range(length):
-            kind = int(confidence >= self.sure)
+            kind = int(confidence >= self.high_confidence)
             confidence = (hits[kind] + usual) / (self.tries[kind] + 1)
             stands *= confidence
             chances.append(stands)

@@ -1,6 +1,6 @@
-"""Records what the target said where no guess was right, for a draft to learn from later.
+"""Records the target's distribution where all guesses were wrong, to train the draft later.
 
-It only writes: no text and no guess depends on it.
+Write-only: neither texts nor guesses depend on it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from edgespec.files.training_texts import Correction, TrainingText
 from edgespec.tree import TokenTree
 
 N_SAID = 8
-"""Tokens of the target's distribution that are kept where no guess was right."""
-MOST_TOKENS = 4096
-"""Tokens of a text that are kept, the last ones."""
-MOST_CORRECTIONS = 1024
+"""Most probable tokens of the target that a correction keeps."""
+MAX_TOKENS = 4096
+"""Number of last tokens of a text that are kept."""
+MAX_CORRECTIONS = 1024
 TEXT_BYTES = 2 << 20
-"""Memory of a text's corrections, and of its line at the end."""
+"""Memory for the corrections of a text and its serialised form."""
 BYTES_PER_TOKEN = 24
-"""Memory for each token of the vocabulary while a distribution is looked at."""
+"""Temporary memory per token of the vocabulary for one distribution."""
 
 
 def bytes_needed(n_vocab: int, n_texts: int) -> int:
-    """Memory of the corrections of so many texts at once."""
+    """Memory for the corrections of `n_texts` simultaneous texts."""
     return BYTES_PER_TOKEN * n_vocab + n_texts * TEXT_BYTES
 
 
 class CorrectionLog:
-    """Corrections of the texts at work, which are kept when their text ends."""
+    """Collects corrections of active texts and stores each text when it ends."""
 
     def __init__(self, keep: Callable[[TrainingText], None]) -> None:
-        """`keep` may raise OSError: the text's result says then that it was not kept."""
+        """`keep` stores a text; if it raises OSError, the result gets a note."""
         self._keep = keep
         self._corrections: dict[int, list[Correction]] = {}
 
@@ -48,16 +48,18 @@ class CorrectionLog:
         logits: np.ndarray,
         accepted: Accepted,
     ) -> None:
-        """Record what the target said at the end of the accepted path, unless a guess was right.
+        """Record the target's distribution at the end of the accepted path, unless a guess was
+        right there.
 
-        `logits` are the target's after each of the verified `nodes`; the request has the accepted
-        tokens. Neither is kept beyond the call."""
+        `logits` are the target's after `nodes`, [n_nodes, n_vocab]; the request's transcript
+        already has the accepted tokens.
+        """
         end, rows = accepted.path[-1], {node: row for row, node in enumerate(nodes)}
         guesses = [int(tree.token[child]) for child in tree.children(end) if child in rows]
         if accepted.tokens[-1] in guesses:
             return
         corrections = self._corrections.setdefault(id(request), [])
-        if len(corrections) < MOST_CORRECTIONS:
+        if len(corrections) < MAX_CORRECTIONS:
             row = logits[rows[end]]
             said = top_tokens(row, N_SAID)
             weights = np.exp(row - row.max())
@@ -66,10 +68,10 @@ class CorrectionLog:
             corrections.append(Correction(place, tuple(said.tolist()), tuple(shares)))
 
     def see_end(self, request: ActiveRequest) -> None:
-        """Keep the text, however it ended."""
+        """Store a text that ended for any reason."""
         corrections = self._corrections.pop(id(request), [])
         tokens = [*request.prompt, *request.transcript.tokens]
-        cut = max(0, len(tokens) - MOST_TOKENS)
+        cut = max(0, len(tokens) - MAX_TOKENS)
         n_prompt = max(1, len(request.prompt) - cut)
         if not request.transcript.tokens:
             return

@@ -1,6 +1,6 @@
-"""The cache key of what rounds cost: streamed share, threads, disk speed, and the engine's rules.
+"""Cache key of learnt costs: streamed share, threads, disk speed, latency, and engine settings.
 
-A value that is shown what passes read. It reads no clock and no file.
+A frozen value; it reads no clock and no file.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class CostKey:
     """Cache key of learnt costs."""
 
     streamed_tenths: int
-    """Tenths of the weights that every pass reads."""
+    """Streamed share of the weights, in tenths."""
     threads: tuple[int, ...]
-    """Threads of the target and of the draft, as far as models tell."""
+    """Threads of the target and of the draft, without models that do not report them."""
     rules: str = ""
-    """Settings of the engine that are not the usual ones."""
+    """Engine settings that differ from their defaults."""
     read_bytes_per_s: float = 0.0
-    """Speed of storage; 0 before a pass has shown it."""
+    """Speed of storage; 0 before it was measured."""
     latency_s: float = 0.0
-    """Seconds of a pass spent on the way to other machines."""
+    """Network latency in a pass."""
 
     @classmethod
     def of(cls, paging: PagingStats, threads: tuple[int, ...], rules: str = "") -> CostKey:
@@ -35,19 +35,20 @@ class CostKey:
         return cls(tenths, tuple(n for n in threads if n), rules)
 
     def with_reads(self, nbytes: int, seconds: float) -> CostKey:
-        """After a pass that read so much in so long."""
+        """The key after a pass that read `nbytes` in `seconds`."""
         if nbytes <= 0 or seconds <= 0:
             return self
         return replace(self, read_bytes_per_s=nbytes / seconds)
 
     @property
     def is_known(self) -> bool:
-        """True if the key is complete: with streamed weights, only after some were read."""
+        """True if the key is complete; with streamed weights, it needs a measured speed."""
         return self.read_bytes_per_s > 0 or not self.streamed_tenths
 
     @property
     def name(self) -> str:
-        """Speeds are told apart by powers of two: a disk's own differs by a tenth or two."""
+        """The key as text. Speed and latency are rounded to powers of two, as a disk's speed varies
+        by 10 to 20 %."""
         name = f"{self.streamed_tenths} tenths streamed"
         if self.threads:
             name += f", {'+'.join(map(str, self.threads))} threads"

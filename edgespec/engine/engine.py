@@ -1,4 +1,4 @@
-"""The engine admits requests, gives each a place, and lets passes bring them on until they end."""
+"""The engine: admits requests, assigns each a text, and runs passes until they end."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 
 GATHERING_SHARE = 0.02
-"""Share of a usual pass for which the next one waits for texts to begin, where places have just
-become free: who comes a moment later waits for a whole pass."""
+"""Fraction of the usual pass time for which a pass waits for new texts after places became free, as
+a text that begins later waits for a whole pass."""
 
 
 class Engine(Closeable):
-    """Generates text with a target and, if there is one, a draft.
+    """Generates text with a target and an optional draft.
 
-    The models are borrowed: closing the engine ends its threads and leaves them open. As many
-    generations run at a time as the target holds texts; what the rules have learnt, and the KV of a
-    common prefix, serve the next one.
+    The models are borrowed: closing the engine ends its threads and leaves the models open. As many
+    generations run at a time as the target holds texts. Learnt state and the KV of common prefixes
+    are reused by later generations.
     """
 
     def __init__(
@@ -63,14 +63,13 @@ class Engine(Closeable):
         memory: Memory | None = None,
         observer: CorrectionLog | None = None,
     ) -> None:
-        """`drafters` guess beside the draft model; of several texts they follow the first."""
+        """`drafters` guess in addition to the draft model, in the first text only."""
         settings = settings or EngineSettings()
         check_drafters(settings, draft, drafters)
         reason = obstacle(target, draft)
         self._draft = draft
         self._draws = settings.draws_guesses
-        """True if the acceptance rule needs all guesses verified that were drawn: no other text
-        may take their rows."""
+        """True if all drawn guesses must be verified, so that only one text can run at a time."""
         self._passes = Passes(target, clock, trace)
         if not reason and isinstance(draft, ReadsFeatures) and isinstance(target, GivesFeatures):
             target.give_features(draft.feature_layers, draft.take_features)
@@ -85,32 +84,34 @@ class Engine(Closeable):
         has_grower, n_places = grower is not None, len(self._pairs)
         self._notes = notes_on(reason, self._rules.acceptance, has_grower, n_places)
         self._texts: list[TextAtWork] = []
-        """Texts at work, in the order of their beginnings."""
+        """Active texts, in the order in which they began."""
         self._n_begun = 0
         self._turning = threading.RLock()
-        """Held while a request begins, ends or is cancelled, so that cancelling one cannot stop the
-        models of the next."""
+        """Held while a request begins, ends or is cancelled, so that a cancellation cannot stop the
+        models of the next request."""
         self._driving = FairLock()
-        """Held by whoever uses the models, where several texts are at work."""
+        """Held by the thread that uses the models."""
         self._driver = Worker()
-        """Where several texts are at work, passes are driven out of the callers' threads."""
+        """Runs passes if the engine has several texts."""
         self._gathers_until = 0.0
+        """Time until which the next pass waits for texts that begin."""
         self._is_full = threading.Event()
         """Set while no place is free."""
         self._is_closed = False
 
     @property
     def n_texts(self) -> int:
-        """Generations that can run at a time."""
+        """Number of generations that can run at a time."""
         return 1 if self._draws else min(len(self._pairs), self._rules.max_nodes)
 
     def close(self) -> None:
-        """End the engine's thread. Idempotent; close a running generation first."""
+        """Stop the engine's threads. Idempotent; close running generations first."""
         self._is_closed = True
         close_all(self._driver.close, self._passes.close)
 
     def cancel(self, request: ActiveRequest | None = None) -> None:
-        """From any thread: end `request`, or all that run; their reason is "cancelled"."""
+        """End `request`, or all active ones, with the reason "cancelled"; callable from any
+        thread."""
         with self._turning:
             running = [text.request for text in self._texts]
             for each in running if request is None else [request]:
@@ -121,55 +122,55 @@ class Engine(Closeable):
                     pair.cancel()
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
-        """The request, ready for `run`. Raises UsageError if the target cannot serve it."""
+        """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
         rule = self._rules.acceptance if self._pairs[0].grower is not None else None
         return admit(self._passes.target, terms, rule, self._shift)
 
     def has_place_for(self, request: ActiveRequest) -> bool:
-        """True if it can begin now. What keeps its prompt beyond the process is text 0's."""
+        """True if the request can begin now; one with a prompt cache needs text 0."""
         free = [pair for pair in self._pairs[: self.n_texts] if pair.running is None]
         return any(request.terms.keeper is None or pair.text == 0 for pair in free)
 
     @property
     def committed(self) -> Sequence[int]:
-        """Tokens whose KV the target holds, of text 0."""
+        """Committed tokens of text 0."""
         return tuple(self._pairs[0].committed)
 
     @property
     def planner(self) -> RoundPlanner:
-        """The round planner with all it has learnt so far."""
+        """The current round planner."""
         return self._learning.planner
 
     def forget(self) -> None:
-        """Leave the models without a text."""
+        """Drop all committed text from the models."""
         for pair in self._pairs:
             pair.rewind(0)
 
     @property
     def n_tiled(self) -> int:
-        """Number of committed tokens that were computed in tiles."""
+        """Number of committed tokens of text 0 that were computed in tiles."""
         return self._pairs[0].n_tiled
 
     @property
     def n_leading(self) -> int:
-        """Tokens of the text's beginning that the draft holds without a gap."""
+        """Length of the prefix of text 0 that the draft holds without a gap."""
         grower = self._pairs[0].grower
         return grower.n_leading if grower is not None else 0
 
     def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
-        """Take `tokens` as committed: their KV was loaded into the target, that of a part into the
-        draft; `n_tiled` of them were computed in tiles."""
+        """Set the committed tokens of text 0 after their KV was loaded into the models; `n_tiled`
+        of them were computed in tiles."""
         pair = self._pairs[0]
         pair.committed = list(tokens)
         pair.n_drafted = len(tokens)
         pair.n_tiled = n_tiled
 
     def run(self, request: ActiveRequest) -> Generator[TokenEvent, None, None]:
-        """Yield the tokens of a request. However it ends, no model holds provisional KV then.
+        """Yield the tokens of a request.
 
-        Errors of the models come out of the generator, after the tokens accepted before them, and
-        the engine can be used again; neither they, nor Ctrl-C, nor closing the generator leave a
-        model at work. Several may be iterated at a time, each in a thread of its own.
+        Errors of the models are raised after the tokens accepted before them. After an error,
+        Ctrl-C or closing the generator, no model is running or holds provisional KV, and the engine
+        can be used again. Several generators may run at a time, each in a thread of its own.
         """
         text = self._begin(request)
         try:
@@ -224,7 +225,7 @@ class Engine(Closeable):
                     self._learning.keep()
 
     def _drive(self, text: TextAtWork) -> None:
-        """Let a pass bring this text on. Whoever comes first serves all texts at work."""
+        """Advance this text by a pass, which serves all active texts; the first thread makes it."""
         if len(self._pairs) == 1:
             self._advance()
             return
@@ -236,7 +237,7 @@ class Engine(Closeable):
                 self._driver.run(self._advance, text.request.cancelled.set)
 
     def _gather(self) -> None:
-        """Let the next pass wait for those who come for the places that are free now."""
+        """Let the next pass wait for requests that begin in the free places."""
         self._is_full.clear()
         self._gathers_until = self._passes.clock() + GATHERING_SHARE * self._passes.usual_pass_s
 
@@ -244,7 +245,7 @@ class Engine(Closeable):
         at_work = [text for text in self._texts if text.is_at_work]
         self._loop.advance(at_work)
         if not all(text.is_at_work for text in at_work):
-            # or the next pass begins before their places are free
+            # otherwise the next pass would begin before their places are free
             self._gather()
 
     def generate(
@@ -255,7 +256,7 @@ class Engine(Closeable):
         stop: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Generator[TokenEvent, None, GenerationResult]:
-        """`run` a `request`; the generator returns the whole result."""
+        """Admit and `run` a request; the generator returns the result."""
         self._check_idle()
         terms = TextRequest(tuple(prompt_tokens), sampling, max_tokens, stop, progress=progress)
         return self._whole(self.admit(terms))
@@ -279,7 +280,7 @@ def _pairs(
     drafters: Sequence[Drafter],
     settings: EngineSettings,
 ) -> list[Pair]:
-    """A pair of models for each text that the target holds; `drafters` follow the first."""
+    """One pair for each text that the target holds; `drafters` guess in the first."""
     targets = texts_of(passes.target)
     drafts = texts_of(draft)[: len(targets)] if draft is not None else []
     trust = Trust()

@@ -1,6 +1,6 @@
-"""Costs and yields of rounds, learnt from those that were measured, and the account of one text.
+"""Learnt costs and yields of rounds, and the time account of one text.
 
-Frozen values that answer each round with their successor. They read no clock and call no model.
+Frozen values; each round returns a successor. They read no clock and call no model.
 """
 
 from __future__ import annotations
@@ -16,78 +16,84 @@ from numpy.typing import NDArray
 
 from edgespec.engine.chances import Chances
 from edgespec.engine.drafting.remembering import Numbers
-from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome
-from edgespec.engine.pass_curve import LONGEST_S, PassCurve, within
+from edgespec.engine.outcome import PathNode, Rehearsed, RoundOutcome
+from edgespec.engine.pass_curve import MAX_S, PassCurve, within
 from edgespec.values import PassReport
 
 Floats = NDArray[np.float64]
 
 CREDIT_SHARE = 0.02
-"""Share of the time without guesses that trying guesses may cost a text."""
+"""Share of a text's time that unproven guesses may cost."""
 PROMISED_TOKENS = 32
-"""Texts of so many tokens and more are not slower for being guessed at: they have their credit from
-the start."""
-SHORTEST_REHEARSAL, LONGEST_REHEARSAL = 8, 16
-"""Tokens of the text on which a draft is tried at once."""
-FOREIGN_SHARE = 0.25
-"""Weight of tokens of the prompt as evidence of guesses after it."""
-LONGEST_LINE = 16
-"""Draft steps that are looked ahead."""
+"""Tokens for whose time a text has credit from the start: the bound on the loss holds for texts of
+this length."""
+MIN_REHEARSAL, MAX_REHEARSAL = 8, 16
+"""Number of tokens in one rehearsal (see `Rehearsed`)."""
+PROMPT_WEIGHT = 0.25
+"""Weight of a rehearsal on the prompt, whose tokens the target has not picked."""
+MAX_LINE = 16
+"""Longest line, in draft steps, whose rate is estimated."""
 WIDTH = 3
-"""Guesses for a token in trees whose rows cost little."""
+"""Guesses per token in the wide lines whose rate is estimated."""
 FADE = 0.95
-"""Kept of what was learnt, a round."""
-MOST_RECALLED = 6.0
-"""Rounds and tries of another run that count."""
+"""Factor by which a round reduces the weight of earlier ones."""
+MAX_RECALLED = 6.0
+"""Most rounds and tries that the state of an earlier run counts for."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextAccount:
-    """Time and tokens of one text, and what guesses may still cost it."""
+    """The time account of one text: elapsed and saved seconds, and the credit for guesses."""
 
     unread: int = 0
     """Committed tokens that the draft has not read."""
     n_tokens: int = 0
+    """Tokens generated so far."""
     room: int = 0
-    """Tokens of this text so far, and those that may follow."""
+    """Most tokens that may follow."""
     n_tried: int = 0
-    """Tokens of this text that there were when the draft was last tried on it."""
+    """`n_tokens` when the draft last guessed or was rehearsed."""
     prompt_s: float = 0.0
-    """Seconds in which the target read this text's prompt."""
+    """Seconds in which the target read the prompt."""
     elapsed_s: float = 0.0
+    """Seconds of all rounds so far."""
     saved_s: float = 0.0
-    """Seconds of this text so far, and those that guesses have saved it."""
+    """Seconds saved by guesses so far; negative if they cost time."""
     found: tuple[Rehearsed, ...] = ()
-    """Success of a free drafter on the latest tokens, all of which came without guesses."""
+    """Rehearsals of a free drafter since the latest round with guesses."""
 
     def credit_s(self, plain_s: float, n_texts: int = 1, share: float = CREDIT_SHARE) -> float:
-        """Seconds that guesses may lose, where a token without guesses takes `plain_s` and they may
-        take a share of the text's time."""
+        """Seconds that guesses may cost: `share` of the text's time, plus what they saved.
+
+        A token without guesses takes `plain_s`.
+        """
         earned_s = max(self.elapsed_s, min(PROMISED_TOKENS * n_texts, self.room) * plain_s)
         return share * earned_s + self.saved_s
 
     def with_reading(self, seconds: float) -> TextAccount:
-        """The account after the draft read what it had not read, before a round."""
+        """The account after the draft read its unread tokens in this time."""
         return replace(self, unread=0, saved_s=self.saved_s - self.unpaid_s(seconds))
 
     def unpaid_s(self, reading_s: float) -> float:
-        """Seconds of the draft's reading that the target's own reading does not pay for."""
+        """Part of the draft's reading time that is charged: what exceeds `CREDIT_SHARE` of the
+        target's time for the prompt."""
         return max(0.0, reading_s - CREDIT_SHARE * self.prompt_s)
 
-    def worth(self, share: float) -> TextAccount:
-        """The account where what was saved is worth a share of it."""
+    def with_savings(self, share: float) -> TextAccount:
+        """The account with a share of its savings; a loss stays as it is."""
         return replace(self, saved_s=min(self.saved_s, share * self.saved_s))
 
     def with_text(self, n_unread: int, room: int) -> TextAccount:
-        """The account of several texts, one of which is new and reads its prompt now."""
+        """The account after one more text joined."""
         return replace(self, unread=n_unread, room=self.room + room)
 
     def _unread_after(self, outcome: RoundOutcome) -> int:
-        """Tokens unread before a round's own: a rehearsal reads those that follow what was read."""
+        """Unread tokens before this round's own: a rehearsal of all of them counts as reading."""
         n_tried = len(outcome.rehearsed) + 1
         return 0 if n_tried > 1 and self.unread <= n_tried else self.unread
 
     def with_round(self, outcome: RoundOutcome, saved_s: float) -> TextAccount:
+        """The account after a round that saved `saved_s`."""
         return replace(
             self,
             unread=0 if outcome.guessed else self._unread_after(outcome) + outcome.n_tokens,
@@ -101,59 +107,62 @@ class TextAccount:
 
 
 class Yield(NamedTuple):
-    """Tokens and seconds of some rounds together."""
+    """Total tokens and seconds of several rounds."""
 
     tokens: float
     seconds: float
 
     def rate_with(self, tokens: Floats, seconds: Floats) -> Floats:
-        """Tokens a second of these rounds and one more."""
+        """Tokens per second of these rounds and one more, for each alternative."""
         return (self.tokens + tokens) / np.maximum(self.seconds + seconds, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Costs of passes and draft steps, chances of guesses, and the yield of the best rounds."""
+    """Learnt costs of passes and draft steps, acceptance rates, and the yield of recent rounds.
+
+    A round counts with its best point, with or without the credit for it: what was possible, not
+    what was done.
+    """
 
     curve: PassCurve = field(default_factory=PassCurve)
     chances: Chances = field(default_factory=Chances)
     draft_share: float = 0.0
-    """The draft's size as a share of the target's: the first guess of what a step takes."""
+    """Size of the draft relative to the target: the prior of a step's time relative to a pass."""
     latency_s: float = 0.0
-    """Seconds of a pass of the target spent on the way to other machines, as no draft step is."""
+    """Network latency in a pass of the target, which a draft step does not have."""
 
     seen_step_s: float = 0.0
-    """Seconds of a draft step where the curve's slowness is 1, as of all that was seen; 0 before
-    one was seen."""
+    """Mean seconds of a draft step at slowdown 1; 0 before the first."""
     seen_token_read_s: float = 0.0
-    """Seconds in which the draft reads a token of the text; 0 before it did."""
+    """Mean seconds for the draft to read one token at slowdown 1; 0 before it read any."""
     prompt_token_s: float = 0.0
-    """Seconds in which the target read a token of the prompt."""
+    """Seconds for the target to read one token of the prompt."""
     seen_overhead_s: float = 0.0
-    """Seconds of a round with guesses besides steps and pass."""
+    """Mean seconds of a round with guesses besides steps and pass, at slowdown 1."""
     seen_plain_overhead_s: float = 0.0
-    """Seconds of a round without guesses besides its pass."""
+    """Mean seconds of a round without guesses besides its pass, at slowdown 1."""
     rounds: float = 0.0
+    """Fading number of rounds with guesses, rehearsed ones included."""
     claimed: float = 0.0
+    """Fading sum of their expected accepted guesses, before calibration."""
     plain_tokens: float = 0.0
-    """Fading sums over the best points of rounds that drafted: their number, guesses claimed, and
-    tokens that there would have been without guesses in the same time."""
+    """Fading sum of their time, in tokens that would have taken it without guesses."""
     kept_s: float = 0.0
-    """Seconds of drafting that growth beside a pass saves the next round."""
+    """Drafting time that growth during a pass saves the next round."""
 
     @property
     def plain_s(self) -> float:
-        """Seconds of a token without guesses."""
+        """Seconds per token without guesses."""
         return self.plain_s_of(1)
 
     def plain_s_of(self, n_texts: int) -> float:
-        """Seconds of a token where so many texts get one in a pass, without guesses."""
+        """Seconds per token without guesses, if a pass serves `n_texts`."""
         return max(1e-9, (self.curve.second(n_texts) + self.plain_overhead_s) / n_texts)
 
     @property
     def is_sure(self) -> bool:
-        """True if what a pass over one row takes is known well enough to compare guesses with it,
-        as it is where most of it is the way to another machine."""
+        """True if the time of a pass over one row is reliable, or is mostly network latency."""
         is_remote = self.curve.is_known and 2 * self.latency_s > self.curve.second(1)
         return is_remote or self.curve.is_sure
 
@@ -161,86 +170,88 @@ class Experience:
     def step_s(self) -> float:
         """Seconds of a draft step."""
         if self.seen_step_s:
-            return self.curve.times * self.seen_step_s
+            return self.curve.slowdown * self.seen_step_s
         pass_s = float(self.curve.compute_s(np.ones(1))[0])
         return self.draft_share * self._without_latency(pass_s)
 
     def _without_latency(self, pass_s: float) -> float:
-        """Seconds of a pass here, at least a tenth of it: latency varies."""
+        """Seconds of a pass without network latency, at least a tenth of it."""
         return max(0.1 * pass_s, pass_s - self.latency_s)
 
     @property
     def overhead_s(self) -> float:
         """Seconds of a round with guesses besides steps and pass."""
-        return self.curve.times * self.seen_overhead_s or self.step_s
+        return self.curve.slowdown * self.seen_overhead_s or self.step_s
 
     @property
     def plain_overhead_s(self) -> float:
         """Seconds of a round without guesses besides its pass."""
-        return self.curve.times * self.seen_plain_overhead_s
+        return self.curve.slowdown * self.seen_plain_overhead_s
 
     @property
     def seconds(self) -> float:
-        """Seconds of the best rounds of late, as fast as the machine is now."""
+        """Seconds of the recent best rounds, at the machine's current speed."""
         return self.plain_tokens * self.plain_s
 
     def reading_s(self, n_tokens: int) -> float:
-        """Seconds in which the draft would read so many tokens."""
-        token_s = self.curve.times * self.seen_token_read_s
+        """Seconds for the draft to read `n_tokens`, at least one draft step."""
+        token_s = self.curve.slowdown * self.seen_token_read_s
         token_s = token_s or self.draft_share * self.prompt_token_s
         return max(n_tokens * token_s, self.step_s) if n_tokens else 0.0
 
     @property
     def rate(self) -> float:
-        """Tokens a second of the best rounds of late: what a second is worth."""
-        expected = self.rounds + self.chances.honesty * self.claimed
+        """Tokens per second of the recent best rounds, at least that without guesses."""
+        expected = self.rounds + self.chances.calibration * self.claimed
         plain_s = self.plain_s
         return max(1 / plain_s, (expected + 1) / (self.plain_tokens * plain_s + plain_s))
 
-    def best_of_late(self) -> Yield:
-        """Tokens and seconds of the best rounds of late."""
-        return Yield(self.rounds + self.chances.honesty * self.claimed, self.seconds)
+    def recent_best(self) -> Yield:
+        """Expected tokens and seconds of the recent best rounds."""
+        return Yield(self.rounds + self.chances.calibration * self.claimed, self.seconds)
 
     def guessing_rate(self, n_texts: int, max_rows: int) -> float:
-        """Tokens a second of the best rounds of late and one on lines that are only imagined."""
+        """Tokens per second of the recent best rounds and a hypothetical one on the best line."""
         tokens, seconds = self._lines(n_texts, max_rows, 1.0)
-        return float(self.best_of_late().rate_with(tokens, seconds).max())
+        return float(self.recent_best().rate_with(tokens, seconds).max())
 
     def line_rate(self, n_texts: int, max_rows: int) -> float:
-        """Tokens a second of lines of the best length and width by how often guesses were right in
-        this text, whatever confidences they had."""
-        tokens, seconds = self._lines(n_texts, max_rows, self.chances.proof)
+        """Tokens per second of the best line, from the hit rates weighted by `text_evidence`."""
+        tokens, seconds = self._lines(n_texts, max_rows, self.chances.text_evidence)
         return float((tokens / np.maximum(seconds, 1e-9)).max())
 
     def _lines(self, n_texts: int, max_rows: int, share: float) -> tuple[Floats, Floats]:
-        """Tokens and seconds of rounds on lines of 1, 2, ... guesses in each text, and on lines of
-        several guesses for each token, of which a share is as often right as usual."""
+        """Expected tokens and seconds of rounds on lines of 1, 2, ... steps in each text, with one
+        guess per token and with `WIDTH`; acceptance rates are multiplied by `share`."""
         tokens, seconds = [], []
         for width in (1, WIDTH):
-            steps = np.arange(1, max(2, min(LONGEST_LINE, (max_rows // n_texts - 1) // width) + 1))
+            steps = np.arange(1, max(2, min(MAX_LINE, (max_rows // n_texts - 1) // width) + 1))
             stands = self.chances.line(0.0, len(steps), is_wide=width > 1)
             tokens.append(n_texts * (1 + share * np.cumsum(stands)))
             seconds.append(self.guessing_s(steps, n_texts, width))
         return np.concatenate(tokens), np.concatenate(seconds)
 
     def guessing_s(self, n_steps: NDArray[np.int64], n_texts: int = 1, width: int = 1) -> Floats:
-        """Seconds of rounds of so many draft steps, each of which hangs `width` nodes in every
+        """Seconds of rounds of `n_steps` draft steps, which add `width` nodes each to every
         text."""
         pass_s = self.curve.seconds(n_texts * (1 + width * n_steps))
         return pass_s + n_steps * self.step_s + self.overhead_s
 
     @property
     def proven_rate(self) -> float:
-        """Tokens a second of the best rounds of late by what guesses were worth in this text."""
-        proven = self.rounds + self.chances.proof * self.chances.honesty * self.claimed
+        """Tokens per second of the recent best rounds, their guesses weighted by
+        `text_evidence`."""
+        proven = self.rounds + self.chances.text_evidence * self.chances.calibration * self.claimed
         return proven / self.seconds if self.seconds > 0 else 0.0
 
     # What is learnt
 
     def for_texts(self, before: int, now: int) -> Experience:
-        """The value for passes of another number of texts. Guesses that paid among many pay among
-        fewer, so the best rounds count as much faster than none as they were; of more texts they
-        say nothing."""
+        """The value for passes over another number of texts.
+
+        With fewer texts, the recent best rounds keep their speed relative to rounds without
+        guesses; with more, they are discarded.
+        """
         share = now / before if now < before else 0.0
         share_s = share * self.plain_s_of(now) / self.plain_s_of(before)
         return replace(
@@ -251,8 +262,8 @@ class Experience:
         )
 
     def observe_prompt(self, report: PassReport, n_context: int | None = None) -> Experience:
-        """The value after the target read a prompt to the end of a text of `n_context` tokens; None
-        where passes are over several texts."""
+        """The value after the target read a prompt, at whose end the context has `n_context`
+        tokens; None if passes serve several texts."""
         passes = max(1, report.passes)
         wall_s = passes * self._without_latency(report.wall_s / passes)
         token_s = wall_s / max(1, report.n_tokens)
@@ -261,40 +272,40 @@ class Experience:
         )
 
     def observe_reading(self, n_tokens: int, seconds: float) -> Experience:
-        """The value after the draft read so many tokens."""
-        if n_tokens < SHORTEST_REHEARSAL or not seconds:
+        """The value after the draft read `n_tokens`."""
+        if n_tokens < MIN_REHEARSAL or not seconds:
             return self
         expected_s = self.reading_s(n_tokens) / n_tokens
         token_s = self._mean(self.seen_token_read_s, seconds / n_tokens, expected_s)
         return replace(self, seen_token_read_s=token_s)
 
-    def observe_foreign(self, tried: Sequence[Rehearsed]) -> Experience:
-        """The value after the draft was tried on a text that the target has not written: it says
-        how honest the draft's confidences are, and little of how often it is right."""
-        n_right = FOREIGN_SHARE * sum(one.was_right for one in tried)
-        n_wrong = 0.5 * FOREIGN_SHARE * sum(one.claimed for one in tried if not one.was_right)
-        return replace(self, chances=self.chances.with_honesty(n_right, n_right + n_wrong))
+    def observe_prompt_rehearsal(self, tried: Sequence[Rehearsed]) -> Experience:
+        """The value after a rehearsal on a prompt: evidence for the calibration of confidences
+        rather than for hit rates."""
+        n_right = PROMPT_WEIGHT * sum(one.was_right for one in tried)
+        n_wrong = 0.5 * PROMPT_WEIGHT * sum(one.claimed for one in tried if not one.was_right)
+        return replace(self, chances=self.chances.with_calibration(n_right, n_right + n_wrong))
 
     def observe_rehearsal(self, tried: Sequence[Rehearsed]) -> Experience:
-        """The value after the draft was tried on the text: as if it had drafted lines there, each
-        as long as its confidences make worth while."""
+        """The value after a rehearsal on generated text: as if rounds had drafted lines there, each
+        of the length with the highest expected rate."""
         chances, rounds, claimed, spent_s = self.chances, 0, 0.0, 0.0
         is_sure = False
         for one in tried:
-            chances = chances.with_reached(
-                Reached(is_sure, one.claimed, one.was_right, one.was_first)
+            chances = chances.with_node(
+                PathNode(is_sure, one.claimed, one.was_right, one.was_first)
             )
-            is_sure = one.was_first and one.confidence >= Chances.sure
+            is_sure = one.was_first and one.confidence >= Chances.high_confidence
         at = 0
         while at < len(tried):
             line = np.array([one.confidence for one in tried[at:]])
-            honest = np.cumprod(np.minimum(1.0, chances.honesty * line))
+            honest = np.cumprod(np.minimum(1.0, chances.calibration * line))
             accepted = np.cumsum([0.0, *honest])
             steps = np.arange(len(accepted))
             round_s = self.guessing_s(steps)
-            late = replace(self, chances=chances).best_of_late()
+            late = replace(self, chances=chances).recent_best()
             best = int(late.rate_with(1 + accepted, round_s).argmax())
-            rounds, claimed = rounds + 1, claimed + float(accepted[best]) / chances.honesty
+            rounds, claimed = rounds + 1, claimed + float(accepted[best]) / chances.calibration
             spent_s += float(round_s[best])
             right = takewhile(lambda one: one.was_first, tried[at : at + best])
             at += 1 + len(list(right))
@@ -306,9 +317,9 @@ class Experience:
             plain_tokens=self.plain_tokens + spent_s / self.plain_s,
         )
 
-    def observe_found(self, found: Sequence[Rehearsed], margin: float) -> Experience:
-        """The value after a free drafter was tried on the text. It says something if its guesses
-        would have been `margin` times as fast as none, else nothing of those of a model."""
+    def observe_free_rehearsal(self, found: Sequence[Rehearsed], margin: float) -> Experience:
+        """The value after a rehearsal of a free drafter on the text; the same value unless its
+        guesses were `margin` times as fast as none, as it says little about a draft model."""
         after = self.observe_rehearsal(found)
         return after if after.proven_rate * after.plain_s > margin else self
 
@@ -341,11 +352,11 @@ class Experience:
 
     def _after_guesses(self, outcome: RoundOutcome) -> Experience:
         chances = self.chances
-        for reached in outcome.reached:
-            chances = chances.with_reached(reached)
+        for node in outcome.path_nodes:
+            chances = chances.with_node(node)
         steps, beside = outcome.draft_steps, outcome.steps_beside
         step_s, overhead_s = self.seen_step_s, self.seen_overhead_s
-        if outcome.reading_s <= max(outcome.growing_s, self.step_s):  # its caches are warm
+        if outcome.reading_s <= max(outcome.growing_s, self.step_s):  # the draft's caches are warm
             rest_s = outcome.wall_s - outcome.growing_s - outcome.reading_s - outcome.pass_s
             overhead_s = self._mean(overhead_s, max(0.0, rest_s))
             if steps:
@@ -359,22 +370,24 @@ class Experience:
             chances=chances,
             seen_step_s=step_s,
             seen_overhead_s=overhead_s,
-            kept_s=0.5 * self.kept_s + 0.5 * saved_steps * self.curve.times * step_s,
+            kept_s=0.5 * self.kept_s + 0.5 * saved_steps * self.curve.slowdown * step_s,
             rounds=self.rounds + outcome.n_texts,
-            claimed=self.claimed + outcome.expected / self.chances.honesty,
+            claimed=self.claimed + outcome.expected / self.chances.calibration,
             plain_tokens=self.plain_tokens + outcome.expected_s / self.plain_s,
         )
 
     def _mean(self, before: float, now_s: float, expected_s: float = 0.0) -> float:
-        """A fading mean, where the slowness is 1. Other work makes things take longer, nothing
-        makes them faster: what took longer moves it little, and a first value that took longer than
-        `expected_s` counts half."""
-        now = now_s / self.curve.times
+        """The updated mean of a duration at slowdown 1.
+
+        Longer durations get less weight, as other processes may have caused them; a first one above
+        `expected_s` is replaced by the geometric mean of both.
+        """
+        now = now_s / self.curve.slowdown
         if not before:
-            expected = expected_s / self.curve.times or now
+            expected = expected_s / self.curve.slowdown or now
             return min(now, math.sqrt(now * expected))
         share = 0.1 if now > before else 0.4
-        return before + share * (min(now, PassCurve.largest_rise * before) - before)
+        return before + share * (min(now, PassCurve.max_rise * before) - before)
 
     # What is remembered
 
@@ -401,11 +414,11 @@ class Experience:
         }
 
     def load_state_dict(self, numbers: Numbers) -> Experience:
-        """The value gone on from where another run left off, which counts for a few rounds: another
-        text is soon more telling. Nonsense is ignored."""
+        """The value with the state of an earlier run, which counts for at most `MAX_RECALLED`
+        rounds; invalid numbers are ignored."""
 
         def seconds(name: str) -> float:
-            return within(numbers, name, LONGEST_S)
+            return within(numbers, name, MAX_S)
 
         after = replace(
             self,
@@ -424,10 +437,10 @@ class Experience:
             within(numbers, "sure wide hits", tries[1], hits[1]),
         )
         claimed = within(numbers, "claimed tries", sum(tries))
-        kept = min(1.0, MOST_RECALLED / max(sum(tries), 1e-9))
+        kept = min(1.0, MAX_RECALLED / max(sum(tries), 1e-9))
         plain_tokens = within(numbers, "plain tokens", 1e4)
         rounds = within(numbers, "rounds", 1e3) if plain_tokens else 0.0
-        kept_rounds = min(1.0, MOST_RECALLED / max(rounds, 1e-9))
+        kept_rounds = min(1.0, MAX_RECALLED / max(rounds, 1e-9))
         return replace(
             after,
             chances=Chances(hits, wide, tries, claimed).faded(kept),

@@ -1,6 +1,6 @@
-"""The trees of all texts in one pass: which of them grows next, and which nodes are verified.
+"""The trees of all texts in one pass: decides which grows next and which nodes are verified.
 
-One text is the case of one tree. It knows rounds, and no model.
+Knows rounds, but no model. A single text is the case of one tree.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 
-PEERS = 0.5
-"""Texts whose best node is nearly as probable as the best of all share its draft step."""
+PEER_RATIO = 0.5
+"""Texts share a draft step if their best open nodes have at least this share of the highest
+cumulative confidence."""
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +50,7 @@ class GrowingTree:
     def next_step(
         self, open_nodes: Sequence[int], is_beside: bool
     ) -> tuple[ModelDrafter, TokenTree, list[int]] | None:
-        """Nodes that a draft model would evaluate in the next step."""
+        """The draft model, tree and nodes of the next draft step; None without a draft model."""
         grower, round_ = self.round.grower, self.round
         limits = round_.limits_beside if is_beside else round_.limits
         if grower is None:
@@ -57,21 +58,24 @@ class GrowingTree:
         return grower.next_step(self.tree, open_nodes, round_.rules.pacer, limits)
 
 
-class End(NamedTuple):
-    """Open nodes of a growth, and how probable the best of them is."""
+class OpenTree(NamedTuple):
+    """A tree that can grow."""
 
     best: float
+    """Highest cumulative confidence of its open nodes."""
     growth: GrowingTree
     nodes: list[int]
+    """Open nodes."""
 
 
-def _peers(ends: Sequence[End]) -> list[End]:
-    least = PEERS * max((end.best for end in ends), default=0.0)
+def _peers(ends: Sequence[OpenTree]) -> list[OpenTree]:
+    """The trees that share the next draft step."""
+    least = PEER_RATIO * max((end.best for end in ends), default=0.0)
     return [end for end in ends if end.best >= least]
 
 
 Step = Callable[[Sequence[int], GrowingTree], bool]
-"""One draft step at the open nodes of a growth. False if nothing was to do."""
+"""Makes one draft step at the open nodes of a tree; False if there was nothing to extend."""
 
 
 def _before(open_nodes: Sequence[int], growth: GrowingTree) -> bool:
@@ -83,14 +87,14 @@ def _beside(open_nodes: Sequence[int], growth: GrowingTree) -> bool:
 
 
 class Forest:
-    """The growths of one pass."""
+    """The growing trees of one pass."""
 
     def __init__(
         self, growths: Sequence[GrowingTree], rules: RoundRules, planner: RoundPlanner
     ) -> None:
         self._growths = [*growths]
         self.failed: dict[GrowingTree | None, Exception] = {}
-        """Growths that ended with an error of their own, and are part of the pass no more."""
+        """Trees that left the pass because of an error, with the error."""
         self._rules = rules
         self._planner = planner
         self._plan = growths[-1].round.plan if growths else RoundPlan(False)
@@ -107,7 +111,7 @@ class Forest:
         return self._growths
 
     def grow(self, clock: Callable[[], float], check: Callable[[], None]) -> None:
-        """Draft while the planner finds it worth a step and growth within the limits is of use."""
+        """Draft until the planner decides to verify, or no tree can grow within its limits."""
         begun = clock()
         for growth in self.growths:
             self._try(growth, GrowingTree.start)
@@ -133,8 +137,7 @@ class Forest:
             trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
 
     def select(self, max_nodes: int) -> list[list[int]]:
-        """Nodes of each tree that are worth their place in the pass, ascending; `max_nodes` or
-        fewer of all trees."""
+        """Nodes of each tree to verify, ascending, at most `max_nodes` in total."""
         if not self._growths:
             return []
         plan = self._plan if self._guesses else replace(self._plan, credit_s=math.inf)
@@ -160,14 +163,14 @@ class Forest:
     def beside(
         self, n_rows: int, check: Callable[[], None]
     ) -> Callable[[Running[Logits]], None] | None:
-        """Drafting to do beside the pass over `n_rows`, if that pays."""
+        """A callback that drafts during the pass over `n_rows`; None if that does not pay."""
         if not self._guesses or not self._planner.drafts_beside(n_rows):
             return None
         return partial(self._grow_beside, check)
 
     def outcome(self, outcomes: Sequence[RoundOutcome], prepared_s: float) -> RoundOutcome:
-        """The rounds of a pass as one, for the planner; `prepared_s` are the seconds since all
-        were planned and their drafts had read."""
+        """The rounds of a pass combined into one, for the planner; `prepared_s` are the seconds
+        since all rounds were planned and their drafts had read the text."""
         return replace(
             outcomes[0],
             n_texts=len(outcomes),
@@ -185,26 +188,26 @@ class Forest:
             growing_s=self._growing_s,
             expected=self._imagined.accepted if self._imagined else 0.0,
             expected_s=self._growing_s + (self._imagined.seconds if self._imagined else 0.0),
-            reached=[reached for o in outcomes for reached in o.reached],
+            path_nodes=[node for o in outcomes for node in o.path_nodes],
             verified_by=sum((Counter(o.verified_by) for o in outcomes), Counter()),
             accepted_by=sum((Counter(o.accepted_by) for o in outcomes), Counter()),
             wall_s=prepared_s + sum(o.reading_s for o in outcomes),
         )
 
     def _grow_beside(self, check: Callable[[], None], running: Running[Logits]) -> None:
-        """Grow the trees that are being verified while the pass runs."""
+        """Grow the trees while the pass verifies them."""
         while not running.done:
             check()
             if not self._step(self._open_nodes(), is_beside=True):
                 break
-        if not self._growths:  # the pass is of no more use to anybody
+        if not self._growths:  # no text needs the pass any more
             raise next(iter(self.failed.values()))
 
     def _try(self, growth: GrowingTree, work: Callable[[GrowingTree], bool]) -> bool:
-        """Work on one text, which alone ends with what is raised."""
+        """Run `work` for one text; an error ends this text only."""
         try:
             return work(growth)
-        except Exception as error:  # noqa: BLE001 - raised where its tokens are taken
+        except Exception as error:  # noqa: BLE001 - raised to the text's consumer
             self.failed[growth] = error
             self._growths = [other for other in self._growths if other is not growth]
             return False
@@ -213,7 +216,8 @@ class Forest:
         return [growth.open_nodes for growth in self._growths]
 
     def _step(self, open_nodes: Sequence[list[int]], is_beside: bool) -> bool:
-        """One step in the texts that have the likeliest ends. False if nothing was to do."""
+        """Make one draft step in the trees with the most probable open nodes; False if there was
+        nothing to extend."""
         step = _beside if is_beside else _before
         if len(self._growths) == 1:
             return self._try(self._growths[0], partial(step, open_nodes[0]))
@@ -221,23 +225,23 @@ class Forest:
         while ready:
             peers = _peers(ready)
             if len(peers) > 1:
-                wishes = [growth.next_step(nodes, is_beside) for _, growth, nodes in peers]
-                step_ahead([wish for wish in wishes if wish is not None])
+                steps = [growth.next_step(nodes, is_beside) for _, growth, nodes in peers]
+                step_ahead([one for one in steps if one is not None])
             grew = [self._try(growth, partial(step, nodes)) for _, growth, nodes in peers]
             if any(grew):
                 return True
             ready = [one for one in ready if one not in peers]
         return False
 
-    def _ready(self, open_nodes: Sequence[Sequence[int]]) -> list[End]:
+    def _ready(self, open_nodes: Sequence[Sequence[int]]) -> list[OpenTree]:
         return [
-            End(float(growth.tree.cumulative[list(nodes)].max()), growth, list(nodes))
+            OpenTree(float(growth.tree.cumulative[list(nodes)].max()), growth, list(nodes))
             for growth, nodes in zip(self._growths, open_nodes, strict=True)
             if nodes
         ]
 
     def _so_far(self, open_nodes: Sequence[Sequence[int]]) -> RoundSoFar:
-        """The forest as one tree with one root."""
+        """The state of the round, with all trees joined into one."""
         tree, ends = self._growths[0].tree, [*(open_nodes[0] if open_nodes else ())]
         if len(self._growths) > 1:
             tree, ends, shift = TokenTree.joined([growth.tree for growth in self._growths]), [], 0
@@ -264,8 +268,10 @@ def share_out(
     max_nodes: int,
     max_branches: int,
 ) -> list[list[int]]:
-    """Nodes to verify of each tree, ascending: all roots, then the most probable of all
-    `candidates`; a text's first branch does not count as one."""
+    """Nodes of each tree to verify, ascending: all roots, then the most probable `candidates`.
+
+    The first branch of each text does not count towards `max_branches`.
+    """
     selected: list[set[int]] = [{ROOT} for _ in trees]
     extended: list[set[int]] = [set() for _ in trees]
     ranked = [

@@ -1,7 +1,6 @@
-"""Learning of one engine, recalled from earlier runs of the pair and kept for later ones.
+"""Learnt state of one engine: updates it during a run and keeps it for the next run of the pair.
 
-Costs are kept by cache key, beliefs of the drafters by names of their own. Reads no clock and calls
-no model.
+Costs are stored by `CostKey`, weights of drafters by source. Reads no clock and calls no model.
 """
 
 from __future__ import annotations
@@ -21,13 +20,15 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.texts import PassPart
 from edgespec.values import PassReport
 
-LEAST_DRAFT_SHARE = 0.05
-"""Least share of a pass that a draft step is expected to take: small drafts have overheads too."""
+MIN_DRAFT_SHARE = 0.05
+"""Lower bound of a draft step's prior time relative to a pass, for the overhead of small drafts."""
 
 
 class Learning:
-    """The round planner as it learns. Without a grower there is nothing to learn, without a memory
-    nothing is recalled or kept."""
+    """Holds the current round planner and updates it with measurements.
+
+    Without a grower nothing is learnt; without a memory nothing is stored.
+    """
 
     def __init__(
         self,
@@ -60,10 +61,11 @@ class Learning:
         n_others: int = 0,
         n_context: int | None = None,
     ) -> None:
-        """See a prompt, `n_unread` tokens of which no drafter has read; `room` may follow it.
+        """Begin a text of at most `room` tokens, after a prompt with `n_unread` tokens that no
+        drafter has read, beside `n_others` active texts.
 
-        `report` is the cost of reading it, to the end of a text of `n_context` tokens; None if no
-        pass has read any yet. `n_others` texts are at work.
+        `report` is the cost of reading the prompt, None before any pass; `n_context` is the length
+        of the context at its end.
         """
         if n_others:
             self.planner = self.planner.join_text(n_unread, room)
@@ -73,43 +75,43 @@ class Learning:
             self.see_prompt(report, n_context)
 
     def see_prompt(self, report: PassReport, n_context: int | None) -> None:
-        """See what reading a prompt cost, to the end of a text of `n_context` tokens, or the
-        rests of several; then it is None."""
+        """Learn from the cost of reading a prompt, at whose end the context has `n_context` tokens;
+        None for parts of several prompts."""
         if self._grower is not None:
             self.planner = self.planner.observe_prompt(report, n_context)
             self._key = self._key.with_reads(report.bytes_read, report.read_s)
             self._recall_costs()
 
     def serve(self, n_texts: int, n_unread: int, room: int) -> None:
-        """Plan for so many texts, of which no drafter has read `n_unread` tokens; `room` may follow
-        in all."""
+        """Plan for `n_texts` with `n_unread` tokens that no drafter has read and at most `room`
+        tokens to come, in total."""
         self.planner = self.planner.sharing(n_texts, 0).with_texts(n_unread, room)
 
     def share_pass(self, n_texts: int, prompts: Sequence[PassPart], max_nodes: int) -> None:
-        """From now on so many texts, with up to `max_nodes` nodes, share a pass with `prompts`."""
+        """Plan for passes over `n_texts` trees with up to `max_nodes` nodes, and `prompts`."""
         planner, n_prompt_rows = self.planner, sum(part.n_rows for part in prompts)
         max_rows = max_nodes + n_prompt_rows
         if prompts or (n_texts, max_rows) != (planner.n_texts, planner.max_rows):
             self.planner = replace(planner.sharing(n_texts, n_prompt_rows), max_rows=max_rows)
 
     def n_hidden(self, most: int) -> int:
-        """Rows, of `most`, that a pass is known to compute while it reads."""
+        """Number of rows, up to `most`, whose compute time is hidden by reads; 0 if unknown."""
         is_known = self.planner.experience.curve.is_known
         return replace(self.planner, max_rows=most).n_hidden if is_known else 0
 
     def see_reading(self, seconds: float, tried: Sequence[Rehearsed]) -> None:
-        """See how long the drafters took to read a prompt, and how they would have guessed it."""
+        """Learn from the drafters' time for reading a prompt, and their rehearsal on its end."""
         self.planner = self.planner.observe_reading(seconds, tried)
 
     def see_round(self, outcome: RoundOutcome) -> None:
-        """See a round. From the first one on, recalled costs are of no more use."""
+        """Learn from a round. After the first one, costs of earlier runs are no longer loaded."""
         if self._grower is not None:
             self._has_seen_rounds = True
             self._key = self._key.with_reads(outcome.bytes_read, outcome.read_s)
             self.planner = self.planner.observe(outcome)
 
     def keep(self) -> None:
-        """Leave what was learnt to the next run."""
+        """Store the learnt state for the next run."""
         if self._memory is None or self._grower is None:
             return
         learnt = self._grower.trust.learnt()
@@ -118,7 +120,7 @@ class Learning:
         self._memory.keep(learnt)
 
     def _recall_costs(self) -> None:
-        """Take over what an earlier run learnt under this key."""
+        """Load the costs that an earlier run stored under the current key."""
         name = self._name_of_costs
         if self._key.is_known and not self._has_seen_rounds and name != self._recalled_name:
             self._recalled_name = name
@@ -135,7 +137,7 @@ def _new_planner(
     info = target.info
     share = 0.0
     if draft is not None and info.size_bytes:
-        share = max(LEAST_DRAFT_SHARE, draft.info.size_bytes / info.size_bytes)
+        share = max(MIN_DRAFT_SHARE, draft.info.size_bytes / info.size_bytes)
     return RoundPlanner(
         experience=Experience(
             PassCurve(used_share=info.used_share), draft_share=share, latency_s=info.latency_s

@@ -1,8 +1,7 @@
 """The speculative loop: grow, verify, accept, commit, re-root, adapt.
 
-It puts the rules in order and keeps the models' KV caches a transaction. A pass serves all texts at
-work; one text is the case of one tree. It knows models only through the port, and no rule from the
-inside.
+Calls the rules in order and keeps the models' KV caches consistent. A pass serves all active texts.
+Knows models through their port and rules through their interfaces.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Brings texts on by passes of the target."""
+    """Advances texts by passes of the target."""
 
     def __init__(
         self,
@@ -43,8 +42,10 @@ class Loop:
         self._observer = observer
 
     def advance(self, texts: Sequence[TextAtWork]) -> None:
-        """One pass, which verifies a tree of each text. A tree's root is the last token of the
-        text: committed, and in no KV yet. What fails in one text is left to who takes its tokens.
+        """Make one pass, which verifies a tree of each text or reads a part of its prompt.
+
+        The root of a tree is the text's last token, whose KV is not computed yet. An error in one
+        text is raised to the consumer of its tokens.
         """
         check = cancelled_together(texts)
         growths = self._prepare(texts)
@@ -66,7 +67,7 @@ class Loop:
             for text in texts:
                 text.start_again()
             return
-        except Exception as error:  # noqa: BLE001 - raised to everybody whose pass it was
+        except Exception as error:  # noqa: BLE001 - raised to the consumers of all texts
             for text in texts:
                 text.fail(error)
             return
@@ -87,7 +88,7 @@ class Loop:
             self._learning.see_round(forest.outcome(outcomes, self._passes.clock() - prepared))
 
     def _prepare(self, texts: Sequence[TextAtWork]) -> list[GrowingTree]:
-        """Get texts ready for a pass; the trees of those whose prompts are read."""
+        """Prepare texts for a pass; returns the trees of those whose prompts are read."""
         growing = [text for text in texts if text.is_growing]
         if growing:
             self._learning.serve(
@@ -101,14 +102,14 @@ class Loop:
 
     @staticmethod
     def _end_failed(texts: Sequence[TextAtWork], forest: Forest) -> None:
-        """End the texts whose drafters failed; the others go on."""
+        """End the texts whose drafters failed; the others continue."""
         for text in texts:
             if text.growth in forest.failed:
                 text.fail(forest.failed[text.growth])
 
     def _tails(self, texts: Sequence[TextAtWork], n_trees: int) -> tuple[list[PassPart], int]:
-        """Parts of a pass of `n_trees` trees that read rests of prompts, and the most nodes that
-        these trees may have beside them."""
+        """The parts of prompts in a pass with `n_trees` trees, and the most nodes of these trees
+        in total."""
         tails = [text.tail for text in texts if text.tail is not None]
         if not tails:
             return [], self._rules.max_nodes
@@ -118,7 +119,7 @@ class Loop:
 
     @staticmethod
     def _grown(forest: Forest, max_nodes: int) -> list[PassPart]:
-        """Parts of a pass that verify the best nodes of all trees."""
+        """The parts of a pass that verify the selected nodes of all trees."""
         nodes = forest.select(max_nodes)
         return [
             PassPart(growth.round.pair.text, growth.tree, its_nodes)
@@ -126,7 +127,7 @@ class Loop:
         ]
 
     def _accept(self, text: TextAtWork, nodes: Sequence[int], logits: np.ndarray) -> RoundOutcome:
-        """Accept what the target agrees with, commit it, and re-root the tree there."""
+        """Accept guesses, commit them, and re-root the tree at the target's own token."""
         assert text.growth is not None
         round_, tree = text.growth.round, text.growth.tree
         transcript, tally = text.request.transcript, text.request.tally
@@ -134,10 +135,10 @@ class Loop:
         text.pair.commit(tree, accepted.path)
         if round_.grower is not None:
             text.pair.n_drafted = len(text.pair.committed)
-        round_.witness(tree, nodes, logits, accepted)
+        round_.observe_logits(tree, nodes, logits, accepted)
         if self._observer is not None:
             self._observer.see_round(text.request, tree, nodes, logits, accepted)
-        del logits  # the plan has no room for them beside those of the next pass
+        del logits  # the memory plan has room for the logits of one pass
         text.tree = round_.reroot(tree, accepted, transcript.is_finished)
         outcome = round_.end(tree, nodes, accepted, text.tree)
         tally.outcomes.append(outcome)

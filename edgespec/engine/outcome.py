@@ -1,4 +1,4 @@
-"""Cost and yield of a round, and the sums of a generation's rounds."""
+"""Costs and results of one round, and their totals over a generation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from edgespec.settings.config import AcceptanceName, Keeps
 from edgespec.values import RoundCost, SourceStats, SpeculationStats, Timings
 
 
-class Reached(NamedTuple):
-    """A node that the text went through, after which something was guessed."""
+class PathNode(NamedTuple):
+    """A node of the accepted path that had guesses below it."""
 
     is_sure: bool
-    """True if the node's own confidence was high."""
+    """True if the node's own confidence was at least `Chances.high_confidence`."""
     claimed: float
     """Sum of the confidences of the guesses after it."""
     was_right: bool
@@ -23,11 +23,12 @@ class Reached(NamedTuple):
     was_first: bool
     """True if the most probable guess was right."""
     entropy: float = 0.0
-    """Entropy of the drafter's own distribution there, in nats; 0 where no stop rule asks."""
+    """Entropy of the drafter's distribution after it, in nats; 0 if no stop rule needs it."""
 
 
 class Rehearsed(NamedTuple):
-    """A token of the text, and how a draft would have guessed what follows it."""
+    """A committed token as a drafter would have guessed it: a rehearsal compares a drafter's
+    guesses with text that is already known, without a pass of the target."""
 
     confidence: float
     """Confidence of its first guess."""
@@ -41,83 +42,88 @@ class Rehearsed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """One round, measured. Lengths count drafted tokens: the root is none."""
+    """The measurements of one round. Counts of guesses do not include the root."""
 
     n_tokens: int
-    """Tokens that the text gained."""
+    """Tokens appended to the text."""
     accepted: int
-    """Drafted tokens among those."""
+    """Accepted guesses among them."""
     drafted: int
-    """Nodes added to the tree, beside the pass too."""
+    """Guesses added to the tree, before and during the pass."""
     verified: int
+    """Guesses evaluated by the target."""
     best_confidence: float
     """Cumulative confidence of the most probable verified branch."""
     best_length: int
     best_correct: int
-    """Leading tokens of that branch that the target agreed with."""
+    """Leading tokens of that branch that were accepted."""
     provisional_drafted: int
+    """Guesses added during the pass."""
     provisional_kept: int
+    """Those below the new root."""
     draft_steps: int
     draft_s: float
-    """Drafting that the pass did not hide."""
+    """Seconds of drafting that did not overlap the pass."""
     passes: int
     pass_s: float
     stall_s: float
     wall_s: float
-    """The whole round."""
+    """Seconds of the whole round."""
     n_texts: int = 1
-    """Texts that the pass served; all but seconds and passes are sums over them."""
+    """Texts in the pass; counts other than `passes` are totals over them."""
     n_prompt_rows: int = 0
-    """Rows of the pass that read prompts of other texts."""
+    """Rows of the pass that are prompt tokens of other texts."""
     n_line_rows: int = 0
-    """Rows of the pass besides its nodes, of a target that computes lines."""
+    """Additional rows of a target that computes each branch as a sequence of its own."""
     guessed: bool = False
-    """True if drafters were asked for guesses."""
+    """True if the round used drafters."""
     growing_s: float = 0.0
     """Seconds of the draft steps before the pass."""
     reading_s: float = 0.0
-    """Seconds in which the draft read what was committed without it."""
+    """Seconds in which the draft read committed tokens that it had not read."""
     steps_beside: int = 0
-    """Draft steps beside the pass."""
+    """Draft steps during the pass."""
     expected: float = 0.0
-    """Guesses expected to be accepted in the best round that the tree would have allowed."""
+    """Expected number of accepted guesses in the best round for this tree, ignoring the credit."""
     expected_s: float = 0.0
-    """Seconds that this round would have taken."""
+    """Expected seconds of that round."""
     rehearsed: Sequence[Rehearsed] = ()
-    """Success of the draft on the end of the text, on which it was tried within `reading_s`."""
+    """Rehearsal of the draft on the latest tokens; its time is part of `reading_s`."""
     found: Sequence[Rehearsed] = ()
-    """Success of a free drafter on the last token, in a round without guesses."""
-    reached: Sequence[Reached] = ()
-    """Nodes that the text went through and that had guesses below them."""
+    """Rehearsal of a free drafter on the latest token, in a round without guesses."""
+    path_nodes: Sequence[PathNode] = ()
+    """Nodes of the accepted path that had guesses below them."""
     verified_by: Mapping[str, int] = field(default_factory=dict)
+    """Verified guesses by source."""
     accepted_by: Mapping[str, int] = field(default_factory=dict)
-    """Nodes by source."""
+    """Accepted guesses by source."""
     choice_stall_s: float = 0.0
-    """Part of the stall for experts that the pass's nodes chose."""
+    """Part of `stall_s` spent waiting for chosen experts."""
     first_row_stall_s: float | None = None
-    """Part of that for the experts of the first node; None where unknown."""
+    """Part of `choice_stall_s` for the experts of the first row; None if unknown."""
     bytes_read: int = 0
     read_s: float = 0.0
     """Seconds spent reading streamed segments, overlapped with computing or not; 0 if unknown."""
 
     @property
     def n_rows(self) -> int:
-        """Rows of the pass."""
+        """Number of rows of the pass."""
         return self.n_texts + self.verified + self.n_prompt_rows + self.n_line_rows
 
     @property
     def idle_s(self) -> float:
-        """Time of the pass in which more nodes could have been computed for nothing."""
+        """Seconds in which the pass waited for reads that do not depend on its rows, so that more
+        nodes would have cost nothing."""
         return self.stall_s - self.choice_stall_s
 
     @property
     def missed(self) -> bool:
         """True if all guesses after the last accepted node were wrong."""
-        return bool(self.reached) and not self.reached[-1].was_right
+        return bool(self.path_nodes) and not self.path_nodes[-1].was_right
 
     @property
     def cost(self) -> RoundCost:
-        """The part of it that results carry."""
+        """The measurements that are part of a generation's result."""
         return RoundCost(
             n_tokens=self.n_tokens,
             accepted=self.accepted,
@@ -133,31 +139,31 @@ class RoundOutcome:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums of one generation, filled in as it runs."""
+    """Measurements and notes of one generation, collected while it runs."""
 
     prompt_s: float = 0.0
     reused_tokens: int = 0
     saved_passes: int = 0
     dropped_tokens: int = 0
     shift_s: float = 0.0
-    """Seconds in which the models read again what shifts of the context left."""
+    """Seconds of reading the remaining text again after context shifts."""
     outcomes: list[RoundOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     noted: set[str] = field(default_factory=set)
     """Subjects of the notes."""
     acceptance: str = AcceptanceName.EXACT_REPLAY
     keeps: str = Keeps.DRAWS
-    """Acceptance rule, and the part of the target's own text that it keeps."""
+    """Acceptance rule and its guarantee: the target's draws, its distribution, or neither."""
     first_came_with_prompt: bool = False
-    """True if the pass that read the prompt's end gave the first token."""
+    """True if the pass over the end of the prompt also produced the first token."""
 
     def read_first_token(self, seconds: float) -> None:
-        """The prompt's end was read, and the first token came with it."""
+        """Record that the pass over the end of the prompt produced the first token."""
         self.prompt_s += seconds
         self.first_came_with_prompt = True
 
     def note(self, text: str, subject: str = "") -> None:
-        """Add a note for the user, unless its subject was noted before."""
+        """Add a note for the user, at most one for each subject."""
         if (subject or text) not in self.noted:
             self.noted.add(subject or text)
             self.notes.append(text)
@@ -192,8 +198,8 @@ class Tally:
         )
 
     def timings(self) -> Timings:
-        """Decoding is the rounds, and shifts of the context: what the caller does between tokens
-        does not count."""
+        """Times of the prompt and of decoding: rounds and context shifts, without the caller's own
+        time between tokens."""
         decode_s = self.shift_s + sum(outcome.wall_s for outcome in self.outcomes)
         n_tokens = sum(outcome.n_tokens for outcome in self.outcomes)
         return Timings(

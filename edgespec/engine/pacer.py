@@ -1,7 +1,7 @@
-"""Pacers choose the node where the tree grows next, and the nodes that the target verifies.
+"""Pacers choose which nodes the tree grows at next and which nodes the target verifies.
 
-Pure functions of a tree and its limits. They call no model. The round planner decides when to stop
-growing, unless no growth within the limits is worth anything.
+Pure functions of a tree and its limits; they call no model. The round planner decides when to stop
+growing, unless a pacer finds nothing to extend.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from edgespec.tree import ROOT, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one pass may verify; the root counts as a node of depth 0."""
+    """Limits of a verified tree; the root counts as a node of depth 0."""
 
     max_nodes: int
     max_branches: int
     max_depth: int
     n_hidden: int = 0
-    """Nodes that a pass computes while it reads."""
-    least_confidence: float = 0.0
-    """Beyond `n_hidden` nodes, less probable ones do not grow, even if drafting is free."""
+    """Number of nodes whose compute time is hidden by reads."""
+    min_confidence: float = 0.0
+    """Least cumulative confidence of a node that grows, once the tree has more than `n_hidden`
+    nodes."""
 
 
 class Pacer(ABC):
-    """Decides what grows. To add one, write a class and register it in `PACERS`."""
+    """Decides how a tree grows. To add one, write a class and register it in `PACERS`."""
 
     name: ClassVar[str]
 
@@ -43,24 +44,27 @@ class Pacer(ABC):
 
     @abstractmethod
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
-        """Open nodes that the draft evaluates next, in one step; none if growing on is no use.
+        """The open nodes that the draft evaluates in the next step; none to stop growing.
 
-        Open are the nodes whose successors the draft has not been asked for. Children of those
-        returned stay within `limits.max_depth`.
+        Open nodes are those whose successors were not drafted yet. Children of the returned nodes
+        stay within `limits.max_depth`.
         """
 
     def select(self, tree: TokenTree, limits: Limits) -> list[int]:
         """Nodes to verify, ascending: the root and the most probable others within the limits.
 
-        A parent is at least as probable as its children, so taking the best by cumulative
-        confidence takes parents first and maximises the expected number of accepted tokens.
+        Cumulative confidence does not increase from parent to child, so the best nodes form a tree,
+        and it maximises the expected number of accepted tokens.
         """
         return sorted(node for node, _ in most_probable(tree, limits))
 
 
 def most_probable(tree: TokenTree, limits: Limits) -> list[tuple[int, int]]:
-    """The root and the most probable others within the limits, best first, each with the rows of
-    lines that hold all up to it: one for each branch, all as long as the longest."""
+    """The root and the most probable other nodes within the limits, best first.
+
+    Each comes with the number of rows if all nodes up to it are computed as one sequence per
+    branch, padded to the longest.
+    """
     order = np.argsort(-tree.cumulative[: len(tree)], kind="stable").tolist()
     selected, found = {ROOT}, [(ROOT, 1)]
     has_child: set[int] = set()
@@ -85,8 +89,9 @@ def most_probable(tree: TokenTree, limits: Limits) -> list[tuple[int, int]]:
 class LLMCadPacer(Pacer):
     """LLMCad's fair shares (Xu et al., arXiv 2309.04255).
 
-    A branch i with cumulative confidence C_i deserves M * C_i / sum(C) of the tree's M tokens and
-    has T_i; the one that lacks most goes on. Every guess above 0.3 opens a branch.
+    The fair share of branch i, with cumulative confidence C_i and length T_i, is M * C_i / sum(C)
+    of the tree's M tokens; the branch with the largest deficit M * C_i / sum(C) - T_i grows. Every
+    guess with a confidence above 0.3 opens a branch.
     """
 
     name = PacerName.LLMCAD
@@ -109,18 +114,19 @@ class LLMCadPacer(Pacer):
 
 
 class BestFirstPacer(Pacer):
-    """The open node with the highest cumulative confidence first.
+    """Extends the open nodes with the highest cumulative confidence.
 
-    For a given number of nodes this maximises the expected number of accepted tokens. It is done
-    when no open node can have a child among the best `max_nodes`.
+    For a given number of nodes this maximises the expected number of accepted tokens. It stops when
+    no open node can have a child among the best `max_nodes`.
     """
 
     name = PacerName.BEST_FIRST
     floor = 0.01
-    """Less probable nodes are not kept: verifying one costs about what it can save."""
+    """Least cumulative confidence of a node: verifying a less probable one does not pay."""
     batch = 4
+    """Most nodes that are extended in one draft step."""
     batch_ratio = 0.5
-    """Nodes nearly as probable as the best one share its draft step: they will be due next."""
+    """Least cumulative confidence, relative to the best open node, of nodes in its draft step."""
 
     def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
         C = float(tree.cumulative[node])
@@ -141,7 +147,7 @@ class BestFirstPacer(Pacer):
 
 
 class LinearPacer(Pacer):
-    """One chain of most probable tokens (Leviathan et al., arXiv 2211.17192)."""
+    """Grows one chain of the most probable tokens (Leviathan et al., arXiv 2211.17192)."""
 
     name = PacerName.LINEAR
 
@@ -161,9 +167,9 @@ PACERS: dict[str, type[Pacer]] = {
 
 
 def _growing(tree: TokenTree, nodes: Sequence[int], limits: Limits) -> NDArray[np.int64]:
-    """The subset of `nodes` that may have children and are probable enough for them."""
+    """The subset of `nodes` that may have children by depth and confidence."""
     found = np.asarray(nodes, np.int64)
     found = found[tree.depth[found] < limits.max_depth]
-    if limits.least_confidence and len(tree) > limits.n_hidden:
-        found = found[tree.cumulative[found] >= limits.least_confidence]
+    if limits.min_confidence and len(tree) > limits.n_hidden:
+        found = found[tree.cumulative[found] >= limits.min_confidence]
     return found

@@ -1,6 +1,6 @@
-"""One text of the target and of its drafters: what all of them have committed.
+"""One text of the target and of its drafters, with the tokens that they have committed.
 
-Keeps their KV caches a transaction. It knows models through the port, and no rule.
+Keeps their KV caches consistent. Knows models through their port, and no rule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edgespec.tree import TokenTree
 
 
 class Pair:
-    """One text of a target, and the drafters that follow it."""
+    """One text of a target and the drafters of this text."""
 
     def __init__(
         self,
@@ -27,21 +27,21 @@ class Pair:
         passes: Passes,
         text: int = 0,
     ) -> None:
-        """`target` is the text of that number, as a model of its own."""
+        """`target` is a view of text number `text` of the model."""
         self.target = target
         self.grower = grower
         self.passes = passes
         self.text = text
         self.committed: list[int] = []
-        """Tokens of the target's committed prefix; that of each drafter is a prefix of it."""
+        """Tokens of the target's committed prefix; each drafter has committed a prefix of it."""
         self.n_tiled = 0
-        """Committed tokens that were computed in tiles: the beginning of a long prompt."""
+        """Committed tokens computed in tiles of `prompt_tile`, as long prompts are."""
         self.n_drafted = 0
         """Committed tokens that the drafters have read."""
         self.running: ActiveRequest | None = None
-        """The request that the models work for."""
+        """The active request."""
         self.last_use = 0
-        """Number of the latest request, counted over all texts."""
+        """Sequence number of the latest request, over all texts."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -61,7 +61,7 @@ class Pair:
 
     @property
     def is_full(self) -> bool:
-        """True if the target's context takes no more tokens."""
+        """True if the target's context is full."""
         return len(self.committed) >= self.target.info.n_ctx
 
     def check_cancelled(self) -> None:
@@ -70,7 +70,7 @@ class Pair:
             self.running.check_cancelled()
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None) -> None:
-        """Commit `tokens` to the target, in its own batches."""
+        """Commit `tokens` to the target in batches of the prompt size."""
         read = partial(self.target.prefill, tokens, progress)
         self.passes.worker.run(read, self.target.cancel, self.check_cancelled)
         self.committed += tokens
@@ -84,7 +84,8 @@ class Pair:
         self.committed += (int(tree.token[node]) for node in path)
 
     def catch_up(self, grower: TreeGrower, except_last: int = 0) -> None:
-        """Let the drafters read tokens committed without them: a prompt, rounds without guesses."""
+        """Let the drafters read the committed tokens that they have not read: a prompt, or rounds
+        without guesses."""
         text = self.committed[: len(self.committed) - except_last]
         if grower.is_behind(text):
             with self.trace.span(Track.ENGINE, "catch up"):
@@ -95,7 +96,7 @@ class Pair:
     def rehearse(
         self, grower: TreeGrower, n_tokens: int, learns: bool = True
     ) -> Sequence[Rehearsed]:
-        """Try the draft on the last `n_tokens` committed tokens."""
+        """Rehearse the draft on the last `n_tokens` committed tokens."""
         with self.trace.span(Track.ENGINE, "rehearsal"):
             rehearse = partial(grower.rehearse, self.committed, n_tokens, learns)
             tried = self.passes.worker.run(rehearse, grower.cancel, self.check_cancelled)
@@ -104,7 +105,7 @@ class Pair:
         return tried
 
     def rewind(self, n_tokens: int) -> None:
-        """Leave the models with `n_tokens` of the committed text, or fewer, and nothing else."""
+        """Truncate the models to at most `n_tokens` of the committed text; drops provisional KV."""
         self.target.truncate(min(n_tokens, self.target.n_committed))
         del self.committed[min(n_tokens, self.target.n_committed) :]
         self.n_tiled = min(self.n_tiled, len(self.committed))
@@ -113,7 +114,7 @@ class Pair:
             self.grower.rewind(len(self.committed))
 
     def cancel(self) -> None:
-        """From any thread: make a running call of a model raise Cancelled soon."""
+        """Make a running call of a model raise Cancelled soon; callable from any thread."""
         self.target.cancel()
         if self.grower is not None:
             self.grower.cancel()

@@ -1,6 +1,6 @@
-"""Seconds of a pass of the target by its number of rows: a curve learnt from measured passes.
+"""Duration of a target pass as a function of its rows, learnt from measured passes.
 
-A frozen value. It reads no clock and calls no model.
+A frozen value; it reads no clock and calls no model.
 """
 
 from __future__ import annotations
@@ -17,136 +17,136 @@ from edgespec import theory
 from edgespec.engine.drafting.remembering import Numbers
 from edgespec.values import PassReport
 
-LONGEST_S, MOST_ROWS = 1e4, 1e4
-"""Remembered values above these are ignored."""
-SHORTEST_S = 1e-7
-"""Computing that takes less counts as this."""
+MAX_S, MAX_ROWS = 1e4, 1e4
+"""Larger values in stored state are ignored."""
+MIN_S = 1e-7
+"""Shorter compute times count as this."""
 
 
 class Knot(NamedTuple):
-    """Passes of about one number of rows."""
+    """A point of the curve: the estimated compute time of passes with about `rows` rows."""
 
     rows: float
     seconds: float
-    """Computing alone, neither waiting for reads nor experts, where the slowness is 1."""
+    """Compute time at slowdown 1, without stalls."""
     variance: float
-    """Variance of the logarithm of `seconds`."""
+    """Variance of log(seconds)."""
 
 
 class Wait(NamedTuple):
-    """Seconds that a pass waited for experts."""
+    """Stalls of one pass for experts."""
 
     rows: float
     first_s: float
-    """Part of them for what its first row chose."""
+    """Seconds of waiting for the experts of the first row."""
     all_s: float
+    """Seconds of waiting for the experts of all rows."""
 
 
 SHARINGS: Final = np.linspace(0.0, 1.5, 31)
-"""Powers of the number of rows that are looked at."""
+"""Candidate values of `PassCurve.sharing`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassCurve:
-    """Seconds of a pass by its rows: reading or computing, whichever takes longer.
+    """Seconds of a pass by its rows: max(reading, computing) + waiting for experts.
 
-    Computing is a curve through one knot an octave of rows (1, 2, 3-5, 6-11, ...), straight between
-    knots and never falling, so that one row, several rows and a tile may cost what they like. The
-    pass that read the prompt is the first knot: 35 rows at once tell what a row costs.
+    Compute time is a piecewise linear, non-decreasing function with one knot per octave of rows
+    (1, 2, 3-5, 6-11, ...), so that it can have steps and kinks. The pass over the prompt gives the
+    first knot.
 
-    Knots keep their ratios where the machine becomes slower or faster: a pass that takes longer or
-    shorter than expected tells partly of its number of rows, partly of the machine, each as much as
-    it was uncertain (a Kalman filter's gain). The first pass rescales what another run learnt.
+    All knots are multiplied by one slowdown, the current speed of the machine. The deviation of a
+    pass from its prediction is divided between its knot and the slowdown in proportion to their
+    variances (a Kalman filter). The first pass of a run rescales the knots of earlier runs.
 
-    Of a mixture, rows choose experts that have to be read for them, which nothing hides. That time
-    follows the share of all experts that so many rows choose. Of fine-grained experts the first row
-    of each pass tells what one costs, the others how alike rows choose.
+    The stall for a mixture's experts is proportional to the share of all experts that the rows
+    choose. For fine-grained experts, the stall of the first row gives the cost of one row, and that
+    of the others the similarity of the choices of adjacent rows.
     """
 
-    one_pass: ClassVar[float] = 0.04
+    initial_variance: ClassVar[float] = 0.04
     """Variance of a knot after one pass."""
-    slow_pass: ClassVar[float] = 0.1
-    fast_pass: ClassVar[float] = 0.01
-    """Variances of passes slower and faster than expected: other work makes a pass longer, nothing
-    makes it shorter."""
-    least: ClassVar[float] = 0.003
-    """A knot's variance after many passes: the machine is not the same all the time."""
-    sure: ClassVar[float] = 0.0066
+    slow_pass_variance: ClassVar[float] = 0.1
+    """Observation variance of passes slower than expected, as other processes can cause."""
+    fast_pass_variance: ClassVar[float] = 0.01
+    """Observation variance of passes faster than expected."""
+    min_variance: ClassVar[float] = 0.003
+    """Lower bound of a knot's variance."""
+    sure_variance: ClassVar[float] = 0.0066
     """Variance after three passes that were not slower than expected."""
-    ageing: ClassVar[float] = 0.002
-    """Growth of a knot's variance with a pass of another size."""
-    drift: ClassVar[float] = 0.004
-    """Growth of the slowness's variance with a pass."""
-    forgotten: ClassVar[float] = 0.1
-    """A knot of more variance is dropped, so that its size may be tried again; outer ones stay."""
+    ageing_variance: ClassVar[float] = 0.002
+    """Increase of a knot's variance per pass of another size."""
+    drift_variance: ClassVar[float] = 0.004
+    """Increase of the slowdown's variance per pass."""
+    max_variance: ClassVar[float] = 0.1
+    """Inner knots above this variance are dropped, so that their sizes are tried again."""
     guessed_slope: ClassVar[float] = 0.1
-    """A further row's share of a pass over one, while one row is all that was seen."""
+    """Assumed cost of a further row relative to one row, until several rows were measured."""
     usual_growth: ClassVar[float] = 0.75
-    """Power of the number of rows with which a pass grows, below the fewest rows that were seen."""
-    largest_rise: ClassVar[float] = 1.3
-    """A pass that takes longer than so many times the mean counts as one that took so long."""
+    """Exponent of the extrapolation to fewer rows than were measured: seconds ~ rows^0.75."""
+    max_rise: ClassVar[float] = 1.3
+    """Upper bound of a measured time relative to the expected time; longer ones are clipped."""
     idle_share: ClassVar[float] = 0.05
-    """A pass that waited for less of its time shows only an upper bound of what reads take."""
-    latest_waits: ClassVar[int] = 16
-    """Passes over several rows that tell how alike rows choose experts."""
-    waits_before: ClassVar[int] = 4
-    """Passes over two rows as which the sharing known before counts."""
+    """Passes that stalled for a smaller share give only an upper bound of the read time."""
+    max_waits: ClassVar[int] = 16
+    """Number of passes over several rows from which `sharing` is fitted."""
+    prior_waits: ClassVar[int] = 4
+    """Weight of the prior `sharing`, as a number of passes over two rows."""
     fine_share: ClassVar[float] = 0.125
-    """Share of the experts that a row uses, up to which they are fine-grained."""
+    """Experts are fine-grained if one row uses at most this share of them."""
     first_row_share: ClassVar[float] = 0.05
-    """Weight of a pass in what the experts of one row cost, after many passes."""
-    least_growth: ClassVar[float] = 1 / 16
-    """Share of a text by which its prompt's passes must be over more or less of it than those
-    before, or attention is not taken to be the reason for what they took."""
+    """Weight of the newest pass in `all_experts_s`, after many passes."""
+    min_growth: ClassVar[float] = 1 / 16
+    """Least relative change of the context at which a change of pass time is attributed to
+    attention."""
     short_text: ClassVar[int] = 512
-    """Tokens more or less that make no difference to a pass."""
+    """Least absolute change for the same, in tokens."""
 
     used_share: float = 1.0
-    """Share of a mixture's experts that one row uses."""
+    """Share of a mixture's experts that one row uses; 1 for a dense model."""
     all_experts_s: float = 0.0
-    """Seconds that a pass would wait for experts if its rows chose all of them."""
+    """Estimated stall of a pass whose rows choose all experts."""
     n_first_rows: int = 0
-    """Passes whose first rows told that."""
+    """Number of first-row stalls in this estimate."""
     sharing: float = theory.USUAL_SHARING
-    """Power of the number of rows with which the experts that they choose grow."""
+    """Exponent: n adjacent rows choose as many distinct experts as n^sharing independent rows."""
     waits: tuple[Wait, ...] = ()
-    """The latest passes over several rows."""
+    """Stalls of the latest passes over several rows."""
     read_s: float = 0.0
-    """Seconds that reading what every pass needs takes."""
+    """Seconds of reading the streamed segments, once per pass."""
     contention: float = 1.0
-    """Computing takes 1 + contention times as long while a draft works beside it; 1 is a fair half
-    of the same cores."""
+    """Relative increase of the compute time while a draft runs; 1 is an even share of the cores."""
     knots: tuple[Knot, ...] = ()
-    """Ascending by rows."""
-    slowness: float = 0.0
-    """Times as long as the knots say that computing takes now; 0 before this run's first pass."""
-    doubt: float = 0.0
-    """Variance of the logarithm of `slowness`."""
+    """Points of the curve, ascending by rows."""
+    measured_slowdown: float = 0.0
+    """Current compute time relative to the knots; 0 before this run's first pass."""
+    slowdown_variance: float = 0.0
+    """Variance of the logarithm of `measured_slowdown`."""
     n_context: int = 0
-    """Tokens of the text that passes are over."""
+    """Tokens of context to which the knots apply."""
 
     @property
-    def times(self) -> float:
-        """Times as long as what was learnt says that computing takes now."""
-        return self.slowness or 1.0
+    def slowdown(self) -> float:
+        """Current compute time relative to the learnt one; 1 before this run's first pass."""
+        return self.measured_slowdown or 1.0
 
     @property
     def is_sure(self) -> bool:
-        """True if what a pass over one row takes rests on more than the first passes of a run,
-        which may be slow: on three, or on two that rescaled what another run learnt."""
+        """True if the time of a pass over one row is reliable: after three passes, after two with
+        the state of an earlier run, or at once if reading takes longer than computing."""
         if self.read_s > self._compute_one_s(1):
             return True
-        return (
-            bool(self.knots) and self.knots[0].variance < self.sure and self.doubt < self.one_pass
-        )
+        is_precise = bool(self.knots) and self.knots[0].variance < self.sure_variance
+        return is_precise and self.slowdown_variance < self.initial_variance
 
     @property
     def is_known(self) -> bool:
+        """True if at least one pass was measured."""
         return bool(self.knots) or self.read_s > 0
 
     def with_prompt(self, report: PassReport, n_context: int | None = None) -> PassCurve:
-        """The curve after a prompt was read to the end of a text of `n_context` tokens; None where
-        passes are over several texts."""
+        """The curve after reading a prompt, at whose end the context has `n_context` tokens; None
+        if passes serve several texts."""
         passes = max(1, report.passes)
         rows, wall_s = report.n_tokens / passes, report.wall_s / passes
         choice_s, stall_s = report.choice_stall_s / passes, report.stall_s / passes
@@ -157,14 +157,14 @@ class PassCurve:
             return after
         after = after._with_all_experts(rows, choice_s)
         grown = n_now - report.n_tokens / 2 - n_before
-        is_telling = abs(grown) > max(self.short_text, self.least_growth * n_now)
-        if n_context is None or not self.slowness or not is_telling:
+        is_telling = abs(grown) > max(self.short_text, self.min_growth * n_now)
+        if n_context is None or not self.measured_slowdown or not is_telling:
             return after._with_knot(rows, wall_s - stall_s)
         return after._with_attention(rows, wall_s - stall_s, (n_now - n_before) / grown)
 
     def with_pass(self, n_rows: int, report: PassReport, drafted_beside: bool) -> PassCurve:
-        """The curve after a pass over so many rows. One beside which a draft worked shows what that
-        costs, and nothing of what computing takes alone."""
+        """The curve after a pass over `n_rows`. A pass beside drafting (`drafted_beside`) updates
+        the contention instead of the compute time."""
         idle_s = report.stall_s - report.choice_stall_s
         compute_s = max(0.0, report.wall_s - report.stall_s)
         rest_s = report.wall_s - report.choice_stall_s
@@ -174,7 +174,7 @@ class PassCurve:
         return after._with_experts(n_rows, report)._with_knot(n_rows, compute_s)
 
     def compute_s(self, n_rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Seconds of computing for these numbers of rows, ascending."""
+        """Compute times of passes over these numbers of rows, in ascending order."""
         if not self.knots:
             return np.zeros(len(n_rows))
         rows, seconds = self._points
@@ -184,19 +184,19 @@ class PassCurve:
             else self.guessed_slope * seconds[-1]
         )
         beyond = slope * np.maximum(0.0, n_rows - rows[-1])
-        return self.times * np.asarray(np.interp(n_rows, rows, seconds) + beyond)
+        return self.slowdown * np.asarray(np.interp(n_rows, rows, seconds) + beyond)
 
     def _compute_one_s(self, n_rows: float) -> float:
         return float(self.compute_s(np.array([n_rows]))[0])
 
     def seconds(self, n_rows: NDArray[Any], beside: bool = False) -> NDArray[np.float64]:
-        """Seconds of passes over these numbers of rows; `beside`, while a draft works."""
+        """Times of passes over these numbers of rows, beside drafting or not."""
         compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
         seconds = np.maximum(compute_s, self.read_s)
         return seconds if self.used_share == 1 else seconds + self.experts_s(n_rows)
 
     def experts_s(self, n_rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Seconds in which passes over these numbers of rows wait for experts."""
+        """Stalls for experts in passes over these numbers of rows."""
         return self.all_experts_s * theory.chosen_share(self.used_share, n_rows, self.sharing)
 
     def expert_s(self, n_rows: int) -> float:
@@ -204,14 +204,14 @@ class PassCurve:
 
     @property
     def has_fine_experts(self) -> bool:
-        """True if a row uses so few of many experts that rows may cost many times one row."""
+        """True if several rows may read many times the experts of one row."""
         return self.used_share <= self.fine_share
 
     @property
-    def most_rows(self) -> float:
-        """Rows of a pass that may be tried: of fine-grained experts twice as many as were seen."""
+    def max_rows(self) -> float:
+        """Most rows of a pass; with fine-grained experts, twice as many as were measured."""
         if not self.has_fine_experts:
-            return MOST_ROWS
+            return MAX_ROWS
         return 2 * max([1.0, *(wait.rows for wait in self.waits)])
 
     def second(self, n_rows: int, beside: bool = False) -> float:
@@ -229,30 +229,32 @@ class PassCurve:
         return numbers
 
     def load_state_dict(self, numbers: Numbers) -> PassCurve:
-        """The curve of another run, rescaled by the passes of this one. Nonsense is ignored."""
+        """The curve of an earlier run, rescaled by the passes of this one; invalid values are
+        ignored."""
         knots = []
-        for octave in range(_octave(MOST_ROWS) + 1):
-            rows = within(numbers, f"rows {octave}", MOST_ROWS)
-            seconds = within(numbers, f"seconds {octave}", LONGEST_S)
-            variance = within(numbers, f"variance {octave}", 1.0, self.one_pass)
-            if rows >= 1 and seconds > SHORTEST_S and _octave(rows) == octave:
-                knots.append(Knot(rows, seconds, max(variance, self.least)))
+        for octave in range(_octave(MAX_ROWS) + 1):
+            rows = within(numbers, f"rows {octave}", MAX_ROWS)
+            seconds = within(numbers, f"seconds {octave}", MAX_S)
+            variance = within(numbers, f"variance {octave}", 1.0, self.initial_variance)
+            if rows >= 1 and seconds > MIN_S and _octave(rows) == octave:
+                knots.append(Knot(rows, seconds, max(variance, self.min_variance)))
         after = replace(
             self,
-            all_experts_s=self.all_experts_s or within(numbers, "all_experts_s", LONGEST_S),
+            all_experts_s=self.all_experts_s or within(numbers, "all_experts_s", MAX_S),
             sharing=self.sharing if self.waits else within(numbers, "sharing", 1.5, self.sharing),
             contention=within(numbers, "contention", 4.0, self.contention),
             knots=tuple(knots),
-            slowness=0.0,
+            measured_slowdown=0.0,
         )
         for knot in self.knots:
-            after = after._with_knot(knot.rows, self.times * knot.seconds)
+            after = after._with_knot(knot.rows, self.slowdown * knot.seconds)
         return after
 
     @property
     def _points(self) -> tuple[list[float], list[float]]:
-        """Rows and seconds of a curve that never falls: pools knots that contradict each other."""
-        pooled: list[list[float]] = []  # seconds, weight, how many knots
+        """Rows and seconds of the non-decreasing curve: averages adjacent knots that decrease
+        (pool adjacent violators)."""
+        pooled: list[list[float]] = []  # seconds, weight, number of knots
         for knot in self.knots:
             pooled.append([knot.seconds, 1 / knot.variance, 1])
             while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
@@ -270,61 +272,68 @@ class PassCurve:
         return rows, heights
 
     def _with_knot(self, rows: float, seconds: float) -> PassCurve:
-        seconds = max(seconds, SHORTEST_S)
+        """The curve after a pass over `rows` with this compute time."""
+        seconds = max(seconds, MIN_S)
         expected_s = self._compute_one_s(rows) or seconds
-        if not self.slowness and self.knots:
-            return replace(self, slowness=seconds / expected_s, doubt=self.one_pass)
-        if not self.slowness:
-            return replace(self, slowness=1.0)._with_knot(rows, seconds)
+        if not self.measured_slowdown and self.knots:
+            return replace(
+                self,
+                measured_slowdown=seconds / expected_s,
+                slowdown_variance=self.initial_variance,
+            )
+        if not self.measured_slowdown:
+            return replace(self, measured_slowdown=1.0)._with_knot(rows, seconds)
         kept, mine = [], None
         for knot in self.knots:
             if _octave(knot.rows) == _octave(rows):
                 mine = knot
             elif knot in (self.knots[0], self.knots[-1]):
                 kept.append(knot)
-            elif knot.variance <= self.forgotten:
-                kept.append(knot._replace(variance=knot.variance + self.ageing))
+            elif knot.variance <= self.max_variance:
+                kept.append(knot._replace(variance=knot.variance + self.ageing_variance))
         if mine is None:
             if self.knots and self.knots[0].rows < rows < self.knots[-1].rows:
                 seconds = min(seconds, math.sqrt(seconds * expected_s))
-            mine = Knot(rows, seconds / self.slowness, self.one_pass)
+            mine = Knot(rows, seconds / self.measured_slowdown, self.initial_variance)
             return replace(self, knots=tuple(sorted([*kept, mine])))
-        surprise = min(math.log(seconds / expected_s), math.log(self.largest_rise))
-        doubt = self.doubt + self.drift
-        total = doubt + mine.variance + (self.slow_pass if surprise > 0 else self.fast_pass)
-        own, common = mine.variance / total, doubt / total
+        surprise = min(math.log(seconds / expected_s), math.log(self.max_rise))
+        slowdown_variance = self.slowdown_variance + self.drift_variance
+        noise = self.slow_pass_variance if surprise > 0 else self.fast_pass_variance
+        total = slowdown_variance + mine.variance + noise
+        own, common = mine.variance / total, slowdown_variance / total  # Kalman gains
         at = mine.rows + own * (rows - mine.rows)
-        height = self._compute_one_s(at) / self.slowness * math.exp(own * surprise)
-        mine = Knot(at, height, max(self.least, mine.variance * (1 - own)))
+        height = self._compute_one_s(at) / self.measured_slowdown * math.exp(own * surprise)
+        mine = Knot(at, height, max(self.min_variance, mine.variance * (1 - own)))
         return replace(
             self,
             knots=tuple(sorted([*kept, mine])),
-            slowness=self.slowness * math.exp(common * surprise),
-            doubt=doubt * (1 - common),
+            measured_slowdown=self.measured_slowdown * math.exp(common * surprise),
+            slowdown_variance=slowdown_variance * (1 - common),
         )
 
-    def _with_attention(self, rows: float, seconds: float, times: float) -> PassCurve:
-        """The curve for a text of another length, whose prompt took `seconds` for so many rows, and
-        whose end makes `times` as much of a difference as the prompt did.
+    def _with_attention(self, rows: float, seconds: float, ratio: float) -> PassCurve:
+        """The curve for a context of another length, after a prompt pass of `rows` and `seconds`.
 
-        Attention takes as long for a row as the text is long, whatever the other rows are.
+        Attention adds a time per row that is proportional to the context. `ratio` is the change of
+        the context at the end of the prompt, divided by its average change while it was read.
         """
         expected_s = self._compute_one_s(rows)
-        row_s = times * (seconds - expected_s) / rows / self.slowness
+        row_s = ratio * (seconds - expected_s) / rows / self.measured_slowdown
         least = min(1.0, seconds / expected_s)
         return replace(
             self,
             knots=tuple(
                 Knot(
                     knot.rows,
-                    max(least * knot.seconds, knot.seconds + row_s * knot.rows, SHORTEST_S),
-                    max(knot.variance, self.one_pass),
+                    max(least * knot.seconds, knot.seconds + row_s * knot.rows, MIN_S),
+                    max(knot.variance, self.initial_variance),
                 )
                 for knot in self.knots
             ),
         )
 
     def _with_experts(self, rows: int, report: PassReport) -> PassCurve:
+        """The curve after the stalls of a pass for experts."""
         if self.used_share == 1:
             return self
         first_s, all_s = report.first_row_stall_s, report.choice_stall_s
@@ -339,24 +348,23 @@ class PassCurve:
         if rows == 1:
             return after
         usual_s = self.used_share * found_s
-        usual = Wait(2, usual_s, usual_s * float(self._times(np.array(2), self.sharing)))
-        before = self.waits or (usual,) * self.waits_before
-        waits = (*before, Wait(rows, first_s, all_s))[-self.latest_waits :]
-        return replace(after, waits=waits, sharing=self._explaining(waits))
+        usual = Wait(2, usual_s, usual_s * float(self._expert_ratio(np.array(2), self.sharing)))
+        before = self.waits or (usual,) * self.prior_waits
+        waits = (*before, Wait(rows, first_s, all_s))[-self.max_waits :]
+        return replace(after, waits=waits, sharing=self._fitted_sharing(waits))
 
-    def _explaining(self, waits: Sequence[Wait]) -> float:
-        """The sharing that explains what passes waited for all rows by what they waited for their
-        first ones."""
+    def _fitted_sharing(self, waits: Sequence[Wait]) -> float:
+        """The exponent with which the stalls for first rows predict the total of all stalls."""
         rows, first_s, all_s = np.array(waits).T
-        expected_s = (first_s * self._times(rows, SHARINGS[:, None])).sum(axis=1)
+        expected_s = (first_s * self._expert_ratio(rows, SHARINGS[:, None])).sum(axis=1)
         return float(np.interp(all_s.sum(), expected_s, SHARINGS))
 
-    def _times(self, n_rows: NDArray[Any], sharing: Any) -> NDArray[np.float64]:
-        """Times as many experts as one row that so many rows choose."""
+    def _expert_ratio(self, n_rows: NDArray[Any], sharing: Any) -> NDArray[np.float64]:
+        """Distinct experts that `n_rows` choose, relative to one row."""
         return theory.chosen_share(self.used_share, n_rows, sharing) / self.used_share
 
     def _with_all_experts(self, rows: float, choice_s: float) -> PassCurve:
-        """The curve after a pass of which only what all of its rows waited counts."""
+        """The curve after a pass of which only the stall of all rows together is known."""
         if self.used_share == 1:
             return self
         found_s = choice_s / float(theory.chosen_share(self.used_share, rows, self.sharing))
@@ -369,12 +377,12 @@ class PassCurve:
             return self
         found = max(0.0, wall_s / compute_s - 1)
         if wall_s < 1.05 * self.read_s:
-            # Reads hid the rest: this is an upper bound.
+            # reading took as long, so this is an upper bound
             found = min(found, self.contention)
         return replace(self, contention=0.7 * self.contention + 0.3 * min(found, 4.0))
 
     def _read_s_after(self, wall_s: float, idle_s: float, measured_s: float) -> float:
-        """Seconds of reading, measured by the store, else those of a pass that waited."""
+        """The read time after a pass: as measured by the store, or inferred from stalls."""
         waited = idle_s > self.idle_share * wall_s
         if measured_s > 0:
             before_s = self.read_s or measured_s
@@ -384,7 +392,7 @@ class PassCurve:
 
 
 def within(numbers: Numbers, name: str, most: float, default: float = 0.0) -> float:
-    """A remembered number, kept between 0 and `most`."""
+    """A number of stored state, limited to [0, `most`]."""
     return min(max(numbers.get(name, default), 0.0), most)
 
 

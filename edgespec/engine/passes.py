@@ -1,6 +1,6 @@
-"""Passes of the target, for one text or several, out of the thread that receives Ctrl-C.
+"""Runs passes of the target over one text or several, long ones in a thread of their own.
 
-It knows models through the port, and no rule.
+Knows models through their port, and no rule.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from edgespec.ports.texts import HoldsTexts, PassPart
 from edgespec.tracing.spans import Trace, Track
 
 SHORT_PASS_S = 0.01
-"""A resident target's pass that is shorter, to go by those before, runs in the caller's thread: it
-keeps nobody's Ctrl-C waiting, and to wake another thread takes a tenth of a millisecond, and far
-longer on a busy machine. An exception of a signal handler that breaks into a callback is lost, so
-that passes which call back never run there."""
+"""Passes expected to be shorter run in the caller's thread if the target is resident: they do not
+delay Ctrl-C, and waking another thread takes 0.1 ms or more. Passes with callbacks never do, as an
+exception of a signal handler would be lost within a callback."""
 
 Logits = list[np.ndarray]
 """Logits of each part of a pass, float32 [nodes, n_vocab]."""
 
 
 class Passes(Closeable):
-    """A target at work, with a thread for what takes long. The model is borrowed."""
+    """Evaluates passes of a target, in a worker thread if they are long. Borrows the model."""
 
     def __init__(self, target: LanguageModel, clock: Callable[[], float], trace: Trace) -> None:
         self.target = target
         self.calls_back = target.paging().segments > 0
-        """True if a pass calls back while it computes, as paging does."""
+        """True if a pass has callbacks, as for paging."""
         self.clock = clock
         self.trace = trace
         self.worker = Worker()
@@ -44,8 +43,10 @@ class Passes(Closeable):
         beside: Callable[[Running[Logits]], None] | None,
         check: Callable[[], None],
     ) -> Logits:
-        """Logits of one pass, beside which `beside` works. `check` is called now and then, and may
-        raise."""
+        """Make one pass and return its logits; `beside` runs during the pass.
+
+        `check` is called repeatedly and may raise.
+        """
         is_short = 0 < self._usual_pass_s < SHORT_PASS_S
         n_rows = sum(part.n_rows for part in parts)
         with self.trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
@@ -62,11 +63,11 @@ class Passes(Closeable):
 
     @property
     def usual_pass_s(self) -> float:
-        """Duration of a pass, to go by those before; 0 before the first."""
+        """Expected seconds of a pass; 0 before the first."""
         return self._usual_pass_s
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """Stop the worker thread. Idempotent."""
         self.worker.close()
 
     def _evaluate(self, parts: Sequence[PassPart]) -> Logits:
@@ -76,5 +77,5 @@ class Passes(Closeable):
         return self.target.evaluate_together(parts)
 
     def _expect_pass(self, pass_s: float) -> None:
-        """Update the usual duration; one slow pass at most doubles it."""
+        """Update the expected duration; one slow pass at most doubles it."""
         self._usual_pass_s = min(pass_s, 2 * self._usual_pass_s) if self._usual_pass_s else pass_s

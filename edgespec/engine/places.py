@@ -1,6 +1,6 @@
-"""Places of an engine's texts: where a request begins, so that most of its prompt is held already.
+"""Chooses the text in which a request runs, so that most of its prompt is already computed.
 
-Knows what texts hold, and no pass.
+Knows the tokens of texts, but no passes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from edgespec.ports.texts import HoldsTexts
 def choose_place(
     pairs: Sequence[Pair], request: ActiveRequest, draft: LanguageModel | None
 ) -> Pair:
-    """The text that the request goes on with, one that nobody uses.
+    """The unused text in which the request will run.
 
-    A text whose end the prompt continues is continued. Otherwise the text that was unused for the
-    longest time makes room, and begins with what any other text holds of the prompt.
+    This is a text that the prompt continues, or else the least recently used one, which then
+    shares the longest prefix of the prompt that any text has.
     """
     if len(pairs) == 1 or request.terms.keeper is not None:
         return pairs[0]
@@ -36,7 +36,7 @@ def choose_place(
 
 
 def _share(source: Pair, target: Pair, n_tokens: int, draft: LanguageModel | None) -> None:
-    """Let one text begin with the first tokens of another, which are kept once."""
+    """Share the KV of the first tokens of `source` with `target`."""
     model = source.passes.target
     assert isinstance(model, HoldsTexts)
     target.rewind(0)

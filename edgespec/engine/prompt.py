@@ -1,4 +1,4 @@
-"""Reading of a prompt: what differs from the text before it, and its end with the first token.
+"""Prompt reading: reuses the common prefix, evaluates the rest, and picks the first token.
 
 Knows the pair and the request; it does not draft.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.engine.experience import LONGEST_REHEARSAL, SHORTEST_REHEARSAL
+from edgespec.engine.experience import MAX_REHEARSAL, MIN_REHEARSAL
 from edgespec.engine.learning import Learning
 from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pair import Pair
@@ -22,20 +22,20 @@ from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PassReport, TokenEvent
 
 N_LEFT = 8
-"""Tokens before a prompt's last one that a model with recurrent state reads together with it. The
-state before them is kept: a template may leave them out where the next turn begins."""
-PORTION = 64
-"""Tokens of prompts that a pass of several texts reads though computing them takes time."""
+"""Last tokens of a prompt that a model with recurrent state reads in one pass. The state before
+them is kept, as a template may omit them in the next turn."""
+MIN_PROMPT_ROWS = 64
+"""Prompt tokens that a pass of several texts reads even if reads do not hide their compute time."""
 
 
 def read_prompt(
     pair: Pair, request: ActiveRequest, learning: Learning, n_others: int = 0
 ) -> Iterator[None]:
-    """Commit all but the prompt's last token, reading only the part whose KV the target does not
-    hold as it would compute it. With `n_others` texts at work it stops after each pass of several.
+    """Commit the prompt without its last token, reusing the KV that the target holds.
 
-    What passes can read beside the trees of others, and a rest that fits into one pass, is left to
-    a `Tail`. Drafters read the prompt where that pays.
+    With `n_others` other active texts, yields between passes. A rest that fits into one pass, or
+    that passes can read together with trees of other texts, is left to a `Tail`. Drafters read the
+    prompt if guesses are planned.
     """
     pair.check_cancelled()
     prompt = list(request.reading)
@@ -78,12 +78,14 @@ def read_prompt(
 
 
 def _portions(pair: Pair, unread: Sequence[int]) -> list[int]:
-    """Ends of the passes that read the prompt, all of one size: a short one may round otherwise."""
+    """Ends of the passes over a prompt. They are of equal size, as a short one may round
+    differently."""
     n_passes = _n_passes(pair, len(unread))
     return [len(unread) * (n + 1) // n_passes for n in range(n_passes)]
 
 
 def _sum(before: PassReport | None, now: PassReport) -> PassReport:
+    """The report of both readings together."""
     if before is None:
         return now
     return replace(
@@ -105,7 +107,7 @@ def _draft_reads(
     report: PassReport | None,
     n_others: int,
 ) -> None:
-    """Let the drafters read what they must if guesses are planned."""
+    """Let the drafters read the prompt and rehearse on its end, if guesses are planned."""
     if pair.grower is None:
         return
     room = request.transcript.room
@@ -114,9 +116,9 @@ def _draft_reads(
     if learning.planner.plan().guesses:
         pair.grower.prepare(pair.committed, request.reading[-1])
         begun = pair.clock()
-        n_tried = min(LONGEST_REHEARSAL, learning.planner.account.unread)
+        n_tried = min(MAX_REHEARSAL, learning.planner.account.unread)
         tried: Sequence[Rehearsed] = ()
-        if n_tried >= SHORTEST_REHEARSAL:
+        if n_tried >= MIN_REHEARSAL:
             pair.catch_up(pair.grower, n_tried)
             tried = pair.rehearse(pair.grower, n_tried, learns=False)
         pair.catch_up(pair.grower)
@@ -124,10 +126,10 @@ def _draft_reads(
 
 
 class Tail:
-    """The rest of a prompt that is read in passes which trees of others may share. The first token
-    comes with its end.
+    """The rest of a prompt, read in passes that may also verify trees of other texts.
 
-    The next turn of a conversation costs one pass so, instead of a prefill and one.
+    Its last pass also gives the first token, so that the next turn of a conversation may take one
+    pass instead of two.
     """
 
     def __init__(self, pair: Pair, request: ActiveRequest) -> None:
@@ -141,12 +143,12 @@ class Tail:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that are left."""
+        """Number of tokens yet to be read."""
         return len(self._request.reading) - len(self._pair.committed)
 
     def part(self, most: int) -> PassPart:
-        """The next tokens, `most` of them or fewer: the last of all is a node, and so are those
-        before it where the model cannot read them in a pass of others."""
+        """The next tokens, at most `most`. The prompt's last token is a node of a tree; so are the
+        others, unless the model reads prompts in shared passes."""
         begin = len(self._pair.committed)
         tokens = self._request.reading[begin : begin + most]
         if self.info.prompts_share_passes:
@@ -159,7 +161,7 @@ class Tail:
         return PassPart(self._pair.text, tree, range(len(tree)))
 
     def take(self, part: PassPart, logits: np.ndarray) -> TokenEvent | None:
-        """Commit a part; with the last one comes the first token."""
+        """Commit a part; returns the first token after the last part."""
         pair, request = self._pair, self._request
         event = None
         if part.n_rows == self.n_tokens:
@@ -181,15 +183,15 @@ class Tail:
 
 
 def parts_of(tails: Sequence[Tail], n_trees: int, max_nodes: int, n_hidden: int) -> list[PassPart]:
-    """Parts of rests of prompts in a pass of so many trees, the shortest rests first.
+    """Parts of prompts in a pass with `n_trees` trees, the shortest prompts first.
 
-    Several texts have the `n_hidden` rows that cost nothing, and a few in any case: nobody's text
-    stops while a long prompt is read.
+    If texts share the pass, prompts get the rows whose compute time is hidden (`n_hidden`), at
+    least `MIN_PROMPT_ROWS`, so that a long prompt does not stop other texts.
     """
     info = tails[0].info
     left = (info.max_rows if info.prompts_share_passes else max_nodes) - n_trees
     if info.prompts_share_passes and n_trees + len(tails) > 1:
-        left = min(left, max(PORTION, n_hidden - n_trees))
+        left = min(left, max(MIN_PROMPT_ROWS, n_hidden - n_trees))
     parts: list[PassPart] = []
     for tail in sorted(tails, key=lambda tail: tail.n_tokens):
         if left > 0:
@@ -204,8 +206,8 @@ def is_read(pair: Pair, request: ActiveRequest) -> bool:
 
 
 def reusable(pair: Pair, text: Sequence[int]) -> int:
-    """Number of leading tokens of `text` whose KV the target holds as reading all of it would
-    compute it: a session's past shall not change what is written."""
+    """Number of leading tokens of `text` whose KV the target holds exactly as reading all of
+    `text` would compute it, so that earlier texts do not change the output."""
     info = pair.target.info
     reused = common_length(pair.committed, text)
     if _is_tiled(pair, text):
@@ -218,15 +220,15 @@ def reusable(pair: Pair, text: Sequence[int]) -> int:
 
 
 def _is_tiled(pair: Pair, text: Sequence[int]) -> bool:
-    """True if a prompt is computed otherwise than the tokens generated after it."""
+    """True if a prompt is computed in tiles, unlike generated tokens."""
     return 0 < pair.target.info.prompt_tile <= len(text)
 
 
 def _n_passes(pair: Pair, n_tokens: int) -> int:
-    """Passes that read so many tokens of a prompt."""
+    """Number of passes that read `n_tokens` of a prompt."""
     return -(-n_tokens // pair.target.info.prompt_batch)
 
 
 def _fits_a_pass(pair: Pair, n_tokens: int) -> bool:
-    """True if one pass can read so many tokens and say what follows them."""
+    """True if one pass can evaluate `n_tokens` and return logits."""
     return n_tokens <= pair.target.info.max_nodes

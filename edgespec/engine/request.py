@@ -1,6 +1,6 @@
-"""One request for text while the engine serves it: its sampler, its text so far and its figures.
+"""A request while the engine serves it: its sampler, its transcript and its measurements.
 
-Knows no model; a generation is the caller's handle of it.
+Knows no model. A generation is the caller's handle of a request.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from edgespec.values import GenerationResult, PagingStats
 
 @dataclass(eq=False, slots=True)
 class ActiveRequest:
-    """A request that was admitted: its sampler, its text so far and its figures."""
+    """An admitted request with its sampler, transcript and measurements."""
 
     terms: TextRequest
-    """The request as it was made."""
+    """The request as submitted."""
     sampler: Sampler
     transcript: Transcript
     tally: Tally = field(default_factory=Tally)
     shift: ContextShift | None = None
-    """Rule for the end of the context; None ends the text there."""
+    """Rule for a full context; None ends the text there."""
     held: tuple[int, ...] | None = None
-    """Tokens that the latest shift of the context left."""
+    """Tokens that remained after the latest context shift; None before any."""
     cancelled: threading.Event = field(default_factory=threading.Event)
-    """Set at any moment, from any thread, and never cleared."""
+    """Set by any thread to cancel the request; never cleared."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -41,23 +41,23 @@ class ActiveRequest:
 
     @property
     def reading(self) -> tuple[int, ...]:
-        """Tokens that the models read before the text goes on: the prompt, or what a shift of the
-        context left."""
+        """Tokens that the models read before generating: the prompt, or the rest of a context
+        shift."""
         return self.prompt if self.held is None else self.held
 
     @property
     def progress(self) -> Progress | None:
-        """Progress of reading the prompt; a shift comes in the middle of what is shown."""
+        """Callback for the progress of reading the prompt; None after a context shift."""
         return self.terms.progress if self.held is None else None
 
     def shift_context(self, held: Sequence[int]) -> None:
-        """The context holds no more than `held`: go on with a part of it."""
+        """Drop a part of `held`, the tokens of the full context."""
         assert self.shift is not None
         self.held = self.shift.left(held, len(self.prompt))
         self.tally.dropped_tokens += len(held) - len(self.held)
 
     def forget_grammar(self) -> None:
-        """Free what the grammar takes: the text has ended."""
+        """Release the grammar's memory, when the text has ended."""
         self.terms = replace(self.terms, constraint=None)
         self.sampler.forget_constraint()
 
@@ -67,9 +67,9 @@ class ActiveRequest:
             raise Cancelled("the generation was cancelled")
 
     def result(self, paging: PagingStats | None = None, load_s: float = 0.0) -> GenerationResult:
-        """The text and figures so far; a text that nothing has ended yet counts as cancelled.
+        """The text and measurements so far; an unfinished text counts as cancelled.
 
-        `paging` is the cost of this request, `load_s` that of loading the models.
+        `paging` has the reads of this request, `load_s` is the time of loading the models.
         """
         return GenerationResult(
             text=self.transcript.text,

@@ -1,7 +1,6 @@
-"""One round: planned, grown, selected, and measured.
+"""One round of one text: planned, grown, accepted, and measured.
 
-Applies the rules it is given. The order of its steps is the loop's, learning from the outcome
-another module's.
+Applies the given rules. `loop` calls its steps in order, `learning` evaluates the outcome.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from edgespec.engine.chances import Chances
 from edgespec.engine.decision import Point, RoundPlan, RoundPlanner
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome, Tally
+from edgespec.engine.outcome import PathNode, Rehearsed, RoundOutcome, Tally
 from edgespec.engine.pacer import Limits
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
@@ -35,8 +34,7 @@ def begin_round(
     request: ActiveRequest,
     n_others: int = 0,
 ) -> RoundInProgress:
-    """A round that is planned, and whose drafters have read the text; `n_others` texts share its
-    pass."""
+    """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
     pair.check_cancelled()
     begun = pair.clock()
     plan = planner.plan()
@@ -47,15 +45,15 @@ def begin_round(
         pair.catch_up(grower)
     elif not n_others and pair.grower is not None and pair.grower.is_ready:
         found = pair.grower.rehearse(pair.committed, 1, free=True)
-        if plan.rehearses:
-            rehearsed = pair.rehearse(pair.grower, plan.rehearses)
+        if plan.n_rehearsed:
+            rehearsed = pair.rehearse(pair.grower, plan.n_rehearsed)
     reading_s = pair.clock() - begun
     room = request.transcript.room
     limits = rules.limits(
         n_free=pair.target.info.n_ctx - len(pair.committed),
         room=room,
         n_hidden=planner.n_hidden if grower else 0,
-        least_confidence=planner.least_confidence() if grower else 0.0,
+        min_confidence=planner.min_confidence() if grower else 0.0,
     )
     return RoundInProgress(
         pair=pair,
@@ -75,7 +73,7 @@ def begin_round(
 
 
 def _ready_grower(pair: Pair, plan: RoundPlan, root_token: int, tally: Tally) -> TreeGrower | None:
-    """The pair's grower; None if it cannot follow the text or the plan is a round without it."""
+    """The pair's grower; None if no drafter can guess here or the plan has no guesses."""
     grower = pair.grower
     if grower is None:
         return None
@@ -94,7 +92,7 @@ def _ready_grower(pair: Pair, plan: RoundPlan, root_token: int, tally: Tally) ->
 
 @dataclass(slots=True)
 class RoundInProgress:
-    """One round: its rules and limits, and its cost so far."""
+    """A round: its rules and limits, and its costs so far."""
 
     pair: Pair
     grower: TreeGrower | None
@@ -104,7 +102,7 @@ class RoundInProgress:
     plan: RoundPlan
     limits: Limits
     limits_beside: Limits
-    """Limits of what grows beside the pass."""
+    """Limits of growth during the pass."""
     begun: float
     guesses_before: int
     draft_steps: int = 0
@@ -113,18 +111,18 @@ class RoundInProgress:
     rehearsed: Sequence[Rehearsed] = ()
     found: Sequence[Rehearsed] = ()
     growing_s: float = 0.0
-    """Seconds of the draft steps of all texts before the pass."""
+    """Seconds of the draft steps before the pass, for all texts together."""
     imagined: Point | None = None
-    """The best round that the tree would have allowed, whatever the credit was."""
-    reached: Sequence[Reached] = ()
+    """The best point for this tree, ignoring the credit."""
+    path_nodes: Sequence[PathNode] = ()
     steps_beside: int = 0
     provisional: range = range(0)
-    """Keys of the nodes drafted beside the pass."""
+    """Keys of the nodes drafted during the pass."""
     failure: Exception | None = None
-    """Failure of a drafter while it followed what was accepted, which is still to be yielded."""
+    """Error of a drafter after acceptance, raised once the accepted tokens were yielded."""
 
     def start(self, tree: TokenTree, sampler: Sampler) -> TokenTree:
-        """The tree with the nodes that cost nothing."""
+        """Add the guesses that cost no draft step to the tree."""
         if self.grower is None:
             tree = tree.bare()
         hang_forced(tree, sampler, self.limits)
@@ -133,21 +131,20 @@ class RoundInProgress:
         return tree
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
-        """Ends of the tree at which a drafter may be asked to go on."""
+        """Nodes at which the tree can grow by a draft step."""
         return self.grower.open_nodes(tree) if self.grower is not None else []
 
     def step(self, tree: TokenTree, open_nodes: Sequence[int]) -> bool:
-        """One draft step before the pass. False if no growth within the limits is of use."""
+        """Make one draft step before the pass; False if the pacer finds nothing to extend."""
         assert self.grower is not None
         grew = self._step(tree, open_nodes, self.grower, self.limits, Track.ENGINE)
         self.draft_steps += grew
         return grew
 
     def step_beside(self, tree: TokenTree, open_nodes: Sequence[int]) -> bool:
-        """One draft step beside the pass over this tree, past what was selected.
+        """Make one draft step during the pass over this tree.
 
-        What it adds is worth something if the accepted path leads there: the next round starts
-        with it.
+        Its guesses are used by the next round if they are below the new root.
         """
         assert self.grower is not None
         first_key = tree.next_key
@@ -160,36 +157,36 @@ class RoundInProgress:
 
     @property
     def free_sources(self) -> Collection[str]:
-        """Sources of nodes that cost no step."""
+        """Sources whose guesses cost no draft step."""
         return self.grower.free_sources if self.grower is not None else ()
 
     @property
     def step_depth(self) -> int:
-        """Nodes in a row that one draft step adds."""
+        """Number of consecutive nodes that one draft step adds."""
         return self.grower.step_depth if self.grower is not None else 1
 
     def accept(
         self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray, request: ActiveRequest
     ) -> Accepted:
-        """The path that the acceptance rule takes through the verified nodes."""
+        """Apply the acceptance rule to the target's logits after `nodes`, [n_nodes, n_vocab]."""
         with self.pair.trace.span(Track.ENGINE, "accept") as span:
             accepted = accept(self.rules.acceptance, tree, nodes, logits, request)
             span.note(accepted=len(accepted.path) - 1)
         return accepted
 
-    def witness(
+    def observe_logits(
         self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray, accepted: Accepted
     ) -> None:
-        """Let the drafters see the target's logits, also after guesses that were rejected."""
+        """Pass the target's logits to the drafters, including those after rejected guesses."""
         if self.grower is None:
             return
-        self.reached = _reached(tree, accepted, self.planner.stop_rule is not None)
+        self.path_nodes = _path_nodes(tree, accepted, self.planner.stop_rule is not None)
         begun = self.pair.clock()
-        self.grower.witness(tree, nodes, logits)
+        self.grower.observe_logits(tree, nodes, logits)
         self.draft_s += self.pair.clock() - begun
 
     def reroot(self, tree: TokenTree, accepted: Accepted, is_last: bool) -> TokenTree:
-        """The tree below the target's own token, with the growth that already hangs there."""
+        """The tree below the target's own token, with the guesses that it already has there."""
         end, token = accepted.path[-1], accepted.tokens[-1]
         if self.grower is None:
             return tree.after(token)
@@ -214,7 +211,7 @@ class RoundInProgress:
     def end(
         self, tree: TokenTree, nodes: Sequence[int], accepted: Accepted, rerooted: TokenTree
     ) -> RoundOutcome:
-        """Cost and yield of the round: `nodes` of `tree` were verified. Traced."""
+        """Measure and trace the round after `nodes` of `tree` were verified."""
         outcome = self.outcome(tree, nodes, accepted, rerooted)
         if self.pair.trace.is_on:
             _record(self.pair.trace, outcome, self.begun, self.grower is not None)
@@ -224,7 +221,7 @@ class RoundInProgress:
     def outcome(
         self, tree: TokenTree, nodes: Sequence[int], accepted: Accepted, rerooted: TokenTree
     ) -> RoundOutcome:
-        """Cost and yield of the round: `nodes` of `tree` were verified."""
+        """Measurements of the round after `nodes` of `tree` were verified."""
         report = self.pair.target.last_report
         n_line_rows = 0
         if self.rules.computes_lines:
@@ -275,7 +272,7 @@ class RoundInProgress:
             steps_beside=self.steps_beside,
             expected=self.imagined.accepted if self.imagined else 0.0,
             expected_s=self.growing_s + (self.imagined.seconds if self.imagined else 0.0),
-            reached=self.reached,
+            path_nodes=self.path_nodes,
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
             accepted_by=Counter(tree.source[node] for node in accepted.path[1:]),
         )
@@ -288,7 +285,7 @@ class RoundInProgress:
         limits: Limits,
         track: Track,
     ) -> bool:
-        """One step of a drafter, recorded. False if nothing was to do, which is no step."""
+        """Make and trace one draft step; False if there was nothing to extend."""
         n_before = len(tree)
         trace = self.pair.trace
         with trace.span(track, "draft step") as span:
@@ -302,7 +299,7 @@ class RoundInProgress:
 
 
 def _record(trace: Trace, outcome: RoundOutcome, begun: float, has_guesses: bool) -> None:
-    """Add the span of a round that is over."""
+    """Trace a finished round."""
     trace.add(
         Track.ENGINE,
         "round",
@@ -318,19 +315,19 @@ def _record(trace: Trace, outcome: RoundOutcome, begun: float, has_guesses: bool
     )
 
 
-def _reached(tree: TokenTree, accepted: Accepted, has_stop_rule: bool) -> list[Reached]:
-    """Confidence and success of the guesses after each node of the accepted path."""
+def _path_nodes(tree: TokenTree, accepted: Accepted, has_stop_rule: bool) -> list[PathNode]:
+    """The nodes of the accepted path that had guesses below them."""
     found = []
     for node, token in zip(accepted.path, accepted.tokens, strict=True):
         children = tree.children(node)
         if children:
             claimed = min(1.0, float(tree.confidence[children].sum()))
-            is_sure = node != ROOT and bool(tree.confidence[node] >= Chances.sure)
+            is_sure = node != ROOT and bool(tree.confidence[node] >= Chances.high_confidence)
             best = children[int(tree.confidence[children].argmax())]
             was_right = tree.child(node, token) is not None
             was_first = int(tree.token[best]) == token
             entropy = tree.entropy(node) if has_stop_rule else 0.0
-            found.append(Reached(is_sure, claimed, was_right, was_first, entropy))
+            found.append(PathNode(is_sure, claimed, was_right, was_first, entropy))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The rules of the loop by name, and the sizes that they work within."""
+"""Settings of the engine: rules by name, and limits of trees and passes."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ from edgespec.settings.config import (
 from edgespec.values import ModelInfo
 
 PROVISIONAL_FACTOR = 8
-"""Nodes that a tree holds for each node of one pass."""
+"""Capacity of a tree, as a multiple of the nodes of one pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Rules by name, and the size of a tree."""
+    """Names of the engine's rules, and options of drafting."""
 
     pacer: str = PacerName.BEST_FIRST
     fallback: str = FallbackName.MARGINAL
     acceptance: str = AcceptanceName.EXACT_REPLAY
     draft_max: int = USUAL_DRAFT_MAX
-    """Most drafted nodes that one pass verifies. With the default the plan chooses the number that
-    the target is loaded for, unless `pins_draft_max`."""
+    """Most guesses that one pass verifies. With the default, the memory plan chooses the number,
+    unless `pins_draft_max`."""
     pins_draft_max: bool = False
-    """Keep to `draft_max` also if it is the default; any other value is kept to anyway."""
+    """Use `draft_max` even if it is the default; other values are always used."""
     max_depth: int | None = None
-    """Most drafted tokens in one branch that one pass verifies. None: as many as it has nodes."""
+    """Most guesses in one verified branch; None for no limit besides `draft_max`."""
     n_candidates: int = 8
-    """Successors of a node that the pacer chooses from."""
+    """Number of successors of a node that the pacer chooses from."""
     draft_temperature: float = 0.6
     """Initial T of the confidences softmax(draft logits / T), unless the target samples at a higher
     one; T is learnt from accepted guesses."""
     lookup: bool | None = None
-    """Guess from the text so far and from the target's own words, too. None: beside a draft model,
-    not without one."""
+    """Also guess from the text so far and from the target's earlier logits. None: only with a draft
+    model."""
     overlap: bool = True
-    """Draft beside a pass while the pass waits for reads."""
+    """Draft during a pass while it waits for reads."""
     remember: bool = True
-    """Begin with what an earlier run learnt of this pair, and leave what this one learns: a small
-    file in the cache folder. It decides how guesses are made, never the text."""
+    """Load the learnt state of earlier runs of this pair and store it at the end, in a small file
+    in the cache folder. It influences guesses, never the text."""
     learn: bool = False
-    """Keep texts in the cache folder, prompts included, with what the target said where no
-    guess was right: `edgespec models adapt` trains the draft on them. It changes no text."""
+    """Store texts in the cache folder, prompts included, with the target's distribution where all
+    guesses were wrong: `edgespec models adapt` trains the draft on them. It changes no text."""
     context_shift: bool = False
-    """Go on when the context is full: forget half of the text behind its first tokens, and read
-    what is left again. False ends the text there."""
+    """Continue when the context is full: drop half of the text after its first tokens, and read the
+    rest again. False ends the text there."""
     keep: int = 0
-    """First tokens of the text that a shift keeps, 4 at least; -1 keeps the prompt."""
+    """Number of first tokens that a context shift keeps, at least 4; -1 keeps the prompt."""
     step_aside: bool = True
     """Decode without the draft while that is measured to be faster."""
 
@@ -109,7 +109,7 @@ class EngineSettings:
 
     @property
     def shift(self) -> ContextShift | None:
-        """The rule for texts past the context's end; None ends them there."""
+        """The rule for a full context; None ends the text there."""
         return ContextShift(self.keep) if self.context_shift else None
 
     @property
@@ -119,12 +119,12 @@ class EngineSettings:
 
     @property
     def may_overlap(self) -> bool:
-        """True if drafting beside a pass is allowed. Drawn guesses are all verified: which of those
-        drawn beside the pass stay would depend on what they are."""
+        """True if drafting during a pass is allowed. It is not with drawn guesses, which must all
+        be verified."""
         return self.overlap and not self.draws_guesses
 
     def max_nodes(self, info: ModelInfo) -> int:
-        """Most nodes of one pass of this target: the root, and what is drafted below it."""
+        """Most nodes of one pass of this target, the root included."""
         return min(info.max_nodes, 1 + self.draft_max) if self.pins_draft_max else info.max_nodes
 
     def new_stop_rule(self) -> StopRule | None:
@@ -133,7 +133,7 @@ class EngineSettings:
         return None if rule is None else rule()
 
     def rules_for(self, info: ModelInfo) -> RoundRules:
-        """The rules of every round over this target."""
+        """The rules and limits of rounds over this target."""
         max_nodes = self.max_nodes(info)
         longest = max_nodes - 1 if info.tree_capable else info.max_rollback
         return RoundRules(
@@ -149,7 +149,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class RoundRules:
-    """Rules and sizes of every round over one target."""
+    """Rules and limits of rounds over one target."""
 
     pacer: Pacer
     acceptance: AcceptanceRule
@@ -161,45 +161,45 @@ class RoundRules:
     max_depth: int
     """Most drafted tokens in one verified branch."""
     computes_lines: bool = False
-    """True if the target computes each branch as a line of its own, all as long as the longest."""
+    """True if the target computes each branch as a sequence of its own, padded to the longest."""
 
     @property
     def line_limits(self) -> Limits:
-        """Limits of trees, wherever they grow."""
+        """Limits of a tree that apply in every context."""
         return Limits(self.max_nodes, self.max_branches, self.max_depth)
 
     @property
     def tree_capacity(self) -> int:
-        """Nodes of one pass, and room to grow beside it."""
+        """Capacity of a tree: the nodes of a pass, and those drafted during it."""
         return PROVISIONAL_FACTOR * self.max_nodes
 
     def room_beside(self, prompts: Sequence[PassPart], n_trees: int, n_hidden: int) -> int:
-        """Most nodes of `n_trees` trees in a pass beside parts of prompts: few that would make it
-        longer, since the texts that wait for their prompts would pay for them."""
+        """Most nodes of `n_trees` trees in a pass that also reads `prompts`: those whose compute
+        time is hidden, at least 2 per tree, so that prompts are not delayed."""
         n_nodes = self.max_nodes - sum(len(part.nodes) for part in prompts)
         n_prompt_rows = sum(part.n_rows for part in prompts)
         cheap = max(2 * n_trees, n_hidden - n_prompt_rows)
         return min(n_nodes, self.max_rows - n_prompt_rows, cheap)
 
     def limits(
-        self, n_free: int, room: int, n_hidden: int = 0, least_confidence: float = 0.0
+        self, n_free: int, room: int, n_hidden: int = 0, min_confidence: float = 0.0
     ) -> Limits:
-        """Limits of a tree before its pass, with `n_free` tokens of context left and `room` tokens
-        left of the text: what is accepted deeper would be past the text's end."""
+        """Limits of a tree before its pass, with `n_free` tokens left in the context and at most
+        `room` tokens left in the text, which also bound the depth."""
         max_branches = self.max_branches
-        if self.computes_lines:  # before each line may stand what was accepted of another one
+        if self.computes_lines:  # each sequence may follow the accepted tokens of another one
             max_branches = max(1, min(max_branches, n_free // (1 + 2 * self.max_depth)))
         return Limits(
             max_nodes=min(self.max_nodes, n_free),
             max_branches=max_branches,
             max_depth=min(self.max_depth, room - 1),
             n_hidden=n_hidden,
-            least_confidence=least_confidence,
+            min_confidence=min_confidence,
         )
 
     def limits_beside(self, room: int) -> Limits:
-        """Limits of a tree that grows beside its pass. A path ends with a token of the target's
-        own, so twice the depth and one is in reach."""
+        """Limits of growth during a pass: the next round's depth below a path of full depth and the
+        target's own token."""
         return Limits(
             max_nodes=self.tree_capacity,
             max_branches=self.max_branches,

@@ -1,6 +1,6 @@
-"""One engine for many generations: turns in line, and closing while some run.
+"""One engine shared by many generations: a queue of turns, and safe closing.
 
-Knows requests and threads, and no tokens.
+Knows requests and threads, but no tokens.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _UNDER_WAY = (
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A request's place in line, from its first token to its end."""
+    """A request in the queue, from the request for its first token to its end."""
 
     request: ActiveRequest | None = None
-    """None for work between two texts."""
+    """None for work with the models between texts."""
     events: Generator[TokenEvent, None, None] | None = None
-    """Tokens to come; None before the turn has begun."""
+    """Iterator over the tokens; None before the turn has begun."""
     thread: int | None = None
-    """Identifier of the thread that advanced it last, and that has the turn between two tokens."""
+    """Identifier of the thread that advanced it last."""
     has_place: bool = False
-    """True from the moment at which it may begin."""
+    """True once it may run."""
     is_over: bool = False
     is_dropped: bool = False
-    """True if nobody refers to its generation any more: the next in line closes it."""
+    """True if its generation was garbage-collected: a waiting thread then closes it."""
 
     @property
     def has_grammar(self) -> bool:
@@ -49,18 +49,17 @@ class Turn:
 
 
 class SharedEngine(Closeable):
-    """Lets as many requests have the engine as it has texts, in the order of their first tokens.
+    """Runs as many requests at a time as the engine has texts, in order of arrival.
 
-    A request has a text until it ends, between its tokens, too. Later ones wait; where memory for
-    grammars is lacking, those without pass by. A thread that would wait for itself gets a
-    UsageError.
+    A request keeps its text until it ends. Later ones wait; requests without a grammar may overtake
+    those that wait for memory for grammars. A thread that would wait for itself gets a UsageError.
     """
 
     def __init__(
         self, engine: Engine, release: Callable[[], None], n_grammars: int | None = None
     ) -> None:
-        """`release` frees the models, which are the caller's until `close`; requests with grammars
-        run `n_grammars` at a time."""
+        """`close` calls `release` to free the models; at most `n_grammars` requests with grammars
+        run at a time."""
         self._engine = engine
         self._n_grammars = engine.n_texts if n_grammars is None else n_grammars
         self._release_models = release
@@ -75,7 +74,7 @@ class SharedEngine(Closeable):
 
     @property
     def n_waiting(self) -> int:
-        """Turns in line for which there is no place yet."""
+        """Number of turns that wait."""
         return sum(not turn.has_place for turn in self._line)
 
     def use(self) -> AbstractContextManager[None]:
@@ -93,9 +92,9 @@ class SharedEngine(Closeable):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Context manager for work with the models between two texts; waits in line.
+        """Context manager for work with the models while no text is active; waits in the queue.
 
-        Raises SessionClosed, and UsageError where this thread has a generation under way.
+        Raises SessionClosed, and UsageError if this thread has an unfinished generation.
         """
         if self._users.is_inside:
             raise UsageError(_WITHIN)
@@ -110,7 +109,7 @@ class SharedEngine(Closeable):
                     self._change.notify_all()
 
     def open(self, request: ActiveRequest) -> Turn:
-        """A turn for `request`, not yet in line; from now on `cancel` reaches it."""
+        """Create a turn for `request`, which `cancel` reaches but which is not queued yet."""
         turn = Turn(request)
         with self._change:
             going = (other for other in self._open if not (other.is_over or other.is_dropped))
@@ -118,8 +117,8 @@ class SharedEngine(Closeable):
         return turn
 
     def check_thread(self) -> None:
-        """Raise UsageError where this thread has the engine, or is within a call of it: it would
-        wait for itself if it waited for another thread's generation."""
+        """Raise UsageError if waiting for another thread's generation would be a deadlock: this
+        thread holds all places, or is within a call of the engine."""
         if self._users.is_inside:
             raise UsageError(_WITHIN)
         running = [turn.thread for turn in self._line if turn.has_place]
@@ -128,10 +127,10 @@ class SharedEngine(Closeable):
 
     @contextmanager
     def running(self, turn: Turn) -> Iterator[Generator[TokenEvent, None, None]]:
-        """Tokens to come, once there is a place for the turn; the block may take some of them.
+        """Context manager that waits for a place and gives the iterator over the turn's tokens.
 
-        Raises Cancelled for one that was cancelled in line, SessionClosed, and UsageError where
-        this thread has the engine already.
+        Raises Cancelled if the request was cancelled while waiting, SessionClosed, and UsageError
+        if this thread would wait for itself.
         """
         if self._users.is_inside:
             raise UsageError(_WITHIN)
@@ -143,7 +142,7 @@ class SharedEngine(Closeable):
             yield turn.events
 
     def leave(self, turn: Turn) -> None:
-        """End the turn, whatever is left of it; a session that is closing does so itself."""
+        """End the turn, finished or not; no effect while the session is closing."""
         with suppress(SessionClosed), self._users.use():
             try:
                 if turn.events is not None:
@@ -158,7 +157,7 @@ class SharedEngine(Closeable):
                     self._change.notify_all()
 
     def cancel(self, request: ActiveRequest | None = None) -> None:
-        """From any thread: end `request` soon, or all that have not ended."""
+        """End `request` soon, or all active ones; callable from any thread."""
         for turn in list(self._open):
             if request is None or turn.request is request:
                 self._engine.cancel(turn.request)
@@ -166,7 +165,10 @@ class SharedEngine(Closeable):
             self._change.notify_all()
 
     def close(self) -> None:
-        """Cancel what runs, wait for it, free the models. Idempotent, from any thread."""
+        """Cancel all requests, wait for them, and free the models.
+
+        Idempotent; callable from any thread.
+        """
         self._users.close(self.cancel, self._release)
 
     def _release(self) -> None:
@@ -174,7 +176,7 @@ class SharedEngine(Closeable):
         close_all(*waiting, self._engine.close, self._release_models)
 
     def _wait_for(self, turn: Turn) -> None:
-        """Come back when there is a place for `turn`: the engine's all for work between texts."""
+        """Wait until `turn` may run."""
         turn.thread = threading.get_ident()
         with self._change:
             try:
@@ -198,8 +200,8 @@ class SharedEngine(Closeable):
                 raise
 
     def _may_begin(self, turn: Turn) -> bool:
-        """True if it runs already, or if there is a place for it that nobody before it takes and
-        the session is not closing."""
+        """True if it runs already, or if a place is free that no earlier turn takes and the
+        session is not closing."""
         if turn.has_place or self._users.is_closing:
             return turn.has_place
         going = [other for other in self._line if other.has_place]
@@ -217,7 +219,7 @@ class SharedEngine(Closeable):
         return False
 
     def _waits_for_itself(self, turn: Turn) -> bool:
-        """True if this thread has every place for which the turn could wait."""
+        """True if this thread holds every place that the turn could get."""
         going = [other for other in self._line if other.has_place]
         holders = [other for other in going if other.has_grammar]
         if not turn.has_grammar or len(holders) < self._n_grammars:
@@ -225,7 +227,7 @@ class SharedEngine(Closeable):
         return bool(holders) and all(other.thread == turn.thread for other in holders)
 
     def _drop(self, turn: Turn) -> None:
-        """Remove a turn whose generation nobody refers to any more."""
+        """Close and remove a turn whose generation was garbage-collected."""
         if turn.events is not None:
             turn.events.close()
         self._line.remove(turn)

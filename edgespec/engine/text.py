@@ -1,6 +1,6 @@
-"""One text at work: its prompt, its tree, and the tokens that nobody has taken yet.
+"""One active text: its prompt, its tree, and accepted tokens that are not yielded yet.
 
-It knows one text's part in a pass; the passes are the loop's.
+Knows one text's part in a pass; `loop` makes the passes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgespec.values import TokenEvent
 
 
 class TextAtWork:
-    """A request, and the text of the models that is its own while it runs."""
+    """An active request and the models' text that serves it."""
 
     def __init__(
         self, pair: Pair, request: ActiveRequest, rules: RoundRules, learning: Learning
@@ -33,37 +33,37 @@ class TextAtWork:
         self.pair = pair
         self.request = request
         self.events: deque[TokenEvent] = deque()
-        """Accepted tokens that nobody has taken."""
+        """Accepted tokens that are not yielded yet."""
         self.tree = TokenTree(request.prompt[-1], rules.tree_capacity)
         self.tail: Tail | None = None
-        """The text's part in the next pass, if it is the rest of a prompt."""
+        """Part of the next pass, if it reads the rest of the prompt."""
         self.growth: GrowingTree | None = None
-        """The text's part in the next pass, if it is a tree of guesses."""
+        """Part of the next pass, if it verifies a tree."""
         self._rules = rules
         self._learning = learning
         self._reading: Iterator[None] | None = None
         self._rest: Tail | None = None
-        """The part of the prompt that passes read, once nothing else reads it."""
+        """The rest of the prompt, once it is left to passes."""
         self._failure: Exception | None = None
 
     @property
     def is_at_work(self) -> bool:
-        """True if passes can bring it on."""
+        """True if it needs further passes."""
         return self._failure is None and not self.request.transcript.is_finished
 
     @property
     def is_growing(self) -> bool:
-        """True if its prompt is read: its part in a pass is a tree."""
+        """True if its prompt is read, so that passes verify its tree."""
         return self._rest is not None and is_read(self.pair, self.request)
 
     @property
     def waits(self) -> bool:
-        """True if its tokens are yet to come."""
+        """True if it has no token to yield and needs a pass for one."""
         return self.is_at_work and not self.events
 
     def prepare(self, n_others: int) -> None:
-        """Get ready for a pass with `n_others` texts: read the prompt, or a portion of it, and
-        begin a round."""
+        """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
+        round."""
         self.tail = self.growth = None
         with self.alone():
             if self.is_growing and self.request.shift is not None and self.pair.is_full:
@@ -85,13 +85,13 @@ class TextAtWork:
                 self.growth = GrowingTree(round_, self.tree, self.request.sampler)
 
     def _shift_context(self) -> None:
-        """Drop a part of the text; what stays is read again, as a prompt is."""
+        """Drop a part of the text and read the rest again like a prompt."""
         self.request.shift_context([*self.pair.committed, int(self.tree.token[ROOT])])
         self.tree = TokenTree(self.request.reading[-1], self._rules.tree_capacity)
         self._reading = self._rest = None
 
     def take_tail(self, part: PassPart, tail: Tail, logits: np.ndarray) -> None:
-        """Take the pass over a rest of the prompt."""
+        """Process the logits of a pass that read a part of the prompt."""
         event = tail.take(part, logits)
         if event is not None:
             self.events.append(event)
@@ -99,33 +99,33 @@ class TextAtWork:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A context in which errors end this text and no other."""
+        """Context manager in which an error ends this text only."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - raised where its tokens are taken
+        except Exception as error:  # noqa: BLE001 - raised to the text's consumer
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End here; the error is raised after the tokens accepted before it."""
+        """End the text; the error is raised after the tokens accepted before it."""
         self._failure = self._failure or error
         self.tail = self.growth = None
 
     def start_again(self) -> None:
-        """Forget a pass that did not come to its end, unless the text was cancelled."""
+        """Discard an interrupted pass and its guesses, unless the text was cancelled."""
         with self.alone():
             self.pair.check_cancelled()
             self.pair.rewind(len(self.pair.committed))
             self.tree = self.tree.bare()
 
     def raise_failure(self) -> None:
-        """Raise what ended the text, if anything did."""
+        """Raise the error that ended the text, if any."""
         if self._failure is not None:
             raise self._failure
 
 
 def cancelled_together(texts: Sequence[TextAtWork]) -> Callable[[], None]:
-    """A check that raises Cancelled once all of `texts` are cancelled: a pass that is of use to
-    one of them goes on."""
+    """A check that raises Cancelled once all of `texts` are cancelled: a pass continues as long as
+    one of them needs it."""
 
     def check() -> None:
         if all(text.request.cancelled.is_set() for text in texts):

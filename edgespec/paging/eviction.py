@@ -29,7 +29,7 @@ class LeastLikely:
     two trained mixtures, and up to twice as much where tokens keep their predecessor's experts."""
     unused = 0.02
     """Likelihood of an expert that was not used for very long."""
-    most_tokens = 16
+    max_tokens = 16
     """Most tokens of a pass that count; a longer one is a prompt, and the next pass will be
     shorter."""
 
@@ -57,7 +57,7 @@ class LeastLikely:
         self._waits = None
         n_tokens = len(choices)
         if n_tokens:
-            self._n_tokens = min(n_tokens, self.most_tokens)
+            self._n_tokens = min(n_tokens, self.max_tokens)
             uses = np.bincount(choices.ravel(), minlength=self._averages.shape[2])
             for average, fade in zip(self._averages, self.fades, strict=True):
                 decay = fade**n_tokens

@@ -16,12 +16,12 @@ from edgespec.paging.reader import AlignedMemory
 
 Slice = tuple[int, int, int]
 """Layer, matrix and expert."""
-MOST_PLACES = 30_000
+MAX_MOVED_PLACES = 30_000
 """Most places that pages may move to: each leaves two mappings, itself and the gap behind it. Linux
 allows a process 65,530 by default."""
 HUGE_BYTES = 2 << 20
 """Bytes of a huge page on most machines."""
-LEAST_SUPPLY_BYTES = 32 * HUGE_BYTES
+MIN_SUPPLY_BYTES = 32 * HUGE_BYTES
 """Less memory than this is not supplied in huge pages."""
 
 
@@ -30,7 +30,7 @@ class ExpertMemory(Closeable):
 
     The memory comes from one supply of `capacity_bytes`, in huge pages if there are some, and moves
     from the places of evicted slices to those of others: each was zeroed once. Only the first
-    MOST_PLACES places get moved pages; memory of the others is freed and zeroed again.
+    MAX_MOVED_PLACES places get moved pages; memory of the others is freed and zeroed again.
     """
 
     def __init__(self, layers: Sequence[ExpertLayer], capacity_bytes: int) -> None:
@@ -52,7 +52,7 @@ class ExpertMemory(Closeable):
                 self._ranges.append([])
                 for matrix in layer.matrices:
                     self._ranges[-1].append(AlignedMemory(matrix.range_bytes, sparse=True))
-            if capacity_bytes >= LEAST_SUPPLY_BYTES:
+            if capacity_bytes >= MIN_SUPPLY_BYTES:
                 self._supply = AlignedMemory(capacity_bytes)
                 self._thread.start()
         except BaseException:
@@ -106,7 +106,7 @@ class ExpertMemory(Closeable):
 
     def _may_move(self, key: Slice) -> bool:
         """True if pages may move to the place of a slice, which counts from then on."""
-        if self._moves and len(self._moved_to) < MOST_PLACES:
+        if self._moves and len(self._moved_to) < MAX_MOVED_PLACES:
             self._moved_to.add(key)
         return self._moves and key in self._moved_to
 

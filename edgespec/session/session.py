@@ -17,7 +17,7 @@ from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.chat.sampling import chat_sampling
 from edgespec.concurrency.owning import Closeable, close_forgotten
-from edgespec.engine.admission import most_tokens
+from edgespec.engine.admission import text_limit
 from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
 from edgespec.engine.engine import Engine
@@ -207,7 +207,7 @@ class Session(Closeable):
 
     def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:
         """Largest number of tokens that may follow a prompt of `n_prompt` tokens."""
-        return most_tokens(self.target.n_ctx, n_prompt, max_tokens, self._shifts)
+        return text_limit(self.target.n_ctx, n_prompt, max_tokens, self._shifts)
 
     def submit(self, request: TextRequest) -> Generation:
         """A generation of a request such as `stream` builds from its arguments.

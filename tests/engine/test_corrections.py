@@ -69,7 +69,7 @@ def test_neither_text_nor_guesses_depend_on_it(sampling: object) -> None:
 
 
 def test_of_a_long_text_the_end_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corrections, "MOST_TOKENS", 6)
+    monkeypatch.setattr(corrections, "MAX_TOKENS", 6)
     text = noted(counting(), FakeModel(random_language(3, N_VOCAB), N_VOCAB), max_tokens=10)
     assert (list(text.tokens), text.n_prompt) == ([4, 5, 6, 7, 8, 9], 1)
     assert all(one.tokens[0] == text.tokens[one.place] for one in text.corrections)
@@ -114,9 +114,9 @@ def test_its_memory_is_planned_for_every_text() -> None:
     one, four = corrections.bytes_needed(1000, 1), corrections.bytes_needed(1000, 4)
     assert four - one == 3 * corrections.TEXT_BYTES
     text = TrainingText(
-        [10**6] * corrections.MOST_TOKENS,
+        [10**6] * corrections.MAX_TOKENS,
         1,
-        [Correction(9, (10**6,) * 8, tuple(np.full(8, 0.125)))] * corrections.MOST_CORRECTIONS,
+        [Correction(9, (10**6,) * 8, tuple(np.full(8, 0.125)))] * corrections.MAX_CORRECTIONS,
     )
     from edgespec.files.training_texts import _packed
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.engine.chances import Chances
 from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.experience import Experience, TextAccount
-from edgespec.engine.outcome import Reached, Rehearsed, RoundOutcome
+from edgespec.engine.outcome import PathNode, Rehearsed, RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tree import ROOT, TokenTree
@@ -40,7 +40,7 @@ def planner(right: float = 0.8, known: PassCurve | None = None) -> RoundPlanner:
     chances = Chances()
     for n in range(30):
         was_right = int((n + 1) * right) > int(n * right)
-        chances = chances.with_reached(Reached(False, right, was_right, was_right))
+        chances = chances.with_node(PathNode(False, right, was_right, was_right))
     experience = Experience(
         known or curve(*RESIDENT), chances, seen_step_s=STEP_S, seen_overhead_s=STEP_S
     )
@@ -202,10 +202,10 @@ OUTCOME = RoundOutcome(
     growing_s=0.008,
     expected=2.5,
     expected_s=0.17,
-    reached=(
-        Reached(False, 0.9, True, True),
-        Reached(True, 0.95, True, True),
-        Reached(True, 0.9, False, False),
+    path_nodes=(
+        PathNode(False, 0.9, True, True),
+        PathNode(True, 0.95, True, True),
+        PathNode(True, 0.9, False, False),
     ),
 )
 
@@ -261,11 +261,11 @@ def cold(n_unread: int) -> RoundPlanner:
 
 def test_a_draft_that_must_read_much_is_first_tried_on_the_end_of_the_text() -> None:
     assert not cold(200).plan().guesses
-    assert cold(200).plan().rehearses == 16
+    assert cold(200).plan().n_rehearsed == 16
 
 
 def test_a_draft_that_has_read_most_of_a_text_is_tried_on_what_it_reads() -> None:
-    assert cold(12).plan().rehearses == 12
+    assert cold(12).plan().n_rehearsed == 12
     told = [Rehearsed(0.9, True, 0.9, True)] * 11
     plain = replace(OUTCOME, guessed=False, n_tokens=1, verified=0, rehearsed=told)
     assert cold(12).observe(plain).account.unread == 1
@@ -301,8 +301,8 @@ def test_what_grows_beside_a_pass_saves_half_of_it_at_most() -> None:
 
 def test_hits_in_other_texts_prove_nothing_about_this_one() -> None:
     value = planner()
-    assert value.experience.chances.proof > 0.9
-    assert value.begin_text(0, 99).experience.chances.proof == 0
+    assert value.experience.chances.text_evidence > 0.9
+    assert value.begin_text(0, 99).experience.chances.text_evidence == 0
     assert value.begin_text(0, 99).experience.chances.hits == value.experience.chances.hits
 
 
@@ -327,7 +327,7 @@ def test_guesses_at_nothing_are_tried_on_what_comes_without_guesses(is_right: bo
         value = value.observe(replace(plain, found=found))
     assert value.plan().guesses == is_right
     if not is_right:
-        assert value.experience.chances.honesty == pytest.approx(chances.honesty)
+        assert value.experience.chances.calibration == pytest.approx(chances.calibration)
 
 
 def test_what_guesses_saved_one_text_is_worth_less_where_texts_share_passes() -> None:

@@ -46,7 +46,7 @@ class Counter:
     def opinion(self, key: int) -> Opinion | None:
         return self._opinions.get(key)
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         pass
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from edgespec.engine.chances import Chances
 from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.experience import Experience, TextAccount
-from edgespec.engine.outcome import Reached
+from edgespec.engine.outcome import PathNode
 from edgespec.engine.pacer import Limits, most_probable
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.settings import EngineSettings
@@ -41,7 +41,7 @@ def planner(read_s: float, row_s: float = 0.1) -> RoundPlanner:
         passes = passes.with_pass(n_rows, report, drafted_beside=False)
     chances = Chances()
     for n in range(30):
-        chances = chances.with_reached(Reached(False, 0.8, n % 5 > 0, n % 5 > 0))
+        chances = chances.with_node(PathNode(False, 0.8, n % 5 > 0, n % 5 > 0))
     experience = Experience(passes, chances, seen_step_s=0.001, seen_overhead_s=0.001)
     return RoundPlanner(experience, TextAccount(room=99), lines=LINES)
 

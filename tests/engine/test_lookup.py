@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.lookup import KINDS, LONGEST, LookupDrafter, TextIndex, kind_of
+from edgespec.engine.drafting.lookup import KINDS, MAX_MATCH, LookupDrafter, TextIndex, kind_of
 from edgespec.engine.drafting.trust import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
@@ -64,7 +64,7 @@ def test_every_place_is_found_the_last_ones_first(text: list[int], words: list[i
     found = [place for place, _ in index_of(text).places(words)]
     # Other pairs may share a hash and take a few of the places that a search looks at.
     assert found == expected[: len(found)]
-    assert len(found) >= min(len(expected), TextIndex.most_places // 2)
+    assert len(found) >= min(len(expected), TextIndex.max_places // 2)
 
 
 @given(TEXTS, st.integers(0, 60), TEXTS)
@@ -144,7 +144,7 @@ def test_a_source_that_is_wrong_fades() -> None:
 
 
 def test_a_place_is_of_some_kind_however_much_is_the_same() -> None:
-    lengths = range(2, LONGEST + 1)
+    lengths = range(2, MAX_MATCH + 1)
     assert {kind_of(alike, sole) for alike in lengths for sole in (True, False)} == set(KINDS)
 
 

@@ -182,8 +182,8 @@ def test_the_first_row_tells_what_one_costs_though_all_passes_have_guesses() -> 
 
 def test_a_mixture_is_tried_with_twice_the_rows_that_were_seen() -> None:
     curve = mixture(1, 0.5, 0.5, PassCurve(used_share=1 / 16))
-    assert curve.most_rows == 2
-    assert mixture(3, 0.5, 0.7, curve).most_rows == 6
+    assert curve.max_rows == 2
+    assert mixture(3, 0.5, 0.7, curve).max_rows == 6
 
 
 def test_another_run_knows_the_curve() -> None:

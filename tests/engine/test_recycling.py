@@ -22,12 +22,12 @@ def row(*best: int) -> np.ndarray:
     return logits
 
 
-def witnessed(*best: int) -> tuple[RecyclingDrafter, TokenTree]:
+def observed(*best: int) -> tuple[RecyclingDrafter, TokenTree]:
     """A drafter that saw what the target said after token 3, before which stood 7."""
     drafter = RecyclingDrafter(frozenset([11]))
     drafter.catch_up([7])
     tree = TokenTree(3, 16)
-    drafter.witness(tree, [ROOT], row(*best)[None])
+    drafter.observe_logits(tree, [ROOT], row(*best)[None])
     return drafter, tree
 
 
@@ -38,17 +38,17 @@ def guessed(drafter: RecyclingDrafter, tree: TokenTree, node: int) -> list[int] 
 
 
 def test_the_target_s_best_successors_are_guessed_best_first() -> None:
-    drafter, tree = witnessed(5, 4, 9, 1)
+    drafter, tree = observed(5, 4, 9, 1)
     assert guessed(drafter, tree, ROOT) == [5, 4, 9, 1]
 
 
 def test_the_same_two_tokens_say_more_than_the_last_one() -> None:
-    drafter, _ = witnessed(5, 4, 9, 1)
+    drafter, _ = observed(5, 4, 9, 1)
     tree = TokenTree(8, 16)
     elsewhere = tree.add(tree.add(ROOT, 7, 0.9), 3, 0.9)
-    drafter.witness(tree, [elsewhere], row(6, 5, 4, 2)[None])
+    drafter.observe_logits(tree, [elsewhere], row(6, 5, 4, 2)[None])
     other = tree.add(ROOT, 3, 0.9)
-    drafter.witness(tree, [other], row(2, 1, 0, 4)[None])
+    drafter.observe_logits(tree, [other], row(2, 1, 0, 4)[None])
     drafter.step(tree, [elsewhere, other])
     by_pair, last = (drafter.opinion(int(tree.key[node])) for node in (elsewhere, other))
     assert by_pair is not None and last is not None
@@ -60,12 +60,12 @@ def test_the_same_two_tokens_say_more_than_the_last_one() -> None:
 
 
 def test_a_token_that_was_never_seen_gives_no_guess() -> None:
-    drafter, tree = witnessed(5)
+    drafter, tree = observed(5)
     assert guessed(drafter, tree, tree.add(ROOT, 9, 0.5)) is None
 
 
 def test_nothing_is_guessed_after_the_end_of_a_text() -> None:
-    drafter, tree = witnessed(11, 5)
+    drafter, tree = observed(11, 5)
     assert tree.add(ROOT, 11, 0.5) not in drafter.open_nodes(tree)
 
 

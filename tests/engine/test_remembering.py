@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.drafting.remembering import (
-    MOST_FILES,
-    MOST_PLACES,
+    MAX_ENTRIES,
+    MAX_FILES,
     CalibrationFile,
 )
 from edgespec.engine.drafting.trust import Mixer, Weight
@@ -58,7 +58,7 @@ def test_the_next_run_goes_on_from_there(tmp_path: Path) -> None:
     begun = Mixer()
     begun.load_state_dict(first)
     assert begun.state_dict()["draft sharpness"] == first["draft sharpness"]
-    assert begun.state_dict()["draft sharpness precision"] <= Weight.most_recalled
+    assert begun.state_dict()["draft sharpness precision"] <= Weight.max_recalled
     assert learnt_in(tmp_path, WARM)["trust@0"] == first
 
 
@@ -126,14 +126,14 @@ def test_a_session_remembers_unless_it_is_told_not_to(
 
 def test_the_folder_keeps_the_pairs_that_were_used_last(tmp_path: Path) -> None:
     target, draft = pair()
-    for n in range(MOST_FILES + 5):
+    for n in range(MAX_FILES + 5):
         other = replace(target.info, n_layers=n + 1)
         CalibrationFile(tmp_path, other, draft.info).keep(
             {"trust@0": {"draft sharpness": float(n)}}
         )
         newest = tmp_path / f"{pair_digest(other, draft.info)}.json"
         os.utime(newest, (n, n))
-    assert len(list(tmp_path.iterdir())) == MOST_FILES
+    assert len(list(tmp_path.iterdir())) == MAX_FILES
     assert newest.exists()
     first = replace(target.info, n_layers=1)
     assert CalibrationFile(tmp_path, first, draft.info).recall() == {}
@@ -207,7 +207,7 @@ def test_costs_under_other_rules_are_not_believed(tmp_path: Path, rules: dict[st
 def test_a_memory_keeps_the_circumstances_that_were_met_last(tmp_path: Path) -> None:
     warm = [SamplingParams(temperature=n / 100) for n in range(1, 80)]
     kept = learnt_in(tmp_path, GREEDY, *warm, GREEDY, n_tokens=3)
-    assert len(kept) == MOST_PLACES
+    assert len(kept) == MAX_ENTRIES
     assert {"trust@0", "trust@0.79"} < set(kept)
     assert "trust@0.01" not in kept
 

@@ -256,7 +256,7 @@ def test_another_run_goes_on_and_is_sooner_convinced_of_the_contrary() -> None:
     recalled.load_state_dict(mixer.state_dict())
     assert confidences(recalled, *opinions) == pytest.approx(confidences(mixer, *opinions))
     precisions = [value for name, value in recalled.state_dict().items() if "precision" in name]
-    assert max(precisions) <= Weight.most_recalled
+    assert max(precisions) <= Weight.max_recalled
     for one in (mixer, recalled):
         taught_by(one, opinions, 1, 1, 1)
     assert confidences(recalled, *opinions)[3] < confidences(mixer, *opinions)[3]

@@ -37,10 +37,10 @@ N_EXPERTS = 8
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the kernel can do with pages."""
     if request.param == "moved from a supply":
-        monkeypatch.setattr(expert_memory, "LEAST_SUPPLY_BYTES", 0)
+        monkeypatch.setattr(expert_memory, "MIN_SUPPLY_BYTES", 0)
     elif request.param == "moved to few places":
-        monkeypatch.setattr(expert_memory, "LEAST_SUPPLY_BYTES", 0)
-        monkeypatch.setattr(expert_memory, "MOST_PLACES", 5)
+        monkeypatch.setattr(expert_memory, "MIN_SUPPLY_BYTES", 0)
+        monkeypatch.setattr(expert_memory, "MAX_MOVED_PLACES", 5)
     elif request.param == "not moved":
         monkeypatch.setattr(expert_memory, "move_pages", lambda *args: False)
     return str(request.param)
@@ -96,7 +96,7 @@ def test_a_model_of_many_slices_moves_pages_and_leaves_few_mappings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     n_places = 200
-    monkeypatch.setattr(expert_memory, "MOST_PLACES", n_places)
+    monkeypatch.setattr(expert_memory, "MAX_MOVED_PLACES", n_places)
     layers = make_layers(8, 64)
     path = make_file(tmp_path, layers)
     assert sum(64 * len(layer.matrices) for layer in layers) > 4 * n_places
@@ -150,7 +150,7 @@ def test_an_expert_chosen_again_while_its_memory_is_promised_to_another_is_whole
 def test_a_supply_is_ready_before_the_first_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(expert_memory, "LEAST_SUPPLY_BYTES", 0)
+    monkeypatch.setattr(expert_memory, "MIN_SUPPLY_BYTES", 0)
     layers = make_layers(1, N_EXPERTS)
     path, capacity = make_file(tmp_path, layers), 4 * room_of(layers)
     with ExpertCache(layers, DirectReader([path]), capacity) as cache:

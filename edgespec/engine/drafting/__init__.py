@@ -1,1 +1,1 @@
-"""Where guesses come from, how far each source is trusted, and how they become one tree."""
+"""Drafting: the sources of guesses, their calibration, and the growth of one tree from them."""

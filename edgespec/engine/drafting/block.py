@@ -1,8 +1,8 @@
-"""A head that guesses blocks, as a drafter: one pass gives the guesses of all depths.
+"""Drafter with a block head, which guesses the tokens of several depths in one pass.
 
-Nodes of a depth have the same guesses, or those of them that have one token. A path's score is the
-product of its confidences, as in DDTree (arXiv 2604.12989). It knows heads through the port, and no
-target.
+All nodes of a depth have the same guesses; with a chained head, all nodes of a depth and token. The
+score of a path is the product of its confidences, as in DDTree (arXiv 2604.12989). Knows heads
+through their port, and no target.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from edgespec.tree import ROOT, TokenTree
 
 
 class BlockDrafter(HeadDrafter):
-    """Implements `Drafter` with a head that guesses blocks.
+    """Implements `Drafter` with a block head.
 
-    The step that asks about the root takes the pass; until the root changes, all others are free.
+    The step at the root makes the head's pass; later steps are free until the root changes.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class BlockDrafter(HeadDrafter):
         self.step_depth = head.block_guesses
         self._is_chained = head.is_chained
         self._said: dict[tuple[int, int], Opinion | None] = {}
-        """Guesses after nodes by their depth, and their token if that matters."""
+        """Guesses by depth and, for chained heads, the token of the node."""
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
-        """The root, and once it was asked about all nodes within the block."""
+        """The root; after its step, all nodes within the block."""
         n_nodes = len(tree) if self.is_free else 1
         keys, tokens = tree.key[:n_nodes].tolist(), tree.token[:n_nodes].tolist()
         return [
@@ -61,13 +61,14 @@ class BlockDrafter(HeadDrafter):
         return list(nodes)
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
-        """Read `path`; its end had no guesses yet that knew all of it."""
+        """Read `path` and drop all guesses, which did not depend on all of it."""
         self.rest()
         if self._head.n_committed + len(path) <= self._head.info.n_ctx:
             self._head.prefill(tree.token[list(path)].tolist())
 
     def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion, int]]:
-        """Opinions about the tokens of one block; reading costs nothing, so that all are read."""
+        """Opinions about the last tokens, at most one block; reads all committed tokens, which is
+        free."""
         n_read = len(committed) - min(n_tokens, 1 + self.step_depth)
         text = committed[n_read:]
         if len(text) < 2 or max(text) >= self._head.info.n_vocab:

@@ -1,6 +1,6 @@
-"""The port of whatever guesses: a draft model, a lookup in text that was seen.
+"""The interface of drafters, such as a draft model or a lookup in the text.
 
-It says what the engine may ask of a drafter. It knows neither models nor trees' growth.
+Knows neither models nor how trees grow.
 """
 
 from __future__ import annotations
@@ -14,99 +14,99 @@ from edgespec.tree import TokenTree
 
 
 class Guess(NamedTuple):
-    """A token that may follow a node."""
+    """A candidate for the token after a node."""
 
     token: int
     confidence: float
-    """Chance that it is accepted if the node is, by all sources' opinions and what was learnt."""
+    """Calibrated probability that it is accepted if the node is, from all sources."""
     probability: float
-    """Probability that the drafter itself gives the token."""
+    """The drafter's own probability of the token."""
     source: str
-    """Name of the drafter that guessed it."""
+    """Name of the drafter."""
 
 
 class Opinion(NamedTuple):
-    """Guesses of one source for the token after a node: one at least."""
+    """One drafter's guesses for the token after a node, at least one."""
 
     source: str
     tokens: Sequence[int]
     """Guesses, best first."""
     probabilities: Sequence[float]
-    """Probability that the drafter itself gives each of them, above 0."""
+    """The drafter's own probability of each, above 0."""
     chance: float
-    """Chance that one of them is right, before anything was learnt."""
+    """Prior probability that one of them is right."""
     kind: str = "any"
-    """Opinions of one kind are about equally often right."""
+    """Class of opinions with about the same hit rate, which is learnt for each class."""
     temperature: float = 1.0
-    """First guess of the temperature at which the probabilities are honest; it is learnt."""
+    """Prior temperature at which the probabilities are calibrated; learnt."""
     is_exhaustive: bool = False
-    """True if all tokens were weighed, so that those without a guess are improbable."""
+    """True if the drafter rated all tokens, so that unnamed ones are improbable."""
 
 
 @runtime_checkable
 class Rehearses(Protocol):
-    """A drafter that can be tried on a text that goes on without its guesses."""
+    """A drafter that can rehearse: guess tokens of the text that are already committed."""
 
     is_free: bool
-    """True if a rehearsal costs next to nothing, too."""
+    """True if a rehearsal costs almost nothing."""
 
     def rehearse(
         self, committed: Sequence[int], n_tokens: int
     ) -> Sequence[tuple[Opinion | None, int]]:
-        """Opinions about the last `n_tokens` committed tokens, each with its token.
+        """Opinions about the last `n_tokens` committed tokens, each with the actual token.
 
-        Tokens that follow those it has read are read for good. Others are read alone, and its
-        state of the text does not change."""
+        If these tokens directly follow those that it has read, they count as read; otherwise its
+        state is unchanged.
+        """
 
 
 class Drafter(Protocol):
-    """Guesses what follows the nodes of a tree that others may grow, too.
+    """Guesses the tokens after nodes of a tree, which several drafters may share.
 
-    It never touches the tree: whoever grows it asks for guesses and hangs them. Nodes are known by
-    `tree.key[node]`, which survives re-rooting.
+    It does not modify the tree: `TreeGrower` requests guesses and adds them. Nodes are identified
+    by `tree.key[node]`, which is stable under re-rooting.
     """
 
     source: str
-    """Its name in the tree, unique among the drafters of an engine."""
+    """Name in the tree, unique among the drafters of an engine."""
     is_free: bool
-    """True if a step costs next to nothing, so that every node is worth one."""
+    """True if a step costs almost nothing, so that it is made at every node."""
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
-        """Nodes that `step` may be asked about, ascending; each one's parent was asked about, or is
-        open, too."""
+        """Nodes at which `step` can guess, ascending. The parent of each is open or was a step's
+        node."""
 
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        """Find out what follows `nodes`, parents first; returns those that there was room for."""
+        """Guess the tokens after `nodes`, parents first; returns the nodes that had room."""
 
     def opinion(self, key: int) -> Opinion | None:
-        """Guesses after the node of that key; None if it was not asked or knows nothing."""
+        """Guesses after the node with this key; None without a step there or without guesses."""
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
-        """A pass of the target is over: its `logits` [len(nodes), n_vocab], after each of `nodes`.
-
-        They also say what it nearly picked, and what follows guesses that did not stand.
-        """
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """Receive the target's `logits` [len(nodes), n_vocab] after each verified node, also after
+        rejected guesses."""
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
-        """The text went down `path`, from the root, and on to `root`, a child of the path's end.
+        """Commit the tokens of `path`, which starts at the old root; `root`, a child of its end, is
+        the new root.
 
-        The drafter forgets nodes that are not below `root`.
+        Drops all nodes that are not below `root`.
         """
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
-        """Why it cannot guess what follows `root_token` after `committed`; None if it can."""
+        """Reason why it cannot guess after `committed` and `root_token`; None if it can."""
 
     def is_behind(self, committed: Sequence[int]) -> bool:
-        """True if it has committed tokens to read before it can guess."""
+        """True if it must read committed tokens before it can guess."""
 
     def catch_up(self, committed: Sequence[int]) -> None:
-        """Read the committed tokens that it has not seen."""
+        """Read the committed tokens that it has not read."""
 
     def rest(self) -> None:
-        """Forget all nodes; the committed text stays, and may fall behind."""
+        """Drop all nodes and keep the committed text, which may fall behind."""
 
     def rewind(self, n_tokens: int) -> None:
-        """Forget all nodes, and the text but for its first `n_tokens`."""
+        """Drop all nodes and all but the first `n_tokens` of the text."""
 
     def cancel(self) -> None:
-        """From any thread: make the running call raise `Cancelled` soon."""
+        """Make the running call raise `Cancelled` soon; callable from any thread."""

@@ -1,8 +1,8 @@
-"""Guesses drawn from a draft's own distribution, for acceptance rules that compare probabilities.
+"""Guesses drawn from the draft's distribution, for acceptance rules that compare probabilities.
 
-The acceptance rule says how they are drawn (see `acceptance.rule.Growth`), the pacer where and how
-many. Only chances that hold for any draw reach the pacer, so that no guess is kept or dropped
-for what it is. It knows no target.
+The acceptance rule defines how they are drawn (`acceptance.rule.Growth`), the pacer where and how
+many. The pacer sees acceptance rates by order of drawing instead of token probabilities, so that
+selection does not bias the draws. Knows no target.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from edgespec.engine.sampling import Logits, SamplingParams, distribution
 from edgespec.ports import LanguageModel
 from edgespec.tree import Draws, TokenTree
 
-MOST_TOKENS = 64
-"""Tokens that can be drawn: q is the draft's distribution over its best ones, which keeps the rows
-of q small."""
+MAX_TOKENS = 64
+"""Size of the support of q: the draft's most probable tokens."""
 
 
 class DrawingDrafter(ModelDrafter):
-    """A draft model that draws its guesses as the target samples: temperature, top-k, top-p, min-p.
+    """A draft model whose guesses are drawn with the request's temperature, top-k, top-p and min-p.
 
-    Penalties and biases are the target's alone: whatever q is, the rules make up for it.
+    Penalties and biases are not applied: the acceptance rules are correct for any q.
     """
 
     def __init__(
@@ -39,46 +38,46 @@ class DrawingDrafter(ModelDrafter):
         temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
-        most_tokens: int = 0,
+        max_tokens: int = 0,
     ) -> None:
-        super().__init__(model, growth.width, temperature, n_vocab, eog_tokens, most_tokens)
+        super().__init__(model, growth.width, temperature, n_vocab, eog_tokens, max_tokens)
         self._growth = growth
         self._draws: dict[int, Draws] = {}
-        """Draws by the key of their node."""
-        self._sure: dict[int, float] = {}
-        """Probability of the draft's best token, at temperature 1."""
+        """Draws by key of the node."""
+        self._best_probability: dict[int, float] = {}
+        """Probability of the draft's best token at temperature 1, by key of the node."""
         self.begin_text(SamplingParams())
 
     def begin_text(self, params: SamplingParams) -> None:
-        """The next text is sampled so, and its guesses drawn by its seed."""
-        top_k = min(params.top_k or MOST_TOKENS, MOST_TOKENS)
+        """Begin a text that is sampled with `params`; guesses are drawn with its seed."""
+        top_k = min(params.top_k or MAX_TOKENS, MAX_TOKENS)
         self._params = SamplingParams(
             temperature=params.temperature, top_k=top_k, top_p=params.top_p, min_p=params.min_p
         )
         self._random = np.random.Generator(np.random.PCG64([params.seed, 2]))
 
     def draws(self, key: int) -> Draws | None:
-        """Draws after the node of that key; None where the model was not asked."""
+        """Draws after the node with this key; None if the model did not evaluate it."""
         return self._draws.get(key)
 
-    def sure(self, key: int) -> float:
-        """The probability of the draft's best token after the node of that key."""
-        return self._sure.get(key, 0.0)
+    def best_probability(self, key: int) -> float:
+        """Probability of the draft's best token after the node with this key; 0 if unknown."""
+        return self._best_probability.get(key, 0.0)
 
     @property
     def is_greedy(self) -> bool:
-        """True at temperature 0: nothing is drawn."""
+        """True at temperature 0, where nothing is drawn."""
         return self._params.temperature == 0
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         super().follow(tree, path, root)
         self._draws = {key: self._draws[key] for key in self._opinions if key in self._draws}
-        self._sure = {key: self._sure[key] for key in self._draws}
+        self._best_probability = {key: self._best_probability[key] for key in self._draws}
 
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)
         self._draws.clear()
-        self._sure.clear()
+        self._best_probability.clear()
 
     def _opinion(self, key: int, logits: Logits) -> Opinion:
         opinion = super()._opinion(key, logits)
@@ -86,19 +85,19 @@ class DrawingDrafter(ModelDrafter):
             return opinion
         tokens, q = distribution(logits, self._params)
         guesses = self._growth.draw(tokens, q, self._random)
-        self._sure[key] = opinion.probabilities[0]
+        self._best_probability[key] = opinion.probabilities[0]
         self._draws[key] = Draws(tokens, q, tuple(guesses))
         return opinion
 
 
 class DrawnGrower(TreeGrower):
-    """Hangs draws after a node, in order: as many as are worth it, and all of them are verified.
+    """Adds draws to the tree in their order, as many as pay; all of them are verified.
 
-    At temperature 0 the best guesses are as good as draws, and pruned as ever.
+    At temperature 0 it grows the tree like `TreeGrower`.
     """
 
-    least = 0.3
-    """A further draw after a node needs a chance of so many times an equal share of the pass."""
+    min_share = 0.3
+    """Least acceptance probability of a second or later draw, relative to 1 / max_nodes."""
 
     def __init__(self, drafter: DrawingDrafter) -> None:
         super().__init__([drafter])
@@ -110,7 +109,7 @@ class DrawnGrower(TreeGrower):
         self._drafter.begin_text(params)
 
     def begin(self, tree: TokenTree, pacer: Pacer, limits: Limits) -> None:
-        """Hang draws after nodes that the draft has read with the text: the root."""
+        """Add the draws after nodes that the draft has already evaluated, such as the root."""
         if self._drafter.is_greedy:
             super().begin(tree, pacer, limits)
             return
@@ -123,7 +122,7 @@ class DrawnGrower(TreeGrower):
             return super().follow(tree, path, root, pacer)
         for node, picked in pairwise([*path, root]):
             if node in tree.draws:
-                sure = self._drafter.sure(int(tree.key[node]))
+                sure = self._drafter.best_probability(int(tree.key[node]))
                 self._rates.observe(sure, tree.draws[node].guesses, int(tree.token[picked]))
         self._drafter.follow(tree, path, root)
         return tree.reroot(root)
@@ -150,20 +149,21 @@ class DrawnGrower(TreeGrower):
         draws = self._drafter.draws(key)
         if draws is None:
             return
-        # One place stays free for the target's own token.
+        # one place is reserved for the target's own token
         n_nodes = min(limits.max_nodes, tree.capacity - 1) - len(tree)
         n_branches = limits.max_branches - len(tree.leaves()) + 1
         if tree.depth[node] >= limits.max_depth:
             n_nodes = 0
         own = dict(zip(draws.tokens.tolist(), draws.probabilities.tolist(), strict=True))
-        chances = self._rates.chances(self._drafter.sure(key), len(draws.guesses))
-        # Nothing that was drawn is left out of the pass: a draw is worth its row, or not made.
+        chances = self._rates.chances(self._drafter.best_probability(key), len(draws.guesses))
+        # all draws are verified, so draws that do not pay are dropped here by order, not by token
         cumulative, n_hidden = float(tree.cumulative[node]), limits.n_hidden - len(tree)
-        least, dear = self.least / limits.max_nodes, 2 * limits.least_confidence
+        hidden_min = self.min_share / limits.max_nodes
+        visible_min = max(hidden_min, 2 * limits.min_confidence)
         guesses = [
             Guess(token, chance, own[token], self._drafter.source)
             for n, (token, chance) in enumerate(zip(draws.guesses, chances, strict=True))
-            if n == 0 or cumulative * chance >= (least if n < n_hidden else max(least, dear))
+            if n == 0 or cumulative * chance >= (hidden_min if n < n_hidden else visible_min)
         ]
         kept = len(pacer.children(tree, node, guesses)) if guesses else 0
         guesses = guesses[: max(0, min(kept, n_nodes, n_branches))]
@@ -175,42 +175,43 @@ class DrawnGrower(TreeGrower):
 
 
 class AcceptedDraws:
-    """Hit rates of the n-th draw after a node, by how sure the draft was there.
+    """Hit rates of the n-th draw after a node, by the probability of the draft's best token.
 
-    Fading counts from a prior. A draw is tried if none before it was accepted.
+    Fading counts with a prior. The n-th draw counts as a try if no earlier one was accepted.
     """
 
     fade = 0.99
-    sure = (0.5, 0.8, 0.95)
-    """Bounds of the classes of nodes, by the probability of the draft's best token."""
-    first = (0.45, 0.65, 0.8, 0.93)
-    """Prior chance of the first draw in each class."""
-    further = 0.2
-    """Prior chance of each draw after it."""
-    weight = 4.0
-    """Tries that the prior counts for."""
+    bounds = (0.5, 0.8, 0.95)
+    """Bounds between the classes of nodes, as probabilities of the draft's best token."""
+    first_prior = (0.45, 0.65, 0.8, 0.93)
+    """Prior hit rate of the first draw, by class."""
+    later_prior = 0.2
+    """Prior hit rate of each later draw."""
+    prior_weight = 4.0
+    """Weight of the prior, in tries."""
 
     def __init__(self) -> None:
         self._hits: dict[tuple[int, int], float] = {}
         self._tries: dict[tuple[int, int], float] = {}
         """Counts by class and number of the draw."""
 
-    def chances(self, sure: float, n_draws: int) -> list[float]:
-        """The chance of each draw to be the one that is accepted, never rising.
+    def chances(self, best_probability: float, n_draws: int) -> list[float]:
+        """Probability of each draw to be the accepted one, made non-increasing.
 
-        `sure` is the probability of the draft's best token."""
-        kind, left, found = self._kind(sure), 1.0, [1.0]
+        `best_probability` is the probability of the draft's best token.
+        """
+        kind, left, found = self._kind(best_probability), 1.0, [1.0]
         for n in range(n_draws):
-            prior = self.further if n else self.first[kind]
-            hits = self._hits.get((kind, n), 0.0) + self.weight * prior
-            rate = hits / (self._tries.get((kind, n), 0.0) + self.weight)
+            prior = self.later_prior if n else self.first_prior[kind]
+            hits = self._hits.get((kind, n), 0.0) + self.prior_weight * prior
+            rate = hits / (self._tries.get((kind, n), 0.0) + self.prior_weight)
             found.append(min(found[-1], left * rate))
             left *= 1 - rate
         return found[1:]
 
-    def observe(self, sure: float, guesses: Sequence[int], token: int) -> None:
-        """After a node at which the text went on with `token`."""
-        kind = self._kind(sure)
+    def observe(self, best_probability: float, guesses: Sequence[int], token: int) -> None:
+        """Learn from a node after which `token` was picked."""
+        kind = self._kind(best_probability)
         for n, guess in enumerate(guesses):
             known = (kind, n)
             self._tries[known] = self.fade * self._tries.get(known, 0.0) + 1
@@ -218,5 +219,5 @@ class AcceptedDraws:
             if guess == token:
                 return
 
-    def _kind(self, sure: float) -> int:
-        return int(np.searchsorted(self.sure, sure))
+    def _kind(self, best_probability: float) -> int:
+        return int(np.searchsorted(self.bounds, best_probability))

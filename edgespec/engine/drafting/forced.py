@@ -1,4 +1,4 @@
-"""Guesses for free: tokens that the grammar of a text forces."""
+"""Guesses from a grammar: tokens that it forces, which cost no draft step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from edgespec.tree import ROOT, TokenTree
 
 SOURCE = "grammar"
 CONFIDENCE = 0.99
-"""A grammar forces bytes; that the target writes them in these tokens is all but sure."""
+"""A grammar forces bytes, which the target may still split into other tokens."""
 
 
 def hang_forced(tree: TokenTree, sampler: Sampler, limits: Limits) -> None:
-    """Add the tokens that must follow the root, as one branch, as far as a pass can verify it."""
+    """Add the tokens that must follow the root as one branch, within the limits of a pass."""
     node = ROOT
     for token in sampler.forced(min(limits.max_nodes - 1, limits.max_depth)):
         child = tree.child(node, token)

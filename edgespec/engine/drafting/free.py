@@ -1,7 +1,4 @@
-"""Base of drafters without a model: an answer for each node.
-
-Subclasses find the answers.
-"""
+"""Base class of drafters without a model, which look up an answer for each node."""
 
 from __future__ import annotations
 
@@ -17,26 +14,26 @@ class Answer(NamedTuple):
     """Candidates for the token after a node, best first."""
 
     kind: str
-    """Answers of one kind are about equally often right."""
+    """Class of answers with about the same hit rate."""
     tokens: list[int]
     shares: list[float]
-    """Probability of each token if one of them is right; 0 at the end where there are fewer."""
+    """Probability of each token if one of them is right; 0 for padding at the end."""
 
 
 class FreeDrafter(ABC):
-    """The part of `Drafter` that is alike where a step costs microseconds."""
+    """The common part of drafters whose steps cost microseconds."""
 
     source: str
     is_free = True
     kinds: ClassVar[Mapping[str, float]]
-    """Prior hit rate of each kind of answers."""
+    """Prior hit rate of each kind of answer."""
     temperature: ClassVar[float] = 2.0
-    """First guess of the temperature at which shares are honest."""
+    """Prior temperature at which shares are calibrated."""
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         self._eog_tokens = eog_tokens
         self._answers: dict[int, Answer | None] = {}
-        """Answers by the key of their node; None where nothing is known."""
+        """Answers by key of the node; None for nodes without one."""
 
     @abstractmethod
     def answer(self, tree: TokenTree, node: int) -> Answer | None:
@@ -44,7 +41,7 @@ class FreeDrafter(ABC):
 
     @abstractmethod
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:
-        """The tokens of `path` are committed."""
+        """Append the tokens of `path`, which are committed, to the text."""
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         n_nodes = len(tree)

@@ -1,7 +1,7 @@
-"""Grows one tree with the guesses of several drafters.
+"""Grows one tree from the guesses of several drafters.
 
-It asks drafters, mixes what they say about a node, and hangs what the pacer chooses. It knows no
-model, no clock and no fallback rule.
+Requests guesses, mixes them, and adds those that the pacer chooses. Knows no model, no clock and no
+stop rule.
 """
 
 from __future__ import annotations
@@ -23,58 +23,60 @@ from edgespec.tree import TokenTree
 
 
 class Complaint(NamedTuple):
-    """Why a drafter sits out."""
+    """The reason why a drafter cannot guess now."""
 
     source: str
     reason: str
 
 
 class TreeGrower:
-    """Some drafters of one text, a draft model first, and what was learnt of how far to trust them.
+    """The drafters of one text, a draft model first, and their learnt calibration.
 
-    `trust` may be shared with growers of other texts whose drafters have the same sources.
+    Growers of several texts may share one `trust` if their drafters have the same sources.
     """
 
     def __init__(self, drafters: Sequence[Drafter], trust: Trust | None = None) -> None:
         self._drafters = tuple(drafters)
         self._ready = self._drafters
-        """Drafters that can guess the next token of the text."""
+        """Drafters that can guess after the current text."""
         self.free_sources = frozenset(
             {FORCED, *(drafter.source for drafter in self._drafters if drafter.is_free)}
         )
-        """Sources whose nodes cost no model step: drafters without a model, and a grammar."""
+        """Sources whose guesses cost no draft step: drafters without a model, and a grammar."""
         self.trust = trust or Trust()
         self._mixer = Mixer()
         models = [each for each in self._drafters if isinstance(each, ModelDrafter)]
         self._window = models[0].window if models else None
         self.step_depth = models[0].step_depth if models else 1
-        """Nodes in a row that a step of the draft model adds."""
+        """Number of consecutive nodes that a step of the draft model adds."""
         self.n_guesses = 0
-        """Nodes added to trees so far."""
+        """Number of nodes added to trees so far."""
 
     @property
     def is_ready(self) -> bool:
+        """True if a drafter can guess after the current text."""
         return bool(self._ready)
 
     @property
     def n_leading(self) -> int:
-        """Tokens of the text's beginning that the draft model holds without a gap; 0 without
-        one."""
+        """Length of the text's prefix that the draft model holds without a gap; 0 without one."""
         return self._window.n_leading if self._window is not None else 0
 
     def n_unread(self, n_drafted: int, n_tokens: int) -> int:
-        """Tokens that the drafters, which have read `n_drafted`, must read of a text of
-        `n_tokens` before they can guess."""
+        """Number of tokens that the drafters, which have read `n_drafted`, must read before they
+        can guess after `n_tokens`."""
         if self._window is not None and self._window.moves:
             return self._window.n_unread(n_tokens)
         return n_tokens - n_drafted
 
     def begin_text(self, params: SamplingParams) -> None:
-        """The next text is sampled so: what was learnt at other temperatures waits."""
+        """Begin a text that is sampled with `params`; calibration is learnt for each
+        temperature."""
         self._mixer = self.trust.at(params.temperature)
 
     def prepare(self, committed: Sequence[int], root_token: int) -> list[Complaint]:
-        """Find out who can guess what follows `root_token` after `committed`; the others rest."""
+        """Determine which drafters can guess after `committed` and `root_token`; the others drop
+        their nodes and are returned."""
         complaints = []
         ready = []
         for drafter in self._drafters:
@@ -88,11 +90,11 @@ class TreeGrower:
         return complaints
 
     def is_behind(self, committed: Sequence[int]) -> bool:
-        """True if a drafter has tokens to read before it can guess."""
+        """True if a drafter must read committed tokens before it can guess."""
         return any(drafter.is_behind(committed) for drafter in self._ready)
 
     def catch_up(self, committed: Sequence[int]) -> None:
-        """Let the drafters read what was committed without them."""
+        """Let the drafters read the committed tokens that they have not read."""
         for drafter in self._ready:
             if drafter.is_behind(committed):
                 drafter.catch_up(committed)
@@ -100,10 +102,9 @@ class TreeGrower:
     def rehearse(
         self, committed: Sequence[int], n_tokens: int, learns: bool = True, free: bool = False
     ) -> list[Rehearsed]:
-        """Guesses of the drafter with a model, or of one that is `free`, for the last `n_tokens` of
-        the committed tokens.
+        """Rehearse the draft model, or a `free` drafter, on the last `n_tokens` committed tokens.
 
-        What the target has not written teaches little about what it writes: then nothing is learnt.
+        `learns` updates the calibration; it is off for prompts, which the target has not generated.
         """
         for drafter in self._ready:
             if isinstance(drafter, Rehearses) and drafter.is_free == free:
@@ -125,21 +126,22 @@ class TreeGrower:
         )
 
     def begin(self, tree: TokenTree, pacer: Pacer, limits: Limits) -> None:
-        """Hang what costs nothing."""
+        """Add the guesses that cost no draft step."""
         for drafter in self._ready:
             if drafter.is_free:
                 while self._ask(drafter, tree, drafter.open_nodes(tree), pacer, limits):
                     pass
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
-        """Nodes about which a drafter whose steps cost something may still be asked."""
+        """Nodes at which a drafter that is not free can guess."""
         asked = [drafter.open_nodes(tree) for drafter in self._ready if not drafter.is_free]
         return asked[0] if len(asked) == 1 else sorted({node for open_ in asked for node in open_})
 
     def step(
         self, tree: TokenTree, open_nodes: Sequence[int], pacer: Pacer, limits: Limits
     ) -> bool:
-        """One step of the drafter that has the likeliest open node. False if nothing was to do."""
+        """Make one step of the drafter with the most probable open node; False if there was nothing
+        to extend."""
         for drafter, its_nodes in self._turns(tree, open_nodes):
             if self._ask(drafter, tree, its_nodes, pacer, limits):
                 self.begin(tree, pacer, limits)
@@ -149,7 +151,8 @@ class TreeGrower:
     def next_step(
         self, tree: TokenTree, open_nodes: Sequence[int], pacer: Pacer, limits: Limits
     ) -> tuple[ModelDrafter, TokenTree, list[int]] | None:
-        """The drafter with a model whose turn it is, and the nodes that it would evaluate."""
+        """The draft model that makes the next step, the tree, and the nodes to evaluate; None if
+        the step is another drafter's or has no room."""
         turns = self._turns(tree, open_nodes)
         drafter, its_nodes = turns[0] if turns else (None, ())
         is_possible = its_nodes and len(tree) + 1 < tree.capacity
@@ -157,16 +160,16 @@ class TreeGrower:
             return None
         return drafter, tree, drafter.fitting(tree, pacer.extend(tree, its_nodes, limits))
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
-        """Tell the drafters what the target said after `nodes`: `logits` [len(nodes), n_vocab]."""
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """Pass the target's `logits` [len(nodes), n_vocab] after `nodes` to the drafters."""
         for drafter in self._ready:
-            drafter.witness(tree, nodes, logits)
+            drafter.observe_logits(tree, nodes, logits)
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int, pacer: Pacer) -> TokenTree:
-        """The tree below `root`, a child of the end of the `path` that the text went down.
+        """Re-root the tree at `root`, a child of the end of the accepted `path`.
 
-        What stood teaches how far each drafter is to be trusted. What was too improbable below the
-        old root, and is worth a node below the new one, is hung now.
+        Updates the calibration from the path, and adds guesses that were too improbable below the
+        old root but are not below the new one.
         """
         for node, picked in pairwise([*path, root]):
             self._mixer.observe(self._opinions(int(tree.key[node])), int(tree.token[picked]))
@@ -178,24 +181,24 @@ class TreeGrower:
         return tree
 
     def rest(self) -> None:
-        """Drop everything provisional; the committed text stays and may fall behind."""
+        """Drop all nodes of the drafters and keep the committed text, which may fall behind."""
         for drafter in self._drafters:
             drafter.rest()
 
     def rewind(self, n_tokens: int) -> None:
-        """Drop everything provisional, and all but the first `n_tokens` of the text."""
+        """Drop all nodes of the drafters and all but the first `n_tokens` of the text."""
         for drafter in self._drafters:
             drafter.rewind(n_tokens)
 
     def cancel(self) -> None:
-        """From any thread: make a running call raise `Cancelled` soon."""
+        """Make a running call raise `Cancelled` soon; callable from any thread."""
         for drafter in self._drafters:
             drafter.cancel()
 
     def _turns(
         self, tree: TokenTree, open_nodes: Sequence[int]
     ) -> list[tuple[Drafter, Sequence[int]]]:
-        """Drafters and the nodes at which they may go on, the best place first."""
+        """Drafters that are not free with their open nodes, in descending order of the best one."""
         costly = [drafter for drafter in self._ready if not drafter.is_free]
         if len(costly) == 1:
             return [(costly[0], open_nodes)]
@@ -211,7 +214,7 @@ class TreeGrower:
         pacer: Pacer,
         limits: Limits,
     ) -> bool:
-        """Let a drafter guess what follows the nodes that the pacer chooses. False for none."""
+        """Add a drafter's guesses after the nodes that the pacer chooses; False for none."""
         if not open_nodes or len(tree) + 1 >= tree.capacity:
             return False
         asked = drafter.step(tree, pacer.extend(tree, open_nodes, limits))
@@ -220,7 +223,8 @@ class TreeGrower:
         return bool(asked)
 
     def _hang(self, tree: TokenTree, node: int, pacer: Pacer) -> None:
-        """Hang the pacer's choice of what is guessed below a node; what hangs there is revised."""
+        """Add the guesses below a node that the pacer chooses, and update the confidences of
+        existing ones."""
         opinions = self._opinions(int(tree.key[node]))
         if not opinions:
             return
@@ -230,12 +234,12 @@ class TreeGrower:
             if child is not None and guess.confidence != tree.confidence[child]:
                 tree.revise(child, guess.confidence)
         for guess in pacer.children(tree, node, guesses):
-            # One place stays free for the target's own token.
+            # one place is reserved for the target's own token
             if len(tree) + 1 < tree.capacity and tree.child(node, guess.token) is None:
                 tree.add(node, *guess)
                 self.n_guesses += 1
 
     def _opinions(self, key: int) -> list[Opinion]:
-        """Opinions of the drafters that were asked about a node."""
+        """Opinions of all drafters about the node with this key."""
         said = (drafter.opinion(key) for drafter in self._ready)
         return [opinion for opinion in said if opinion is not None]

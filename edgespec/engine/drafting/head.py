@@ -1,7 +1,7 @@
-"""A head as a drafter: a draft model that guesses from the target's hidden states.
+"""Drafter with a head, a draft model that reads the target's hidden states (features).
 
-What it guesses below a guess stands on features that it predicts; accepted tokens are read again,
-from the target's own. It knows heads through the port, and no target.
+Below guesses it uses features that it predicts itself; accepted tokens are read again with the
+target's. Knows heads through their port, and no target.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ class HeadDrafter(ModelDrafter):
         self._head = head
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
-        """The root and the children of evaluated nodes: below others it has no features yet, and
-        there are none before a text's second token."""
+        """The root and the children of evaluated nodes, which have features; none before a text's
+        second token."""
         if not self._head.n_committed:
             return []
         return [node for node in super().open_nodes(tree) if self._has_features(tree, node)]
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
-        """Read `path` and `root` in one step, with the target's features, which are there now."""
+        """Read `path` and `root` in one step with the target's features."""
         self.rest()
         n_read = self._head.n_committed
         info, n_nodes = self._head.info, len(path) + 1
-        # A longer path is left to catch_up(), which reads it as committed tokens.
+        # catch_up() reads a longer path as committed tokens
         if n_read and n_nodes <= info.max_nodes and n_read + n_nodes <= info.n_ctx:
             self._read(tree.branch([*path, root]))
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
-        """Features that nobody gave, and what keeps any draft model from guessing."""
+        """Missing features, or the reasons of `ModelDrafter.obstacle`."""
         reason = super().obstacle(committed, root_token)
         if reason is None and self._head.lacks_features(len(committed)):
             return "the target's hidden states of this text are not known"
         return reason
 
     def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion, int]]:
-        """Opinions about tokens that follow those it has read; of others it has no features."""
+        """Opinions about the last tokens if they directly follow those that it has read; others
+        have no features."""
         n_read, info = self._head.n_committed, self._head.info
         n_tokens = min(n_tokens, info.max_nodes, info.n_ctx - n_read)
         if not n_read or n_read + n_tokens != len(committed):

@@ -1,6 +1,6 @@
-"""The drafters of a target: the draft model, drafters without a model, and a caller's own.
+"""Creates the drafters of a text: the draft model, drafters without a model, and custom ones.
 
-Knows every kind of drafter by name.
+Knows all kinds of drafters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def line_up(
     settings: EngineSettings,
     trust: Trust | None = None,
 ) -> TreeGrower | None:
-    """The drafters of one text of `target`, the draft model first; None without any."""
+    """A grower with the drafters of one text of `target`, the draft model first; None without
+    any."""
     info = target.info
     if not info.verifies_guesses:
         return None
@@ -55,5 +56,5 @@ def line_up(
 
             guessing.insert(0, HeadDrafter(draft, *terms))
         else:
-            guessing.insert(0, ModelDrafter(draft, *terms, most_tokens=info.n_ctx))
+            guessing.insert(0, ModelDrafter(draft, *terms, max_tokens=info.n_ctx))
     return TreeGrower(guessing, trust) if guessing else None

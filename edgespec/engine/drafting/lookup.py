@@ -1,7 +1,7 @@
-"""Guesses from the text itself: what followed when its last words occurred before.
+"""Guesses from the text itself: the tokens that followed earlier occurrences of its last tokens.
 
-After Saxena's prompt lookup and llama.cpp's n-gram modes, but a tree: several continuations, and
-from the end of any branch. It owns an index of the text; it knows no model.
+Like Saxena's prompt lookup and llama.cpp's n-gram modes, but with several continuations, at any
+node of a tree. Owns an index of the text; knows no model.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.free import Answer, FreeDrafter
 from edgespec.tree import TokenTree
 
-SHORTEST = 2
-"""Tokens that two places must share for one to say something of the other."""
-LONGEST = 24
-"""More in common says no more."""
+MIN_MATCH = 2
+"""Fewest matching tokens of an occurrence."""
+MAX_MATCH = 24
+"""Most tokens that are compared."""
 N_CANDIDATES = 4
 FADING = 0.9
-"""Weight of a place's vote, as a multiple of that of the next later place."""
+"""Weight of an occurrence relative to the next later one."""
 
 
 class TextIndex:
-    """Index of the places of each pair of neighbouring tokens, in about nine bytes a token.
+    """Index of token pairs with about nine bytes per token, as hash chains like those of LZ77.
 
-    As in LZ77 with hash chains: a table leads to the last place of a pair, and each place to the
-    one before it. Places are compared backwards, as far as they agree.
+    A table has the last position of each pair, and each position links to the previous one of the
+    same pair. Positions are then compared backwards.
     """
 
     n_heads = 1 << 15
-    most_places = 24
-    """Places that one search looks at, the last ones first."""
-    enough = 3
-    """Places that agree as far as is looked: older ones would add nothing."""
+    max_places = 24
+    """Most positions that one search compares, the last ones first."""
+    max_full_matches = 3
+    """Number of matches of `MAX_MATCH` tokens that ends a search."""
 
     def __init__(self) -> None:
         self.tokens: array[int] = array("i")
         self._before: array[int] = array("i")
-        """For each place the last place before it whose pair has the same hash, or -1."""
+        """For each position the previous one with the same hash, or -1."""
         self._heads: array[int] = array("i", [-1]) * self.n_heads
 
     def __len__(self) -> int:
@@ -65,13 +65,13 @@ class TextIndex:
         del self._before[n_tokens:]
 
     def places(self, words: Sequence[int]) -> list[tuple[int, int]]:
-        """Places after which the text went on, last ones first, at which it ended like `words`,
-        and how many tokens of it did."""
-        if len(words) < SHORTEST:
+        """Earlier positions at which the text ended like `words`, the last ones first, each with
+        the number of matching tokens."""
+        if len(words) < MIN_MATCH:
             return []
         tokens, found, n_whole = self.tokens, [], 0
         place = self._heads[self._head(words[-2], words[-1])]
-        for _ in range(self.most_places):
+        for _ in range(self.max_places):
             if place < 0:
                 break
             alike = 0
@@ -79,10 +79,10 @@ class TextIndex:
                 if back > place or tokens[place - back] != word:
                     break
                 alike += 1
-            if alike >= SHORTEST and place + 1 < len(tokens):
+            if alike >= MIN_MATCH and place + 1 < len(tokens):
                 found.append((place, alike))
-                n_whole += alike == LONGEST
-                if n_whole == self.enough:
+                n_whole += alike == MAX_MATCH
+                if n_whole == self.max_full_matches:
                     break
             place = self._before[place]
         return found
@@ -91,23 +91,22 @@ class TextIndex:
         return (one * 0x9E3779B1 ^ other * 0x85EBCA6B) >> 7 & (self.n_heads - 1)
 
 
-_BY_LENGTH = {2: 0.3, 3: 0.4, 4: 0.5, 6: 0.6, 10: 0.7, LONGEST: 0.8}
-"""Prior hit rates by the number of tokens that places have in common."""
+_BY_LENGTH = {2: 0.3, 3: 0.4, 4: 0.5, 6: 0.6, 10: 0.7, MAX_MATCH: 0.8}
+"""Prior hit rates by the upper bound of the number of matching tokens."""
 KINDS = {f"{most}{end}": rate for most, rate in _BY_LENGTH.items() for end in ("", "!")}
 
 
 def kind_of(alike: int, is_sole: bool) -> str:
-    """Kind of a place with `alike` tokens in common; `is_sole` if it always continued alike."""
+    """Kind of an answer with `alike` matching tokens; `is_sole` if there is one continuation."""
     most = next(most for most in _BY_LENGTH if alike <= most)
     return f"{most}{'!' if is_sole else ''}"
 
 
 def voted(places: Sequence[tuple[int, int]]) -> tuple[int, list[int], list[float]]:
-    """The next token by the votes of `places`, each a token and the number of tokens before it that
-    agree.
+    """The most tokens that match, the best next tokens, and their shares of all votes.
 
-    The largest number that agree, the best tokens, and their shares of all votes. A place with one
-    token less in common counts half.
+    `places` are pairs of a next token and the number of matching tokens before it; each further
+    matching token doubles the weight of a vote.
     """
     most = max(alike for _, alike in places)
     votes: dict[int, float] = {}
@@ -128,7 +127,7 @@ class LookupDrafter(FreeDrafter):
         super().__init__(eog_tokens)
         self._index = TextIndex()
         self._words: dict[int, tuple[int, ...]] = {}
-        """Last tokens of the text down to each node that was looked up, by the node's key."""
+        """Last tokens of the text down to a node, by key of the node."""
 
     def answer(self, tree: TokenTree, node: int) -> Answer | None:
         return self._answer_after(self._words_at(tree, node))
@@ -141,7 +140,7 @@ class LookupDrafter(FreeDrafter):
         alike, tokens, shares = voted(said)
         return Answer(kind_of(alike, is_sole=len(tokens) == 1), tokens, shares)
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Ignore the logits: only picked tokens are part of the text."""
 
     def is_behind(self, committed: Sequence[int]) -> bool:
@@ -161,7 +160,7 @@ class LookupDrafter(FreeDrafter):
         n_read, said = len(self._index), []
         for place, token in enumerate(committed[n_read:], n_read):
             if place >= len(committed) - n_tokens:
-                answer = self._answer_after(self._index.tokens[-LONGEST:])
+                answer = self._answer_after(self._index.tokens[-MAX_MATCH:])
                 said.append((self._opinion(answer), token))
             self._index.append(token)
         return said
@@ -181,8 +180,8 @@ class LookupDrafter(FreeDrafter):
             below.append(node)
             node = int(tree.parent[node])
         text = self._index.tokens
-        words = tuple(text[-LONGEST:]) if node < 0 else self._words[int(tree.key[node])]
+        words = tuple(text[-MAX_MATCH:]) if node < 0 else self._words[int(tree.key[node])]
         for node in reversed(below):
-            words = (*words[1 - LONGEST :], int(tree.token[node]))
+            words = (*words[1 - MAX_MATCH :], int(tree.token[node]))
             self._words[int(tree.key[node])] = words
         return words

@@ -1,7 +1,7 @@
-"""The draft model as a drafter: it evaluates nodes and says what follows them.
+"""Drafter with a draft model, which evaluates nodes to guess the tokens after them.
 
-It owns which nodes the model has evaluated, and the model's KV as a transaction. It knows no
-target, no clock and nothing of who else guesses.
+Owns the set of evaluated nodes and keeps the model's KV consistent. Knows no target, no clock and
+no other drafter.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from edgespec.tree import ROOT, TokenTree
 
 
 class Damage(NamedTuple):
-    """Logits of the draft that were not finite."""
+    """An evaluation of the draft whose logits were not finite."""
 
     n_committed: int
-    """Tokens that the model had read before the evaluation that gave them."""
+    """Tokens that the model had read before it."""
     reason: str
 
 
 class ModelDrafter:
     """Implements `Drafter` with a draft model.
 
-    `n_vocab` and `eog_tokens` are the target's: no other token is guessed, and nothing is guessed
-    after the end of a text. `temperature` is the first guess of the draft's own. Texts of up to
-    `most_tokens` may be longer than the draft's context.
+    `n_vocab` and `eog_tokens` are the target's: only its tokens are guessed, and none after an end
+    of text. `temperature` is the prior of the draft's calibration. Texts of up to `max_tokens` may
+    exceed the draft's context.
     """
 
     source = "draft"
     is_free = False
     step_depth = 1
-    """Nodes in a row that a step adds."""
+    """Number of consecutive nodes that a step adds."""
 
     def __init__(
         self,
@@ -49,24 +49,24 @@ class ModelDrafter:
         temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
-        most_tokens: int = 0,
+        max_tokens: int = 0,
     ) -> None:
         self._temperature = temperature
         self._model = model
-        self.window = Window(model, most_tokens)
+        self.window = Window(model, max_tokens)
         self._n_candidates = n_candidates
         self._n_shared = min(n_vocab, model.info.n_vocab)
         self._eog_tokens = eog_tokens
         self._opinions: dict[int, Opinion | None] = {}
-        """Guesses after each evaluated node, by the node's key; None after logits that were not
-        finite."""
+        """Guesses by key of the evaluated node; None if its logits were not finite."""
         self._ahead: np.ndarray | None = None
-        """Logits of the nodes of the next step, which was computed together with other texts'."""
+        """Logits of the next step, computed in advance together with those of other texts."""
         self._damage: Damage | None = None
-        """Keeps the model from guessing until the text is rewound to before it."""
+        """Prevents guesses until the text is truncated to before it."""
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
-        """Not evaluated, no end of text, within the model's context and branches."""
+        """Nodes that are not evaluated and not an end of text, within the model's limits of context
+        and branches."""
         n_nodes = len(tree)
         keys, parents = tree.key[:n_nodes].tolist(), tree.parent[:n_nodes].tolist()
         info, opinions = self._model.info, self._opinions
@@ -98,12 +98,12 @@ class ModelDrafter:
     def opinion(self, key: int) -> Opinion | None:
         return self._opinions.get(key)
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
-        """A draft model learns from what was picked alone."""
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+        """Ignore the logits: a draft model learns from picked tokens only."""
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
-        """Commit `path`. Its end is often a guess that the model never evaluated: the model then
-        reads it together with the new root, in one step."""
+        """Commit `path`. Nodes at its end that the model has not evaluated are read together with
+        the new root, in one step."""
         seen = [node for node in path if int(tree.key[node]) in self._opinions]
         unseen = path[len(seen) :]
         keep = [] if unseen else self._within(tree, root)
@@ -111,13 +111,13 @@ class ModelDrafter:
             self._model.commit(tree, seen, keep)
         kept = {int(tree.key[node]) for node in keep}
         self._opinions = {key: said for key, said in self._opinions.items() if key in kept}
-        # A longer path is left to catch_up(), which reads it as committed tokens.
+        # catch_up() reads a longer path as committed tokens
         if unseen and len(unseen) < min(self._model.info.max_nodes, self.window.room):
             self._read(tree.branch([*unseen, root]))
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
-        """Damaged logits, context and vocabulary: models of one family may pad theirs to different
-        sizes."""
+        """Non-finite logits, a full context, or a token beyond the vocabulary, which models of one
+        family may pad to different sizes."""
         info = self._model.info
         if self._damage is not None:
             return self._damage.reason
@@ -175,7 +175,7 @@ class ModelDrafter:
         self._model.cancel()
 
     def _read(self, branch: TokenTree) -> None:
-        """Evaluate a branch and commit it, but for its end, which stays provisional."""
+        """Evaluate a branch and commit all of it but its last node."""
         nodes = range(len(branch))
         self._take_opinions(branch, nodes)
         self._model.commit(branch, nodes[:-1], keep=nodes[-1:])
@@ -183,7 +183,7 @@ class ModelDrafter:
         self._opinions = {end: self._opinions[end]}
 
     def _take_opinions(self, tree: TokenTree, nodes: Sequence[int]) -> None:
-        """Evaluate `nodes` and keep what the model thinks follows them."""
+        """Evaluate `nodes` and store the guesses after them."""
         ahead, self._ahead = self._ahead, None
         logits = self._model.evaluate(tree, nodes) if ahead is None else ahead
         for node, row in zip(nodes, logits, strict=True):
@@ -195,9 +195,10 @@ class ModelDrafter:
                 self._damage = Damage(self.window.n_read, str(error))
 
     def _opinion(self, key: int, logits: Logits) -> Opinion:
-        """Guesses after the node of that key, by the model's `logits` [n_vocab] there.
+        """Guesses after a node from the model's `logits` [n_vocab] there.
 
-        Raises ModelError if no logit is finite."""
+        Raises ModelError if the largest logit is not finite.
+        """
         best = logits.max()
         if not math.isfinite(best):
             raise ModelError(f"the draft's best logit is {best}: its weights are damaged")
@@ -214,8 +215,8 @@ class ModelDrafter:
         )
 
     def fitting(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        """The first of `nodes`, and of what others hung above them, that the model's cache, batch
-        and branches have room for."""
+        """The first of `nodes`, and of their unevaluated ancestors, that fit into the model's
+        context, batch and branches."""
         info = self._model.info
         cells = self.window.room - len(self._opinions)
         wanted: set[int] = set()
@@ -236,9 +237,9 @@ class ModelDrafter:
 
 
 def step_ahead(asked: Sequence[tuple[ModelDrafter, TokenTree, Sequence[int]]]) -> None:
-    """Evaluate what the next steps of several texts' drafters will, in one step of their model.
+    """Evaluate the nodes of the next steps of several texts in one step of their common model.
 
-    Those for which a step has no room take one of their own.
+    Texts that do not fit make a step of their own later.
     """
     parts: list[PassPart] = []
     drafters: list[ModelDrafter] = []

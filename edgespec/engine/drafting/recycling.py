@@ -1,7 +1,7 @@
-"""Guesses from the target's own words: what it gave the best chances after the same token before.
+"""Guesses from the target's earlier logits: its most probable successors of the same token.
 
-After token recycling (Luo et al., arXiv 2408.08696): a pass computes logits after guesses that do
-not stand, too, and they are worth keeping. It owns a table of bounded size; it knows no model.
+Token recycling (Luo et al., arXiv 2408.08696): a pass also computes logits after rejected guesses.
+Owns tables of bounded size; knows no model.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ PAIR, SINGLE = "after the same two tokens", "after the same token"
 KINDS = {PAIR: 0.7, SINGLE: 0.4}
 N_SUCCESSORS = 4
 TEMPERATURE = 0.6
-"""Temperature of the successors' shares: a target is surer of its tokens than its logits say."""
+"""Temperature of the shares, below 1: the target's best tokens are picked more often than its
+logits say."""
 
 
 class SuccessorTable:
-    """The latest successors of each key; at most `n_rows` of them, the oldest ones go."""
+    """The latest successors of each key, for at most `n_rows` keys; drops the oldest key."""
 
     def __init__(self, n_rows: int = 4096) -> None:
         self._row_of: dict[int, int] = {}
@@ -55,7 +56,7 @@ class SuccessorTable:
 
 
 class RecyclingDrafter(FreeDrafter):
-    """Implements `Drafter` with what the target said in earlier passes."""
+    """Implements `Drafter` with the target's logits of earlier passes."""
 
     source = "recycled"
     kinds = KINDS
@@ -81,10 +82,10 @@ class RecyclingDrafter(FreeDrafter):
         self._n_read += len(path)
         self._before_root = int(tree.token[path[-1]])
 
-    def witness(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         for node, row in zip(nodes, logits, strict=True):
             if not math.isfinite(row.max()):
-                continue  # damaged logits at a node that was rejected end no text
+                continue  # non-finite logits after a rejected guess are no error
             tokens = top_tokens(row, N_SUCCESSORS)
             weights = np.exp((row[tokens] - row[tokens[0]]) / np.float32(TEMPERATURE))
             shares = weights / weights.sum()

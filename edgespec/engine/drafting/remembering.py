@@ -1,6 +1,6 @@
-"""Learnt state of a pair, kept between runs in a small file for each pair of models.
+"""Storage of learnt state between runs, in one small file per pair of models.
 
-It knows the format of the files, not the meaning of the numbers.
+Knows the format of the files, but not the meaning of the numbers.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from edgespec.values import ModelInfo
 
 Numbers = Mapping[str, float]
 Learnt = Mapping[str, Numbers]
-"""Learnt state by learner and cache key (`draft@0.7` at temperature 0.7), last used last."""
+"""Learnt state by learner and key (`trust@0.7` at temperature 0.7), the least recently used
+first."""
 
 T = TypeVar("T")
 
-MOST_PLACES = 64
-"""Entries kept for a pair, since the file is read and written with every text."""
-MOST_FILES = 128
+MAX_ENTRIES = 64
+"""Most entries per pair: the file is written after every text."""
+MAX_FILES = 128
 
 
 def renewed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
-    """`before` with what is known `now`; what was not used for the longest time may fall out."""
+    """`before` updated by `now`, without the least recently used of more than `MAX_ENTRIES`."""
     others = {name: learnt for name, learnt in before.items() if name not in now}
-    return dict([*others.items(), *now.items()][-MOST_PLACES:])
+    return dict([*others.items(), *now.items()][-MAX_ENTRIES:])
 
 
 class Memory(Protocol):
-    """Store of the state that an engine learns."""
+    """Store of an engine's learnt state."""
 
     def recall(self) -> Learnt:
-        """The state kept last; empty if there is none."""
+        """The stored state; empty if there is none."""
 
     def keep(self, learnt: Learnt) -> None:
-        """Keep this for the next run, if that is possible."""
+        """Store the state for the next run, if possible."""
 
 
 class CalibrationFile:
-    """Implements `Memory` in a folder."""
+    """Implements `Memory` with a file in `folder`."""
 
     def __init__(self, folder: Path, target: ModelInfo, draft: ModelInfo | None) -> None:
-        self._file = JsonFile(folder, pair_digest(target, draft), MOST_FILES)
+        self._file = JsonFile(folder, pair_digest(target, draft), MAX_FILES)
 
     def recall(self) -> Learnt:
         try:
@@ -58,7 +59,7 @@ class CalibrationFile:
 
 
 def _numbers(content: Mapping[str, object]) -> dict[str, float]:
-    """Raises ValueError for anything but finite numbers."""
+    """The numbers of one entry. Raises ValueError if one is not finite."""
     numbers = {}
     for name, value in content.items():
         if not isinstance(value, int | float) or not math.isfinite(value):

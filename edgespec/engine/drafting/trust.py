@@ -1,7 +1,7 @@
-"""Confidences of guesses: the opinions of several sources, mixed in the log domain as in PAQ.
+"""Confidences of guesses: opinions of several sources, mixed in the log domain as in PAQ.
 
-One online learner for all sources: it is shown opinions and the token that came. It knows no tree,
-no text and no drafter.
+One online learner for all sources, updated with opinions and the token picked. Knows no tree, text
+or drafter.
 """
 
 from __future__ import annotations
@@ -14,60 +14,60 @@ from typing import NamedTuple
 from edgespec.engine.drafting.drafter import Guess, Opinion
 from edgespec.engine.drafting.remembering import Learnt, Numbers, renewed
 
-COOLEST = 0.6
-"""Temperature below which a target's text is about as easy to guess as at 0."""
-UNNAMED = -2.0
-"""Log odds of a token that a source has weighed and not named among its best."""
-LEAST_DOUBT = 0.02
-"""Doubt in a source that is surer of being right than this: what its evidence is added to."""
-LEAST = 1e-6
-"""Least probability, and least ratio of two."""
+MIN_TEMPERATURE = 0.6
+"""Sampling temperatures below this count as this: the text is about as predictable as at 0."""
+UNNAMED_LOG_ODDS = -2.0
+"""Log odds of a token that an exhaustive source rated but did not name."""
+MIN_ERROR_RATE = 0.02
+"""Prior probabilities of opinions are limited to [this, 1 - this]."""
+MIN_PROBABILITY = 1e-6
+"""Lower bound of a probability relative to the largest one."""
 FADE = 0.99
-"""Kept of a weight's precision, an observed node: texts differ."""
-LEAST_INFORMATION = 1e-3
-MOST_WEIGHTS = 256
-"""Weights that are taken over from another run."""
+"""Factor by which an observed node reduces a weight's precision, as texts differ."""
+MIN_INFORMATION = 1e-3
+MAX_WEIGHTS = 256
+"""Most weights that are loaded from an earlier run."""
 
 
 @dataclass(slots=True)
 class Weight:
-    """A learnt number, as a Gaussian belief. It takes one Newton step of maximum likelihood for
-    each observed node, from its prior."""
+    """A learnt number with a Gaussian prior, updated by one Newton step of maximum likelihood per
+    observed node."""
 
     value: float
     precision: float
 
-    largest = 9.0
-    most_recalled = 10.0
-    """Most precision that is taken over from another run: another text is soon more telling."""
+    max_value = 9.0
+    max_recalled = 10.0
+    """Upper bound of the precision that is loaded from an earlier run."""
 
     def learn(self, gradient: float, information: float, longest_step: float) -> None:
-        self.precision = FADE * self.precision + max(information, LEAST_INFORMATION)
+        self.precision = FADE * self.precision + max(information, MIN_INFORMATION)
         step = max(-longest_step, min(longest_step, gradient / self.precision))
-        self.value = max(-self.largest, min(self.largest, self.value + step))
+        self.value = max(-self.max_value, min(self.max_value, self.value + step))
 
 
-class _Voice(NamedTuple):
-    """One opinion, weighed."""
+class _WeighedOpinion(NamedTuple):
+    """An opinion with its weights and the log odds that follow from them."""
 
     opinion: Opinion
     evidence: Weight
     sharpness: Weight
     log_odds: dict[int, float]
-    """Log odds of each named token, against all tokens that no source names."""
-    deviations: dict[int, float]
-    """Derivatives of the log odds by the sharpness."""
+    """Log odds of each named token against all tokens that no source names."""
+    gradients: dict[int, float]
+    """Derivatives of the log odds with respect to the sharpness weight."""
 
 
 class Mixer:
-    """Learns how far to trust each source where the target samples at one temperature.
+    """Mixes opinions and learns the weights of their sources, for one sampling temperature.
 
     The log odds of a token are a sum over the sources that name it,
 
         log softmax(sharpness * log p(token)) + logit(chance) + evidence,
 
-    so that agreement adds up by itself. The sharpness is the inverse temperature of a source's
-    probabilities, learnt for each source (its logarithm is); the evidence is learnt for each source
+    so that agreeing sources reinforce each other. The sharpness is the inverse temperature of a
+    source's probabilities; its logarithm is learnt for each source, the evidence for each source
     and kind of opinion.
     """
 
@@ -76,8 +76,8 @@ class Mixer:
         self._weights: dict[str, Weight] = {}
 
     def mix(self, opinions: Sequence[Opinion]) -> list[Guess]:
-        """One guess for each token that is named, best first."""
-        chances = _chances([self._voice(opinion) for opinion in opinions])
+        """One guess for each named token, best first."""
+        chances = _chances([self._weigh(opinion) for opinion in opinions])
         guesses = []
         for opinion in opinions:
             for token, probability in zip(opinion.tokens, opinion.probabilities, strict=True):
@@ -88,15 +88,15 @@ class Mixer:
 
     def observe(self, opinions: Sequence[Opinion], token: int) -> None:
         """Learn from a node after which the target picked `token`."""
-        voices = [self._voice(opinion) for opinion in opinions]
-        chances = _chances(voices)
-        for voice in voices:
-            named = sum(chances[one] for one in voice.log_odds)
-            voice.evidence.learn((token in voice.log_odds) - named, named * (1.0 - named), 1.0)
-            changes = voice.deviations
-            mean = sum(chances[one] * change for one, change in changes.items())
-            square = sum(chances[one] * change * change for one, change in changes.items())
-            voice.sharpness.learn(changes.get(token, 0.0) - mean, square - mean * mean, 0.5)
+        weighed = [self._weigh(opinion) for opinion in opinions]
+        chances = _chances(weighed)
+        for one in weighed:
+            named = sum(chances[each] for each in one.log_odds)
+            one.evidence.learn((token in one.log_odds) - named, named * (1.0 - named), 1.0)
+            gradients = one.gradients
+            mean = sum(chances[each] * slope for each, slope in gradients.items())
+            square = sum(chances[each] * slope * slope for each, slope in gradients.items())
+            one.sharpness.learn(gradients.get(token, 0.0) - mean, square - mean * mean, 0.5)
 
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""
@@ -107,27 +107,27 @@ class Mixer:
         }
 
     def load_state_dict(self, numbers: Numbers) -> None:
-        """Go on from where another run left off, and less surely. Nonsense is ignored."""
-        for name, value in list(numbers.items())[: 2 * MOST_WEIGHTS]:
-            precision = min(Weight.most_recalled, numbers.get(f"{name} precision", 0.0))
-            if abs(value) <= Weight.largest and precision > 0:
+        """Load the weights of an earlier run, with limited precision; invalid ones are ignored."""
+        for name, value in list(numbers.items())[: 2 * MAX_WEIGHTS]:
+            precision = min(Weight.max_recalled, numbers.get(f"{name} precision", 0.0))
+            if abs(value) <= Weight.max_value and precision > 0:
                 self._weights[name] = Weight(value, precision)
 
-    def _voice(self, opinion: Opinion) -> _Voice:
+    def _weigh(self, opinion: Opinion) -> _WeighedOpinion:
         source = opinion.source
         evidence = self._weight(
-            f"{source} {opinion.kind} evidence", 1.0 / max(COOLEST, self._temperature), 0.7
+            f"{source} {opinion.kind} evidence", 1.0 / max(MIN_TEMPERATURE, self._temperature), 0.7
         )
         temperature = max(opinion.temperature, self._temperature)
         sharpness = self._weight(f"{source} sharpness", -math.log(temperature), 4.0)
         exponent = math.exp(sharpness.value)
         best = max(opinion.probabilities)
-        logs = [exponent * math.log(max(p / best, LEAST)) for p in opinion.probabilities]
+        logs = [exponent * math.log(max(p / best, MIN_PROBABILITY)) for p in opinion.probabilities]
         shares = [math.exp(log) for log in logs]
         total = sum(shares)
         mean = sum(map(float.__mul__, logs, shares)) / total
         base = evidence.value + _logit(opinion.chance) - math.log(total)
-        return _Voice(
+        return _WeighedOpinion(
             opinion,
             evidence,
             sharpness,
@@ -143,14 +143,14 @@ class Mixer:
 
 
 class Trust:
-    """A mixer for each temperature at which the target samples, shared by all texts of a pair."""
+    """The mixers of a pair, one per sampling temperature, shared by all texts."""
 
     def __init__(self) -> None:
         self._mixers: dict[str, Mixer] = {}
         self._recalled: Learnt = {}
 
     def at(self, temperature: float) -> Mixer:
-        """The mixer of a sampling temperature: what was learnt at others waits."""
+        """The mixer for a sampling temperature."""
         name = f"trust@{temperature:g}"
         mixer = self._mixers.get(name)
         if mixer is None:
@@ -160,24 +160,24 @@ class Trust:
         return mixer
 
     def recall(self, learnt: Learnt) -> None:
-        """Begin with what another run learnt."""
+        """Use the learnt state of an earlier run for mixers that are created from now on."""
         self._recalled = learnt
 
     def learnt(self) -> Learnt:
-        """Learnt state of this run and those before it, for another run."""
+        """Learnt state of this run and earlier ones, to be stored."""
         now: Mapping[str, Numbers] = {
             name: mixer.state_dict() for name, mixer in self._mixers.items()
         }
         return renewed(self._recalled, now)
 
 
-def _chances(voices: Sequence[_Voice]) -> dict[int, float]:
-    """Chance of each named token: softmax of the log odds, those of no named token being 0."""
-    log_odds = {token: 0.0 for voice in voices for token in voice.log_odds}
-    for voice in voices:
-        unnamed = UNNAMED if voice.opinion.is_exhaustive else 0.0
+def _chances(weighed: Sequence[_WeighedOpinion]) -> dict[int, float]:
+    """Probability of each named token: softmax of the log odds and of 0 for all other tokens."""
+    log_odds = {token: 0.0 for one in weighed for token in one.log_odds}
+    for one in weighed:
+        unnamed = UNNAMED_LOG_ODDS if one.opinion.is_exhaustive else 0.0
         for token in log_odds:
-            log_odds[token] += voice.log_odds.get(token, unnamed)
+            log_odds[token] += one.log_odds.get(token, unnamed)
     highest = max(0.0, *log_odds.values()) if log_odds else 0.0
     shares = {token: math.exp(one - highest) for token, one in log_odds.items()}
     total = sum(shares.values()) + math.exp(-highest)
@@ -185,5 +185,5 @@ def _chances(voices: Sequence[_Voice]) -> dict[int, float]:
 
 
 def _logit(p: float) -> float:
-    p = min(max(p, LEAST_DOUBT), 1.0 - LEAST_DOUBT)
+    p = min(max(p, MIN_ERROR_RATE), 1.0 - MIN_ERROR_RATE)
     return math.log(p / (1.0 - p))

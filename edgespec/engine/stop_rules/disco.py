@@ -42,9 +42,9 @@ class PredictedAcceptance(StopRule):
 
     def observe(self, outcome: RoundOutcome) -> Self:
         after = self
-        for position, reached in enumerate(outcome.reached):
-            features = _features(reached.claimed, reached.entropy, position)
-            missed = reached.was_right - after.chance(features)
+        for position, node in enumerate(outcome.path_nodes):
+            features = _features(node.claimed, node.entropy, position)
+            missed = node.was_right - after.chance(features)
             weights = zip(after.weights, features, strict=True)
             after = replace(after, weights=tuple(w + self.pace * missed * x for w, x in weights))
         return after

@@ -34,8 +34,8 @@ class EntropyWindow(StopRule):
         return so_far.tree.entropy(int(so_far.tree.parent[node])) > self.threshold
 
     def observe(self, outcome: RoundOutcome) -> Self:
-        if not outcome.reached or outcome.reached[-1].was_right:
+        if not outcome.path_nodes or outcome.path_nodes[-1].was_right:
             return self
         n_rejected = min(self.longest_mean, self.n_rejected + 1)
-        step = (outcome.reached[-1].entropy - self.threshold) / n_rejected
+        step = (outcome.path_nodes[-1].entropy - self.threshold) / n_rejected
         return replace(self, threshold=self.threshold + step, n_rejected=n_rejected)
