@@ -32,6 +32,8 @@ from edgespec.values import PassReport
 
 PROVEN_SHARE = 0.1
 """Share of a text's time that proven guesses may cost."""
+MIN_READING_GAIN = 1.75
+"""Tokens whose time must be expected to be saved, net, before the draft reads a longer text."""
 SAFE_MARGIN = 1.15
 """Speedup that guesses must have shown in a text without credit."""
 
@@ -140,9 +142,13 @@ class RoundPlanner:
         gain_s, least_s = self._expected_gain_s, known.step_s + known.overhead_s
         if gain_s > 0:
             # with fine-grained experts a rejected guess may cost as much as a token
-            share = CREDIT_SHARE if known.curve.has_fine_experts else PROVEN_SHARE
+            is_fine = known.curve.has_fine_experts
+            share = CREDIT_SHARE if is_fine else PROVEN_SHARE
             credit_s = text.credit_s(self._plain_s, self.n_texts, share)
-            if gain_s <= known.reading_s(text.unread):
+            least_gain_s = known.reading_s(text.unread)
+            if text.unread > MIN_REHEARSAL and not is_fine:
+                least_gain_s += MIN_READING_GAIN * self._plain_s
+            if gain_s <= least_gain_s:
                 return replace(none, n_rehearsed=self._rehearsal)
         else:
             credit_s = self.credit_s - text.unpaid_s(known.reading_s(text.unread))

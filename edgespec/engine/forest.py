@@ -163,8 +163,10 @@ class Forest:
     def beside(
         self, n_rows: int, check: Callable[[], None]
     ) -> Callable[[Running[Logits]], None] | None:
-        """A callback that drafts during the pass over `n_rows`; None if that does not pay."""
-        if not self._guesses or not self._planner.drafts_beside(n_rows):
+        """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
+        guesses are not proven to."""
+        is_trial = any(growth.round.plan.is_trial for growth in self._growths)
+        if is_trial or not self._guesses or not self._planner.drafts_beside(n_rows):
             return None
         return partial(self._grow_beside, check)
 

@@ -108,6 +108,20 @@ def test_a_long_prompt_that_the_draft_has_not_read_does_not_keep_it_from_guessin
     assert gain("in memory", text, 48) >= 1.15
 
 
+def test_a_prompt_is_not_read_for_a_gain_of_a_token() -> None:
+    """The draft read it for the last passage, which it could not guess: 0.91."""
+    text = replace(TEXTS["good"], seed=1, n_prompt=120)
+    assert gain("resident, repacked", text, 48) >= 0.97
+
+
+def test_a_trial_does_not_draft_beside_the_pass() -> None:
+    """Beside a slow pass it cost a token and a half."""
+    machine = replace(MACHINES["80 %"], noise=0.3, slow_start=3.0, seed=2)
+    (measured,) = run(machine, replace(TEXTS["useless"], seed=2), 48)
+    assert measured.result.speculation.drafted
+    assert not measured.result.speculation.provisional_drafted
+
+
 def test_a_turn_that_makes_a_text_long_is_guessed_at_as_a_long_one() -> None:
     """Rows that attention had made dear were verified as if they were cheap: 0.71."""
     machine = replace(MACHINES["80 %, 300 MB/s"], attention_s=0.15 / 2000)
