@@ -48,6 +48,8 @@ class FakeSession:
     sampling: SamplingParams | None = None
     max_tokens: int | None = None
     stop: Sequence[str] = ()
+    fails: Exception | None = None
+    """Error after the words."""
 
     def load(self, settings, engine_settings=None, progress=None, trace=None) -> FakeSession:
         self.load_settings, self.engine_settings = settings, engine_settings
@@ -78,6 +80,8 @@ class FakeSession:
             for word in WORDS:
                 if not self.cancelled.is_set():
                     yield word
+            if self.fails is not None:
+                raise self.fails
         finally:
             self.is_generating = False
         return GenerationResult(

@@ -201,8 +201,11 @@ class _Progress:
             self._on_screen = False
 
 
-def report_failure(error: BaseException, message: str, exit_code: int, wants_json: bool) -> int:
-    """Write an error to stderr, and with --json also to stdout; returns the exit code."""
+def report_failure(
+    error: BaseException, message: str, exit_code: int, wants_json: bool, **report: Any
+) -> int:
+    """Write an error to stderr, and with --json also to stdout, with the rest of a `report`;
+    returns the exit code."""
     if os.environ.get("EDGESPEC_DEBUG"):
         traceback.print_exception(error)
     details: dict[str, Any] = {
@@ -215,7 +218,7 @@ def report_failure(error: BaseException, message: str, exit_code: int, wants_jso
     # a closed stream does not change the exit code
     with suppress(OSError):
         if wants_json:
-            print(json.dumps({"error": details}, ensure_ascii=False), flush=True)
+            print(json.dumps({"error": details} | report, ensure_ascii=False), flush=True)
     with suppress(OSError):
         rest_of_progress = CLEAR_REST if sys.stderr.isatty() else ""
         shown = printable_on(sys.stderr, message)

@@ -9,6 +9,7 @@ from pathlib import Path
 from edgespec.cli import entry
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.errors import TargetLost
 from edgespec_runtimes.gguf.options import GgufOptions
 from fake_session import MIB, FakeSession
 
@@ -38,6 +39,14 @@ def test_json_in_a_file_leaves_the_text_on_stdout(fake: FakeSession, tmp_path: P
     assert entry.main(["generate", "-p", "hi", "--json", str(file)]) == 0
     assert capsys.readouterr().out == json.loads(file.read_text())["text"]
     assert entry.main(["generate", "-p", "hi", "--json", str(tmp_path)]) == 2
+
+
+def test_json_keeps_the_text_before_a_failure(fake: FakeSession, capsys):
+    fake.fails = TargetLost("the server was lost")
+    assert entry.main(["generate", "-p", "hi", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["text"] == "one two"
+    assert report["error"]["type"] == "TargetLost"
 
 
 def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):

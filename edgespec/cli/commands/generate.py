@@ -56,8 +56,13 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             prompt_cache=cache,
         )
         shown = _Display((lambda _: None) if as_json else console.token)
-        with interrupts.stopping(running.cancel):
-            result = follow(events, shown.show)
+        try:
+            with interrupts.stopping(running.cancel):
+                result = follow(events, shown.show)
+        except EdgespecError as error:
+            if not (as_json and shown.text):
+                raise
+            return report_failure(error, str(error), error.exit_code, True, text=shown.text)
         shown.rest_of(result)
         trace.close()
         failure = cache.failure if cache else None
@@ -100,14 +105,14 @@ class _Display:
 
     def __init__(self, show: Callable[[TokenEvent], None]) -> None:
         self._show = show
-        self._length = 0
+        self.text = ""
 
     def show(self, event: TokenEvent) -> None:
-        self._length += len(event.text)
+        self.text += event.text
         self._show(event)
 
     def rest_of(self, result: GenerationResult) -> None:
-        if result.finish_reason == "cancelled" and (rest := result.text[self._length :]):
+        if result.finish_reason == "cancelled" and (rest := result.text[len(self.text) :]):
             self._show(TokenEvent(rest, result.tokens[-1], "target", result.speculation.rounds))
 
 
