@@ -6,6 +6,7 @@ llama.cpp's RPC aborts the process that loses a server. `isolated` is the child'
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ _PROGRAM = (
 )
 _PIECE_BYTES = 1 << 20
 _POLL_S = 0.1
+_ANSWER_S = 1.0
 _END_S = 10.0
 """Seconds for the child to free everything when it is closed."""
 
@@ -113,17 +115,13 @@ class IsolatedModel:
         settings: IsolatedSettings,
         vocabulary: Vocabulary,
         free_vocabulary: Callable[[], None],
-        where: str,
         is_stopped: Callable[[], bool],
         progress: Progress | None = None,
     ) -> None:
-        """Start the child and wait until the model is loaded, or `is_stopped` returns True.
-
-        `where` names the servers in error messages.
-        """
+        """Start the child and wait until the model is loaded, or `is_stopped` returns True."""
         self.vocabulary = vocabulary
         self._free_vocabulary = free_vocabulary
-        self._where = where
+        self._servers = settings.offloading.placement.servers
         self._users = Users("the model")
         self._failure: TargetLost | None = None
         self._n_calls = 0
@@ -300,7 +298,21 @@ class IsolatedModel:
         ended = signal_name(code)
         reason = f"{ended} inside llama.cpp" if ended else f"exit code {code}"
         self._failure = TargetLost(
-            f"{self._where} was lost, and with it the target ({reason}): see whether the server "
-            "still runs, start it again, and load the models anew"
+            f"{_lost_one(self._servers)} was lost, and with it the target ({reason}): see whether "
+            "the server still runs, start it again, and load the models anew"
         )
         return self._failure
+
+
+def _lost_one(servers: Sequence[str]) -> str:
+    """Name of the server that answers no more, for an error message."""
+    lost = []
+    for server in servers if len(servers) > 1 else ():
+        host, _, port = server.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _ANSWER_S).close()
+        except OSError:
+            lost.append(server)
+    if len(found := lost or servers) > 1:
+        return f"one of the RPC servers {', '.join(found)}"
+    return f"the RPC server {''.join(found)}"

@@ -178,7 +178,6 @@ class PreparedGguf:
         from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
 
         self._measured.mapped.close()
-        where = self._measured.offloading.where
         with self._phase("process of its own"):
             model = loading.load_sizes_only(self._header.path)
             chat = chat_format(self._header, self._token_table)
@@ -188,7 +187,6 @@ class PreparedGguf:
                 ),
                 GgufVocabulary(model, self._token_table, chat),
                 model.close,
-                f"one of the RPC servers {where}" if "," in where else f"the RPC server {where}",
                 self._stop.is_set,
                 progress,
             )
