@@ -1,4 +1,4 @@
-"""Where the process begins, as `edgespec` and as `python -m edgespec`."""
+"""Entry point of the process, as `edgespec` and as `python -m edgespec`."""
 
 from __future__ import annotations
 

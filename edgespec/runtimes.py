@@ -110,7 +110,7 @@ class PreparedModel(Protocol):
         largest batches without one."""
 
     def cancel(self) -> None:
-        """From any thread: make a running `load` raise `Cancelled` soon."""
+        """Make a running `load` raise `Cancelled` soon; from any thread."""
 
     def close(self) -> None: ...
 

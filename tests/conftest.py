@@ -34,8 +34,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True, scope="session")
 def nothing_kept_yet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What earlier runs learnt of a pair, tuned or prepared is no part of a test, nor is what a
-    test keeps of a later run; commands that tests start are told so by the environment."""
+    """Keep learnt, tuned and prepared files of earlier runs out of the tests, and those of tests
+    out of later runs; commands that tests start are told so by the environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -51,7 +51,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a test keeps what edgespec keeps; it is not made yet."""
+    """Cache folder of a test; it does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "edgespec"
 

@@ -1,4 +1,4 @@
-"""What the tests of the engine share: a language that counts, and ways to run a generation."""
+"""Shared by tests of the engine: a language that counts, and ways to run a generation."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Gate:
         self.open.set()
         self.failing = False
         self.waiting: Callable[[Run], bool] = lambda run: True
-        """Which reads wait until the gate is open."""
+        """Reads that wait until the gate is open."""
 
     def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
         while self.waiting(run) and not self.open.wait(0.01):

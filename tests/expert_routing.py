@@ -24,7 +24,7 @@ CHOICE = b"ffn_moe_topk-"
 
 
 def record(path: Path, tokens: Sequence[int], n_new: int, n_ctx: int = 512) -> list[Pass]:
-    """What is chosen for `tokens`, one by one, and for so many more that the model picks itself."""
+    """Experts chosen for `tokens`, one by one, and for so many more that the model picks itself."""
     model, _ = loading.load_mapped(path)
     seen: list[Pass] = []
 

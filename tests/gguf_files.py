@@ -30,7 +30,7 @@ class Tensor:
     code: int
     data: bytes
     offset: int | None = None
-    """What the header claims; the true place when None."""
+    """Offset that the header claims; the true one when None."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What tests of heads share: requests for them, a text, and rules under which they always guess."""
+"""Shared by tests of heads: requests for them, a text, and rules under which they always guess."""
 
 from __future__ import annotations
 

@@ -20,28 +20,28 @@ class FakeHub:
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     private: dict[str, str] = field(default_factory=dict)
-    """By repository the token that opens it."""
+    """The token that opens each repository."""
     breaks_after: list[int] = field(default_factory=list)
     """Each download takes one and closes the connection after so many bytes."""
     elsewhere: str | None = None
     """The endpoint of another hub, to which downloads are sent."""
     tokens: list[str | None] = field(default_factory=list)
-    """That came with requests for files."""
+    """Headers that came with requests for files."""
     refusals: list[int] = field(default_factory=list)
     """Each download takes one and answers with this status."""
     told: dict[str, object] = field(default_factory=dict)
-    """What the listing says of every file in the place of the truth: `sha256`, `blobId`, ..."""
+    """Claims of the listing about every file instead of the truth: `sha256`, `blobId`, ..."""
     commit: object = REVISION
     page: bytes | None = None
     """Answers every request, as a network does that wants a login first."""
     status: int | None = None
-    """Of every answer."""
+    """Status of every answer."""
     ignores_ranges: bool = False
     damages: bool = False
     claims_bytes: int | None = None
-    """What the listing says about every file's size."""
+    """Size of every file in the listing."""
     ranges: list[str | None] = field(default_factory=list)
-    """Of every download that was asked for."""
+    """Requests of every download."""
     endpoint: str = ""
 
 

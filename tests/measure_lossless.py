@@ -36,7 +36,7 @@ from reference import LlamaCpp, Reference
 PACERS = ("llmcad", "best-first", "linear")
 N_CTX = 1024
 LONG_TOKENS = 300
-"""Of a long prompt: attention has other kernels from 64 rows and from 512 cells on."""
+"""Tokens of a long prompt: attention has other kernels from 64 rows and from 512 cells on."""
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 
 
@@ -154,12 +154,12 @@ class Sampled:
 
 
 class ReferenceComparison:
-    """Where edgespec chose another token than the reference, and how far its logits were off."""
+    """Tokens at which edgespec differs from the reference, and how far its logits were off."""
 
     def __init__(self) -> None:
         self.margins: list[float] = []
         self.offsets: list[float] = []
-        """By how much the leaders' logits differ, a token each."""
+        """Difference of the two highest logits, for each token."""
 
     def compare(
         self, running: session.Session, prompt: Sequence[int], reference: Reference

@@ -61,11 +61,11 @@ class Case:
 
 @dataclass(frozen=True)
 class ServerRun:
-    """What one server did."""
+    """Figures of one server."""
 
     case: str
     tokens_per_s: float
-    """Of all texts together, prompts included."""
+    """Tokens a second of all texts together, prompts included."""
     text_s: tuple[float, ...]
     """Seconds for a token of each text, prompts included."""
     n_tokens: int

@@ -33,7 +33,7 @@ class Reference:
     """Their logits."""
 
     def margin(self, step: int) -> float:
-        """By how much the best logit led."""
+        """Lead of the best logit."""
         best, second = self.leading[step]
         return float(best - second)
 

@@ -1,4 +1,4 @@
-"""What tests of sessions share: fake models behind a session, and passes that wait."""
+"""Shared by tests of sessions: fake models behind a session, and passes that wait."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Hand(threading.Thread):
 
 
 COUNTS: Counter[str] = Counter()
-"""What happened, to be read by whoever doubts that much did."""
+"""Counts of what happened, for whoever doubts that much did."""
 HANDS = st.integers(0, 2)
 ANY = st.integers(0, 7)
 PATIENCE_S = st.sampled_from([0.0, 0.01, 0.2])
@@ -236,7 +236,7 @@ class Sessions(RuleBasedStateMachine):
         return self.sessions[which % len(self.sessions)]
 
     def take(self, which: int) -> Session:
-        """What the machine chooses from depends on no other thread: a session is closed once."""
+        """The choices of the machine depend on no other thread: a session is closed once."""
         return self.sessions.pop(which % len(self.sessions))
 
     def generation(self, which: int) -> Generation:

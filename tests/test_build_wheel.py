@@ -1,4 +1,4 @@
-"""What the script that builds wheels reads from CMake and from libraries."""
+"""Facts that the script that builds wheels reads from CMake and from libraries."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ with edgespec.load(edgespec.LoadSettings(model=sys.argv[1], draft=sys.argv[2])) 
 
 
 def run(name: str, *arguments: object) -> str:
-    """What an example writes to its standard output."""
+    """Standard output of an example."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *map(str, arguments)],
         capture_output=True,

@@ -31,7 +31,7 @@ class Done:
     code: int
     stdout: str
     stderr: str
-    """As the kernel counted it for this child."""
+    """Peak resident memory, as the kernel counted it for this child."""
 
     @property
     def json(self) -> dict[str, Any]:

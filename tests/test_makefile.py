@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 
 def install_command(folder: Path, machine: str, cc: str, cxx: str, *arguments: str) -> str:
-    """What `make` would run on such a machine with such compilers; nothing is run."""
+    """Commands that `make` would run on such a machine with such compilers; nothing is run."""
     for name, script in (("uname", f"echo {machine}"), ("cc", cc), ("c++", cxx)):
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)

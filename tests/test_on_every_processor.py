@@ -1,4 +1,4 @@
-"""What the script that tests every level of instructions unpacks and reports."""
+"""The script that tests every level of instructions: what it unpacks and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of other systems can be seen on this one: every module is imported, and commands run, where
+"""Other systems, as far as this one shows them: every module is imported, and commands run, where
 Python says that it is on macOS or Windows, without the functions that only Linux or POSIX has."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def run_as_if_on(
     code: str,
     commands: Sequence[Sequence[str]] = (),
 ) -> str:
-    """What the code printed. A process that fails fails the test."""
+    """Output of the code. A process that fails fails the test."""
     left_out = [[module, found] for group in names for module, found in group.items()]
     said = json.dumps([system, modules, left_out, OTHERS, commands])
     command = [sys.executable, "-c", PRETEND + code, said]
@@ -122,7 +122,7 @@ def test_every_module_is_imported(
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    """What `GENERATE` writes on this system."""
+    """Output of `GENERATE` on this system."""
     pytest.importorskip("llama_cpp")
     return run_as_if_on(sys.platform, (), (), COMMANDS, [GENERATE])
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the folders are the architecture, and this holds it."""
+"""Allowed imports: the folders are the architecture, and this holds it."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"engine", "errors", "grammar", "session", "settings"}
     | {"state", "tracing.trace_file", "values"},
 }
-"""By part of `edgespec`, the parts that it may import besides itself; a module that may import more
+"""The parts that each part of `edgespec` may import besides itself; a module that may import more
 than its folder stands by itself."""
 
 RUNTIMES = RESOURCES | {"runtimes"}
-"""What any runtime may import of `edgespec`: ports and what lies below them."""
+"""Parts of `edgespec` that any runtime may import: ports and what lies below them."""
 
 RUNTIME_ROOMS: dict[str, list[str]] = {
     "gguf": ["file", "llama", ""],
     "onnx": ["ort", "files", "graph", "memory", "weights", "prepare", ""],
 }
-"""By runtime, its parts from the lowest up; each may import those before it."""
+"""Parts of each runtime from the lowest up; each may import those before it."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""Which runtime a model gets, and what is said when none knows it."""
+"""The runtime of a model, and the error where none knows it."""
 
 from __future__ import annotations
 

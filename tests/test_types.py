@@ -1,4 +1,4 @@
-"""What programs are written with passes a strict type checker, and shows itself to people."""
+"""Public names pass a strict type checker, and show themselves to people."""
 
 from __future__ import annotations
 

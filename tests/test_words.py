@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PRODUCT = sorted([*(ROOT / "edgespec").rglob("*.py"), *(ROOT / "runtimes").rglob("*.py")])
 ALL = sorted([*PRODUCT, *(ROOT / "tests").rglob("*.py"), *(ROOT / "models/recipe").rglob("*.py")])
 
-FRAGMENT = re.compile(r"\s*(Of|That|What|Who|Whose|Whether|By|How)\b")
+FRAGMENT = re.compile(r"\s*(Of|That|What|Who|Whose|Whether|Which|Where|By|How|As|So|From)\b")
 """Openings that need the line above: a tooltip shows a docstring without it."""
 
 
@@ -28,7 +28,7 @@ def docstrings(path: Path) -> Iterator[str]:
                     yield text
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))
 def test_docstrings_open_with_a_noun_or_a_verb(path: Path) -> None:
     assert not [text for text in docstrings(path) if FRAGMENT.match(text)]
 

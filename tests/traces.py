@@ -57,7 +57,7 @@ def read_cut_off(content: bytes) -> list[Event]:
 
 
 def check(events: Iterable[Event]) -> None:
-    """What the format asks of every event, and that spans of a track never overlap by a part."""
+    """Check every event against the format, and that spans of a track never overlap in part."""
     threads: dict[int, list[tuple[int, int]]] = {}
     for event in events:
         assert isinstance(event["name"], str) and event["ph"] in {"X", "C", "M"} and event["pid"]
@@ -88,7 +88,7 @@ def spans(events: Iterable[Event], name: str, track: Track | None = None) -> lis
 
 
 def counts(events: Iterable[Event], name: str) -> list[dict[str, float]]:
-    """What a counter showed, one after the other."""
+    """Values of a counter, one after the other."""
     return [event["args"] for event in events if event["ph"] == "C" and event["name"] == name]
 
 

@@ -19,16 +19,16 @@ MB_PER_S = 300e6
 
 @dataclass(frozen=True)
 class Machine:
-    """What passes and draft steps cost, in seconds."""
+    """Costs of passes and draft steps, in seconds."""
 
     compute: Points
-    """Of a pass, by its rows."""
+    """Seconds of a pass, by its rows."""
     step_s: float
-    """Of a draft step over one row."""
+    """Seconds of a draft step over one row."""
     row_share: float = 0.25
     """Share of it that a further row takes."""
     read_s: float = 0.0
-    """What a pass reads of storage, beside its computing."""
+    """Seconds that a pass reads from storage, beside its computing."""
     draft_share: float = 0.05
     """The draft's size, as a share of the target's."""
     burst: float = 1.0
@@ -38,14 +38,14 @@ class Machine:
     slow_start: float = 1.0
     """Times as long as the first pass after that over the prompt takes."""
     seed: int = 0
-    """Of the noise."""
+    """Seed of the noise."""
     used_share: float = 1.0
     all_experts_s: float = 0.0
-    """Of a mixture: what a token uses, and reading all experts."""
+    """Share of a mixture's experts that a token uses, and seconds of reading all experts."""
     latency_s: float = 0.0
-    """Of a pass, besides: the way to another machine and back."""
+    """Additional seconds of a pass: the way to another machine and back."""
     attention_s: float = 0.0
-    """Of a row, besides, for each token before it."""
+    """Additional seconds of a row for each token before it."""
 
     def compute_s(self, n_rows: int, n_context: float = 0) -> float:
         x, y = zip(*self.compute, strict=True)

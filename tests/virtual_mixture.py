@@ -67,7 +67,7 @@ class Routing:
 
 
 class VirtualExperts:
-    """What a cache of a share of all experts reads."""
+    """Reads of a cache that holds a share of all experts."""
 
     def __init__(self, routing: Routing, share: float) -> None:
         self._routing = routing

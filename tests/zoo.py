@@ -25,7 +25,7 @@ from zoo_trials import WAYS, Verdict, ZooRun, try_out, verdict_of
 
 
 def verdicts(names: Sequence[str] = ()) -> list[Verdict]:
-    """Of the named species or of all, by name; as many at once as there are cores."""
+    """Run the named species or all, by name; as many at once as there are cores."""
     parts = usable_cores()
     with ThreadPoolExecutor(parts) as pool:
         found = pool.map(lambda part: _part(part, parts, names), range(parts))

@@ -37,7 +37,7 @@ from zoo_species import COMMON_KEYS, EXPERTS_ONLY, Species, hyperparameters
 
 N_VOCAB = 512
 LARGER_VOCABULARIES = {"chameleon": 10240, "qwen3tts": 3072}
-"""Where a graph takes certain tokens for granted."""
+"""Tokens that a graph takes for granted."""
 
 LEFT_OUT = {"rwkv6qwen2": "time_mix_first"}
 """Parts of the names of tensors that llama.cpp would load and must not find."""
@@ -235,7 +235,7 @@ class _GgufInitParams(ctypes.Structure):
 NORMS = ("norm.weight", "_scale", ".scale", "ln1.weight")
 """Parts of the names of what multiplies activations one by one."""
 GAIN = 1.5
-"""Of a matrix: a larger one lets the next token depend on more than the last."""
+"""Scale of a matrix: a larger one lets the next token depend on more than the last."""
 POOL_BLOCKS, BLOCK = 1 << 16, 32
 
 

@@ -255,7 +255,7 @@ def _experts(name: str, n_ff: int) -> Hyperparameters:
 
 
 def _own(name: str, size: _Sizes) -> Hyperparameters:
-    """What this architecture has otherwise than others."""
+    """Differences of this architecture from others."""
     alternating = [layer % 2 for layer in range(size.n_layer)]
     mirrored = [1 - kind for kind in alternating]
     own: dict[str, Hyperparameters] = {

@@ -34,7 +34,7 @@ PROMPT = [7 + 11 * index % 280 for index in range(40)]
 CUTS = ((7, 7), (N_BATCH, N_BATCH), (N_BATCH, 1))
 """Batches from which the rounding of llama.cpp's own logits is measured: of prompt and of text."""
 WEIGHTS_SHARE = 0.15
-"""Of the weights, what a paged trial's budget has room for beyond the smallest that is named."""
+"""Share of the weights for which a paged trial's budget has room beyond the smallest."""
 TIME_LIMIT_S = 120
 
 Draft = Path | None
@@ -67,16 +67,16 @@ class ZooRun:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one species."""
+    """Result of one species."""
 
     name: str
     runs: dict[str, ZooRun] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    """Of ways that gave no text: how they ended."""
+    """Ends of ways that gave no text."""
     refusal: str = ""
     """edgespec's sentence, if it takes no such model."""
     rounding: float = 0.0
-    """By how much llama.cpp's own logits differ at most, between batches and single tokens and
+    """Largest difference of llama.cpp's own logits, between batches and single tokens and
     between its kernels."""
 
     @property
@@ -87,7 +87,7 @@ class Verdict:
 
     @property
     def complaints(self) -> list[str]:
-        """What is wrong; nothing, if it is refused or all its texts are llama.cpp's."""
+        """Faults; empty if it is refused or all its texts are llama.cpp's."""
         found = [f"{way}: {how}" for way, how in self.failures.items()]
         for way, run in self.runs.items():
             worst = max(run.differences, default=0.0)
@@ -256,7 +256,7 @@ def _cut(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
 
 @dataclass(frozen=True)
 class Ending:
-    """Of a child: `ok` and its value, `refused` or `failed` and what it told."""
+    """Report of a child: `ok` and its value, `refused` or `failed` and what it told."""
 
     how: str
     value: Any = None
@@ -264,7 +264,7 @@ class Ending:
 
 
 def in_child(call: Callable[[], Any]) -> Ending:
-    """What became of `call` in a child of this process; its value must be JSON."""
+    """Result of `call` in a child of this process; its value must be JSON."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -88,10 +88,10 @@ class Chances:
         node of this confidence: one guess for each token, or several (`is_wide`)."""
         hits = self.wide_hits if is_wide else self.hits
         usual = (sum(hits) + 1.8) / (sum(self.tries) + 2)
-        chances, stands = [], 1.0
+        chances, accepted = [], 1.0
         for _ in range(length):
             kind = int(confidence >= self.high_confidence)
             confidence = (hits[kind] + usual) / (self.tries[kind] + 1)
-            stands *= confidence
-            chances.append(stands)
+            accepted *= confidence
+            chances.append(accepted)
         return chances

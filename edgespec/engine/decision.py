@@ -287,8 +287,8 @@ class RoundPlanner:
             rank = int((ranked >= tree.cumulative[ends[0]]).sum())
             line = np.zeros(horizons[-1])
             for node in ends:
-                stands = known.chances.line(float(tree.confidence[node]), horizons[-1])
-                line += calibrated[node] * np.cumsum(stands)
+                accepted = known.chances.line(float(tree.confidence[node]), horizons[-1])
+                line += calibrated[node] * np.cumsum(accepted)
             for n_steps in horizons:
                 n_rows = n_steps * len(ends)
                 end = most - n_rows

@@ -226,8 +226,8 @@ class Experience:
         tokens, seconds = [], []
         for width in (1, WIDTH):
             steps = np.arange(1, max(2, min(MAX_LINE, (max_rows // n_texts - 1) // width) + 1))
-            stands = self.chances.line(0.0, len(steps), is_wide=width > 1)
-            tokens.append(n_texts * (1 + share * np.cumsum(stands)))
+            accepted = self.chances.line(0.0, len(steps), is_wide=width > 1)
+            tokens.append(n_texts * (1 + share * np.cumsum(accepted)))
             seconds.append(self.guessing_s(steps, n_texts, width))
         return np.concatenate(tokens), np.concatenate(seconds)
 

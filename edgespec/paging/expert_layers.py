@@ -37,7 +37,7 @@ class ExpertMatrix:
         return self.place(self.n_experts - 1) + self.room_bytes
 
     def place(self, expert: int) -> int:
-        """Where the blocks of an expert's slice begin in the address range."""
+        """Offsets in the address range at which the blocks of an expert's slice begin."""
         begin = self.extent.offset % BLOCK_BYTES + expert * self.stride_bytes
         return block_floor(begin)
 

@@ -23,7 +23,7 @@ class GivesFeatures(Protocol):
     """Optional protocol of a model that gives hidden states of the tokens committed to text 0."""
 
     def give_features(self, layers: Sequence[int], take: Take) -> None:
-        """From now on call `take` with the inputs of `layers` for each token that is committed.
+        """Start calling `take` with the inputs of `layers` for each token that is committed.
 
         `prefill` does so after each of its passes, `commit` at its end. Features do not depend on
         the batch in which a token was computed. Tokens committed by loading a saved state or by

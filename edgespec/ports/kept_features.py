@@ -28,7 +28,7 @@ class KeptFeatures:
         return self._take is not None
 
     def give(self, take: Take) -> None:
-        """From now on call `take` with the features of committed tokens."""
+        """Start calling `take` with the features of committed tokens."""
         self._take = take
 
     def hand_over(self, position: int, rows: np.ndarray) -> None:

@@ -90,7 +90,7 @@ class LanguageModel(Protocol):
         """Totals of the pager; zeros for a resident model."""
 
     def cancel(self) -> None:
-        """From any thread: make the running call raise `Cancelled` soon. A no-op when idle."""
+        """Make the running call raise `Cancelled` soon; from any thread. A no-op when idle."""
 
     def close(self) -> None:
         """Release memory, files and threads. Idempotent."""

@@ -145,7 +145,7 @@ def upcycled(
 def inputs(
     target: LlamaForCausalLM, layers: nn.ModuleList, tokens: torch.Tensor
 ) -> list[torch.Tensor]:
-    """What enters the feed-forward networks of `layers`, [tokens, hidden] each."""
+    """Inputs of the feed-forward networks of `layers`, [tokens, hidden] each."""
     seen: list[torch.Tensor] = []
     hooks = [
         layer.mlp.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(0, 1)))

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 
 ANSWER = "<|im_start|>assistant\n"
-"""What an answer follows; the model finishes a user's message that ends with anything else."""
+"""Text before an answer; the model finishes a user's message that ends with anything else."""
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 TOPICS = """

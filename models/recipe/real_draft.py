@@ -38,7 +38,7 @@ ABOUT = {
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Loss = Callable[[Model, "RowsOfText"], tuple[torch.Tensor, torch.Tensor]]
-"""What a model loses on texts, and the shares of tokens that it and the target rank first."""
+"""A model's loss on texts, and the shares of tokens that it and the target rank first."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RowsOfText:
     ids: torch.Tensor
     chances: torch.Tensor
     features: torch.Tensor
-    """What entered some of its layers."""
+    """Inputs of some of its layers."""
 
     def rows(self, chosen: torch.Tensor | slice) -> RowsOfText:
         return RowsOfText(
@@ -107,7 +107,7 @@ class Nats(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the target thinks of the next tokens of some rows of text, over the tokens that are
+    """The target's probabilities of the next tokens of some rows of text, over the tokens that are
     among its N_LIKELY likeliest anywhere in these rows: a tenth of the vocabulary's work."""
 
     rows: torch.Tensor

@@ -1,4 +1,4 @@
-"""What heads of a real model share: hidden states of the target brought to one size and fused, its
+"""Shared by heads of a real model: hidden states of the target brought to one size and fused, its
 embeddings and output, which stay as they are, and the GGUF file as llama.cpp converts one."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TargetHead(nn.Module):
         return rms_norm(x, weight.shape, weight.to(x.dtype), self.shape.epsilon)
 
     def heads(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """What the heads of a matrix make of `x`: [rows, heads, places, values]."""
+        """Projection of `x` by the heads of a matrix: [rows, heads, places, values]."""
         return linear(x, weight).unflatten(-1, (-1, self.shape.head)).transpose(1, 2)
 
     def for_every_head(self, weight: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""From rows to figures: medians, pairs, the bound of storage, agreement."""
+"""Figures of rows: medians, pairs, the bound of storage, agreement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--help` says: settings describe themselves, once for every door."""
+"""`--help`: settings describe themselves, once for the command line, Python and files."""
 
 from __future__ import annotations
 

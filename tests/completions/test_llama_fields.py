@@ -1,4 +1,4 @@
-"""What clients of llama.cpp's server send is understood, and nothing is ignored in silence."""
+"""Fields that clients of llama.cpp's server send are understood, and none is silently ignored."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a request leaves open is sampled as the service was told."""
+"""Settings that a request leaves open are those of the service."""
 
 from types import SimpleNamespace
 

@@ -62,7 +62,7 @@ def test_exact_replay_needs_no_note() -> None:
 
 @pytest.mark.parametrize("rule", OTHERS)
 def test_a_seed_gives_the_same_text_again(rule: str) -> None:
-    """Where the trees are the same: what a rule that heeds the clock grows differs by moments."""
+    """Settings under which trees are the same; rules that heed the clock grow others each time."""
     settings: dict[str, Any] = {"sampling": WARM, "acceptance": rule, "fallback": "full"}
     one, again = (generate(*pair(), **settings) for _ in range(2))
     assert one.tokens == again.tokens

@@ -1,4 +1,4 @@
-"""What a draft may learn from: whole texts, marked where guesses were wrong, and no effect."""
+"""Texts that a draft may learn from: whole, marked where guesses were wrong, without effect."""
 
 from __future__ import annotations
 

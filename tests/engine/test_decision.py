@@ -1,4 +1,4 @@
-"""What the round planner chooses where costs and chances are known, and what it risks where not."""
+"""Choices of the round planner where costs and chances are known, and its risk where not."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_drafting_goes_on_while_reads_hide_rows_and_ends_when_they_do_not() -> N
 
 
 def test_looking_far_ahead_asks_the_curve_no_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What all points share is computed once: a round chooses four times among nine and more."""
+    """Values of all points are computed once: a round chooses four times among nine and more."""
     n_asked, computing = 0, PassCurve.compute_s
 
     def compute_s(known: PassCurve, n_rows: NDArray[Any]) -> NDArray[np.float64]:

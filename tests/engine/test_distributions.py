@@ -148,7 +148,7 @@ def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
         ("sequoia", "sequoia.leftover", lambda p, q: p),
         ("sequoia", "sequoia.without", lambda q, guess: q),
         ("spectr", "spectr.chance_of_any", lambda beta, k: beta),
-        ("block", "block.stands", lambda weight, p, q: weight),
+        ("block", "block.survival", lambda weight, p, q: weight),
     ],
     ids=[
         "rejection: the residual",

@@ -1,4 +1,4 @@
-"""How much of a prompt is read before it is refused."""
+"""Length of a prompt that is read before it is refused."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def test_what_no_tokens_could_hold_is_not_read_at_all() -> None:
 
 
 def test_a_small_context_does_not_refuse_what_is_cut_in_a_word() -> None:
-    """Of the beginning of a word, more tokens may come than of the word."""
+    """The beginning of a word may have more tokens than the word."""
     assert len(encoded("word " * 30, Words(), 4)) == 60

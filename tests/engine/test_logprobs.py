@@ -23,7 +23,7 @@ def test_the_best_come_first_and_are_the_softmax() -> None:
 
 
 def test_a_hundred_of_them_take_less_than_two_kilobytes() -> None:
-    """As tuples they took eleven: 45 MB for a text of 4,000 tokens, which no plan knew."""
+    """Tuples took eleven: 45 MB for a text of 4,000 tokens, which no plan knew."""
     token_logprobs(LOGITS, 7, 100)
     tracemalloc.start()
     kept = [token_logprobs(LOGITS, token, 100) for token in range(200)]

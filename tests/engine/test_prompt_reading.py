@@ -1,4 +1,4 @@
-"""Which tokens of a prompt are read again, and by which kernels: that follows from the prompt
+"""The tokens of a prompt that are read again, and their kernels, follow from the prompt
 alone, whatever a session did before."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TwoKernels(FakeModel):
         super().__init__(COUNTING, N_VOCAB, tree_capable=tree_capable, max_nodes=max_nodes)
         self.info = replace(self.info, prompt_tile=tile)
         self.kernels = ""
-        """Of the committed tokens: t or r each."""
+        """Kinds of the committed tokens: t or r each."""
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
         in_tiles = 0 < self.info.prompt_tile <= self.n_committed + len(tokens)

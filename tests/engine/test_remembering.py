@@ -1,4 +1,4 @@
-"""What was learnt of a pair is there in the next run, and never in anybody's way."""
+"""Learnt state of a pair is there in the next run, and never in anybody's way."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Streamed(FakeModel):
 
 
 def contention_of(folder: Path, target: FakeModel, **rules: object) -> float:
-    """What a run believes of drafting beside a pass when the prompt is read."""
+    """A run's prior of drafting beside a pass, when the prompt is read."""
     draft = pair()[1]
     memory = CalibrationFile(folder, target.info, draft.info)
     with Engine(target, draft, EngineSettings(**rules), memory=memory) as engine:

@@ -77,7 +77,7 @@ def nan_where(language: Language, is_damaged: Callable[[tuple[int, ...]], bool])
 
 @dataclass
 class Observed:
-    """What a caller sees of one text, and what the target has read and holds afterwards."""
+    """Events of one text as a caller sees them, and what the target then has read and holds."""
 
     events: list[tuple[int, str, TokenLogprobs | None]]
     end: tuple[Any, ...]

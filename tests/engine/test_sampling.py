@@ -48,7 +48,7 @@ def test_top_p_keeps_the_fewest_that_reach_p() -> None:
 
 
 def test_top_p_counts_within_top_k() -> None:
-    """Of 0.4 and 0.3 alone, the first has a share of 0.57."""
+    """Among 0.4 and 0.3 alone, the first has a share of 0.57."""
     assert kept(SamplingParams(temperature=1.0, top_k=2, top_p=0.55)) == [1]
 
 
@@ -118,7 +118,7 @@ def test_seeds_differ() -> None:
 
 
 def test_every_token_spends_the_same_noise_whatever_is_left() -> None:
-    """Where only one token is left, the noise is spent all the same."""
+    """Noise is also spent if only one token is left."""
     params = SamplingParams(temperature=1.0, seed=5)
     one, other = Sampler(params), Sampler(params)
     one.pick(LOGITS)

@@ -72,7 +72,7 @@ def test_the_earliest_stop_string_ends_the_text_whichever_was_named_first(stop: 
 def test_of_stop_strings_within_each_other_the_one_that_is_complete_first_counts(
     stop: list[str],
 ) -> None:
-    """As it does where the text comes letter by letter."""
+    """It holds where the text comes letter by letter, too."""
     assert shown(TextStream(stop), b"abcd") == ["ab", ""]
 
 

@@ -1,4 +1,4 @@
-"""What rounds cost and brought, added up and told to the outside."""
+"""Costs and results of rounds, added up and reported."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ GUESSES = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": Fal
 
 
 def misses(draft: FakeModel, **limits: Any) -> list[bool]:
-    """Of the rounds of a text."""
+    """Outcomes of the rounds of a text."""
     settings = EngineSettings(step_aside=False, **GUESSES)
     with Engine(counting(), draft, settings) as engine:
         request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, **limits))

@@ -1,4 +1,4 @@
-"""Where a text ends, and what it is then."""
+"""The end of a text, and its finish reason."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SHARES = {"25 %": 0.17, "50 %": 0.44}
 
 
 def gain(routing: Routing, share: str, draft: str, seed: int, read_s: float = 0.0) -> float:
-    """How many times as fast as without a draft."""
+    """Speed relative to that without a draft."""
     text = replace(TEXTS[draft], seed=seed)
     drafted, alone = (
         run_mixture(routing, SHARES[share], text, 96, drafts=drafts, read_s=read_s).measured

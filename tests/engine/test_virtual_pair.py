@@ -19,7 +19,7 @@ USELESS, WARM = TEXTS["useless"], replace(TEXTS["medium"], sure=4.0)
 
 
 def gain(machine: str, text: Text, n_tokens: int, temperature: float = 0.0) -> float:
-    """How many times as fast as without a draft, whose reading of the prompt counts."""
+    """Speed relative to that without a draft, whose reading of the prompt counts."""
     drafted, alone = (
         run(MACHINES[machine], text, n_tokens, drafts=drafts, temperature=temperature)[0]
         for drafts in (True, False)

@@ -1,4 +1,4 @@
-"""What guesses may cost where computing decides: passes of known costs, by a clock of their own."""
+"""Costs that guesses may have where computing decides, with passes of known costs."""
 
 from __future__ import annotations
 

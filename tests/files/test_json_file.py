@@ -1,4 +1,4 @@
-"""What is kept of models between runs, and never in anybody's way."""
+"""Facts of models that are kept between runs, and never in anybody's way."""
 
 from __future__ import annotations
 

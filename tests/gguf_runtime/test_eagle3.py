@@ -224,7 +224,7 @@ def test_a_text_read_in_parts_is_the_text(head: GgufHead, reference: HeadArithme
 def test_accepted_tokens_count_with_the_target_s_features(
     head: GgufHead, reference: HeadArithmetic
 ) -> None:
-    """What was guessed stood on predictions; read again it stands on what the target gave."""
+    """Guesses rested on predictions; read again they rest on what the target gave."""
     read(head, TEXT[:6])
     tree = TokenTree(TEXT[6])
     node = tree.add(tree.add(ROOT, TEXT[7], 0.5), TEXT[8], 0.5)

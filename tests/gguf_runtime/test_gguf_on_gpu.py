@@ -94,7 +94,7 @@ class TestStateLeavesTheDevice(StateContract):
 
 
 def tokens(draft: Path | None, n_layers: int, n_layers_draft: int, prompt: str) -> list[int]:
-    """What is written; with a draft every round guesses."""
+    """The text; with a draft every round guesses."""
     load = LoadSettings.model_validate(
         {
             "model": PAIR.target,
@@ -111,7 +111,7 @@ def tokens(draft: Path | None, n_layers: int, n_layers_draft: int, prompt: str) 
 
 
 def gap(written: Sequence[int], other: Sequence[int], n_layers: int) -> float:
-    """By how much the logits of the first tokens that differ are apart; 0 if none differs."""
+    """Difference of the logits of the first tokens that differ; 0 if none differs."""
     if written == other:
         return 0.0
     i = next(i for i, pair in enumerate(zip(written, other, strict=False)) if len({*pair}) > 1)

@@ -206,7 +206,7 @@ def test_a_server_that_is_not_there_is_an_error():
 HELLO_BYTES = 4 + 24
 """A server's first answer: its version and what its connection can do."""
 ASKED_BYTES = 1 + 8 + 24
-"""What it answers: a command, a size, and what the client's connection can do."""
+"""An answer: a command, a size, and what the client's connection can do."""
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["Q4_0", "IQ4_NL", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K"])
 def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, tmp_path: Path) -> None:
-    """From eight nodes on, those of K-quants differed by 0.19, from two on those of IQ4_NL."""
+    """Those of K-quants differed by 0.19 from eight nodes on, those of IQ4_NL from two on."""
     tokens = list(range(300, 316))
     model = open_paged(quantised(name, tmp_path))
     try:

@@ -212,7 +212,7 @@ class Twins:
 
 
 def test_trees_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
-    """So many are dropped meanwhile that cells are put in order several times."""
+    """Enough are dropped meanwhile that cells are put in order several times."""
     twins = Twins(open_model, name="gemma3")
     twins.prefill(700)
     for _ in range(250):

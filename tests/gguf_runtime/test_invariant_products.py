@@ -74,7 +74,7 @@ def test_hybrids_and_mixtures(species: Species, is_paged: bool, tmp_path: Path) 
     ids=lambda species: species.name,
 )
 def test_a_prompt_rounds_as_its_tokens_one_by_one(species: Species, tmp_path: Path) -> None:
-    """So that a recurrent state may go on from what was generated, as the whole text read at once
+    """A recurrent state may go on from what was generated, as the whole text read at once
     would have it."""
     model = opened(write_model(tmp_path / "m.gguf", species), is_paged=False)
     text = [20 + (7 * i * i + 5) % 300 for i in range(66)]

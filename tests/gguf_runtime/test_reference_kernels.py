@@ -64,7 +64,7 @@ def test_a_prompt_rounds_alike_whatever_the_batch(n_tokens: int) -> None:
 
 
 def test_a_tree_of_many_nodes_has_the_logits_of_one_node_a_pass() -> None:
-    """From 64 nodes on they differed by tenths."""
+    """They differed by tenths from 64 nodes on."""
     together, alone = logits_of_both(opened(), n_prompt=40, n_nodes=80)
     assert np.array_equal(together, alone)
 
@@ -72,7 +72,7 @@ def test_a_tree_of_many_nodes_has_the_logits_of_one_node_a_pass() -> None:
 def test_a_tree_far_into_the_text_has_the_logits_of_one_node_a_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From 512 cells on they differed by tenths: a single row's cells were split over threads."""
+    """They differed by tenths from 512 cells on: a single row's cells were split over threads."""
     monkeypatch.setattr(loading, "SMALL_MODEL_BYTES", 0)
     together, alone = logits_of_both(opened(n_threads=2), n_prompt=300, n_nodes=4)
     assert np.array_equal(together, alone)

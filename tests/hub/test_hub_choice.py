@@ -1,4 +1,4 @@
-"""Which files of a repository are meant by `USER/REPO[:QUANT]`."""
+"""The files of a repository that `USER/REPO[:QUANT]` means."""
 
 import pytest
 

@@ -116,7 +116,7 @@ def features_of(model: OnnxModel, layers: tuple[int, ...], tokens: Sequence[int]
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize("folder", [LLAMA, GEMMA], ids=lambda folder: folder.name)
 def test_they_are_the_sums_that_enter_a_layer(folder: Path, is_paged: bool, tmp_path: Path) -> None:
-    """Of the graph as it was exported, computed by onnxruntime alone."""
+    """Features of the graph as it was exported, computed by onnxruntime alone."""
     path = without_rings(folder, tmp_path)
     graph = onnx.load(path, load_external_data=False)
     names = [f"/model/layers.{layer}/input_layernorm/output_3" for layer in (1, 2)]

@@ -1,4 +1,4 @@
-"""Which provider computes an ONNX model: what is really there, shown, and within its memory."""
+"""The provider that computes an ONNX model: found, shown, and within its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which expert makes room: pure bookkeeping."""
+"""The expert that makes room: pure bookkeeping."""
 
 from __future__ import annotations
 

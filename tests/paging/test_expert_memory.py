@@ -35,7 +35,7 @@ N_EXPERTS = 8
     params=["moved from a supply", "moved", "moved to few places", "not moved"],
 )
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the kernel can do with pages."""
+    """Abilities of the kernel with pages."""
     if request.param == "moved from a supply":
         monkeypatch.setattr(expert_memory, "MIN_SUPPLY_BYTES", 0)
     elif request.param == "moved to few places":

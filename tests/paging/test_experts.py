@@ -89,7 +89,7 @@ def test_memory_stays_within_the_capacity(
 
 
 def test_waiting_for_what_the_first_token_chose_is_counted(opened: Callable[..., tuple]) -> None:
-    """Of four experts, three are read; it chose one of them."""
+    """Three of four experts are read; it chose one of them."""
     cache, _, _ = opened(make_layers(1, 8), n_fitting=8)
     assert cache.acquire(0, choice([0])) and cache.complete(0)
     alone = cache.stall_s
@@ -109,7 +109,7 @@ def test_a_prompt_of_which_the_last_layer_computes_no_token_chooses_nothing(
 def test_a_second_run_reads_what_most_tokens_chose_before_it_is_asked(
     opened: Callable[..., tuple],
 ) -> None:
-    """As far as there is room, and never what no token chose."""
+    """Experts are kept as far as there is room, and never what no token chose."""
     layers = make_layers(2, 4)
     first, _, _ = opened(layers, n_fitting=8)
     for chosen in ([0, 2], [0, 3], [0, 2]):

@@ -1,4 +1,4 @@
-"""What clients do wrong is answered as theirs, and the server goes on."""
+"""Faults of clients are answered as theirs, and the server goes on."""
 
 import json
 

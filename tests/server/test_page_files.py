@@ -1,4 +1,4 @@
-"""What the page is made of: served whole, from here alone, and others' files as they were made."""
+"""Files of the page: served whole, from here alone, and others' files as they were made."""
 
 import hashlib
 import re

@@ -28,7 +28,7 @@ def session():
 
 @contextlib.contextmanager
 def clients(address: str, n: int, first: bytes = b"") -> Iterator[list[socket.socket]]:
-    """So many connections, on each of which `first` was sent."""
+    """Open connections, on each of which `first` was sent."""
     url = urlsplit(address)
     with contextlib.ExitStack() as stack:
         open_ = []
@@ -41,7 +41,7 @@ def clients(address: str, n: int, first: bytes = b"") -> Iterator[list[socket.so
 
 
 def last_words(one: socket.socket) -> bytes:
-    """What the server says until it has nothing more to say; waits for that."""
+    """The server's answer until it has nothing more to say; waits for that."""
     said = b""
     with contextlib.suppress(ConnectionError):
         while part := one.recv(4096):
@@ -136,7 +136,7 @@ def test_who_takes_no_answer_does_not_keep_the_session(session):
 
 
 def test_bodies_have_room_for_some(session):
-    """Where there is none, the one that takes longest makes way for a new one."""
+    """Without one, the one that takes longest makes way for a new one."""
     guard = Guard("127.0.0.1", max_body_bytes=1000)
     with serving(session, guard, limits=ClientLimits()) as address:
         begun = begun_body(address, 1000) + b"a" * 900

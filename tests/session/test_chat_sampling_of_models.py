@@ -1,4 +1,4 @@
-"""What a loaded model recommends for sampling reaches its session."""
+"""Sampling settings that a loaded model recommends reach its session."""
 
 import json
 

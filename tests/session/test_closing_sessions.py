@@ -1,4 +1,4 @@
-"""What closing a session ends, from wherever it is called, and what goes on after it."""
+"""Closing a session: what ends, from wherever it is called, and what goes on after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `stream` and its like make of what they are given."""
+"""Arguments of `stream` and its like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doors `load` and `plan` make of what they are given."""
+"""Arguments of `load` and `plan`."""
 
 from __future__ import annotations
 

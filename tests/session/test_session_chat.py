@@ -51,7 +51,7 @@ def test_many_conversations_are_answered_in_their_order(session):
 
 @pytest.fixture
 def always_guessing():
-    """Whether guesses pay is no question here: the clock would answer now this, now that."""
+    """Guesses are always made: otherwise the clock would decide now this way, now that."""
     pair = embedded_pair()
     rules = EngineSettings(fallback=FallbackName.FULL, step_aside=False)
     with edgespec.load(LoadSettings(model=pair.target, draft=pair.draft), rules) as loaded:

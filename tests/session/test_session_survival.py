@@ -18,7 +18,7 @@ PAIRS = ["gguf+gguf", "onnx+gguf", pytest.param("onnx+onnx", marks=pytest.mark.s
 
 
 def survive(pair: str, folder: Path, what: str) -> str:
-    """What the program prints; it has to end by itself, with exit code 0."""
+    """Output of the program; it has to end by itself, with exit code 0."""
     done = subprocess.run(
         [sys.executable, "-W", "default", str(PROGRAM), pair, str(folder), what],
         env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},

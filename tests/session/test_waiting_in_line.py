@@ -1,4 +1,4 @@
-"""Whose turn it is: one generation runs, the others wait for it."""
+"""Order of generations: one runs, the others wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mixture learnt of its experts is there in the next run."""
+"""Facts that a mixture learnt of its experts are there in the next run."""
 
 from __future__ import annotations
 

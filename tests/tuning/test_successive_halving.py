@@ -144,7 +144,7 @@ def test_a_busy_machine_is_said() -> None:
 
 
 def test_what_the_plan_notes_is_said() -> None:
-    """What RPC servers hold, and how far away they are, was known and kept back."""
+    """Layers on RPC servers, and their distance, were known and kept back."""
 
     class Noting(FormulaTrialRunner):
         def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:

@@ -40,7 +40,7 @@ class BlockVerification(DrawnGuesses):
         for depth, guess in enumerate(guesses):
             weights.append(min(1.0, weights[-1] * p[depth][guess] / q[depth][guess]))
             is_last = depth + 1 == len(guesses)
-            chance = weights[-1] if is_last else stands(weights[-1], p[depth + 1], q[depth + 1])
+            chance = weights[-1] if is_last else survival(weights[-1], p[depth + 1], q[depth + 1])
             if sampler.uniform() < chance:
                 length = depth + 1
         yield from guesses[:length]
@@ -55,7 +55,7 @@ class BlockVerification(DrawnGuesses):
         raise NotImplementedError("a line is accepted as a whole")
 
 
-def stands(weight: float, p: Probabilities, q: Probabilities) -> float:
+def survival(weight: float, p: Probabilities, q: Probabilities) -> float:
     """Probability of accepting a line of this weight if no longer one is accepted.
 
     p and q are the target's and the draft's distributions of the next token.

@@ -39,7 +39,7 @@ class HiddenStateReader(GgufModel):
         borrowed: CopiedWeights | None = None,
         **settings: Any,
     ) -> None:
-        """As `GgufModel`; takes ownership of `borrowed`."""
+        """Open the head like a `GgufModel`; takes ownership of `borrowed`."""
         super().__init__(*parts, **settings)
         self._borrowed = borrowed
         self.feature_layers: Sequence[int] = head.layers
