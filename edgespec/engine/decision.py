@@ -211,8 +211,7 @@ class RoundPlanner:
             return not self.stop_rule.fires(so_far)
         if not self.experience.curve.is_known:
             return so_far.draft_steps < 1
-        is_first = so_far.draft_steps < 1 and plan.is_trial
-        return is_first or self._best(plan, so_far, self.horizons).n_steps > 0
+        return self._best(plan, so_far, self.horizons).n_steps > 0
 
     def best(self, plan: RoundPlan, so_far: RoundSoFar) -> Point:
         """The best point without further draft steps: how many nodes to verify."""

@@ -361,16 +361,13 @@ class Experience:
             overhead_s = self._mean(overhead_s, max(0.0, rest_s))
             if steps:
                 step_s = self._mean(step_s, outcome.growing_s / steps, self.step_s)
-        saved_steps = 0.2 * steps
-        if beside:
-            kept = outcome.provisional_kept / max(1, outcome.provisional_drafted)
-            saved_steps = beside * kept
+        kept = outcome.provisional_kept / max(1, outcome.provisional_drafted)
         return replace(
             self,
             chances=chances,
             seen_step_s=step_s,
             seen_overhead_s=overhead_s,
-            kept_s=0.5 * self.kept_s + 0.5 * saved_steps * self.curve.slowdown * step_s,
+            kept_s=0.5 * self.kept_s + 0.5 * beside * kept * self.curve.slowdown * step_s,
             rounds=self.rounds + outcome.n_texts,
             claimed=self.claimed + outcome.expected / self.chances.calibration,
             plain_tokens=self.plain_tokens + outcome.expected_s / self.plain_s,
