@@ -39,6 +39,7 @@ from edgespec.session.prospect import tokens_per_byte
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
+from edgespec.settings.units import format_size
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
 
@@ -345,9 +346,14 @@ class _Opening(Closeable):
         return requests.bytes_needed(body_bytes, max_characters(longest, n_ctx))
 
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
-        """Notes of both models, each once, and a note if `n_parallel` cannot be reached."""
+        """Notes of both models, each once, and what of the settings cannot be reached."""
         notes = dict.fromkeys(note for model in self._prepared for note in model.notes(plan))
         notes |= dict.fromkeys(self._own_notes)
+        if plan is not None and plan.planned_bytes > (total_bytes := process.total_bytes()):
+            notes[
+                f"this machine has {format_size(total_bytes)} of memory for this process, less "
+                f"than the {format_size(plan.planned_bytes)} planned: lower --memory-budget"
+            ] = None
         wanted, n_parallel = self._settings.n_parallel, self._n_parallel
         if wanted != "auto" and wanted > n_parallel:
             reason = self._prepared[0].info.name

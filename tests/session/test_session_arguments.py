@@ -9,6 +9,7 @@ import pytest
 import edgespec
 from edgespec import errors
 from edgespec.errors import UsageError
+from edgespec.memory import process
 
 pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 
@@ -22,6 +23,18 @@ def test_a_path_is_a_model_that_decodes_alone(kind: type, tmp_path: Path) -> Non
     with edgespec.load(path) as session:
         assert session.draft is None
         assert len(session.generate("the other one", max_tokens=3).tokens) == 3
+
+
+def test_a_plan_for_more_memory_than_there_is_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tiny_llama().write(tmp_path / "tiny.gguf"))
+    settings = edgespec.LoadSettings(model=path, memory_budget="1TiB")
+    plan = edgespec.plan(settings)
+    assert not any("of memory for this process" in note for note in plan.notes)
+    monkeypatch.setattr(process, "total_bytes", lambda: plan.planned_bytes // 2)
+    told = edgespec.plan(settings).notes
+    assert sum("of memory for this process" in note for note in told) == 1
 
 
 @pytest.mark.parametrize("door", [edgespec.load, edgespec.plan])

@@ -128,10 +128,12 @@ def _save_state(running: Session, path: Path) -> EdgespecError | None:
 def _outcome(result: GenerationResult, failure: EdgespecError | None = None) -> int:
     """The exit code; writes the reason to stderr if it is not 0.
 
-    `failure` is an error that occurred after the text was complete.
+    `failure` is an error that occurred after the text was complete; a note may have told it.
     """
     if result.finish_reason == "cancelled":
         return report_failure(Cancelled(), "interrupted", INTERRUPTED, wants_json=False)
+    if failure is not None and any(str(failure) in note for note in result.notes):
+        return failure.exit_code
     if failure is not None:
         return report_failure(failure, str(failure), failure.exit_code, wants_json=False)
     return 0
