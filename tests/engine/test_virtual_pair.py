@@ -1,7 +1,7 @@
 """The engine on a virtual clock: faster with a draft that helps, not slower with one that does not.
 
 Passes and draft steps cost what formulas say; `tests/virtual_clock.py` has the machines, and
-`tests/measure_rounds.py` prints all of them.
+`tests/measure.py rounds` prints all of them.
 """
 
 from __future__ import annotations

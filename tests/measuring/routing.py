@@ -1,11 +1,11 @@
 """Prints how a mixture routes: distinct experts of neighbouring tokens, hits of a least recently
 used list of every layer, and reads of edgespec's cache beside the fewest possible.
 
-    python tests/measure_routing.py MODEL.gguf [--tokens 400] [--warm-up 64] [--pass-tokens 1 4 16]
+    python tests/measure.py routing MODEL.gguf [--tokens 400] [--warm-up 64] [--pass-tokens 1 4 16]
 
 The text is source that the recipe's models have not learnt. Shares are of all experts.
 
-    python tests/measure_routing.py MODEL.gguf --run RESULT.json
+    python tests/measure.py routing MODEL.gguf --run RESULT.json
 
 prints instead the bytes that `edgespec generate --no-draft --json RESULT.json` read for a token,
 beside the fewest with the same room.
@@ -92,14 +92,15 @@ def of_run(path: Path, result: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--warm-up", type=int, default=64, help="first tokens, not counted")
     parser.add_argument("--pass-tokens", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--run", type=Path, metavar="RESULT.json")
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> None:
     if options.run:
         print(of_run(options.model, json.loads(options.run.read_text(encoding="utf-8"))))
         return
@@ -111,7 +112,3 @@ def main() -> None:
     for size in options.pass_tokens:
         for line in reads(passes, n_experts, options.warm_up, size):
             print(line)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Prints how many times as fast as no draft a real pair's texts are on machines of `virtual_clock`.
 
-    python tests/measure_real_texts.py [-m TARGET -md DRAFT --prompts FILE] [--machines NAME ...]
+    python tests/measure.py real-texts [-m TARGET -md DRAFT --prompts FILE] [--machines NAME ...]
 
 The models are real and small, the time is virtual: what the engine decides depends on what a draft
 really guesses, and on no noise. A prompt has 160 tokens at most.
@@ -47,14 +47,15 @@ def gains(machine: str, texts: list[Any], temperature: float, is_warm: bool) -> 
     return found
 
 
-def main() -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     folder = models_folder()
-    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-m", default=str(folder / "edgespec-target-q8_0.gguf"))
     parser.add_argument("-md", default=str(folder / "edgespec-draft-q8_0.gguf"))
     parser.add_argument("--prompts", type=Path, default=folder / "held_out_prompts.jsonl")
     parser.add_argument("--machines", nargs="*", default=[*MACHINES], choices=[*MACHINES])
-    args = parser.parse_args()
+
+
+def measure(args: argparse.Namespace) -> None:
     with ExitStack() as owned:
         texts, n_vocab = real_texts(owned, args.m, args.md, read_prompts(args.prompts))
         cast(Any, virtual_pair).N_VOCAB = n_vocab
@@ -67,7 +68,3 @@ def main() -> None:
                     f"{sum(rate < 0.97 for rate in rates)} of {len(rates)} below 0.97",
                     flush=True,
                 )
-
-
-if __name__ == "__main__":
-    main()

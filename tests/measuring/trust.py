@@ -1,6 +1,6 @@
 """Prints how honest confidences are, and tokens of a pass: nats a node of the token that came.
 
-    python tests/measure_trust.py TARGET DRAFT PROMPTS [PROMPTS ...] [--count 10] [--carried]
+    python tests/measure.py trust TARGET DRAFT PROMPTS [PROMPTS ...] [--count 10] [--carried]
 
 Counts, no seconds: every pass verifies as many guesses as it may. Each text is learnt anew unless
 `--carried`.
@@ -49,14 +49,15 @@ class WatchedTrust(Trust):
         return mixer
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
     parser.add_argument("prompts", type=Path, nargs="+")
     parser.add_argument("--count", type=int, default=10, help="prompts of each file")
     parser.add_argument("--carried", action="store_true", help="texts begin with what others left")
-    args = parser.parse_args()
+
+
+def measure(args: argparse.Namespace) -> None:
     prompts = [prompt for path in args.prompts for prompt in read_prompts(path)[: args.count]]
     load = LoadSettings(model=args.target, draft=args.draft, ctx_size=1024)
     print("| T | lookup | guesses | nats a node | tokens a pass |\n" + "| --- " * 5 + "|")
@@ -89,7 +90,3 @@ def main() -> None:
                     f"{per_pass:.2f}",
                 )
                 print("|", " | ".join(map(str, cells)), "|", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,11 +2,11 @@
 
 The last column says how many texts are not the target's own.
 
-    python tests/measure_acceptance.py TARGET DRAFT PROMPTS [PROMPTS ...] [--count 6] [--tokens 64]
+    python tests/measure.py acceptance TARGET DRAFT PROMPTS [PROMPTS ...] [--count 6] [--tokens 64]
 
 Counts, no seconds: every pass verifies as many guesses as it may, all of them the draft's.
 
-    sudo python tests/measure_acceptance.py ... --memory 170MiB --rate 300M
+    sudo python tests/measure.py acceptance ... --memory 170MiB --rate 300M
 
 prints tokens a second instead: a group limits memory and the disk, and the round planner decides
 what is verified, as it does for users. The first row of a temperature has no draft.
@@ -38,8 +38,7 @@ from engine_cases import finish
 TEMPERATURES = (0.0, 0.6, 1.0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
     parser.add_argument("prompts", type=Path, nargs="+")
@@ -53,7 +52,9 @@ def main() -> None:
     parser.add_argument("--memory", type=parse_size, help="limit of the group: seconds, no counts")
     parser.add_argument("--rate", type=parse_rate, help="limit of the disk, in bytes a second")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+
+
+def measure(args: argparse.Namespace) -> None:
     if args.memory and not args.inside:
         sys.exit(run_inside(args))
 
@@ -146,7 +147,3 @@ def show(
             if one.tokens != other.tokens:
                 print(f"    target: {one.text[:160]!r}\n    rule:   {other.text[:160]!r}")
                 break
-
-
-if __name__ == "__main__":
-    main()

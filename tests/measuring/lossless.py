@@ -1,6 +1,6 @@
 """Counts where edgespec's text differs from llama.cpp's own, and by what margin it was decided.
 
-    python tests/measure_lossless.py TARGET DRAFT [--prompts 20] [--tokens 64] [--between-own]
+    python tests/measure.py lossless TARGET DRAFT [--prompts 20] [--tokens 64] [--between-own]
 
 First among its own texts: with a draft and without, at two budgets, of short and of long prompts.
 Then, unless only those are asked for, against llama.cpp:
@@ -40,8 +40,7 @@ LONG_TOKENS = 300
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("draft", type=Path)
     parser.add_argument("--prompts", type=int, default=20)
@@ -49,8 +48,9 @@ def main() -> None:
     parser.add_argument("--budgets", nargs=2, default=("300M", "400M"))
     parser.add_argument("--between-own", action="store_true")
     parser.add_argument("--threads", type=int, default=None)
-    args = parser.parse_args()
 
+
+def measure(args: argparse.Namespace) -> None:
     lines = (embedded_pair().target.parent / "prompts.jsonl").read_text().splitlines()
     texts = [json.loads(line)["prompt"] for line in lines[: args.prompts]]
     with session.load(LoadSettings(model=args.draft, ctx_size=N_CTX)) as any_model:
@@ -220,7 +220,3 @@ def sampled(
                 result = running.generate(prompt, SamplingParams(**SAMPLED), n_tokens)
             texts.append(Sampled(result.tokens, seen))
     return texts
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Tokens per pass of drafts of a real model by kind of prompt, as a table: counts, no seconds.
 
-    python tests/measure_real_pair.py [DRAFT ...] [--together] [-n TOKENS] [--kinds code prose]
+    python tests/measure.py real-pair [DRAFT ...] [--together] [-n TOKENS] [--kinds code prose]
 
 A row has a line of 8 guesses and full trees, without and with lookups; `--together` adds one of all
 drafts at once. The target writes the same greedy texts for every cell; nothing is replayed, since
@@ -95,15 +95,16 @@ def agreement(target: LanguageModel, draft: LanguageModel, texts: list[Generatio
     return f"{agreed / compared:.3f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("drafts", nargs="*", type=Path)
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("-n", type=int, default=48)
     parser.add_argument("--n-prompts", type=int, default=6, help="prompts of each kind")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> None:
     settings = LoadSettings(model=catalogue.find(options.target), ctx_size=512, threads=1)
     loaded_for = replace(pair_fit.LOADED_FOR, lookup=True, draft_max=max(NODES))
     with ExitStack() as stack:
@@ -130,7 +131,3 @@ def main() -> None:
                 print(f"| | {path.stem} | {agreed} | {cells} |", flush=True)
             if options.together and len(drafts) > 1:
                 print(f"| | together | | {row(target, drafts, texts)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

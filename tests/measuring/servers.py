@@ -1,7 +1,7 @@
 r"""Prints tokens a second of requests at once: `edgespec serve` beside llama.cpp's server, in the
 same control group, by disk bandwidth.
 
-    sudo .venv/bin/python tests/measure_servers.py -m TARGET -md DRAFT --memory 515MiB \
+    sudo .venv/bin/python tests/measure.py servers -m TARGET -md DRAFT --memory 515MiB \
         --llama-server PATH -n 24 64 --minutes 20 [--clients 16] [--json FILE]
 
 Clients send prompts to /v1/completions all at once, greedily, after one short request. One text at
@@ -222,10 +222,7 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     return chosen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--llama-server", type=Path, help="without it edgespec alone is measured")
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-md", "--draft", type=Path, required=True)
@@ -240,7 +237,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> None:
     prompts = read_prompts(models_folder() / "held_out_prompts.jsonl")
     cases = cases_of(options)
     found: dict[str, list[ServerRun]] = {}
@@ -270,7 +269,3 @@ def main() -> None:
                     shown = {name: [asdict(one) for one in of] for name, of in found.items()}
                     options.json.write_text(json.dumps(shown, indent=1))
         print("\n".join(["", title, *table(runs), *ratios(runs, cases), ""]), flush=True)
-
-
-if __name__ == "__main__":
-    main()

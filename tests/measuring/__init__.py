@@ -1,0 +1,1 @@
+"""Measurements behind the records: printed tables, not tests."""
