@@ -16,10 +16,12 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.texts import HoldsTexts, PassPart
 from edgespec.tracing.spans import Trace, Track
 
-SHORT_PASS_S = 0.01
+SHORT_PASS_S = 0.002
 """Passes expected to be shorter run in the caller's thread if the target is resident: they do not
-delay Ctrl-C, and waking another thread takes 0.1 ms or more. Passes with callbacks never do, as an
-exception of a signal handler would be lost within a callback."""
+delay Ctrl-C, and waking another thread takes 0.1 to 0.3 ms. Longer ones compute where the prompt
+was computed: a second thread that computes gets OpenMP threads of its own, more than there are
+cores, and all of them then sleep at every barrier (decision 0070). Passes with callbacks never run
+in the caller's thread, as an exception of a signal handler would be lost within a callback."""
 
 Logits = list[np.ndarray]
 """Logits of each part of a pass, float32 [nodes, n_vocab]."""
