@@ -155,7 +155,8 @@ def test_flags_that_cannot_be_meant_are_refused(flags: tuple[str, ...], complain
     assert complaint in run("generate", "-p", "x", *flags, code=2).stderr
 
 
-def test_a_disk_that_is_full_costs_no_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--quiet",)])
+def test_a_disk_that_is_full_costs_no_text(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """A limit on the size of files stands for the disk."""
     path = tmp_path / "p.state"
     limited = (
@@ -165,7 +166,7 @@ def test_a_disk_that_is_full_costs_no_text(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", limited, "generate", "-p", PROMPT, "-n", "8"]
     done = subprocess.run(
-        [*command, "--prompt-cache", str(path)],
+        [*command, "--prompt-cache", str(path), *flags],
         capture_output=True,
         text=True,
         timeout=120,

@@ -6,6 +6,7 @@ import argparse
 import json
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +88,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             Path(json_file).write_text(json.dumps(report, ensure_ascii=False) + "\n")
         console.end_of_text()
         console.note("")
+        told = [note for note in result.notes if not failure or str(failure) not in note]
         for line in reports.generation_summary(
-            result, running.plan, running.load_report, peak_bytes
+            replace(result, notes=tuple(told)), running.plan, running.load_report, peak_bytes
         ):
             console.note(line)
         if settings.temperature > 0:
@@ -128,12 +130,10 @@ def _save_state(running: Session, path: Path) -> EdgespecError | None:
 def _outcome(result: GenerationResult, failure: EdgespecError | None = None) -> int:
     """The exit code; writes the reason to stderr if it is not 0.
 
-    `failure` is an error that occurred after the text was complete; a note may have told it.
+    `failure` is an error that occurred after the text was complete.
     """
     if result.finish_reason == "cancelled":
         return report_failure(Cancelled(), "interrupted", INTERRUPTED, wants_json=False)
-    if failure is not None and any(str(failure) in note for note in result.notes):
-        return failure.exit_code
     if failure is not None:
         return report_failure(failure, str(failure), failure.exit_code, wants_json=False)
     return 0
