@@ -70,9 +70,9 @@ class ChatPrompts:
     ) -> None:
         """Use the templates of `chat_format`, or `override`: Jinja, or a name that llama.cpp knows.
 
-        Named templates do not write `bos`, the tokens that a text begins with. Conversations of
-        more than `max_characters` are refused before they are rendered. Raises UsageError for an
-        unknown name.
+        `bos` are the tokens that the model's texts begin with; they are added to prompts of
+        templates that do not write them. Conversations of more than `max_characters` are refused
+        before they are rendered. Raises UsageError for an unknown name.
         """
         named = None if override is None else named_template(override)
         self._model = model
@@ -81,7 +81,7 @@ class ChatPrompts:
         self._override = named or override
         self._piece = piece
         self._max_characters = max_characters
-        self._bos = () if named is None else tuple(bos)
+        self._bos = list(bos)
         self._templates: dict[str, ChatTemplate] = {}
         self._lock = threading.Lock()
 
@@ -124,7 +124,9 @@ class ChatPrompts:
                 f"the messages spell control tokens {len(pieces) - 1:,} times; at most "
                 f"{MAX_PIECES - 1:,} are read as text: leave them out"
             )
-        tokens = [*self._bos, *self._encode(pieces[0])]
+        tokens = self._encode(pieces[0])
+        if tokens[: len(self._bos)] != self._bos:
+            tokens = self._bos + tokens
         if len(pieces) > 1:
             # some tokenizers add a blank before every text: a line break in front takes it
             seam = self._encode("\n")
