@@ -121,7 +121,7 @@ BEGINS = (*BLOCKS, *(form.begin for form in FORMS))
 """Marks that may begin a call, besides fences and JSON."""
 _GLM = _Form(
     "",
-    re.compile(r"([\w.-]+)\s*(?=<)"),
+    re.compile(r"([\w.-]+)\s*(?=[<{])"),
     "",
     (KEY,),
     re.compile(rf"{KEY}([^<]+){KEY_END}\s*{VALUE}"),
@@ -139,8 +139,8 @@ class CallReader:
     def read(self, text: str, at: int, is_last: bool) -> Reading | None:
         """The calls at `at`, behind the marks that open them; None if there are none.
 
-        Between `<tool_call>` marks JSON may call any function, elsewhere only a tool, and without
-        any marks only with arguments. Raises UnfinishedCall until it is known what the text is,
+        Calls between `<tool_call>` marks may name any function, others only a tool; without any
+        marks JSON must have arguments. Raises UnfinishedCall until it is known what the text is,
         unless it `is_last`.
         """
         end_marks: list[str] = []
@@ -159,12 +159,12 @@ class CallReader:
         if text.startswith(("{", "["), at):
             reading = self._json(text, at, is_last, end_marks)
         elif form := next((form for form in FORMS if text.startswith(form.begin, at)), None):
-            reading = self._marked(form, text, at, is_last)
+            reading = self._marked(form, text, at, is_last, END in end_marks)
         elif END in end_marks and (name := _GLM_NAME.match(text, at)):
             is_cut = name.end() == len(text)
-            reading = _unfinished(is_last) if is_cut else self._marked(_GLM, text, at, is_last)
+            reading = _no_call(is_last) if is_cut else self._marked(_GLM, text, at, is_last)
         elif FENCE_BEGUN.match(text, at) or _is_begun(text, at, BEGINS):
-            return _unfinished(is_last)
+            return _no_call(is_last)
         return reading and Reading(reading.calls, reading.end, end_marks)
 
     def _json(self, text: str, at: int, is_last: bool, end_marks: Sequence[str]) -> Reading | None:
@@ -174,7 +174,7 @@ class CallReader:
             value, end = _DECODER.raw_decode(text, at)
         except json.JSONDecodeError as error:
             is_cut = error.pos >= len(text) - _LONGEST_WORD or error.msg.startswith("Unterminated")
-            return _unfinished(is_last or not is_cut)
+            return _no_call(is_last or not is_cut)
         except (ValueError, RecursionError):
             return None
         values = value if isinstance(value, list) else [value]
@@ -183,14 +183,17 @@ class CallReader:
             return None
         return Reading([call for call in calls if call], end)
 
-    def _marked(self, form: _Form, text: str, at: int, is_last: bool) -> Reading | None:
-        """A call in one of the forms that write each argument between marks."""
+    def _marked(
+        self, form: _Form, text: str, at: int, is_last: bool, is_any: bool = False
+    ) -> Reading | None:
+        """A call in one of the forms that write each argument between marks; `is_any`: it may name
+        any function."""
         opening = form.function.match(text, at)
         if opening is None:
             is_name = form.begin and len(text) - at < _LONGEST_OPENING and ">" not in text[at:]
-            return _unfinished(is_last or not is_name)
+            return _no_call(is_last or not is_name)
         name, at = opening[1].strip(), opening.end()
-        if name not in self._tools:
+        if not is_any and name not in self._tools:
             return None
         arguments: dict[str, Any] = {}
         while True:
@@ -206,14 +209,14 @@ class CallReader:
                 is_cut = _is_begun(text, at, form.followers) or (
                     text.startswith(form.parameter_begins, at) and len(text) - at < _LONGEST_OPENING
                 )
-                return _unfinished(is_last or not is_cut)
+                return _no_call(is_last or not is_cut)
             end = _value_end(form, is_last).search(text, begin.end())
             if end is None:
-                return _unfinished(is_last)
+                return _no_call(is_last)
             key, value = begin[1].strip(), text[begin.end() : end.start()]
             if value.startswith("\n"):  # values stand on lines of their own, or between the marks
                 value = value[1:].removesuffix("\n")
-            arguments[key] = typed_value(value, key, self._tools[name])
+            arguments[key] = typed_value(value, key, self._tools.get(name))
             at = end.end()
 
     def _object_between_marks(
@@ -222,7 +225,7 @@ class CallReader:
         try:
             arguments, at = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return _unfinished(is_last)
+            return _no_call(is_last)
         at = _past_blanks(text, at)
         if form.function_end and text.startswith(form.function_end, at):
             at += len(form.function_end)
@@ -231,10 +234,11 @@ class CallReader:
         return Reading([ToolCall(name, written(arguments))], at)
 
 
-def _unfinished(is_certain: bool) -> None:
+def _no_call(is_certain: bool) -> Reading | None:
     """None for what is certainly no call; otherwise raises UnfinishedCall."""
     if not is_certain:
         raise UnfinishedCall
+    return None
 
 
 def _past_blanks(text: str, at: int) -> int:

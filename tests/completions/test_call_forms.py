@@ -130,6 +130,7 @@ CALLS = {
         [("weather", {"city": "Paris", "days": 3})],
     ),
     "GLM, two": (glm("weather", city="Paris") + "\n" + glm("weather", city="Rome"), [PARIS, ROME]),
+    "GLM with an object": (marked('weather\n{"city": "Paris"}'), [PARIS]),
     "GLM without arguments": (glm("now"), [("now", {})]),
     "GLM, an end mark in a value": (glm("write", path="a.md", text=CODE), [WRITE]),
     "MiniMax": (
