@@ -1,6 +1,6 @@
 """Adapts a conversation to what a template shows: system messages, and content as parts.
 
-What a template shows is found out by rendering small conversations, as llama.cpp does. Knows no
+Small conversations are rendered to find out what a template shows, as llama.cpp does. Knows no
 template language.
 """
 
@@ -30,7 +30,7 @@ _TOOL = {
 
 
 class ShownContent:
-    """What a template shows of a conversation; it is rendered only when asked, and remembered."""
+    """Facts about what a template shows; each is found by rendering, when it is asked for."""
 
     def __init__(self, render: Render) -> None:
         self._render = render

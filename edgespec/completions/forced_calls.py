@@ -22,7 +22,7 @@ Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _MarkedForm:
     """Texts around a call and around each of its arguments; `{}` stands for a name."""
 
     begin: str
@@ -34,14 +34,14 @@ class _Form:
     """Rule of the line breaks that some models of the family write and others do not."""
 
 
-_QWEN = _Form(
+_QWEN = _MarkedForm(
     f"{BEGIN}\n<function={{}}>\n",
     f"</function>\n{END}",
     "<parameter={}>\n",
     "",
     "\n</parameter>\n",
 )
-_GLM = _Form(f"{BEGIN}{{}}", END, f"{KEY}{{}}{KEY_END}", VALUE, VALUE_END, "line_break?")
+_GLM = _MarkedForm(f"{BEGIN}{{}}", END, f"{KEY}{{}}{KEY_END}", VALUE, VALUE_END, "line_break?")
 
 
 def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Grammar] | None:
@@ -58,7 +58,7 @@ def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Gr
     return call_grammar
 
 
-def _grammar(form: _Form, tools: Sequence[Mapping[str, Any]]) -> Grammar:
+def _grammar(form: _MarkedForm, tools: Sequence[Mapping[str, Any]]) -> Grammar:
     names = [f"call_{number}" for number in range(len(tools))]
     rules = [f"start: {' | '.join(names)}"]
     for rule, tool in zip(names, tools, strict=True):
@@ -67,7 +67,7 @@ def _grammar(form: _Form, tools: Sequence[Mapping[str, Any]]) -> Grammar:
     return lark_grammar("\n".join(rules) + "\n")
 
 
-def _call(form: _Form, rule: str, function: Mapping[str, Any]) -> Iterator[str]:
+def _call(form: _MarkedForm, rule: str, function: Mapping[str, Any]) -> Iterator[str]:
     """Rules of a call, with its arguments in the order of the schema."""
     parameters = function.get("parameters") or {}
     properties, required = _properties(function["name"], parameters)
@@ -93,7 +93,7 @@ def _properties(name: str, parameters: Schema) -> tuple[Schema, Sequence[str]]:
     return schema.get("properties") or {}, schema.get("required") or ()
 
 
-def _value(form: _Form, rule: str, schema: Any, root: Schema, key: str) -> Iterator[str]:
+def _value(form: _MarkedForm, rule: str, schema: Any, root: Schema, key: str) -> Iterator[str]:
     """Rules of an argument's value with the text behind it: plain text if it may be a string."""
     schema = followed(schema, root)
     kinds = types_of(schema, root)

@@ -87,7 +87,7 @@ def test_a_named_template_begins_as_the_tokenizer_does():
 
 
 def test_jinja_that_writes_no_first_token_gets_it_too():
-    """As llama.cpp, which adds it to every template's text where the model's file asks for it."""
+    """The model's file asks for the token, whatever template is used; llama.cpp does so, too."""
     assert prompts("{{ messages[0].content }}").prompt(HELLO).tokens[:2] == (7, ord("H"))
 
 
