@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from edgespec.chat.metering import TemplateLimitError
 from edgespec.chat.spliced import CallArguments, TextParts
 from edgespec.errors import ModelError
 
@@ -38,7 +39,10 @@ class ShownContent:
     @cached_property
     def shows_messages(self) -> bool:
         """True if a user's message is shown; also if a lone message is refused."""
-        return self.reads_only_parts or self._shows(_USER, [_turn("user", _USER)]) is not False
+        try:
+            return self.reads_only_parts or self._shows(_USER, [_turn("user", _USER)]) is not False
+        except TemplateLimitError:
+            return True
 
     @cached_property
     def reads_only_parts(self) -> bool:
@@ -82,11 +86,14 @@ class ShownContent:
     def _shows(self, text: str, conversation: Sequence[Turn]) -> bool | None:
         """True if `text` is in the rendered conversation; None if it is refused.
 
-        Some templates render nothing without tools.
+        Some templates render nothing without tools. Raises TemplateLimitError for a template that
+        is stopped.
         """
         for tools in (None, [_TOOL]):
             try:
                 return text in self._render(conversation, tools).lower()
+            except TemplateLimitError:
+                raise
             except ModelError:
                 continue
         return None

@@ -11,6 +11,8 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
         BEGIN: END,
         "<tool_calls>": "</tool_calls>",
         "<TOOLCALL>": "</TOOLCALL>",
+        "<tools>": "</tools>",
+        "<function_call>": "</function_call>",
         "<minimax:tool_call>": "</minimax:tool_call>",
         "<seed:tool_call>": "</seed:tool_call>",
     }

@@ -152,8 +152,8 @@ def _is_mark(token: str) -> bool:
 
 def _failure(error: BaseException) -> ModelError:
     if isinstance(error, RecursionError):
-        return ModelError("the chat template calls itself without end")
+        return TemplateLimitError("the chat template calls itself without end")
     if isinstance(error, TemplateLimitError):
-        return ModelError(f"the chat template was stopped: {error}")
+        return TemplateLimitError(f"the chat template was stopped: {error}")
     reason = " ".join(str(error).split())[:300] or type(error).__name__
     return ModelError(f"the chat template refuses these messages: {reason}")

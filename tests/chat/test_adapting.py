@@ -3,6 +3,7 @@
 import pytest
 
 from edgespec.chat.template import ChatTemplate
+from edgespec.errors import ModelError
 
 USER = {"role": "user", "content": "Hello"}
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -130,3 +131,13 @@ def test_a_template_that_shows_calls_beside_null_only_gets_null(fields):
 def test_other_templates_get_an_empty_text(fields):
     source = "{% for m in messages %}[{{ m.content }}{{ m.tool_calls | length }}]{% endfor %}"
     assert ChatTemplate(source).render([calling(**fields)]) == "[1]"
+
+
+def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch):
+    template = ChatTemplate("{{ 'a' * 1000000000 }}")
+    restarts = []
+    monkeypatch.setattr(template._meter, "restart", lambda: restarts.append(1))
+    assert template.shows_messages()
+    with pytest.raises(ModelError, match="was stopped"):
+        template.render([SYSTEM, USER])
+    assert len(restarts) == 2

@@ -84,6 +84,7 @@ CALLS = {
     "a fence between marks": (marked(fenced(as_json(PARIS))), [PARIS]),
     "marks in a fence": (fenced(marked(as_json(PARIS)), "xml"), [PARIS]),
     "a list of calls": (f"<TOOLCALL>[{as_json(PARIS)}, {as_json(ROME)}]</TOOLCALL>", [PARIS, ROME]),
+    "the marks around the tools": (f"<tools>\n{as_json(PARIS)}\n</tools>", [PARIS]),
     "bare JSON": (as_json(PARIS), [PARIS]),
     "bare JSON as Llama writes it": (
         f"{as_json(PARIS, 'parameters')}; {as_json(ROME, 'parameters')}",
