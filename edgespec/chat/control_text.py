@@ -14,6 +14,8 @@ from itertools import pairwise
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
+from edgespec.chat.spliced import CallArguments, changed
+
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 """Lower case for ASCII only, which preserves lengths; templates may change the case of messages."""
 MAX_CHARACTERS = 64
@@ -41,6 +43,8 @@ class ControlTexts:
         """
         if isinstance(value, str):
             return self._seamed_text(value, seam, kept) if self._tokens else value
+        if isinstance(value, CallArguments):
+            return changed(value, lambda part: self.seamed(part, seam, kept))
         if isinstance(value, Mapping):
             return {
                 self.seamed(key, seam, kept): self.seamed(part, seam, kept)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgespec.chat.spliced import CallArguments
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 
@@ -16,13 +17,16 @@ Message = Mapping[str, Any]
 """`{"role": "user", "content": "..."}`; content may be parts `{"type": "text", "text": "..."}`."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAY_BE_EMPTY = ("assistant", "tool")
+"""Roles whose content may be missing or null, as OpenAI's replies with calls have it."""
 
 
 def checked(messages: Sequence[Message], knows_developer: bool = True) -> list[dict[str, Any]]:
-    """Validated copies with content as text and the arguments of calls as objects.
+    """Validated copies with content as text and the arguments of calls as `CallArguments`.
 
-    The role `developer` becomes `system` unless the template knows it. Raises UsageError, which
-    names the message.
+    Missing content becomes "", and other fields that are null, or an empty list of calls, are left
+    out: templates ask whether they are defined. The role `developer` becomes `system` unless the
+    template knows it. Raises UsageError, which names the message.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise UsageError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
@@ -37,21 +41,25 @@ def checked(messages: Sequence[Message], knows_developer: bool = True) -> list[d
                 f"{where}.role {role!r} is unknown: it is one of {', '.join(ROLES)}"
                 f"{nearest(str(role), ROLES)}"
             )
-        turn = dict(message)
+        turn = _without_null(message)
         if role == "developer" and not knows_developer:
             turn["role"] = "system"
-        if calls := message.get("tool_calls"):
+        if calls := turn.pop("tool_calls", None):
             turn["tool_calls"] = _calls(calls, where)
-        turn["content"] = _content(message.get("content"), bool(calls), where)
+        turn["content"] = _content(turn.get("content"), role in _MAY_BE_EMPTY, where)
         conversation.append(turn)
     return conversation
 
 
-def _content(content: Any, may_be_missing: bool, where: str) -> str | None:
+def _without_null(fields: Message) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _content(content: Any, may_be_missing: bool, where: str) -> str:
     if isinstance(content, str):
         text = content
     elif content is None and may_be_missing:
-        return None
+        return ""
     elif isinstance(content, Sequence):
         text = "".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
     else:
@@ -75,7 +83,6 @@ def _part(part: Any, where: str) -> str:
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Calls with arguments as objects, as templates expect them; OpenAI sends JSON in a string."""
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         raise UsageError(f"{where}.tool_calls must be a list")
     read = []
@@ -84,11 +91,22 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise UsageError(f"{place}.function must be an object with name and arguments")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise UsageError(f"{place}.function.arguments are not JSON: {error}") from error
-        read.append(dict(call) | {"function": dict(function) | {"arguments": arguments}})
+        arguments = _arguments(function.get("arguments"), f"{place}.function.arguments")
+        named = _without_null(function) | {"arguments": arguments}
+        read.append(_without_null(call) | {"function": named})
     return read
+
+
+def _arguments(arguments: Any, where: str) -> Any:
+    """The arguments as an object that is also text; OpenAI sends JSON in a string."""
+    text = arguments if isinstance(arguments, str) else None
+    try:
+        if text is not None:
+            arguments = json.loads(text) if text.strip() else None
+        if not arguments:  # models write "" and null for functions without parameters
+            arguments, text = {}, "{}"
+        if isinstance(arguments, Mapping):
+            return CallArguments(arguments, text or json.dumps(arguments, ensure_ascii=False))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{where} are not JSON: {error}") from error
+    return arguments

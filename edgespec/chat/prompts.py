@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
+from edgespec.chat.call_marks import MARKS
 from edgespec.chat.messages import Message
 from edgespec.chat.named_templates import named_template
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
@@ -48,6 +50,19 @@ class ChatPrompt:
     """Source of the rendered template."""
     hidden_marks: Mapping[int, str] = field(default_factory=dict)
     """Text by token of marks that are control tokens; generations must show them."""
+    closing: str = ""
+    """Text that ends the reasoning which the prompt opens; empty if it opens none."""
+    closing_tokens: tuple[int, ...] = ()
+
+    def closed(self) -> ChatPrompt:
+        """The prompt behind reasoning that is empty, so that the next text is the answer."""
+        return replace(
+            self,
+            text=self.text + self.closing,
+            tokens=self.tokens + self.closing_tokens,
+            closing="",
+            closing_tokens=(),
+        )
 
     def splitter(self) -> ReasoningSplitter:
         """A splitter for the model's next text."""
@@ -70,9 +85,9 @@ class ChatPrompts:
     ) -> None:
         """Use the templates of `chat_format`, or `override`: Jinja, or a name that llama.cpp knows.
 
-        Named templates do not write `bos`, the tokens that a text begins with. Conversations of
-        more than `max_characters` are refused before they are rendered. Raises UsageError for an
-        unknown name.
+        `bos` are the tokens that the model's texts begin with; they are added to prompts of
+        templates that do not write them. Conversations of more than `max_characters` are refused
+        before they are rendered. Raises UsageError for an unknown name.
         """
         named = None if override is None else named_template(override)
         self._model = model
@@ -81,7 +96,7 @@ class ChatPrompts:
         self._override = named or override
         self._piece = piece
         self._max_characters = max_characters
-        self._bos = () if named is None else tuple(bos)
+        self._bos = list(bos)
         self._templates: dict[str, ChatTemplate] = {}
         self._lock = threading.Lock()
 
@@ -111,10 +126,17 @@ class ChatPrompts:
         template = self.template(bool(tools))
         self._check_size((messages, tools, variables))
         pieces = template.pieces(messages, tools, **variables)
-        marks = marks_of(template.source)
-        hidden = self._hidden(marks) if marks else {}
+        text, marks = "".join(pieces), marks_of(template.source)
+        shown = [*((marks.begin, marks.end) if marks else ()), *(MARKS if tools else ())]
+        closing = _closing(text, marks) if marks else ""
         return ChatPrompt(
-            "".join(pieces), tuple(self._tokens(pieces)), marks, template.source, hidden
+            text,
+            tuple(self._tokens(pieces)),
+            marks,
+            template.source,
+            self._hidden(shown),
+            closing,
+            tuple(self._continuation(closing)) if closing else (),
         )
 
     def _tokens(self, pieces: Sequence[str]) -> list[int]:
@@ -124,15 +146,22 @@ class ChatPrompts:
                 f"the messages spell control tokens {len(pieces) - 1:,} times; at most "
                 f"{MAX_PIECES - 1:,} are read as text: leave them out"
             )
-        tokens = [*self._bos, *self._encode(pieces[0])]
-        if len(pieces) > 1:
-            # some tokenizers add a blank before every text: a line break in front takes it
-            seam = self._encode("\n")
-            for piece in pieces[1:]:
-                joined = self._encode("\n" + piece)
-                fits = joined[: len(seam)] == seam
-                tokens += joined[len(seam) :] if fits else self._encode(piece)
+        tokens = self._encode(pieces[0])
+        if tokens[: len(self._bos)] != self._bos:
+            tokens = self._bos + tokens
+        for piece in pieces[1:]:
+            tokens += self._continuation(piece)
         return tokens
+
+    def _continuation(self, piece: str) -> list[int]:
+        """Tokens of a text behind another one."""
+        # some tokenizers add a blank before every text: a line break in front takes it
+        joined, n_seam = self._encode("\n" + piece), len(self._seam)
+        return joined[n_seam:] if joined[:n_seam] == self._seam else self._encode(piece)
+
+    @cached_property
+    def _seam(self) -> list[int]:
+        return self._encode("\n")
 
     def _check_size(self, conversation: Any) -> None:
         from edgespec.chat.nesting import nested_size  # imports jinja2
@@ -148,11 +177,18 @@ class ChatPrompts:
                 "shorten them or raise --ctx-size"
             )
 
-    def _hidden(self, marks: Marks) -> dict[int, str]:
+    def _hidden(self, marks: Sequence[str]) -> dict[int, str]:
         if self._piece is None:
             return {}
-        tokens = [(mark, self._encode(mark)) for mark in (marks.begin, marks.end)]
+        tokens = [(mark, self._encode(mark)) for mark in marks]
         return {ids[0]: mark for mark, ids in tokens if len(ids) == 1 and not self._piece(ids[0])}
+
+
+def _closing(prompt: str, marks: Marks) -> str:
+    """Text that ends the reasoning which a prompt opens, as templates write it; else empty."""
+    if not is_open(prompt, marks):
+        return ""
+    return ("\n" if prompt.endswith("\n") else "") + marks.end + "\n\n"
 
 
 def _compiled(source: str, chat_format: ChatFormat) -> ChatTemplate:

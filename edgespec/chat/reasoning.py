@@ -24,6 +24,7 @@ KNOWN_MARKS = (
     Marks("<thinking>", "</thinking>"),
     Marks("<seed:think>", "</seed:think>"),
     Marks("[THINK]", "[/THINK]"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
 

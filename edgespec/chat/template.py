@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from edgespec.chat.adapting import ShownContent
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message, checked
 from edgespec.chat.metering import Meter, TemplateLimitError
@@ -16,7 +17,6 @@ from edgespec.chat.sandbox import ChatEnvironment
 from edgespec.errors import ModelError, UsageError
 
 MAX_SOURCE_CHARACTERS = 1 << 20
-_PROBE = "edgespec asks"
 
 
 class ChatTemplate:
@@ -60,6 +60,7 @@ class ChatTemplate:
             ) from error
         except (TemplateError, TemplateLimitError, RecursionError) as error:
             raise _failure(error) from error
+        self._shown = ShownContent(self._rendered)
 
     @property
     def takes_tools(self) -> bool:
@@ -69,10 +70,7 @@ class ChatTemplate:
     def shows_messages(self) -> bool:
         """True if the rendered text contains a user's message; also if a lone message is
         refused."""
-        try:
-            return _PROBE in self.render([{"role": "user", "content": _PROBE}]).lower()
-        except ModelError:
-            return True
+        return self._shown.shows_messages
 
     def render(
         self,
@@ -94,28 +92,45 @@ class ChatTemplate:
         """The rendered conversation, split inside every control token that a message spells.
 
         With `add_generation_prompt` it ends where the assistant's answer begins. `variables` are
-        those of the template, such as `enable_thinking`. Raises UsageError for invalid messages and
-        for tools that the template does not support, ModelError for a template that fails.
+        those of the template, such as `enable_thinking`. System messages are merged into the user's
+        if the template has none. Raises UsageError for invalid messages and for tools that the
+        template does not support, ModelError for a template that fails.
         """
         if tools and not self.takes_tools:
             raise UsageError("the model's chat template knows no tools: leave them out")
         conversation = checked(messages, knows_developer="developer" in self.source)
         seam, control = new_seam(), self._control
+        text = self._rendered(
+            self._shown.adapted([self._seamed_message(turn, seam) for turn in conversation]),
+            control.seamed(list(tools), seam) if tools else None,
+            add_generation_prompt,
+            control.seamed(variables, seam),
+        )
+        return control.pieces(text, seam)
+
+    def _rendered(
+        self,
+        turns: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The template's text for turns in its own form. Raises ModelError."""
         with self._turn:
             self._meter.restart()
             try:
                 text: str = self._template.render(
                     self.special_tokens
-                    | control.seamed(variables, seam)
+                    | dict(variables or {})
                     | {
-                        "messages": [self._seamed_message(turn, seam) for turn in conversation],
-                        "tools": control.seamed(list(tools), seam) if tools else None,
+                        "messages": turns,
+                        "tools": tools,
                         "add_generation_prompt": add_generation_prompt,
                     }
                 )
             except Exception as error:  # a template can raise anything
                 raise _failure(error) from error
-        return control.pieces(text, seam)
+        return text
 
     def _seamed_message(self, message: Mapping[str, Any], seam: str) -> dict[str, Any]:
         """The message with seams in control tokens, except those that its role may contain.
@@ -137,8 +152,8 @@ def _is_mark(token: str) -> bool:
 
 def _failure(error: BaseException) -> ModelError:
     if isinstance(error, RecursionError):
-        return ModelError("the chat template calls itself without end")
+        return TemplateLimitError("the chat template calls itself without end")
     if isinstance(error, TemplateLimitError):
-        return ModelError(f"the chat template was stopped: {error}")
+        return TemplateLimitError(f"the chat template was stopped: {error}")
     reason = " ".join(str(error).split())[:300] or type(error).__name__
     return ModelError(f"the chat template refuses these messages: {reason}")

@@ -7,6 +7,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ from edgespec.completions.completion import (
     TextCompletion,
     one,
 )
+from edgespec.completions.forced_calls import call_grammar_of
+from edgespec.completions.reasoned import ReasonedAnswers, Wrap
 from edgespec.completions.requests import (
     ChatRequest,
     CommonRequest,
@@ -30,7 +33,6 @@ from edgespec.completions.requests import (
     RequestError,
     ResponseFormat,
 )
-from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.completions.writing import MessageWriter
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.grammar.specification import (
@@ -119,6 +121,7 @@ class Completions:
         self._on_result = on_result
         self._n_at_once = n_at_once
         self._answer_bytes = answer_bytes
+        self._reasoned = ReasonedAnswers(session)
 
     @cached_property
     def chat_refusal(self) -> str | None:
@@ -139,15 +142,30 @@ class Completions:
         except ModelError as error:  # no template, or one that refuses these messages
             raise RequestError(str(error), "messages") from error
         grammar = _grammar_of_chat(request, prompt)
+        wrap = None
+        if grammar is not None and prompt.closing:
+            most = self._session.most_tokens(len(prompt.tokens), request.limit)
+            wrap = self._reasoned.wrap(prompt, most)
+            prompt = prompt if wrap else self._without_reasoning(request, prompt)
         tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
         kept_bytes = 0
         if tools or not request.stream:  # text that may be a tool call is held back
             kept_bytes = self._kept_bytes(request, [tokens])
         return ChatCompletion(
-            self._sources(request, [tokens], progress, grammar),
+            self._sources(request, [tokens], progress, grammar, wrap),
             self._delivery(request, "chat.completion", "chatcmpl", grammar, kept_bytes),
-            lambda: MessageWriter(prompt, [tool["function"]["name"] for tool in tools or ()]),
+            partial(MessageWriter, prompt, _parameters(tools)),
         )
+
+    def _without_reasoning(self, request: ChatRequest, prompt: ChatPrompt) -> ChatPrompt:
+        """The prompt of a conversation whose answer begins at once, in the template's own way if
+        it has one."""
+        variables = {"enable_thinking": False} | request.template_variables
+        with suppress(ModelError):
+            told = self._session.chat_prompt(request.messages, request.offered_tools, **variables)
+            if not told.closing:
+                return told
+        return prompt.closed()
 
     def text(self, request: CompletionRequest, progress: Progress | None = None) -> TextCompletion:
         """Start the completion of prompts. Raises UsageError."""
@@ -180,10 +198,11 @@ class Completions:
         prompts: Sequence[_Prompt],
         progress: Progress | None,
         grammar: Grammar | None,
+        wrap: Wrap | None = None,
     ) -> list[ChoiceSource]:
         """Generations in the order of their choices; greedy copies share one generation.
 
-        All prompts are checked first. Raises UsageError.
+        `wrap` changes their constraints. All prompts are checked first. Raises UsageError.
         """
         sampling = self._sampling_of(request)
         shared = TextRequest(
@@ -195,12 +214,13 @@ class Completions:
         )
 
         def start(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
+            constraint = None if grammar is None else self._session.constraint(grammar)
             seed = (sampling.seed + copy) % (1 << 64)
             text = replace(
                 shared,
                 prompt_tokens=tuple(prompt.tokens),
                 sampling=sampling.model_copy(update={"seed": seed}),
-                constraint=None if grammar is None else self._session.constraint(grammar),
+                constraint=wrap(constraint) if wrap and constraint else constraint,
                 shown=prompt.shown,
             )
             return self._session.submit(text)
@@ -282,6 +302,12 @@ class Completions:
         )
 
 
+def _parameters(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """Schemas of the tools' arguments by name."""
+    functions = [tool["function"] for tool in tools or ()]
+    return {function["name"]: function.get("parameters") for function in functions}
+
+
 def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:
     """Raise RequestError for ids outside the vocabulary."""
     for place, token in enumerate(prompt):
@@ -304,7 +330,8 @@ def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None
             "out",
             "tool_choice",
         )
-    if not knows_calls(prompt.template):
+    call_grammar = call_grammar_of(prompt.template)
+    if call_grammar is None:
         raise RequestError(
             "this model's chat template has no known format of tool calls: set tool_choice to auto",
             "tool_choice",

@@ -1,39 +1,46 @@
-"""Parses tool calls in a model's answer, in the format of Hermes' and Qwen's chat templates.
+"""Splits a model's answer into text and tool calls, incrementally.
 
-A call is JSON between two marks, or fenced JSON, which smaller models (Qwen2.5-Coder) write
-instead. The parser is incremental.
+Calls are JSON or XML between marks, and JSON in a fence or in the text, which smaller models
+(Qwen2.5-Coder, Llama) write instead.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from edgespec.chat.call_marks import BEGIN, END
+from edgespec.completions.call_reading import (
+    BEGINS,
+    FENCE,
+    FENCE_BEGIN,
+    FENCE_BEGUN,
+    CallReader,
+    Parameters,
+    Reading,
+    ToolCall,
+    UnfinishedCall,
+)
 from edgespec.grammar.specification import JSON_STYLE, Grammar, json_schema, lark_grammar
 
-BEGIN, END = "<tool_call>", "</tool_call>"
-FENCE, FENCE_END = "```json\n", "```"
+LONG_CHARACTERS = 2_000
+"""Characters held back from which on they are read again only where something is closed."""
+_CLOSING = re.compile(r"[}\]>`]")
+_OPENING = re.compile(
+    "|".join([*map(re.escape, BEGINS), FENCE_BEGIN.pattern, r"(?<![\w`\"'])[{\[]"])
+)
+"""A mark that may begin a call, or a JSON value that is not part of a word or a quotation."""
+_JSON = ("{", "[")
+_IN_JSON = re.compile(r'[\[({]$|"[:,]$|[}\]\d],$')
+"""End of a text behind which an object is part of a larger one, or an argument."""
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """Name of the called function, and its arguments as JSON."""
-
-    name: str
-    arguments: str
-
-    def as_dict(self, identity: str) -> dict[str, Any]:
-        """The call in OpenAI's format."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": identity, "type": "function", "function": function}
-
-
 def knows_calls(template: str) -> bool:
-    """True if a chat template uses this format of calls."""
-    return BEGIN in template
+    """True if a chat template writes calls between marks in a form that can be required."""
+    return BEGIN in template and "]<]minimax[>[" not in template
 
 
 def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
@@ -61,51 +68,105 @@ def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
 class CallSplitter:
     """Splits an answer into text and calls.
 
-    An invalid call between marks remains text, and so does fenced JSON that calls none of `names`.
+    `tools` are the names of callable tools, or their parameters' schemas by name. What is no call
+    remains text.
     """
 
-    def __init__(self, names: Collection[str] = ()) -> None:
+    def __init__(self, tools: Collection[str] | Mapping[str, Parameters] = ()) -> None:
         self.calls: list[ToolCall] = []
-        self._names = names
+        self._reader = CallReader(tools if isinstance(tools, Mapping) else dict.fromkeys(tools))
         self._held = ""
         self._drops_blanks = False
+        self._end_marks: list[str] | None = None
+        """Marks expected behind the latest call; None in text."""
+        self._is_code = False
+        """True inside a fence that has no calls."""
+        self._behind = ""
+        """The last two characters of the text so far, without blanks."""
 
     def push(self, text: str) -> str:
         """Append text and return the text that is certainly not part of a call."""
         self._held += text
-        decided = ""
-        while True:
-            before, begin, rest = self._next_mark()
-            if not begin:
-                return decided + self._take(len(before) - _undecided(before))
-            inside, end, after = rest.partition(FENCE_END if begin == FENCE else END)
-            if not end:
-                return decided + self._take(len(before.rstrip()))
-            call = self._call(begin, inside)
-            if call is None:
-                decided += self._take(len(self._held) - len(after))
-            else:
-                decided += self._take(len(before.rstrip()))
-                self.calls.append(call)
-                self._held, self._drops_blanks = after, True
+        if len(self._held) > LONG_CHARACTERS and not _CLOSING.search(text):
+            return ""  # a long call is not read again for every token of its arguments
+        return self._split(is_last=False)
 
     def finish(self) -> str:
         """End the answer and return the text held back; the last call may lack its end mark."""
-        _before, begin, inside = self._next_mark()
-        call = self._call(begin, inside) if begin else None
-        if call is None:
-            return self._take(len(self._held))
-        self.calls.append(call)
-        self._held = ""
-        return ""
+        return self._split(is_last=True) + self._take(len(self._held))
 
-    def _next_mark(self) -> tuple[str, str, str]:
-        """The held text split at its first mark: before, mark, after."""
-        return min((self._held.partition(mark) for mark in (BEGIN, FENCE)), key=lambda p: len(p[0]))
+    def _split(self, is_last: bool) -> str:
+        decided: list[str] = []
+        try:
+            while self._held:
+                if self._end_marks is not None:
+                    self._after_call(self._end_marks, is_last)
+                elif self._is_code:
+                    decided.append(self._code(is_last))
+                else:
+                    opening = _OPENING.search(self._held)
+                    decided.append(self._before(opening, is_last))
+                    if opening is None:
+                        break
+                    decided.append(self._opened(opening[0], is_last))
+        except UnfinishedCall:
+            pass
+        return "".join(decided)
 
-    def _call(self, begin: str, inside: str) -> ToolCall | None:
-        call = _read(inside)
-        return call if call is None or begin == BEGIN or call.name in self._names else None
+    def _before(self, opening: re.Match[str] | None, is_last: bool) -> str:
+        """Text before a mark, without blanks, which are dropped if the mark begins a call."""
+        if opening is not None:
+            return self._take(len(self._held[: opening.start()].rstrip()))
+        return self._take(len(self._held) - (0 if is_last else _n_undecided(self._held)))
+
+    def _opened(self, mark: str, is_last: bool) -> str:
+        """Read the call that `mark` begins; text instead if there is none."""
+        is_part = mark in _JSON and _IN_JSON.search(self._behind)
+        reading = None if is_part else self._reader.read(self._held, 0, is_last)
+        if reading is not None:
+            self._add(reading, [])
+            return ""
+        self._is_code = mark.startswith(FENCE)
+        n_blanks = len(self._held) - len(self._held.lstrip())
+        return self._take(n_blanks + len(mark))
+
+    def _code(self, is_last: bool) -> str:
+        """Text up to the end of a fence without calls."""
+        end = self._held.find(FENCE)
+        if end >= 0:
+            self._is_code = False
+            return self._take(end + len(FENCE))
+        n_backticks = len(self._held) - len(self._held.rstrip("`"))
+        if n_backticks == len(self._held) and not is_last:
+            raise UnfinishedCall
+        return self._take(len(self._held) - (0 if is_last else n_backticks))
+
+    def _after_call(self, end_marks: list[str], is_last: bool) -> None:
+        """Drop the marks behind a call, and read the calls that follow it."""
+        rest = self._held.lstrip("},;] \t\r\n" if end_marks else ",; \t\r\n")
+        mark = next((mark for mark in end_marks if rest.startswith(mark)), None)
+        if mark is not None:
+            self._held = rest[len(mark) :]
+            del end_marks[end_marks.index(mark) :]
+            if not end_marks:
+                self._end_marks = None
+            return
+        if not is_last and any(mark.startswith(rest) for mark in (*end_marks, *BEGINS, FENCE)):
+            raise UnfinishedCall
+        if _OPENING.match(rest):
+            reading = self._reader.read(rest, 0, is_last)
+            if reading is not None:
+                self._held = rest
+                self._add(reading, end_marks)
+                return
+        self._is_code = FENCE in end_marks
+        self._held = rest if end_marks else self._held
+        self._end_marks = None
+
+    def _add(self, reading: Reading, end_marks: list[str]) -> None:
+        self.calls += reading.calls
+        self._held, self._drops_blanks = self._held[reading.end :], True
+        self._end_marks = [*end_marks, *reading.end_marks]
 
     def _take(self, length: int) -> str:
         """Remove the first `length` held characters and return them without blanks after calls."""
@@ -113,25 +174,14 @@ class CallSplitter:
         if self._drops_blanks:
             text = text.lstrip()
             self._drops_blanks = not text
+        self._behind = (self._behind + "".join(text.split()))[-2:]
         return text
 
 
-def _read(content: str) -> ToolCall | None:
-    try:
-        read = json.loads(content)
-    except (json.JSONDecodeError, RecursionError):
-        return None
-    if not isinstance(read, dict) or not isinstance(read.get("name"), str):
-        return None
-    arguments = read.get("arguments", read.get("parameters", {}))
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(read["name"], arguments)
-
-
-def _undecided(text: str) -> int:
-    """Length of the longest suffix of `text` that may begin a mark, with blanks before it."""
-    ends = (n for mark in (BEGIN, FENCE) for n in range(len(mark)) if text.endswith(mark[:n]))
-    longest = max(ends, default=0)
+def _n_undecided(text: str) -> int:
+    """Length of the longest suffix of `text` that may begin a call, with blanks before it."""
+    ends = (n for mark in BEGINS for n in range(len(mark)) if text.endswith(mark[:n]))
+    fence = FENCE_BEGUN.search(text)
+    longest = max([*ends, len(text) - fence.start() if fence else 0])
     rest = text[: len(text) - longest]
     return longest + len(rest) - len(rest.rstrip())

@@ -6,12 +6,13 @@ Returns OpenAI's deltas.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Part
-from edgespec.completions.tool_calls import CallSplitter, ToolCall, knows_calls
+from edgespec.completions.call_reading import Parameters, ToolCall
+from edgespec.completions.tool_calls import CallSplitter
 
 Delta = dict[str, Any]
 
@@ -21,13 +22,19 @@ def new_call_id() -> str:
 
 
 class MessageWriter:
-    """Builds an assistant message from its text; `tools` are the names of callable tools."""
+    """Builds an assistant message from its text.
+
+    `tools` are the names of callable tools, or their parameters' schemas by name.
+    """
 
     def __init__(
-        self, prompt: ChatPrompt, tools: Collection[str], new_id: Callable[[], str] = new_call_id
+        self,
+        prompt: ChatPrompt,
+        tools: Collection[str] | Mapping[str, Parameters],
+        new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._reasoning = prompt.splitter()
-        self._calls = CallSplitter(tools) if tools and knows_calls(prompt.template) else None
+        self._calls = CallSplitter(tools) if tools else None
         self._new_id = new_id
         self._content = ""
         self._reasoning_content = ""

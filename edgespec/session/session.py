@@ -268,6 +268,8 @@ class Session(Closeable):
         reasoning included. Raises UsageError, and ModelError for a model without a template.
         """
         prompt = self.chat_prompt(messages, tools, **variables)
+        if grammar is not None:
+            prompt = prompt.closed()
         return self.stream(
             prompt.tokens,
             sampling=sampling,

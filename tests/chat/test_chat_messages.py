@@ -17,6 +17,51 @@ def test_arguments_of_calls_become_objects():
     assert checked([message])[0]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a":  1}'}}
+
+
+def test_arguments_are_the_text_of_the_request_where_they_are_spliced():
+    message = {"role": "assistant", "tool_calls": [CALL]}
+    arguments = checked([message])[0]["tool_calls"][0]["function"]["arguments"]
+    assert "<" + arguments + ">" == f"<{arguments}>" == '<{"a":  1}>'
+
+
+@pytest.mark.parametrize("nothing", [None, "", " ", "null", {}, "{}"])
+def test_no_arguments_are_an_empty_object(nothing):
+    call = {"function": {"name": "now", "arguments": nothing}}
+    arguments = checked([{"role": "assistant", "tool_calls": [call]}])[0]["tool_calls"][0][
+        "function"
+    ]["arguments"]
+    assert arguments == {}
+    assert str(arguments) == "{}"
+
+
+@pytest.mark.parametrize("turn", [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool"}])
+@pytest.mark.parametrize("content", [{"content": None}, {}, {"content": []}])
+def test_content_that_is_missing_is_empty(turn, content):
+    assert checked([turn | content])[0]["content"] == ""
+
+
+def test_our_own_answer_without_text_may_be_sent_back():
+    answer = {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "Hm."}
+    assert checked([answer]) == [{"role": "assistant", "content": "", "reasoning_content": "Hm."}]
+
+
+@pytest.mark.parametrize("calls", [None, []])
+def test_no_calls_are_no_field(calls):
+    assert (
+        "tool_calls" not in checked([{"role": "assistant", "content": "a", "tool_calls": calls}])[0]
+    )
+
+
+def test_fields_of_a_clients_dump_that_are_null_are_left_out():
+    call = CALL | {"index": None}
+    message = {"role": "assistant", "content": "a", "audio": None, "tool_calls": [call]}
+    turn = checked([message])[0]
+    assert "audio" not in turn
+    assert "index" not in turn["tool_calls"][0]
+
+
 def test_a_developer_is_the_system_for_a_template_that_knows_none():
     message = {"role": "developer", "content": "Be brief."}
     assert checked([message], knows_developer=False)[0]["role"] == "system"

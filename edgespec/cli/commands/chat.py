@@ -202,6 +202,8 @@ class Chat:
         """Generate and show the assistant's message, which Ctrl-C ends early."""
         settings = self._settings
         prompt = self._prompt()
+        if self._grammar is not None:
+            prompt = prompt.closed()
         splitter = prompt.splitter()
         said = {"reasoning": "", "answer": ""}
 

@@ -1,0 +1,285 @@
+"""Reads calls of tools as models write them: JSON, or values between marks (Qwen3-Coder, GLM).
+
+Reads one place of a text at a time; knows nothing of the text around it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NoReturn
+
+from edgespec.chat.call_marks import BLOCKS, END, KEY, KEY_END, VALUE, VALUE_END
+from edgespec.completions.argument_types import typed_value, written
+
+Parameters = Mapping[str, Any] | None
+"""JSON schema of a tool's arguments; None if it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Name of the called function, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+    def as_dict(self, identity: str) -> dict[str, Any]:
+        """The call in OpenAI's format."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": identity, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Calls read at a place of a text; a list has several."""
+
+    calls: Sequence[ToolCall]
+    end: int
+    """Index of the text behind them."""
+    end_marks: Sequence[str] = ()
+    """Marks to expect there, as others in front of the calls were opened."""
+
+
+class UnfinishedCall(Exception):
+    """A text ends before it is known whether it is a call."""
+
+
+FENCE = "```"
+FENCE_BEGIN = re.compile(r"```[\w+-]*[^\S\n]*(?:\n|(?=[{\[<]))")
+FENCE_BEGUN = re.compile(r"(?:`{1,2}|```[\w+-]*[^\S\n]*)\Z")
+_BLANKS = re.compile(r"\s*")
+_NAMES = ("name", "tool", "tool_name")
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+_KEYS = (*_NAMES, *_ARGUMENTS, "function", "type", "id", "index", "tool_call_id", "call_id")
+_HEAD = re.compile(r'(?:\[\s*)?(?:\{\s*(?:"(\w*)("?))?)?')
+"""Beginning of an object, or of a list of objects, up to its first key."""
+_LONGEST_WORD = 9
+"""Most characters of a word, a number's sign or an escape that the end of a text cuts in two."""
+_LONGEST_OPENING = 300
+"""Most characters of a parameter's name with the marks around it."""
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)
+"""Accepts line breaks in strings, which smaller models do not escape."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """Marks of one family around a function and around each of its parameters."""
+
+    begin: str
+    function: re.Pattern[str]
+    function_end: str
+    parameter_begins: tuple[str, ...]
+    parameter: re.Pattern[str]
+    parameter_end: str
+
+    @property
+    def followers(self) -> tuple[str, ...]:
+        """Marks that may follow a parameter."""
+        ends = (self.function_end,) if self.function_end else ()
+        return (*self.parameter_begins, *ends, *BLOCKS.values())
+
+
+_ATTRIBUTE = re.compile(r'<param(?:eter)? name="([^"<>\n]+)"[^<>\n]*>')
+_ATTRIBUTE_BEGINS = ('<parameter name="', '<param name="')
+FORMS = (
+    _Form(
+        "<function=",
+        re.compile(r"<function=([^<>\n]+)>"),
+        "</function>",
+        ("<parameter=",),
+        re.compile(r"<parameter=([^<>\n]+)>"),
+        "</parameter>",
+    ),
+    _Form(
+        '<function name="',
+        re.compile(r'<function name="([^"<>\n]+)">'),
+        "</function>",
+        _ATTRIBUTE_BEGINS,
+        _ATTRIBUTE,
+        "</param>",
+    ),
+    _Form(
+        '<invoke name="',
+        re.compile(r'<invoke name="([^"<>\n]+)">'),
+        "</invoke>",
+        _ATTRIBUTE_BEGINS,
+        _ATTRIBUTE,
+        "</parameter>",
+    ),
+)
+"""Qwen3-Coder's form, MiniCPM's and MiniMax's."""
+BEGINS = (*BLOCKS, *(form.begin for form in FORMS))
+"""Marks that may begin a call, besides fences and JSON."""
+_GLM = _Form(
+    "",
+    re.compile(r"([\w.-]+)\s*(?=[<{])"),
+    "",
+    (KEY,),
+    re.compile(rf"{KEY}([^<]+){KEY_END}\s*{VALUE}"),
+    VALUE_END,
+)
+_GLM_NAME = re.compile(r"[\w.-]+\s*")
+
+
+class CallReader:
+    """Reads calls of the tools by name, with the types that their schemas tell."""
+
+    def __init__(self, tools: Mapping[str, Parameters]) -> None:
+        self._tools = tools
+
+    def read(self, text: str, at: int, is_last: bool) -> Reading | None:
+        """The calls at `at`, behind the marks that open them; None if there are none.
+
+        Calls between `<tool_call>` marks may name any function, others only a tool; without any
+        marks JSON must have arguments. Raises UnfinishedCall until it is known what the text is,
+        unless it `is_last`.
+        """
+        end_marks: list[str] = []
+        while True:
+            at = _past_blanks(text, at)
+            mark = next((mark for mark in BLOCKS if text.startswith(mark, at)), None)
+            if mark is not None:
+                end_marks.append(BLOCKS[mark])
+                at += len(mark)
+            elif fence := FENCE_BEGIN.match(text, at):
+                end_marks.append(FENCE)
+                at = fence.end()
+            else:
+                break
+        reading = None
+        if text.startswith(("{", "["), at):
+            reading = self._json(text, at, is_last, end_marks)
+        elif form := next((form for form in FORMS if text.startswith(form.begin, at)), None):
+            reading = self._marked(form, text, at, is_last, END in end_marks)
+        elif END in end_marks and (name := _GLM_NAME.match(text, at)):
+            is_cut = name.end() == len(text)
+            reading = _no_call(is_last) if is_cut else self._marked(_GLM, text, at, is_last)
+        elif FENCE_BEGUN.match(text, at) or _is_begun(text, at, BEGINS):
+            return _no_call(is_last)
+        return reading and Reading(reading.calls, reading.end, end_marks)
+
+    def _json(self, text: str, at: int, is_last: bool, end_marks: Sequence[str]) -> Reading | None:
+        if not _may_call(text, at):
+            return None
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            is_cut = error.pos >= len(text) - _LONGEST_WORD or error.msg.startswith("Unterminated")
+            return _no_call(is_last or not is_cut)
+        except (ValueError, RecursionError):
+            return None
+        values = value if isinstance(value, list) else [value]
+        calls = [_call(one, may_lack_arguments=bool(end_marks)) for one in values]
+        if not all(call and (END in end_marks or call.name in self._tools) for call in calls):
+            return None
+        return Reading([call for call in calls if call], end)
+
+    def _marked(
+        self, form: _Form, text: str, at: int, is_last: bool, is_any: bool = False
+    ) -> Reading | None:
+        """A call in one of the forms that write each argument between marks; `is_any`: it may name
+        any function."""
+        opening = form.function.match(text, at)
+        if opening is None:
+            is_name = form.begin and len(text) - at < _LONGEST_OPENING and ">" not in text[at:]
+            return _no_call(is_last or not is_name)
+        name, at = opening[1].strip(), opening.end()
+        if not is_any and name not in self._tools:
+            return None
+        arguments: dict[str, Any] = {}
+        while True:
+            at = _past_blanks(text, at)
+            if text.startswith("{", at) and not arguments:
+                return self._object_between_marks(form, name, text, at, is_last)
+            if form.function_end and text.startswith(form.function_end, at):
+                return Reading([ToolCall(name, written(arguments))], at + len(form.function_end))
+            if text.startswith(tuple(BLOCKS.values()), at):
+                return Reading([ToolCall(name, written(arguments))], at)
+            begin = form.parameter.match(text, at)
+            if begin is None:
+                is_cut = _is_begun(text, at, form.followers) or (
+                    text.startswith(form.parameter_begins, at) and len(text) - at < _LONGEST_OPENING
+                )
+                return _no_call(is_last or not is_cut)
+            end = _value_end(form, is_last).search(text, begin.end())
+            if end is None:
+                return _no_call(is_last)
+            key, value = begin[1].strip(), text[begin.end() : end.start()]
+            if value.startswith("\n"):  # values stand on lines of their own, or between the marks
+                value = value[1:].removesuffix("\n")
+            arguments[key] = typed_value(value, key, self._tools.get(name))
+            at = end.end()
+
+    def _object_between_marks(
+        self, form: _Form, name: str, text: str, at: int, is_last: bool
+    ) -> Reading | None:
+        try:
+            arguments, at = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return _no_call(is_last)
+        at = _past_blanks(text, at)
+        if form.function_end and text.startswith(form.function_end, at):
+            at += len(form.function_end)
+        elif _is_begun(text, at, form.followers) and not is_last:
+            raise UnfinishedCall
+        return Reading([ToolCall(name, written(arguments))], at)
+
+
+def _no_call(is_certain: bool) -> Reading | None:
+    """None for what is certainly no call; otherwise raises UnfinishedCall."""
+    if not is_certain:
+        raise UnfinishedCall
+    return None
+
+
+def _past_blanks(text: str, at: int) -> int:
+    match = _BLANKS.match(text, at)
+    return match.end() if match else at
+
+
+def _is_begun(text: str, at: int, marks: Sequence[str]) -> bool:
+    """True if the text ends in the beginning of a mark, or in nothing."""
+    rest = text[at : at + max(map(len, marks))]
+    return at + len(rest) == len(text) and any(mark.startswith(rest) for mark in marks)
+
+
+@cache
+def _value_end(form: _Form, is_last: bool) -> re.Pattern[str]:
+    """The end of a parameter, which a value may contain unless something else follows it."""
+    followers = [*map(re.escape, form.followers), *([r"\Z"] if is_last else [])]
+    return re.compile(rf"{re.escape(form.parameter_end)}\s*(?={'|'.join(followers)})")
+
+
+def _may_call(text: str, at: int) -> bool:
+    """True if the JSON at `at`, as far as it goes, may be a call."""
+    head = _HEAD.match(text, at)
+    key = head[1] if head else None
+    if head is None or key is None:
+        return head is not None and head.end() == len(text)
+    return key in _KEYS if head[2] else any(known.startswith(key) for known in _KEYS)
+
+
+def _call(value: Any, may_lack_arguments: bool) -> ToolCall | None:
+    """The call that a JSON value is, in one of the shapes that models use."""
+    if not isinstance(value, dict):
+        return None
+    function = value.get("function")
+    if isinstance(function, dict):
+        value = function
+    names = [value.get(key) for key in (*_NAMES, "function")]
+    name = next((one for one in names if isinstance(one, str) and one), None)
+    found = [value[key] for key in _ARGUMENTS if key in value]
+    is_description = "description" in value and "arguments" not in value
+    if name is None or is_description or not (found or may_lack_arguments):
+        return None
+    arguments = found[0] if found else {}
+    return ToolCall(name, arguments if isinstance(arguments, str) else written(arguments))

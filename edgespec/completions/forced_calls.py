@@ -1,0 +1,144 @@
+"""Grammars of calls that a request asks for, in the form in which the model's template writes them.
+
+The form is JSON between marks (Hermes, Qwen2.5, Qwen3), or each argument between marks of its own
+(Qwen3-Coder, GLM). Knows no session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from edgespec.chat.call_marks import BEGIN, END, KEY, KEY_END, VALUE, VALUE_END
+from edgespec.completions.argument_types import followed, types_of
+from edgespec.completions.tool_calls import call_grammar, knows_calls
+from edgespec.errors import GrammarError
+from edgespec.grammar.specification import JSON_STYLE, Grammar, lark_grammar
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _MarkedForm:
+    """Texts around a call and around each of its arguments; `{}` stands for a name."""
+
+    begin: str
+    end: str
+    key: str
+    value_begin: str
+    value_end: str
+    line_break: str = ""
+    """Rule of the line breaks that some models of the family write and others do not."""
+
+
+_QWEN = _MarkedForm(
+    f"{BEGIN}\n<function={{}}>\n",
+    f"</function>\n{END}",
+    "<parameter={}>\n",
+    "",
+    "\n</parameter>\n",
+)
+_GLM = _MarkedForm(f"{BEGIN}{{}}", END, f"{KEY}{{}}{KEY_END}", VALUE, VALUE_END, "line_break?")
+
+
+def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Grammar] | None:
+    """Function that returns the grammar of a call of one of several tools in OpenAI's format.
+
+    None for a template whose calls have another form, or no form that is known.
+    """
+    if not knows_calls(template):
+        return None
+    if KEY in template:
+        return partial(_grammar, _GLM)
+    if "<function=" in template and "<parameter=" in template:
+        return partial(_grammar, _QWEN)
+    return call_grammar
+
+
+def _grammar(form: _MarkedForm, tools: Sequence[Mapping[str, Any]]) -> Grammar:
+    names = [f"call_{number}" for number in range(len(tools))]
+    rules = [f"start: {' | '.join(names)}"]
+    for rule, tool in zip(names, tools, strict=True):
+        rules += _call(form, rule, tool["function"])
+    rules += ['line_break: "\\n"'] if form.line_break else []
+    return lark_grammar("\n".join(rules) + "\n")
+
+
+def _call(form: _MarkedForm, rule: str, function: Mapping[str, Any]) -> Iterator[str]:
+    """Rules of a call, with its arguments in the order of the schema."""
+    parameters = function.get("parameters") or {}
+    properties, required = _properties(function["name"], parameters)
+    parts = [_quoted(form.begin, function["name"]), form.line_break]
+    for number, (key, schema) in enumerate(properties.items()):
+        argument = f"{rule}_{number}"
+        parts.append(argument if key in required else f"{argument}?")
+        yield (
+            f"{argument}: {_quoted(form.key, key)} {form.line_break} {_quoted(form.value_begin)} "
+            f"{argument}_value {form.line_break}"
+        )
+        yield from _value(form, f"{argument}_value", schema, parameters, key)
+    yield f"{rule}: {' '.join(parts)} {_quoted(form.end)}"
+
+
+def _properties(name: str, parameters: Schema) -> tuple[Schema, Sequence[str]]:
+    schema = followed(parameters, parameters)
+    if not isinstance(schema, Mapping) or schema.keys() & {"anyOf", "oneOf", "allOf"}:
+        raise GrammarError(
+            f"the parameters of {name} have no properties of their own, which this model's form of "
+            "calls needs: give them as one object"
+        )
+    return schema.get("properties") or {}, schema.get("required") or ()
+
+
+def _value(form: _MarkedForm, rule: str, schema: Any, root: Schema, key: str) -> Iterator[str]:
+    """Rules of an argument's value with the text behind it: plain text if it may be a string."""
+    schema = followed(schema, root)
+    kinds = types_of(schema, root)
+    if choices := _choices(schema, root):
+        texts = [one if isinstance(one, str) else json.dumps(one) for one in choices]
+        yield f"{rule}: ({' | '.join(map(_quoted, texts))}) {_quoted(form.value_end)}"
+    elif kinds and "string" not in kinds:
+        definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        source = json.dumps({**definitions, **schema, "x-guidance": JSON_STYLE})
+        yield f"{rule}: {rule}_json {_quoted(form.value_end)}"
+        yield f"{rule}_json: %json {source}"
+    else:
+        end = form.value_end.replace("/", r"\/").replace("\n", r"\n")
+        yield f"{rule}[lazy]: /{_text(schema, key)}{end}/"
+
+
+def _text(schema: Any, key: str) -> str:
+    """Regular expression of a string's text, which a mark ends."""
+    if not isinstance(schema, Mapping):
+        return "(?s:.*)"
+    if "pattern" in schema:
+        raise GrammarError(
+            f"the parameter {key} has a pattern, which this model's form of calls cannot keep: "
+            "leave it out, or set tool_choice to auto"
+        )
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if not least and most == "":
+        return "(?s:.*)"
+    return f"[^<]{{{least},{most}}}"  # without the beginning of the mark
+
+
+def _choices(schema: Any, root: Schema) -> list[Any]:
+    """The values that a schema lists; empty if it lists none."""
+    schema = followed(schema, root)
+    if not isinstance(schema, Mapping):
+        return []
+    if "const" in schema:
+        return [schema["const"]]
+    if isinstance(schema.get("enum"), list):
+        return list(schema["enum"])
+    several = schema.get("anyOf", schema.get("oneOf"))
+    found = [_choices(one, root) for one in several] if isinstance(several, list) else [[]]
+    return [value for choices in found for value in choices] if all(found) else []
+
+
+def _quoted(text: str, name: str = "") -> str:
+    """Lark's spelling of `text` with `name` in its place; nothing for an empty text."""
+    return json.dumps(text.replace("{}", name), ensure_ascii=False) if text else ""

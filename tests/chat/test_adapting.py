@@ -1,0 +1,143 @@
+"""Conversations in the form that a template shows: system messages, parts, calls."""
+
+import pytest
+
+from edgespec.chat.template import ChatTemplate
+from edgespec.errors import ModelError
+
+USER = {"role": "user", "content": "Hello"}
+SYSTEM = {"role": "system", "content": "Be kind."}
+ANSWER = {"role": "assistant", "content": "Hi."}
+TURN = "<{{ m.role }}>{{ m.content }}"
+REFUSES = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}" + TURN + "{% endfor %}"
+)
+LEAVES_OUT = "{% for m in messages if m.role != 'system' %}" + TURN + "{% endfor %}"
+PLAIN = "{% for m in messages %}" + TURN + "{% endfor %}"
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [REFUSES, LEAVES_OUT])
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([SYSTEM, USER], "<user>Be kind.\nHello"),
+        ([SYSTEM, SYSTEM, USER], "<user>Be kind.\nBe kind.\nHello"),
+        ([SYSTEM, ANSWER, USER], "<assistant>Hi.<user>Be kind.\nHello"),
+        ([USER, ANSWER, SYSTEM, USER], "<user>Hello<assistant>Hi.<user>Be kind.\nHello"),
+        ([USER, SYSTEM], "<user>Hello\nBe kind."),
+        ([SYSTEM], "<user>Be kind."),
+        ([USER, ANSWER, SYSTEM], "<user>Hello<assistant>Hi.<user>Be kind."),
+        ([SYSTEM | {"role": "developer"}, USER], "<user>Be kind.\nHello"),
+        ([SYSTEM | {"content": ""}, USER], "<user>Hello"),
+    ],
+)
+def test_without_a_system_role_the_user_says_it(source, messages, text):
+    assert ChatTemplate(source).render(messages) == text
+
+
+def test_a_system_role_is_used():
+    assert ChatTemplate(PLAIN).render([SYSTEM, USER]) == "<system>Be kind.<user>Hello"
+
+
+def test_a_template_that_wants_a_system_message_gets_it():
+    source = "{% if messages[0].role != 'system' %}{{ raise_exception('none') }}{% endif %}" + PLAIN
+    assert ChatTemplate(source).render([SYSTEM, USER]) == "<system>Be kind.<user>Hello"
+
+
+@pytest.mark.parametrize("content", ["Hello", [{"type": "text", "text": "Hello"}]])
+def test_a_template_that_reads_parts_only_gets_parts(content):
+    template = ChatTemplate(PARTS)
+    assert template.shows_messages()
+    assert template.render([SYSTEM, USER | {"content": content}]) == "<system>Be kind.<user>Hello"
+
+
+def test_parts_are_text_where_the_template_splices_them():
+    splices = "{{ '' + m.content + '|' ~ m.content ~ m.content.strip() }}"
+    source = PARTS.replace(
+        "{% for part", "{% if m.role == 'assistant' %}" + splices + "{% else %}{% for part"
+    )
+    source = source.replace("{% endfor %}{% endfor %}", "{% endfor %}{% endif %}{% endfor %}")
+    assert ChatTemplate(source).render([USER, ANSWER]) == "<user>Hello<assistant>Hi.|Hi.Hi."
+
+
+def test_a_template_of_parts_without_a_system_role_has_it_told_by_the_user():
+    source = PARTS.replace("in messages", "in messages if m.role != 'system'")
+    assert ChatTemplate(source).render([SYSTEM, USER]) == "<user>Be kind.\nHello"
+
+
+def calling(**fields):
+    function = {"name": "add", "arguments": '{"a":  1}'}
+    return {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]} | fields
+
+
+CALLS = (
+    "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}"
+    "{{ SHOWN }}{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "c.function.name + c.function.arguments",
+        "c.function.name ~ c.function.arguments",
+        "c.function.name + (c.function.arguments | trim)",
+        "'%s%s' % (c.function.name, c.function.arguments)",
+        "[c.function.name, c.function.arguments] | join",
+    ],
+)
+def test_arguments_that_are_spliced_are_the_requests_text(shown):
+    assert ChatTemplate(CALLS.replace("SHOWN", shown)).render([calling()]) == 'add{"a":  1}'
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        ("c.function.arguments | tojson", '{"a": 1}'),
+        ("c.function.arguments.a + 1", "2"),
+        ("c.function.arguments is mapping", "True"),
+        ("c.function.arguments is string", "False"),
+        ("c.function.arguments.items() | list", "[('a', 1)]"),
+    ],
+)
+def test_arguments_are_an_object_where_they_are_read(shown, text):
+    assert ChatTemplate(CALLS.replace("SHOWN", shown)).render([calling()]) == text
+
+
+def test_control_tokens_in_spliced_arguments_are_cut():
+    call = {"function": {"name": "add", "arguments": '{"a": "</s>"}'}}
+    template = ChatTemplate(
+        CALLS.replace("SHOWN", "'' + c.function.arguments"), control_tokens=["</s>"]
+    )
+    pieces = template.pieces([{"role": "assistant", "tool_calls": [call]}])
+    assert pieces == ['{"a": "<', '/s>"}']
+
+
+@pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": ""}])
+def test_a_template_that_shows_calls_beside_null_only_gets_null(fields):
+    source = (
+        "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.name }}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    assert ChatTemplate(source).render([calling(**fields)]) == "add"
+
+
+@pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": ""}])
+def test_other_templates_get_an_empty_text(fields):
+    source = "{% for m in messages %}[{{ m.content }}{{ m.tool_calls | length }}]{% endfor %}"
+    assert ChatTemplate(source).render([calling(**fields)]) == "[1]"
+
+
+def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch):
+    template = ChatTemplate("{{ 'a' * 1000000000 }}")
+    restarts = []
+    monkeypatch.setattr(template._meter, "restart", lambda: restarts.append(1))
+    assert template.shows_messages()
+    with pytest.raises(ModelError, match="was stopped"):
+        template.render([SYSTEM, USER])
+    assert len(restarts) == 2

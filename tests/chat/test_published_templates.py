@@ -1,0 +1,245 @@
+"""Chat templates of published models, held against plain Jinja with transformers' helpers.
+
+They come with the sources of llama-cpp-python, which pip fetches or has kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from edgespec.chat import sandbox
+from edgespec.chat.template import ChatTemplate
+from edgespec.errors import EdgespecError
+
+pytestmark = pytest.mark.slow
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+LEAST = 60
+"""Least number of templates that the sources hold."""
+SPLICE_ARGUMENTS = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "meetkai-functionary-medium-v3.2"}
+"""Templates that join the arguments of calls to text."""
+CALL_BESIDE_NULL = {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B"}
+"""Templates that show calls only where the content is null."""
+HAVE_NO_SYSTEM = {"google-gemma-2-2b-it"}
+
+Messages = list[dict[str, Any]]
+
+
+class FixedTime(datetime):
+    """A clock for templates that tell the date."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return datetime(2026, 7, 4, 12, 30)
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Sources of all templates by name."""
+    folder = tmp_path_factory.mktemp("sources")
+    package = f"llama-cpp-python=={metadata.version('llama_cpp_python')}"
+    options = ["--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(folder)]
+    environment = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}  # pip's own cache
+    pip = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *options, package],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    archives = list(folder.glob("*.tar.gz"))
+    if not archives:
+        pytest.skip(f"pip could not fetch the sources of {package}: {pip.stderr[-200:]}")
+    found = {}
+    with tarfile.open(archives[0]) as archive:
+        for member in archive:
+            if "/models/templates/" in member.name and member.name.endswith(".jinja"):
+                file = archive.extractfile(member)
+                assert file is not None
+                found[Path(member.name).stem] = file.read().decode()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ours(templates: Mapping[str, str]) -> Mapping[str, ChatTemplate]:
+    return {name: ChatTemplate(source, SPECIAL) for name, source in templates.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(templates: Mapping[str, str]) -> Mapping[str, jinja2.Template]:
+    """The templates in an environment as that of transformers."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: FixedTime.now().strftime(form)
+    marks = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # of training, without text
+    return {name: environment.from_string(marks.sub("", s)) for name, s in templates.items()}
+
+
+def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"{name} of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "Größe <b> 'x'"}},
+                "required": ["city"],
+            },
+        },
+    }
+    for name in ("weather", "time")
+]
+
+
+def said(role: str, content: Any = "Hello", **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
+
+
+def call(number: int = 1, arguments: Any = '{"city": "Paris"}', name: str = "weather") -> Any:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"abcdefgh{number}", "type": "function", "function": function}
+
+
+def calling(*calls: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": list(calls) or [call()], **fields}
+
+
+def told(number: int = 1, content: Any = '{"degrees": 21}') -> dict[str, Any]:
+    return said("tool", content, tool_call_id=f"abcdefgh{number}", name="weather")
+
+
+USER, ANSWER, SYSTEM = said("user"), said("assistant", "Hi."), said("system", "Be kind.")
+NULLS = dict.fromkeys(("refusal", "audio", "function_call", "name", "reasoning_content"))
+TALKS: dict[str, Messages] = {
+    "a question": [USER],
+    "a system message": [SYSTEM, USER],
+    "a developer's message": [said("developer", "Be kind."), USER],
+    "an answer": [USER, ANSWER, USER],
+    "a long talk": [SYSTEM, *[USER, ANSWER] * 3, USER],
+    "an assistant's last word": [USER, ANSWER],
+    "parts of text": [said("user", [{"type": "text", "text": t} for t in ("Hel", "lo")])],
+    "blanks around it": [said("user", "  Hello \n\n"), said("assistant", " Hi. \n"), USER],
+    "other scripts": [
+        said("system", "Sé amable."),
+        said("user", "你好 \U0001f600 «ß» <b>&amp;</b>"),
+    ],
+    "reasoning": [USER, said("assistant", "Hi.", reasoning_content="Hm."), USER],
+    "reasoning in the content": [USER, said("assistant", "<think>\nHm.\n</think>\n\nHi."), USER],
+    "a call with empty text": [USER, calling(content=""), told()],
+    "a call with null": [USER, calling(content=None), told()],
+    "a call without content": [USER, calling(), told()],
+    "a call with text": [USER, calling(content="I look."), told()],
+    "a call and its answer": [SYSTEM, USER, calling(content=""), told(), ANSWER, USER],
+    "two calls at once": [USER, calling(call(1), call(2, name="time")), told(1), told(2)],
+    "two calls one by one": [USER, calling(call(1)), told(1), calling(call(2)), told(2)],
+    "arguments as an object": [USER, calling(call(1, {"city": "Paris"})), told()],
+    "no arguments": [USER, calling(call(1, "{}")), told()],
+    "arguments in depth": [
+        USER,
+        calling(call(1, '{"city": "Köln", "n": [1, 2.5, null, true], "o": {"a": {"b": "c\\nd"}}}')),
+        told(),
+    ],
+    "a result that is null": [USER, calling(), told(1, None)],
+    "a result in parts": [USER, calling(), told(1, [{"type": "text", "text": "21"}])],
+    "calls that are null": [USER, ANSWER | {"tool_calls": None}, USER],
+    "calls that are empty": [USER, ANSWER | {"tool_calls": []}, USER],
+    "a client's dump": [USER, ANSWER | NULLS | {"tool_calls": None}, USER],
+    "a dump of a call": [USER, calling(content=None) | NULLS, told()],
+}
+
+
+def as_transformers_wants(messages: Messages, name: str, source: str) -> Messages:
+    """The conversation as a careful client of transformers writes it."""
+    turns = []
+    for message in messages:
+        turn = {key: value for key, value in message.items() if value is not None}
+        content = turn.setdefault("content", "")
+        if isinstance(content, list):
+            turn["content"] = "".join(part["text"] for part in content)
+        if turn["role"] == "developer" and "developer" not in source:
+            turn["role"] = "system"
+        calls = [as_client_wants(one, name) for one in turn.pop("tool_calls", ())]
+        if calls:
+            turn["tool_calls"] = calls
+            if name in CALL_BESIDE_NULL and not turn["content"]:
+                turn["content"] = None
+        turns.append(turn)
+    if name in HAVE_NO_SYSTEM and turns[0]["role"] == "system":
+        system, user, *others = turns
+        turns = [user | {"content": f"{system['content']}\n{user['content']}"}, *others]
+    return turns
+
+
+def as_client_wants(one: Mapping[str, Any], name: str) -> dict[str, Any]:
+    arguments = one["function"]["arguments"]
+    if name in SPLICE_ARGUMENTS:
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    elif isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    return dict(one) | {"function": one["function"] | {"arguments": arguments}}
+
+
+def rendered(template: jinja2.Template, messages: Messages, **variables: Any) -> str | None:
+    """Jinja's text; None if the template refuses the conversation."""
+    try:
+        return template.render(SPECIAL, messages=messages, **variables)
+    except Exception:  # noqa: BLE001 - templates raise anything
+        return None
+
+
+def test_there_are_templates(templates: Mapping[str, str]) -> None:
+    assert len(templates) >= LEAST
+
+
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}], ids=["", "no thinking"])
+@pytest.mark.parametrize("talk", TALKS)
+def test_a_conversation_is_rendered_as_by_jinja(
+    talk: str,
+    variables: dict[str, Any],
+    templates: Mapping[str, str],
+    ours: Mapping[str, ChatTemplate],
+    plain: Mapping[str, jinja2.Template],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A template that refuses the client's conversation there refuses it here."""
+    monkeypatch.setattr(sandbox, "datetime", FixedTime)
+    different = {}
+    for name, source in templates.items():
+        tools = TOOLS if ours[name].takes_tools else None
+        wanted = as_transformers_wants(TALKS[talk], name, source)
+        options = {"tools": tools, "add_generation_prompt": True} | variables
+        expected = rendered(plain[name], wanted, **options)
+        try:
+            text = ours[name].render(TALKS[talk], tools, **variables)
+        except EdgespecError as error:
+            text = None if expected is None else str(error)
+        if text != expected:
+            different[name] = (text, expected)
+    assert not different

@@ -1,0 +1,112 @@
+"""Answers under a grammar where the template's prompt opens reasoning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgespec.chat.prompts import ChatPrompts
+from edgespec.completions import reasoned
+from edgespec.grammar.specification import json_schema
+from edgespec.ports.chat_format import ChatFormat
+from edgespec.session.session import Session
+from server_running import TEMPLATE, pair
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": CITY}}
+OPENS = "{% if tools %}<tool_call>{% endif %}" + TEMPLATE + "<think>\n"
+TOLD = OPENS + "{% if enable_thinking is false %}No.</think>\n{% endif %}"
+SHORT, LONG = {"max_tokens": 90}, {"max_tokens": 120}
+"""Limits without and with room for reasoning, as the tests set it."""
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with pair() as loaded, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reasoned, "MIN_ANSWER_TOKENS", 90)
+        patch.setattr(reasoned, "MIN_REASONING_TOKENS", 20)
+        yield loaded
+
+
+def ask(session: Session, template: str = OPENS, **fields: Any) -> Any:
+    session.use_chat_template(template)
+    messages = [{"role": "user", "content": "A city?"}]
+    return session.create_chat_completion(messages, **SHORT | {"temperature": 0} | fields)
+
+
+@pytest.mark.parametrize("template", [OPENS, TOLD, OPENS.replace("<think>\n", "[THINK]")])
+@pytest.mark.parametrize("fields", [SHORT, LONG])
+def test_the_content_is_the_json(session: Session, template: str, fields: Any) -> None:
+    (choice,) = ask(session, template, response_format=FORMAT, **fields)["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert json.loads(choice["message"]["content"])["city"] in {"Paris", "Rome"}
+
+
+@pytest.mark.parametrize("fields", [SHORT, LONG])
+def test_a_required_call_is_a_call(session: Session, fields: Any) -> None:
+    (choice,) = ask(session, tools=[TOOL], tool_choice="required", **fields)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["city"] in {"Paris", "Rome"}
+
+
+def test_there_is_reasoning_where_the_limit_has_room(session: Session) -> None:
+    (choice,) = ask(session, response_format=FORMAT, **LONG)["choices"]
+    assert choice["message"]["reasoning_content"]
+
+
+def test_a_small_limit_is_kept_for_the_answer(session: Session) -> None:
+    (choice,) = ask(session, response_format=FORMAT)["choices"]
+    assert "reasoning_content" not in choice["message"]
+
+
+def test_reasoning_is_as_it_is_without_a_grammar(session: Session) -> None:
+    free = ask(session, **LONG)["choices"][0]["message"]["reasoning_content"]
+    bound = ask(session, response_format=FORMAT, **LONG)["choices"][0]["message"]
+    assert free.startswith(bound["reasoning_content"])
+
+
+def test_a_stream_tells_them_apart(session: Session) -> None:
+    chunks = list(ask(session, response_format=FORMAT, stream=True, **LONG))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    content = "".join(delta.get("content") or "" for delta in deltas)
+    assert json.loads(content)["city"] in {"Paris", "Rome"}
+    assert any("reasoning_content" in delta for delta in deltas)
+
+
+def test_the_text_of_a_chat_under_a_grammar_is_the_answer(session: Session) -> None:
+    session.use_chat_template(OPENS)
+    messages = [{"role": "user", "content": "A city?"}]
+    with session.chat(messages, grammar=json_schema(CITY), max_tokens=60) as generation:
+        text = "".join(event.text for event in generation)
+    assert json.loads(text)["city"] in {"Paris", "Rome"}
+
+
+def prompt(source: str) -> Any:
+    prompts = ChatPrompts("fake", ChatFormat(), lambda text: [ord(c) for c in text], source)
+    return prompts.prompt([{"role": "user", "content": "Hello"}])
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("<think>", "</think>\n\n"), ("<think>\n", "\n</think>\n\n"), ("[THINK]", "[/THINK]\n\n")],
+)
+def test_a_prompt_that_opens_reasoning_can_be_closed(opening: str, closing: str) -> None:
+    opened = prompt("{{ messages[0].content + " + json.dumps(opening) + " }}")
+    closed = opened.closed()
+    assert closed.text == "".join(map(chr, closed.tokens)) == f"Hello{opening}{closing}"
+    assert closed.closed() == closed
+
+
+def test_other_prompts_stay_as_they_are() -> None:
+    plain = prompt("{{ messages[0].content }}<think></think>")
+    assert plain.closed() == plain
