@@ -130,6 +130,7 @@ def ways(path: Path) -> list[Callable[[Path], LanguageModel]]:
     ("exported", "save"),
     [(kind, save) for kind, saves in SAVES.items() for save in saves],
     indirect=["exported"],
+    scope="module",
 )
 def test_a_model_saved_otherwise(
     save: Save, exported: Path, expected: Sequence[np.ndarray], tmp_path: Path
