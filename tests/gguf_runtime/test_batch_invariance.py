@@ -39,8 +39,8 @@ def forget() -> Iterator[None]:
 def test_a_type_varies_if_it_does_so_twice(
     wrong: set[int], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is packed decides about the text, so that one wrong answer must not."""
+    """Packing decides about the text, so that one wrong answer must not."""
     kernels = Kernels(wrong)
-    monkeypatch.setattr(batch_invariance, "Trial", lambda *shape: kernels)
+    monkeypatch.setattr(batch_invariance, "RowTrial", lambda *shape: kernels)
     assert N_ROWS < 256
     assert is_invariant_in(1, 2) == expected

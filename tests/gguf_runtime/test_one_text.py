@@ -33,7 +33,7 @@ from zoo_files import write_model
 from zoo_species import Species
 
 SMOLLM2 = packaged.cache_path("smollm2")
-"""Where `edgespec models pull smollm2` puts it; tests have a cache folder of their own."""
+"""The place of `edgespec models pull smollm2`; tests have a cache folder of their own."""
 MOST_ROWS = 16
 N_PROMPT = 70
 """Enough for tiles."""
@@ -167,7 +167,7 @@ def smollm2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 FORCED = EngineSettings(fallback="full", step_aside=False)
 """Every round verifies guesses, whatever the clock says of it."""
-N_NEW = 40
+N_NEW = 24
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.8, seed=5)]
 
 

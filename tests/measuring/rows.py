@@ -25,7 +25,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.llama import ggml, loading
-from edgespec_runtimes.gguf.llama.batch_invariance import Trial
+from edgespec_runtimes.gguf.llama.batch_invariance import RowTrial
 from edgespec_runtimes.gguf.llama.packer import packs_invariantly
 from edgespec_runtimes.gguf.llama.quantiser import FILE_TYPES, quantise
 from edgespec_runtimes.gguf.packing import multiplied_matrices, packed_matrices
@@ -70,13 +70,13 @@ def measure(options: argparse.Namespace) -> None:
 def of_kernels(name: str) -> Iterator[str]:
     """Rows that differ as stored and packed by llama.cpp, and whether edgespec packs the type."""
     kind = next(code for code, found in TENSOR_TYPES.items() if found.name == name)
-    yield varying(Trial(kind, N_IN, N_OUT, ggml.plain_buffer_type()))
+    yield varying(RowTrial(kind, N_IN, N_OUT, ggml.plain_buffer_type()))
     packs = ggml.packing_buffer_type(kind, N_IN, N_OUT)
-    yield varying(Trial(kind, N_IN, N_OUT, packs)) if packs is not None else "never"
+    yield varying(RowTrial(kind, N_IN, N_OUT, packs)) if packs is not None else "never"
     yield "yes" if packs_invariantly(kind, N_IN, N_OUT) else "no"
 
 
-def varying(trial: Trial) -> str:
+def varying(trial: RowTrial) -> str:
     alone = b"".join(map(trial.alone, range(MOST_ROWS)))
     size = trial.product_bytes
     return listed(lambda n: trial.together(n) != alone[: n * size])

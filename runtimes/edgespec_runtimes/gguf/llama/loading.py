@@ -230,7 +230,7 @@ def useful_threads(weight_bytes: int, n_threads: int) -> int:
     return 1 if weight_bytes < SMALL_MODEL_BYTES else n_threads
 
 
-def _place(params: Any, placement: LayerPlacement, as_stored: Sequence[str]) -> list[Any]:
+def _place(params: Any, placement: LayerPlacement, as_stored: Sequence[str] = ()) -> list[Any]:
     """Set devices, layers and buffers in `params`; returns objects to keep until the model is
     loaded.
 
