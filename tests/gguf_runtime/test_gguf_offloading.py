@@ -173,9 +173,9 @@ def test_planning_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch):
     asked: list[int] = []
     place = loading._place
 
-    def placed(params: Any, placement: loading.LayerPlacement) -> list[Any]:
+    def placed(params: Any, placement: loading.LayerPlacement, *rest: Any) -> list[Any]:
         asked.append(placement.n_layers)
-        return place(params, placement)
+        return place(params, placement, *rest)
 
     monkeypatch.setattr(loading, "_place", placed)
     assert planned(n_gpu_layers=2, n_gpu_layers_draft=99).smallest_bytes

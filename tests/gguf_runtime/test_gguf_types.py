@@ -20,7 +20,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama.invariant_products import HALF
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.packing import packs_when_paged
+from edgespec_runtimes.gguf.packing import packed_matrices
 from edgespec_runtimes.gguf.rounding import multiplied_types
 from paging_contract import load_paged, one_by_one
 from reference import LlamaCpp
@@ -54,7 +54,7 @@ def assert_pages_like_llama_cpp(path: Path) -> None:
     precision rounds as llama.cpp does in batches, which is otherwise than row by row."""
     header = read_header(path)
     in_batches = not multiplied_types(header).isdisjoint(HALF)
-    with LlamaCpp(path, 256, packed=packs_when_paged(header)) as llama_cpp:
+    with LlamaCpp(path, 256, packed=bool(packed_matrices(header))) as llama_cpp:
         tokens = list(range(300, 300 + N_TOKENS))
         if in_batches:
             expected = llama_cpp.decode_all(tokens)

@@ -20,7 +20,7 @@ from edgespec_runtimes.gguf.llama import abi, ggml, loading
 from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES, Packer
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.packing import packs_when_paged
+from edgespec_runtimes.gguf.packing import packed_matrices
 
 Q4_0 = 2
 
@@ -28,7 +28,7 @@ Q4_0 = 2
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = quantised("Q4_0", tmp_path_factory.mktemp("packed"))
-    if not packs_when_paged(read_header(path)):
+    if not packed_matrices(read_header(path)):
         pytest.skip("this processor has no packed layout for Q4_0 that rounds evenly")
     return path
 
@@ -71,7 +71,7 @@ def test_where_packing_is_not_allowed_weights_stay_as_stored(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
-    assert not packs_when_paged(read_header(path))
+    assert not packed_matrices(read_header(path))
 
 
 def test_weights_are_packed_piece_by_piece_as_llama_cpp_packs_them_at_once(path: Path) -> None:

@@ -18,7 +18,6 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.packing import packed_matrices, packing_is_invariant
 from edgespec_runtimes.gguf.rounding import rounding_notes
 from gguf_files import TYPE_CODES, Tensor, tiny_llama
 from session_cases import PLAN
@@ -34,10 +33,9 @@ def notes(request: ModelRequest, plan: MemoryPlan | None = PLAN) -> list[str]:
         return [note for note in prepared.notes(plan) if "rounds several rows otherwise" in note]
 
 
-def test_a_quantised_model_needs_no_note_unless_its_packed_weights_vary() -> None:
-    """Packed Q8_0 does so on ARM without i8mm, on no x86-64."""
-    assert notes(REQUEST, PAGED) == []
-    assert bool(notes(REQUEST)) != packing_is_invariant(read_header(REQUEST.path))
+@pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
+def test_a_quantised_model_needs_no_note(plan: MemoryPlan) -> None:
+    assert notes(REQUEST, plan) == []
 
 
 @pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
@@ -109,16 +107,9 @@ def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
     assert "42 of its matrices are IQ4_NL, as stored" in note
 
 
-def test_k_quants_packed_in_memory_are_told(tmp_path: Path) -> None:
-    path = quantised("Q4_K_M", tmp_path)
-    if not packed_matrices(read_header(path)):
-        pytest.skip("this processor has no packed layout for K-quants, as x86-64 without AVX2")
-    (note,) = notes(replace(REQUEST, path=path))
-    assert "it stays in memory, packed for the CPU" in note
-
-
-def test_k_quants_that_are_paged_are_not_packed_and_not_told(tmp_path: Path) -> None:
-    assert notes(replace(REQUEST, path=quantised("Q4_K_M", tmp_path)), PAGED) == []
+@pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
+def test_k_quants_need_no_note(plan: MemoryPlan, tmp_path: Path) -> None:
+    assert notes(replace(REQUEST, path=quantised("Q4_K_M", tmp_path)), plan) == []
 
 
 def test_attention_without_flash_is_told() -> None:

@@ -190,9 +190,6 @@ def test_from_a_prompt_cache(target: LanguageModel, n_tokens: int, tmp_path: Pat
 
 
 def test_a_model_in_memory(path: Path) -> None:
-    """Packed K-quants are left out: they round otherwise for four rows, which a note says."""
-    if "Q4_K" in path.name:
-        pytest.skip("packed")
     target = opened(path, 17, is_paged=False)
     for n_tokens in (5, 65, 300):
         prompt = tokens_of(target, n_tokens)

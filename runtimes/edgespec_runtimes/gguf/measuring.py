@@ -35,7 +35,7 @@ from edgespec_runtimes.gguf.llama.reference_kernels import MIN_TILED_BATCH, TILE
 from edgespec_runtimes.gguf.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.offloading import Offloading, offloading, to_servers
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.packing import packs_when_paged, resident_weights
+from edgespec_runtimes.gguf.packing import packed_matrices, resident_weights
 
 BATCH_SIZES = (512, MIN_TILED_BATCH)
 """Prompt batch sizes in tokens; smaller ones would change the text of models with tiles."""
@@ -112,7 +112,7 @@ class MeasuredGguf:
         elsewhere = on_gpu.names
         if owner == "target":
             elsewhere |= skipped(self._header)
-        resident = resident_weights(self._header, elsewhere, on_gpu.has_head)
+        resident = resident_weights(self._header, elsewhere)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
         tokens = f"{self.info.n_ctx} tokens"
@@ -421,7 +421,7 @@ class MeasuredGguf:
 
     @property
     def _packing_rows(self) -> tuple[MemoryRow, ...]:
-        if not packs_when_paged(self._header):
+        if not packed_matrices(self._header):
             return ()
         return (MemoryRow(self._request.owner, "copy of what is packed", PIECE_BYTES),)
 

@@ -60,6 +60,11 @@ class Offloading:
         return self.library is not None
 
     @property
+    def elsewhere(self) -> frozenset[str]:
+        """Names of the tensors of which devices have copies or the only ones."""
+        return self.names | {_EMBEDDINGS} if self.has_head else self.names
+
+    @property
     def where(self) -> str:
         """Names of the devices for messages; empty if none is used."""
         if not self.names:

@@ -1,18 +1,19 @@
-"""Selects the weights that are packed for the CPU (repacked), and computes their packed sizes.
+"""Selects the weights that are packed for the CPU (repacked).
 
-Paged weights are packed in place: pinned ones after reading, streamed ones when they are used. The
-file is unchanged, and results do not depend on the budget. `llama.packer` does the packing.
+They are the same whether a model is resident or paged, so that results do not depend on the
+budget. llama.cpp packs resident ones while loading; paged ones are packed in place by
+`llama.packer`: pinned ones after reading, streamed ones when they are used. The file is unchanged.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama import ggml, loading
-from edgespec_runtimes.gguf.llama.batch_invariance import is_invariant_when_packed
-from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer
+from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer, packs_invariantly
 from edgespec_runtimes.gguf.segments import WeightGroup
 
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
@@ -28,36 +29,11 @@ class ResidentWeights:
     """Bytes of the largest packed tensor, which is first read whole."""
 
 
-def resident_weights(
-    header: GgufFile, elsewhere: Collection[str] = (), head_elsewhere: bool = False
-) -> ResidentWeights:
+def resident_weights(header: GgufFile, elsewhere: Collection[str] = ()) -> ResidentWeights:
     """Sizes of the weights, except tensors in `elsewhere`; tests packing, unless cached."""
-    tensors = [tensor for tensor in header.tensors if tensor.name not in elsewhere]
-    total = sum(tensor.nbytes for tensor in tensors)
-    if not loading.packing().allowed:
-        return ResidentWeights(total, 0)
-    packed = [
-        (tensor, nbytes)
-        for tensor in tensors
-        if tensor.name not in _LOOKED_UP and (nbytes := packed_size(tensor)) is not None
-    ]
-    total += sum(nbytes - tensor.nbytes for tensor, nbytes in packed)
-    table = header.tensors_by_name.get(_EMBEDDINGS)
-    is_head = _HEAD not in header.tensors_by_name and not head_elsewhere
-    copied = packed_size(table) if table is not None and is_head else None
-    if table is not None and copied is not None:
-        # embeddings tied to the head are looked up unpacked, and multiplied as a packed copy
-        packed.append((table, copied))
-        total += copied
-    return ResidentWeights(total, max((tensor.nbytes for tensor, _ in packed), default=0))
-
-
-def packed_size(tensor: TensorEntry) -> int | None:
-    """Packed bytes of a tensor; None if it is not packed. Stacked experts keep their size."""
-    if len(tensor.shape) not in (2, 3) or tensor.type.block_size == 1:
-        return None
-    nbytes = ggml.packed_bytes(tensor.type.code, tensor.shape[0], tensor.shape[1])
-    return nbytes if nbytes is None or len(tensor.shape) == 2 else tensor.nbytes
+    total = sum(tensor.nbytes for tensor in header.tensors if tensor.name not in elsewhere)
+    packed = [tensor.nbytes for tensor in packed_matrices(header) if tensor.name not in elsewhere]
+    return ResidentWeights(total, max(packed, default=0))
 
 
 def multiplied_matrices(header: GgufFile) -> list[TensorEntry]:
@@ -72,45 +48,76 @@ def multiplied_matrices(header: GgufFile) -> list[TensorEntry]:
 
 
 def packed_matrices(header: GgufFile) -> list[TensorEntry]:
-    """The multiplied matrices that packing for the CPU changes; embeddings are never packed."""
+    """The multiplied matrices that are packed for the CPU, resident or paged.
+
+    Their packed products are batch invariant. Embeddings, also if tied to the output head, and
+    stacked experts remain as stored: paged ones are read by the row and by the expert.
+    """
+    if not loading.packing().allowed:
+        return []
     return [
         tensor
         for tensor in multiplied_matrices(header)
-        if tensor.name != _EMBEDDINGS and packed_size(tensor) is not None
+        if len(tensor.shape) == 2
+        and tensor.name != _EMBEDDINGS
+        and packs_invariantly(tensor.type.code, *tensor.shape)
     ]
 
 
-def packing_is_invariant(header: GgufFile) -> bool:
-    """True if products with all packed matrices round the same for one and several rows."""
-    shapes = {(t.type.code, t.shape[0], t.shape[1]) for t in packed_matrices(header)}
-    return all(is_invariant_when_packed(*shape) for shape in shapes)
+def placement_as_stored(header: GgufFile, elsewhere: Collection[str] = ()) -> Sequence[str] | None:
+    """Patterns of the names of resident tensors that llama.cpp would pack, and must not; None if
+    it must not pack any.
 
-
-def packs_when_paged(header: GgufFile) -> bool:
-    """True if paged weights are packed, like resident ones.
-
-    They are not if packed products round differently for several rows than for one, which unpacked
-    ones do not.
+    Tensors in `elsewhere` are not named, because llama.cpp would place them in memory, too.
     """
-    can_pack = loading.packing().allowed and bool(packed_matrices(header))
-    return can_pack and packing_is_invariant(header)
+    packed = {tensor.name for tensor in packed_matrices(header)}
+    if not packed:
+        return None
+    stored = [
+        tensor.name
+        for tensor in header.tensors
+        if tensor.name not in packed and tensor.name not in elsewhere and _would_be_packed(tensor)
+    ]
+    return name_patterns(stored, packed)
+
+
+def name_patterns(names: Collection[str], others: Collection[str]) -> list[str]:
+    """A few regular expressions that match all of `names` and none of `others`.
+
+    llama.cpp compiles each of them for every tensor.
+    """
+    kept = {_any_layer(name) for name in others}
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(_any_layer(name), []).append(re.escape(name))
+    return [
+        f"^({'|'.join(found)})$" if pattern in kept else f"^{pattern}$"
+        for pattern, found in layers.items()
+    ]
+
+
+def _any_layer(name: str) -> str:
+    """A regular expression for the names of the same tensor in all layers."""
+    return re.sub("[0-9]+", "[0-9]+", re.escape(name))
+
+
+def _would_be_packed(tensor: TensorEntry) -> bool:
+    """True if llama.cpp packs the tensor where it multiplies with it."""
+    is_matrix = len(tensor.shape) in (2, 3) and tensor.type.block_size > 1
+    return is_matrix and ggml.packing_buffer_type(tensor.type.code, *tensor.shape[:2]) is not None
 
 
 def packed_fields(
     packer: Packer, header: GgufFile, groups: Sequence[WeightGroup]
 ) -> dict[int, BufferFields]:
-    """Buffer fields of packed tensors by the tensor's address.
-
-    Stacked experts remain unpacked: they have no packed kernel for several rows.
-    """
-    if not packs_when_paged(header):
-        return {}
+    """Buffer fields of packed tensors by the tensor's address."""
+    packed = {tensor.name for tensor in packed_matrices(header)}
     found = {}
     for weight in (weight for group in groups for weight in group.weights):
-        if len(weight.entry.shape) == 2 and not weight.looked_up:
+        if weight.entry.name in packed:
             fields = packer.buffer_fields(weight.entry.type.code, *weight.entry.shape)
-            if fields is not None:
-                found[weight.address] = fields
+            assert fields is not None
+            found[weight.address] = fields
     return found
 
 

@@ -31,7 +31,7 @@ from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.offloading import Offloading
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.packing import packing_is_invariant, packs_when_paged
+from edgespec_runtimes.gguf.packing import placement_as_stored
 from edgespec_runtimes.gguf.rounding import (
     expert_types,
     invariant_types,
@@ -103,7 +103,7 @@ class PreparedGguf:
                 self._options.flash_attn,
                 products_are_invariant=not self._measured.offloading.names
                 and can_replace_products(),
-                is_packed=self._is_packed(plan),
+                is_packed=self.enforced or not plan.paged,
                 tiles_are_avoidable=sys.platform == "linux",
                 on_device=self._measured.offloading.where,
             )
@@ -131,11 +131,6 @@ class PreparedGguf:
             f"-ctk q8_0 -ctv q8_0 would save {saved_bytes / MIB:.0f} MiB of the KV cache of "
             f"{self.info.name}, and may change the text"
         ]
-
-    def _is_packed(self, plan: MemoryPlan) -> bool:
-        if plan.paged:
-            return self.enforced and packs_when_paged(self._header)
-        return loading.packing().allowed
 
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._token_table)
@@ -197,9 +192,13 @@ class PreparedGguf:
         self._measured.mapped.close()
         with self._phase("weights"):
             model = loading.load_resident(
-                self._header.path, self._measured.offloading.placement, self._stop, progress
+                self._header.path,
+                self._measured.offloading.placement,
+                self._stop,
+                progress,
+                placement_as_stored(self._header, self._measured.offloading.elsewhere),
             )
-        return self._open(model, shape, None, loading.packing().allowed)
+        return self._open(model, shape, None)
 
     def _load_paged(
         self, shape: contexts.ContextShape, plan: MemoryPlan, progress: Progress | None
@@ -236,7 +235,6 @@ class PreparedGguf:
         model: loading.Model,
         shape: contexts.ContextShape,
         paged: weights.PagedWeights | None,
-        is_packed: bool = False,
     ) -> LanguageModel:
         """A model that owns `model` and `paged`, which are closed on failure."""
         request = self._request
@@ -261,9 +259,9 @@ class PreparedGguf:
                     paged,
                     trace=trace,
                     origin=self._state_origin(shape),
-                    weight_types=self._invariant_types(is_packed),
+                    weight_types=self._invariant_types,
                     expert_types=expert_types(self._header),
-                    prompts_are_invariant=self._prompts_are_invariant(is_packed),
+                    prompts_are_invariant=self._prompts_are_invariant,
                     feature_layers=self._measured.feature_layers,
                     checkpoint_bytes=self._measured.checkpoint_bytes,
                 )
@@ -278,20 +276,21 @@ class PreparedGguf:
     def _new_model(self, *parts: Any, **settings: Any) -> GgufModel:
         return GgufModel(*parts, **settings)
 
-    def _invariant_types(self, is_packed: bool) -> set[str]:
+    @property
+    def _invariant_types(self) -> set[str]:
         """Weight types whose products must be batch invariant; none for a draft, whose rounding
         does not affect the text."""
         if self._request.owner == "draft":
             return set()
-        return invariant_types(self._header, is_packed, bool(self._measured.offloading.names))
+        return invariant_types(self._header, bool(self._measured.offloading.names))
 
-    def _prompts_are_invariant(self, is_packed: bool) -> bool:
+    @property
+    def _prompts_are_invariant(self) -> bool:
         """True if a prompt rounds the same whatever prefix of it is reused.
 
         Otherwise a recurrent state that was computed in tiles could never be reused.
         """
-        is_invariant = not is_packed or packing_is_invariant(self._header)
-        is_invariant &= self._options.flash_attn != "off" and not self._measured.offloading.names
+        is_invariant = self._options.flash_attn != "off" and not self._measured.offloading.names
         is_target = self._request.owner == "target"
         return is_target and is_invariant and not turn_notes(self._header, self.info)
 

@@ -9,11 +9,7 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama.invariant_products import UNQUANTISED, varies_as_stored
 from edgespec_runtimes.gguf.llama.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
-from edgespec_runtimes.gguf.packing import (
-    multiplied_matrices,
-    packed_matrices,
-    packing_is_invariant,
-)
+from edgespec_runtimes.gguf.packing import multiplied_matrices, packed_matrices
 
 _EXPERTS = "_exps."
 
@@ -32,7 +28,7 @@ def rounding_notes(
 
     `products_are_invariant`: single rows use the kernel for several rows, or vice versa; this is
     impossible for stacked matrices other than experts.
-    `is_packed`: weights are packed for the CPU, as resident ones are.
+    `is_packed`: weights are packed for the CPU where that is invariant.
     `tiles_are_avoidable`: llama.cpp can be prevented from using tiles, as on Linux.
     `on_device`: names of devices that compute layers with kernels of their own.
     """
@@ -53,8 +49,6 @@ def rounding_notes(
         reasons.append(
             f"{n_tiled} of its matrices go through tiles here from {PRODUCT_TILE_ROWS} rows on"
         )
-    if is_packed and not packing_is_invariant(header):
-        reasons.append("it stays in memory, packed for the CPU")
     if on_device:
         reasons.append(f"layers of it are computed by {on_device}")
     if flash_attn == "off":
@@ -78,13 +72,11 @@ def turn_notes(header: GgufFile, info: ModelInfo) -> list[str]:
     ]
 
 
-def invariant_types(header: GgufFile, is_packed: bool, on_gpu: bool) -> set[str]:
-    """Weight types whose products can be made batch invariant: not packed K-quants, not on GPUs."""
+def invariant_types(header: GgufFile, on_gpu: bool) -> set[str]:
+    """Weight types whose products are or can be made batch invariant, which GPUs rule out."""
     types = multiplied_types(header)
     if on_gpu:
         types = {name for name in types if not varies_as_stored(name)}
-    if is_packed and not packing_is_invariant(header):
-        types &= set(UNQUANTISED)
     return types
 
 

@@ -79,7 +79,7 @@ class PreparedOnnx:
         """Read and validate the graph and the vocabulary, and plan the batches."""
         where = str(path)
         with self._phase("graph and vocabulary"):
-            source = read_source(path)
+            source = artifacts.as_bytes(read_source(path))
             self._graph = simplified(source.model, where)
             self._roles = find_roles(self._graph.graph, where)
             configs = (source.generation_config, source.config, source.genai_config)

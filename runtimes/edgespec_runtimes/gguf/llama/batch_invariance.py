@@ -17,23 +17,23 @@ _PACKED_SHAPE, _PAIR_SHAPE = (512, 72), (256, 48)
 """Inputs and outputs of the test weights, which cover every kernel."""
 
 
-def is_invariant_when_packed(kind: int, n_in: int, n_out: int) -> bool:
-    """True if products with packed weights [n_out, n_in] are batch invariant, or they stay
-    unpacked."""
-    buffer_type = ggml.packing_buffer_type(kind, n_in, n_out)
-    return buffer_type is None or _is_invariant_in(buffer_type, kind)
-
-
 @functools.cache
-def _is_invariant_in(buffer_type: int, kind: int) -> bool:
-    trial = _Trial(kind, *_PACKED_SHAPE, buffer_type)
-    return b"".join(map(trial.alone, range(N_ROWS))) == trial.together(N_ROWS)
+def is_invariant_in(buffer_type: int, kind: int) -> bool:
+    """True if products of weights that such a buffer packs are the same per row for 1 to `N_ROWS`
+    rows."""
+    trial = RowTrial(kind, *_PACKED_SHAPE, buffer_type)
+
+    def agrees() -> bool:
+        return b"".join(map(trial.alone, range(N_ROWS))) == trial.together(N_ROWS)
+
+    # what varies does so every time; a machine that computes wrongly once decides nothing
+    return agrees() or agrees()
 
 
 @functools.cache
 def is_invariant_as_stored(kind: int, n_rows: int = N_ROWS) -> bool:
     """True if products of unpacked weights with 1 to `n_rows` rows are the same per row."""
-    trial = _Trial(kind, *_PAIR_SHAPE, ggml.plain_buffer_type())
+    trial = RowTrial(kind, *_PAIR_SHAPE, ggml.plain_buffer_type())
     each = [trial.alone(i) for i in range(n_rows)]
     numbers = {n for n in (2, 3, 4, n_rows - 1, n_rows) if n <= n_rows}
     return all(trial.together(n) == b"".join(each[:n]) for n in numbers)
@@ -42,7 +42,7 @@ def is_invariant_as_stored(kind: int, n_rows: int = N_ROWS) -> bool:
 @functools.cache
 def is_invariant_from_two_rows(kind: int) -> bool:
     """True if products of unpacked weights with two or more rows are the same per row."""
-    trial = _Trial(kind, *_PAIR_SHAPE, ggml.plain_buffer_type())
+    trial = RowTrial(kind, *_PAIR_SHAPE, ggml.plain_buffer_type())
     whole, size = trial.together(N_ROWS), trial.product_bytes
     return all(
         trial.alone(i, times=2)[:size] == whole[i * size : (i + 1) * size]
@@ -50,7 +50,7 @@ def is_invariant_from_two_rows(kind: int) -> bool:
     ) and all(trial.together(n) == whole[: n * size] for n in (2, 3, 4, 7, 8))
 
 
-class _Trial:
+class RowTrial:
     """Known weights [n_out, n_in] of a type, and known rows that they multiply."""
 
     def __init__(self, kind: int, n_in: int, n_out: int, buffer_type: int) -> None:

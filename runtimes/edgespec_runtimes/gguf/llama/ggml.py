@@ -18,6 +18,8 @@ CPU, GPU, INTEGRATED_GPU = 0, 1, 2
 """`GGML_BACKEND_DEVICE_TYPE_CPU`, `_GPU` and `_IGPU`."""
 F32, F16, Q8_0, BF16 = 0, 1, 8, 30
 """`GGML_TYPE_F32`, `_F16`, `_Q8_0` and `_BF16`."""
+_ALIGNMENT = 64
+"""Alignment of buffers, at least that of ggml."""
 _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`."""
 
@@ -108,24 +110,25 @@ def buffer_type_name(buffer_type: int) -> str:
     return name.decode()
 
 
-@functools.cache
-def packed_bytes(kind: int, n_in: int, n_out: int) -> int | None:
-    """Bytes of weights [n_out, n_in] when packed for the CPU; None if they stay unpacked.
-
-    Allocates nothing.
-    """
-    buffer_type = packing_buffer_type(kind, n_in, n_out)
-    if buffer_type is None:
-        return None
-    with ExitStack() as owned:
-        weights = new_tensor(new_context(owned), kind, n_in, n_out)
-        size = _call(ctypes.c_size_t, "ggml_backend_buft_get_alloc_size", buffer_type, weights)
-    return int(size)
-
-
 def plain_buffer_type() -> int:
     """The CPU's buffer type for unpacked weights."""
     return buffer_type_of(_device())
+
+
+@functools.cache
+def unpacked_buffer_type() -> int:
+    """The buffer type of mapped files, which llama.cpp does not replace by one that packs.
+
+    It allocates as the CPU's does, which llama.cpp takes for "any of the CPU".
+    """
+    content = ctypes.create_string_buffer(2 * _ALIGNMENT)
+    address = -(-ctypes.addressof(content) // _ALIGNMENT) * _ALIGNMENT
+    size = ctypes.c_size_t(_ALIGNMENT)
+    buffer = _address("ggml_backend_cpu_buffer_from_ptr", address, size)
+    try:
+        return _address("ggml_backend_buffer_get_type", buffer)
+    finally:
+        _address("ggml_backend_buffer_free", buffer)
 
 
 def buffer_type_of(device: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,11 +128,19 @@ class Model:
 
 
 def load_resident(
-    path: Path, placement: LayerPlacement, stop: AbortFlag, progress: Progress | None = None
+    path: Path,
+    placement: LayerPlacement,
+    stop: AbortFlag,
+    progress: Progress | None = None,
+    as_stored: Sequence[str] | None = (),
 ) -> Model:
-    """Load all weights, packed for the CPU if that works. `stop` ends it early."""
+    """Load all weights, packed for the CPU if that works. `stop` ends it early.
+
+    Tensors whose names match a regular expression of `as_stored` are not packed; None packs none.
+    """
     params = lib.llama_model_default_params()
-    params.load_mode, params.use_extra_bufts = _LOAD_NONE, packing().allowed
+    params.load_mode = _LOAD_NONE
+    params.use_extra_bufts = as_stored is not None and packing().allowed
 
     @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]
     def proceed(share: float, _: Any) -> bool:
@@ -141,7 +150,7 @@ def load_resident(
 
     params.progress_callback = proceed
     try:
-        return _load(path, params, placement)
+        return _load(path, params, placement, as_stored or ())
     except ModelError:
         if stop.is_set():
             raise Cancelled("loading was cancelled") from None
@@ -221,8 +230,9 @@ def useful_threads(weight_bytes: int, n_threads: int) -> int:
     return 1 if weight_bytes < SMALL_MODEL_BYTES else n_threads
 
 
-def _place(params: Any, placement: LayerPlacement) -> list[Any]:
-    """Set the devices and layers in `params`; returns objects to keep until the model is loaded.
+def _place(params: Any, placement: LayerPlacement, as_stored: Sequence[str] = ()) -> list[Any]:
+    """Set devices, layers and buffers in `params`; returns objects to keep until the model is
+    loaded.
 
     Without layers for them, GPUs are excluded, because llama.cpp would start their libraries.
     """
@@ -230,18 +240,23 @@ def _place(params: Any, placement: LayerPlacement) -> list[Any]:
     found = _devices(placement) if placement.n_layers else []
     devices = (ctypes.c_void_p * (len(found) + 1))(*found)
     params.devices = ctypes.addressof(devices)
-    if not placement.servers:
-        return [devices]
-    # the output head stays: sending logits would take long
-    shares = [*placement.shares[:-1], placement.shares[-1] + 1]  # the head counts as a layer
-    split = (ctypes.c_float * int(lib.llama_max_devices()))(*shares)
-    stay = (_BufferOverride * 2)(_BufferOverride(_BESIDE_LAYERS, ggml.plain_buffer_type()))
-    params.tensor_split = ctypes.cast(split, type(params.tensor_split))
-    overrides = type(params).tensor_buft_overrides
-    ctypes.c_void_p.from_address(
-        ctypes.addressof(params) + overrides.offset
-    ).value = ctypes.addressof(stay)
-    return [devices, split, stay]
+    buffers = [_BufferOverride(name.encode(), ggml.unpacked_buffer_type()) for name in as_stored]
+    kept_alive: list[Any] = [devices]
+    if placement.servers:
+        # the output head stays: sending logits would take long
+        shares = [*placement.shares[:-1], placement.shares[-1] + 1]  # the head counts as a layer
+        split = (ctypes.c_float * int(lib.llama_max_devices()))(*shares)
+        params.tensor_split = ctypes.cast(split, type(params.tensor_split))
+        buffers.append(_BufferOverride(_BESIDE_LAYERS, ggml.plain_buffer_type()))
+        kept_alive.append(split)
+    if buffers:
+        overrides = (_BufferOverride * (len(buffers) + 1))(*buffers)
+        field = type(params).tensor_buft_overrides
+        ctypes.c_void_p.from_address(
+            ctypes.addressof(params) + field.offset
+        ).value = ctypes.addressof(overrides)
+        kept_alive.append(overrides)
+    return kept_alive
 
 
 def _devices(placement: LayerPlacement) -> list[int]:
@@ -250,9 +265,11 @@ def _devices(placement: LayerPlacement) -> list[int]:
     return [rpc.devices_of(server)[0] for server in placement.servers]
 
 
-def _load(path: Path, params: Any, placement: LayerPlacement = NOWHERE) -> Model:
+def _load(
+    path: Path, params: Any, placement: LayerPlacement = NOWHERE, as_stored: Sequence[str] = ()
+) -> Model:
     start()
-    kept_alive = _place(params, placement)
+    kept_alive = _place(params, placement, as_stored)
     with log.captured() as lines:
         handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not handle:

@@ -11,16 +11,28 @@ from dataclasses import dataclass
 
 from edgespec.concurrency.owning import Closeable
 from edgespec_runtimes.gguf.llama import abi, ggml
+from edgespec_runtimes.gguf.llama.batch_invariance import is_invariant_in
 
 BUFFER_TYPE = "CPU_REPACK"
 """The buffer type for packing, which keeps the size of weights and their groups of rows. Others
-(AMX) are used only by resident models."""
+(AMX) are not used."""
 PIECE_BYTES = 1 << 20
 """Bytes packed at once, through a copy; ggml logs a line for each piece."""
 GROUP_ROWS = 16
 """Most rows that are interleaved; a piece has whole groups."""
 _BUFFER_BYTES = 64
 """Size of the buffer; for size zero, ggml creates one that cannot pack."""
+
+
+def packs_invariantly(kind: int, n_in: int, n_out: int) -> bool:
+    """True if weights [n_out, n_in] can be packed in place, and products with them are then batch
+    invariant."""
+    buffer_type = ggml.packing_buffer_type(kind, n_in, n_out)
+    return (
+        buffer_type is not None
+        and ggml.buffer_type_name(buffer_type) == BUFFER_TYPE
+        and is_invariant_in(buffer_type, kind)
+    )
 
 
 @dataclass(frozen=True, slots=True)

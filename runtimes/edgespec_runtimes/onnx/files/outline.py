@@ -25,6 +25,10 @@ THIS_FILE = "\0self"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5
 _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 9, 13, 14
+_TENSOR_FLOATS, _TENSOR_DOUBLES = 4, 10
+_AS_IN_MEMORY = (_TENSOR_RAW, _TENSOR_FLOATS, _TENSOR_DOUBLES)
+"""Fields that hold a tensor's elements as they are in memory."""
+_REFERENCE = (_TENSOR_EXTERNAL, _TENSOR_LOCATION)
 
 
 def read_outline(path: Path) -> bytes:
@@ -44,6 +48,10 @@ class _Field(NamedTuple):
     content: int
     """Position of the content of a length-delimited field."""
     end: int
+
+    def is_longer_than(self, nbytes: int) -> bool:
+        """True if its content is length-delimited and longer."""
+        return self.kind == _BYTES and self.end - self.content > nbytes
 
 
 class _Window(Closeable):
@@ -123,17 +131,36 @@ def _fields(window: _Window, start: int, end: int) -> Iterator[_Field]:
 
 def _outline(window: _Window, start: int, end: int, inside: tuple[int, ...]) -> bytes:
     """The message from `start` to `end`; `inside` has the field numbers that lead to tensors."""
+    if not inside:
+        return _tensor(window, list(_fields(window, start, end)))
     parts = []
     for field in _fields(window, start, end):
-        nbytes = field.end - field.content
-        if field.kind == _BYTES and inside[:1] == (field.number,):
+        if field[:2] == (inside[0], _BYTES):
             content = _outline(window, field.content, field.end, inside[1:])
             parts.append(_message(field.number, content))
-        elif not inside and field[:2] == (_TENSOR_RAW, _BYTES) and nbytes > INLINE_BYTES:
-            parts.append(_reference(field.content, nbytes))
         else:
             parts.append(window.take(field.start, field.end))
     return b"".join(parts)
+
+
+def _tensor(window: _Window, fields: list[_Field]) -> bytes:
+    """A TensorProto whose elements, if they are many, are a reference to where they are.
+
+    A reference of its own, or the statement that it has none, would contradict that one.
+    """
+    elements = [field for field in fields if field.number in _AS_IN_MEMORY]
+    if len(elements) != 1:
+        return _taken(window, fields)
+    kept = [field for field in fields if field.number not in _REFERENCE]
+    (data,) = elements
+    if not data.is_longer_than(INLINE_BYTES):
+        return _taken(window, kept)
+    kept.remove(data)
+    return _taken(window, kept) + _reference(data.content, data.end - data.content)
+
+
+def _taken(window: _Window, fields: list[_Field]) -> bytes:
+    return b"".join(window.take(field.start, field.end) for field in fields)
 
 
 def _reference(offset: int, nbytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Copies weights that cannot be used in place to files in the cache folder.
+"""Copies weights that cannot be used where they are to files in the cache folder.
 
 The key of a copy is the path, sizes and times of the model's files. Copies are written atomically,
 so several processes may write the same one.
@@ -9,21 +9,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from onnx import TensorProto, numpy_helper
 
 from edgespec.errors import Cancelled, ModelError
 from edgespec.files import cache_folder
 from edgespec.files.unfinished import unfinished_file
 from edgespec.paging.reader import BLOCK_BYTES, Extent
 from edgespec.ports import Progress
+from edgespec_runtimes.onnx.files.outline import INLINE_BYTES
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 
 SMALL_BYTES = 1 << 16
 """Weights up to this size are kept in memory and need no alignment."""
 _COPY_BYTES = 4 << 20
+_ALIGNMENT = 64
+_NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+"""Fields in which a TensorProto holds elements as numbers."""
 
 
 def folder() -> Path:
@@ -48,6 +54,55 @@ def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
         "the weights must be copied to be streamed",
     )
     return Source(source.path, source.model, (path,), places)
+
+
+def as_bytes(source: Source) -> Source:
+    """A source whose larger tensors are all bytes in a file.
+
+    Writers may also store them as numbers inside the graph (int32_data and other fields); those are
+    written once to a file in the cache folder. Raises ModelError.
+    """
+    initializers = source.model.graph.initializer
+    tensors = [tensor for tensor in initializers if _holds_numbers(tensor)]
+    contents = [_bytes_of(source, tensor) for tensor in tensors]
+    contents = [content if len(content) > INLINE_BYTES else b"" for content in contents]
+    if not any(contents):
+        return source
+    begins = [0, *accumulate(len(content) + -len(content) % _ALIGNMENT for content in contents)]
+
+    def write(out: BinaryIO) -> None:
+        for begin, content in zip(begins, contents, strict=False):
+            out.seek(begin)
+            out.write(content)
+        out.truncate(begins[-1])
+
+    why = "the weights must be copied to be streamed"
+    path = _copied(source, "bytes", begins[-1], write, why)
+    weights = dict(source.weights)
+    for tensor, begin, content in zip(tensors, begins, contents, strict=False):
+        if content:
+            extent = Extent(len(source.files), begin, len(content))
+            shape = tuple(tensor.dims)
+            weights[tensor.name] = StoredWeight(tensor.name, tensor.data_type, shape, extent)
+            for field in _NUMBERS:
+                tensor.ClearField(field)
+            tensor.data_location = TensorProto.EXTERNAL
+    return Source(source.path, source.model, (*source.files, path), weights)
+
+
+def _holds_numbers(tensor: TensorProto) -> bool:
+    is_inside = tensor.data_location != TensorProto.EXTERNAL
+    return is_inside and any(len(getattr(tensor, field)) for field in _NUMBERS)
+
+
+def _bytes_of(source: Source, tensor: TensorProto) -> bytes:
+    try:
+        return bytes(numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{source.path} is damaged: {tensor.name} has not the numbers of its shape and type "
+            f"({error}); export or copy it again"
+        ) from error
 
 
 def by_row(
@@ -112,7 +167,7 @@ def _laid_out(source: Source) -> tuple[dict[str, StoredWeight], int]:
     end = 0
     for weight in source.weights.values():
         begin = -(-end // BLOCK_BYTES) * BLOCK_BYTES if weight.nbytes > BLOCK_BYTES else end
-        begin = -(-begin // 64) * 64
+        begin = -(-begin // _ALIGNMENT) * _ALIGNMENT
         extent = Extent(0, begin, weight.nbytes)
         places[weight.name] = StoredWeight(weight.name, weight.kind, weight.shape, extent)
         end = begin + weight.nbytes

@@ -1,0 +1,46 @@
+"""Trials of ggml's products say which types round alike for any number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from edgespec_runtimes.gguf.llama import batch_invariance
+from edgespec_runtimes.gguf.llama.batch_invariance import N_ROWS, is_invariant_in
+
+
+class Kernels:
+    """Products of rows that are wrong in the trials of these numbers."""
+
+    def __init__(self, wrong: set[int]) -> None:
+        self.n_trials, self._wrong = 0, wrong
+
+    def alone(self, row: int) -> bytes:
+        return bytes([row])
+
+    def together(self, n_rows: int) -> bytes:
+        self.n_trials += 1
+        return bytes(n_rows) if self.n_trials in self._wrong else bytes(range(n_rows))
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    is_invariant_in.cache_clear()
+    yield
+    is_invariant_in.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [(set(), True), ({1}, True), ({1, 2}, False)],
+    ids=["never", "once", "always"],
+)
+def test_a_type_varies_if_it_does_so_twice(
+    wrong: set[int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packing decides about the text, so that one wrong answer must not."""
+    kernels = Kernels(wrong)
+    monkeypatch.setattr(batch_invariance, "RowTrial", lambda *shape: kernels)
+    assert N_ROWS < 256
+    assert is_invariant_in(1, 2) == expected

