@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.session.loading import POOL
+from edgespec.session.reserving import POOL
 from edgespec.session.session import LoadedModels, Session
 from fake_model import FakeModel
 

@@ -30,15 +30,9 @@ from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session.generation import Generation, TextOptions
-from edgespec.session.loading import (
-    GRAMMARS,
-    POOL,
-    STATE_FILES,
-    LoadedModels,
-    open_models,
-    plan,
-)
+from edgespec.session.loading import LoadedModels, open_models, plan
 from edgespec.session.many import ManyResults
+from edgespec.session.reserving import GRAMMARS, POOL, STATE_FILES
 from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams

@@ -6,7 +6,7 @@ import edgespec
 from edgespec.grammar.specification import GRAMMAR_BYTES
 from edgespec.memory import requests
 from edgespec.models.embedded import embedded_pair
-from edgespec.session.loading import GRAMMARS, POOL
+from edgespec.session.reserving import GRAMMARS, POOL
 from edgespec.settings.config import LoadSettings
 
 MIB = 1 << 20

@@ -47,6 +47,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         _trace(args) as trace,
         session.load(command.load, command.engine, console.progress, trace) as running,
     ):
+        console.end_of_progress()
+        for note in running.plan.notes:
+            console.note(f"note: {note}")
         events = running.stream(
             prompt,
             settings.sampling(seed),
