@@ -72,7 +72,7 @@ def _library_bytes(root: Path) -> tuple[int, int]:
     sizes: dict[str, list[int]] = {}
     executable = set()
     path = ""
-    for line in (root / "proc/self/smaps").read_text().splitlines():
+    for line in (root / "proc/self/smaps").read_text(errors="replace").splitlines():
         if found := _MAPPING.match(line):
             path = found["path"] if found["path"].startswith("/") else ""
             if "x" in found["access"]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from edgespec.engine.encoding import max_characters
 from edgespec.engine.settings import EngineSettings
-from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.errors import UsageError
+from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.memory import process, requests
 from edgespec.memory.budget import MemoryRow
 from edgespec.memory.needs import ModelNeeds

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,7 +255,7 @@ def _load(path: Path, params: Any, placement: LayerPlacement = NOWHERE) -> Model
     start()
     kept_alive = _place(params, placement)
     with log.captured() as lines:
-        handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise ModelError(f"{path} cannot be loaded: {log.complaint(lines)}")
         del kept_alive
