@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]
 
 MAX_LOGPROBS = 100
+TWO_BOS = (
+    "the prompt begins with a BOS token, and the model's rules add another one, so that it begins "
+    "with two: leave it out of the text"
+)
+"""llama.cpp warns of such a prompt, too."""
 
 
 def load(
@@ -180,8 +185,11 @@ class Session(Closeable):
         prompt in a file. `shown` gives control tokens a text; others add none. Raises UsageError
         immediately for invalid arguments.
         """
+        notes: tuple[str, ...] = ()
         if isinstance(prompt, str):
             tokens = self._encoder.encode(arguments.text("the prompt", prompt))
+            if tokens[:1] == tokens[1:2] == self._encoder.encode("")[:1]:
+                notes = (TWO_BOS,)
         else:
             tokens = arguments.token_ids("the prompt", prompt)
         request = TextRequest(
@@ -196,6 +204,7 @@ class Session(Closeable):
             n_logprobs=None if logprobs is None else _n_logprobs(logprobs),
             shown=shown or {},
             keeper=None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
+            notes=notes,
         )
         return self.submit(request)
 

@@ -16,8 +16,8 @@ examples:
   edgespec chat -hf USER/REPO --system 'Answer in one sentence.'
   echo 'What is a token tree?' | edgespec chat -m big.gguf
 
-Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends. Commands, in a pipe with
---commands:
+Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends. Commands, also in a
+pipe with --commands:
   /system [TEXT]  set the system message, or remove it, and start a new conversation
   /reset          start a new conversation
   /save FILE      save the conversation as JSON
