@@ -14,7 +14,7 @@ from fake_model import FakeModel
 
 LOAD_S = 0.75
 PLAN = MemoryPlan(
-    budget_bytes=1,
+    budget_bytes=1 << 30,
     rows=(),
     segments=(),
     pinned=frozenset(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,6 @@ from edgespec.session.prospect import tokens_per_byte
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
-from edgespec.settings.units import format_size
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
 
@@ -374,9 +373,27 @@ class _Opening(Closeable):
     def _divide(
         self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow] = ()
     ) -> MemoryPlan:
-        """The plan for these needs of target and draft, and `expected` rows. Raises BudgetError."""
-        target = self._prepared[0]
-        others = reserving.reserved_rows(self._settings, self._engine_settings, target, needs)
+        """The plan for these needs of target and draft, and `expected` rows. Raises BudgetError.
+
+        Spare memory for grammars is kept if the budget has it and the target does not page for it.
+        """
+        grammars = self._settings.grammars
+        if grammars != "spare":
+            return self._divide_with(needs, expected, grammars)
+        least = self._divide_with(needs, expected, False)
+        with suppress(BudgetError):
+            planned = self._divide_with(needs, expected, True)
+            if planned.paged == least.paged:
+                return replace(planned, smallest_bytes=least.smallest_bytes)
+        note = reserving.without_grammars(self._prepared[0].info, self._budget_bytes)
+        return replace(least, notes=(note,))
+
+    def _divide_with(
+        self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow], grammars: bool
+    ) -> MemoryPlan:
+        """The plan of `_divide`, with memory for grammars or not."""
+        settings, target = self._settings, self._prepared[0]
+        others = reserving.reserved_rows(settings, self._engine_settings, target, needs, grammars)
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
         footprint_bytes = stable_count(process.footprint_bytes())
         try:
@@ -393,26 +410,20 @@ class _Opening(Closeable):
                 others=[*others, *expected],
             )
         except BudgetError as error:
-            message = "; ".join([str(error), *target.notes()])
+            chosen = process.auto_note(self._budget_bytes, settings.memory_budget)
+            message = "; ".join([str(error), *chosen, *target.notes()])
             raise BudgetError(message, error.smallest_bytes) from error
 
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
         """Notes of both models, each once, and what of the settings cannot be reached."""
         notes = dict.fromkeys(note for model in self._prepared for note in model.notes(plan))
         notes |= dict.fromkeys(self._own_notes)
-        if plan is not None and plan.planned_bytes > (total_bytes := process.total_bytes()):
-            notes[
-                f"this machine has {format_size(total_bytes)} of memory for this process, less "
-                f"than the {format_size(plan.planned_bytes)} planned: lower --memory-budget"
-            ] = None
-        wanted, n_parallel = self._settings.n_parallel, self._n_parallel
-        if wanted != "auto" and wanted > n_parallel:
-            reason = self._prepared[0].info.name
-            if self._engine_settings.draws_guesses:
-                reason = f"the acceptance rule {self._engine_settings.acceptance}"
-            elif isinstance(self._prepared[-1], WantsFeatures):
-                reason = f"the head {self._prepared[-1].info.name}"
-            notes[f"{reason} serves one text at a time: --parallel {wanted} waits in line"] = None
+        if plan is not None and (note := process.note_on_plan(plan.planned_bytes)):
+            notes[note] = None
+        rule = self._engine_settings
+        reason = f"the acceptance rule {rule.acceptance}" if rule.draws_guesses else None
+        if note := pairing.note_on_texts(self._settings, self._prepared, self._n_parallel, reason):
+            notes[note] = None
         return tuple(notes)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec import runtimes
@@ -11,6 +12,7 @@ from edgespec.files import cache_folder
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import DRAFT_MODEL, note_before_loading
 from edgespec.paging import disk_speed
+from edgespec.ports.features import WantsFeatures
 from edgespec.runtimes import PreparedModel
 from edgespec.session import prospect
 from edgespec.settings.config import LoadSettings
@@ -29,6 +31,19 @@ def check_one_text(target: ModelInfo, what: str) -> None:
     """Raise UsageError if `what`, a draft that follows one text, stands in the way of several."""
     if target.n_texts > 1:
         raise UsageError(f"{what} follows one text, and --parallel asks for {target.n_texts}")
+
+
+def note_on_texts(
+    settings: LoadSettings, models: Sequence[PreparedModel], n_parallel: int, rule: str | None
+) -> str | None:
+    """A note if fewer texts are generated at once than were asked for, because of the acceptance
+    `rule`, if that is one, the head or the target."""
+    wanted = settings.n_parallel
+    if wanted == "auto" or wanted <= n_parallel:
+        return None
+    is_head = isinstance(models[-1], WantsFeatures)
+    model = f"the head {models[-1].info.name}" if is_head else models[0].info.name
+    return f"{rule or model} serves one text at a time: --parallel {wanted} waits in line"
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:

@@ -12,10 +12,12 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.memory import process, requests
-from edgespec.memory.budget import MemoryRow
+from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.runtimes import PreparedModel, UsesGpu
 from edgespec.settings.config import LoadSettings
+from edgespec.settings.units import format_size
+from edgespec.values import ModelInfo
 
 GRAMMARS = "grammars"
 """Plan row: memory that all grammars share."""
@@ -35,14 +37,17 @@ def reserved_rows(
     engine_settings: EngineSettings,
     target: PreparedModel,
     needs: Sequence[ModelNeeds],
+    grammars: bool,
 ) -> list[MemoryRow]:
-    """The rows of a session with these settings; `needs` are those of all its models."""
+    """The rows of a session with these settings; `needs` are those of all its models.
+
+    `grammars`: memory for structured answers is kept.
+    """
     rows = []
     n_texts = 1 if engine_settings.draws_guesses else target.info.n_texts
-    if settings.grammars:
+    if grammars:
         rows.append(MemoryRow("process", GRAMMARS, library_bytes(target.info.n_vocab)))
-    grammar_bytes = GRAMMAR_BYTES if settings.grammars else 0
-    if nbytes := requests.pool_bytes(grammar_bytes, settings.logprobs, n_texts):
+    if nbytes := requests.pool_bytes(GRAMMAR_BYTES * grammars, settings.logprobs, n_texts):
         rows.append(MemoryRow("process", POOL, nbytes))
     if settings.most_body_bytes is not None:
         rows.append(
@@ -57,6 +62,35 @@ def reserved_rows(
         max_bytes = max(need.state_bytes for need in needs)
         rows.append(MemoryRow("process", STATE_FILES, max_bytes))
     return rows
+
+
+def grammar_bytes(n_vocab: int, n_texts: int) -> int:
+    """Memory of structured answers with a vocabulary of `n_vocab`, for `n_texts` at once."""
+    n_grammars = min(requests.GRAMMARS_AT_ONCE, n_texts)
+    return library_bytes(n_vocab) + n_grammars * GRAMMAR_BYTES
+
+
+def without_grammars(target: ModelInfo, budget_bytes: int) -> str:
+    """A note about a plan that keeps no memory for structured answers."""
+    needed = format_size(grammar_bytes(target.n_vocab, 1))
+    return (
+        f"structured answers are refused: they need {needed} more than the models leave of the "
+        f"memory budget of {format_size(budget_bytes)}"
+    )
+
+
+def check_grammar_memory(plan: MemoryPlan, n_vocab: int) -> None:
+    """Raise UsageError if the plan neither has memory for structured answers nor leaves it."""
+    if any(row.what == GRAMMARS for row in plan.rows):
+        return
+    needed = grammar_bytes(n_vocab, plan.n_parallel)
+    spare = 0 if plan.paged else max(0, plan.budget_bytes - plan.planned_bytes)
+    if spare < needed:
+        raise UsageError(
+            f"structured answers need {format_size(needed)}, of which the memory budget of "
+            f"{format_size(plan.budget_bytes)} leaves {format_size(spare)}: raise it, or load with "
+            "LoadSettings(..., grammars=True), which plans for them"
+        )
 
 
 def _request_bytes(most_body_bytes: int, target: PreparedModel) -> int:

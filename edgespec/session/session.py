@@ -29,10 +29,11 @@ from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar, new_compiler
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
+from edgespec.session import reserving
 from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.loading import LoadedModels, open_models, plan
 from edgespec.session.many import ManyResults
-from edgespec.session.reserving import GRAMMARS, POOL, STATE_FILES
+from edgespec.session.reserving import POOL, STATE_FILES
 from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
@@ -417,11 +418,7 @@ class Session(Closeable):
 
     def constraint(self, grammar: Grammar) -> Constraint:
         """A constraint by `grammar` for one request. Raises UsageError and GrammarError."""
-        if self.plan.paged and not any(row.what == GRAMMARS for row in self.plan.rows):
-            raise UsageError(
-                "structured answers need memory that this session's budget does not hold: load it "
-                "with LoadSettings(..., grammars=True)"
-            )
+        reserving.check_grammar_memory(self.plan, self.target.n_vocab)
         with self._engine.use(), self._compiling:
             if self._compiler is None:
                 self._compiler = new_compiler(self._models.target.vocabulary, self.target.n_vocab)

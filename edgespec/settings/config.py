@@ -208,8 +208,9 @@ class LoadSettings(Settings):
     gpu_memory_budget: Annotated[int | str | None, BeforeValidator(_budget)] = None
     """Most memory of the GPU that computes ONNX models, the draft's first: 6GiB, 512M, 75%, or
     auto, which is what is free there now less a margin. Default: auto."""
-    grammars: bool = False
-    """Keep memory for structured answers; a target that is paged gives none without."""
+    grammars: bool | Literal["spare"] = False
+    """Keep memory for structured answers, which are refused where the budget does not hold it;
+    `spare` keeps it only if the budget has so much more than the models need at the least."""
     logprobs: bool = False
     """Keep memory for a server's answers with log probabilities."""
     most_body_bytes: Count | None = None
@@ -235,7 +236,7 @@ class LoadSettings(Settings):
             threads_draft: int | None = None,
             options: Mapping[str, RuntimeOptions] = ...,
             gpu_memory_budget: int | str | None = None,
-            grammars: bool = False,
+            grammars: bool | Literal["spare"] = False,
             logprobs: bool = False,
             state_files: bool = False,
             most_body_bytes: int | None = None,
