@@ -40,10 +40,12 @@ def note_on_draft(plan: MemoryPlan, speculation: SpeculationStats) -> str | None
 def note_before_loading(name: str, paired: MemoryPlan, alone: MemoryPlan, gain: float) -> str:
     """A sentence about the draft `name`, without which `gain` times the speed is expected."""
     reads = format_size(alone.bytes_per_pass) if alone.bytes_per_pass else "nothing"
+    speed = "no speed is expected to be gained"
+    if gain >= MIN_GAIN:
+        speed = f"{gain:.1f} times the speed is expected without it"
     return (
         f"{name} takes {format_size(_draft_bytes(paired))}, with which a pass reads "
-        f"{format_size(paired.bytes_per_pass)}, and without it {reads}: {gain:.1f} times the speed "
-        "is expected without it"
+        f"{format_size(paired.bytes_per_pass)}, and without it {reads}: {speed}"
     )
 
 

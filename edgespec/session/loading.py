@@ -377,9 +377,8 @@ class _Opening(Closeable):
 
         Spare memory for grammars is kept if the budget has it and the target does not page for it.
         """
-        grammars = self._settings.grammars
-        if grammars != "spare":
-            return self._divide_with(needs, expected, grammars)
+        if self._settings.grammars or not self._settings.spare_grammars:
+            return self._divide_with(needs, expected, self._settings.grammars)
         least = self._divide_with(needs, expected, False)
         with suppress(BudgetError):
             planned = self._divide_with(needs, expected, True)

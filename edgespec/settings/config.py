@@ -208,9 +208,10 @@ class LoadSettings(Settings):
     gpu_memory_budget: Annotated[int | str | None, BeforeValidator(_budget)] = None
     """Most memory of the GPU that computes ONNX models, the draft's first: 6GiB, 512M, 75%, or
     auto, which is what is free there now less a margin. Default: auto."""
-    grammars: bool | Literal["spare"] = False
-    """Keep memory for structured answers, which are refused where the budget does not hold it;
-    `spare` keeps it only if the budget has so much more than the models need at the least."""
+    grammars: bool = False
+    """Keep memory for structured answers, which are refused where the budget does not hold it."""
+    spare_grammars: bool = False
+    """The same, only if the budget has so much more than the models need."""
     logprobs: bool = False
     """Keep memory for a server's answers with log probabilities."""
     most_body_bytes: Count | None = None
@@ -236,7 +237,8 @@ class LoadSettings(Settings):
             threads_draft: int | None = None,
             options: Mapping[str, RuntimeOptions] = ...,
             gpu_memory_budget: int | str | None = None,
-            grammars: bool | Literal["spare"] = False,
+            grammars: bool = False,
+            spare_grammars: bool = False,
             logprobs: bool = False,
             state_files: bool = False,
             most_body_bytes: int | None = None,
