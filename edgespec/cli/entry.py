@@ -73,9 +73,9 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
 
 
 def json_place(arguments: Sequence[str]) -> str | None:
-    """Where --json puts results and errors: a file, STDOUT, or None without the flag.
+    """Place of --json for results and errors: a file, STDOUT, or None without the flag.
 
-    Read from the words themselves, since wrong arguments are errors, too.
+    It is read from the words themselves, since wrong arguments are errors, too.
     """
     for number, word in enumerate(arguments):
         if word.startswith("--json="):

@@ -176,7 +176,7 @@ def note_on_plan(planned_bytes: int) -> str | None:
 
 
 def auto_note(budget_bytes: int, memory_budget: int | str) -> list[str]:
-    """What an error adds about a budget that `auto` chose; nothing about one that was given."""
+    """Addition to an error about a budget that `auto` chose; empty for one that was given."""
     if memory_budget != "auto":
         return []
     margin = margin_bytes(total_bytes()) / MIB

@@ -86,7 +86,7 @@ def expected_row(target: ModelInfo, draft: Path) -> MemoryRow:
 
 
 def described(draft: Path) -> ModelInfo | None:
-    """What a draft's file says of it, as far as its runtime knows without opening it."""
+    """Description of a draft by its file; None if its runtime has to open it for that."""
     try:
         return runtimes.describe(draft).info
     except ModelError:

@@ -11,7 +11,7 @@ from edgespec.session import pairing
 from edgespec.settings.config import LoadSettings
 
 SLACK = 6 * MIB
-"""What the process may grow by between two plans."""
+"""Growth of the process between two plans, at most."""
 
 
 def planned(budget: int | str, optional: bool = True, has_draft: bool = True) -> MemoryPlan:

@@ -18,7 +18,7 @@ class BeginsWithBos(FakeVocabulary):
 
 @pytest.mark.parametrize(("text", "is_told"), [("^ab", True), ("ab", False)])
 def test_two_bos_tokens_get_a_note(text: str, is_told: bool) -> None:
-    target = FakeModel(random_language(8, 1), 8)
+    target = FakeModel(random_language(1, 8), 8)
     target.vocabulary = BeginsWithBos(8)
     with open_session(target) as session:
         notes = session.generate(text, max_tokens=1).notes
