@@ -52,6 +52,10 @@ class ModelInfo:
     latency_s: float = 0.0
     """Network latency of a pass, independent of its rows."""
 
+    def __post_init__(self) -> None:
+        # a name from a path may stand for bytes that no text can hold
+        object.__setattr__(self, "name", self.name.encode("utf-8", "replace").decode())
+
     @property
     def max_rows(self) -> int:
         """Most rows of a pass, prompt tokens and nodes."""

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.session.loading import POOL
+from edgespec.session.reserving import POOL
 from edgespec.session.session import LoadedModels, Session
 from fake_model import FakeModel
 
 LOAD_S = 0.75
 PLAN = MemoryPlan(
-    budget_bytes=1,
+    budget_bytes=1 << 30,
     rows=(),
     segments=(),
     pinned=frozenset(),

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edgespec.errors import BudgetError
@@ -114,7 +115,7 @@ class Console:
 
     def json(self, content: Mapping[str, Any]) -> None:
         """Write a JSON object on one line."""
-        self.write(json.dumps(content, ensure_ascii=False, allow_nan=False))
+        self.write(_as_json(content, self._out.encoding))
 
     def note(self, text: str) -> None:
         """Write a note to stderr, unless --quiet."""
@@ -201,10 +202,33 @@ class _Progress:
             self._on_screen = False
 
 
+STDOUT = "-"
+"""Value of --json for stdout."""
+
+
+def write_json(place: str, content: Mapping[str, Any]) -> None:
+    """Write a JSON object on one line to stdout or to a file. Raises OSError."""
+    if place == STDOUT:
+        print(_as_json(content, sys.stdout.encoding), flush=True)
+    else:
+        Path(place).write_text(_as_json(content) + "\n", encoding="utf-8")
+
+
+def _as_json(content: Mapping[str, Any], encoding: str | None = "utf-8") -> str:
+    """`content` as JSON in one line; escaped where the encoding lacks a character, as it does those
+    of paths that are not UTF-8."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(content, allow_nan=False)
+    return text
+
+
 def report_failure(
-    error: BaseException, message: str, exit_code: int, wants_json: bool, **report: Any
+    error: BaseException, message: str, exit_code: int, json_place: str | None, **report: Any
 ) -> int:
-    """Write an error to stderr, and with --json also to stdout, with the rest of a `report`;
+    """Write an error to stderr, and with --json also to its place, with the rest of a `report`;
     returns the exit code."""
     if os.environ.get("EDGESPEC_DEBUG"):
         traceback.print_exception(error)
@@ -217,8 +241,8 @@ def report_failure(
         details["smallest_bytes"] = error.smallest_bytes
     # a closed stream does not change the exit code
     with suppress(OSError):
-        if wants_json:
-            print(json.dumps({"error": details} | report, ensure_ascii=False), flush=True)
+        if json_place is not None:
+            write_json(json_place, {"error": details} | report)
     with suppress(OSError):
         rest_of_progress = CLEAR_REST if sys.stderr.isatty() else ""
         shown = printable_on(sys.stderr, message)

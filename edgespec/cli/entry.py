@@ -13,7 +13,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from edgespec.cli.console import Console, report_failure
+from edgespec.cli.console import STDOUT, Console, report_failure
 from edgespec.cli.flags import parser
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.errors import Cancelled, EdgespecError
@@ -22,6 +22,9 @@ SPIN_COUNT = "1000"
 """Spin iterations of a llama.cpp thread that waits for others, before it sleeps. GOMP's default,
 300,000, makes passes more than ten times slower if another program uses the same cores; 1,000 is
 not slower on an idle machine (decision 0070)."""
+
+WITH_JSON_FILE = frozenset({"generate", "bench"})
+"""Commands whose --json takes the name of a file."""
 
 Command = Callable[[argparse.Namespace, Interrupts], int]
 """Function `run` of the command's module in `commands`; returns the exit code."""
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
-    wants_json = "--json" in arguments
+    place = json_place(arguments)
     try:
         _prepare_streams()
         if not arguments:
@@ -61,12 +64,27 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
     except BrokenPipeError:  # the reader has closed the pipe
         return 1
     except (KeyboardInterrupt, Cancelled) as error:
-        return report_failure(error, "interrupted", INTERRUPTED, wants_json)
+        return report_failure(error, "interrupted", INTERRUPTED, place)
     except (EdgespecError, OSError) as error:
-        return report_failure(error, str(error), getattr(error, "exit_code", 1), wants_json)
+        return report_failure(error, str(error), getattr(error, "exit_code", 1), place)
     except Exception as error:  # noqa: BLE001 - errors are one line, never a traceback
         message = f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
-        return report_failure(error, message, 1, wants_json)
+        return report_failure(error, message, 1, place)
+
+
+def json_place(arguments: Sequence[str]) -> str | None:
+    """Place of --json for results and errors: a file, STDOUT, or None without the flag.
+
+    It is read from the words themselves, since wrong arguments are errors, too.
+    """
+    for number, word in enumerate(arguments):
+        if word.startswith("--json="):
+            return word.removeprefix("--json=")
+        if word == "--json":
+            following = next(iter(arguments[number + 1 :]), STDOUT)
+            takes_file = arguments[0] in WITH_JSON_FILE and not following.startswith("-")
+            return following if takes_file else STDOUT
+    return None
 
 
 def let_idle_threads_sleep(environ: MutableMapping[str, str]) -> None:

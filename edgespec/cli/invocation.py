@@ -78,6 +78,8 @@ class CommandSettings:
             console.note(note)
         with session.load(self.load, self.engine, console.progress) as loaded:
             console.end_of_progress()
+            for note in loaded.plan.notes:
+                console.note(f"note: {note}")
             loaded.use_chat_template(template)
             yield loaded
 
@@ -204,6 +206,7 @@ def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
         tuned = {name: tuned[name] for name in tuned.keys() - on_gpu}
         notes.append("the draft is not on a GPU: this pair was tuned with one that is missing")
     settings |= {name: value for name, value in tuned.items() if name not in settings}
+    settings.pop("optional_draft", None)  # measured to pay
     notes.append(
         f"settings tuned for this device, pair and budget are used: {path} (or --no-tuned)"
     )
@@ -269,13 +272,19 @@ def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
     if draft is None:
         return
     settings["draft"] = draft
+    # who gives settings of the draft asks for it
+    about_drafts = {*DRAFTING, *ABOUT_THE_DRAFT, *option_names("draft")}
+    settings["optional_draft"] = not settings.keys() & about_drafts
     if draft == model:
         notes.append(
             f"{model.name} has a layer of its own that guesses (MTP) where memory and settings let "
             "it: --no-draft does without"
         )
     else:
-        notes.append(f"{draft.stem} guesses for {packaged.named(model)}: --no-draft does without")
+        notes.append(
+            f"{draft.stem} guesses for {packaged.named(model)} where that pays: --no-draft does "
+            "without"
+        )
 
 
 def own_draft(model: Path) -> Path | None:

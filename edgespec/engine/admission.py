@@ -127,6 +127,8 @@ def admit(
     transcript.shown = dict(terms.shown)
     sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
     tally = Tally() if rule is None else Tally(acceptance=rule.name, keeps=rule.keeps)
+    for note in terms.notes:
+        tally.note(note)
     return ActiveRequest(terms, sampler, transcript, tally, shift)
 
 

@@ -41,6 +41,11 @@ class CostKey:
         return replace(self, read_bytes_per_s=nbytes / seconds)
 
     @property
+    def share_name(self) -> str:
+        """The streamed share as text, the beginning of `name`."""
+        return f"{self.streamed_tenths} tenths streamed"
+
+    @property
     def is_known(self) -> bool:
         """True if the key is complete; with streamed weights, it needs a measured speed."""
         return self.read_bytes_per_s > 0 or not self.streamed_tenths
@@ -49,7 +54,7 @@ class CostKey:
     def name(self) -> str:
         """The key as text. Speed and latency are rounded to powers of two, as a disk's speed varies
         by 10 to 20 %."""
-        name = f"{self.streamed_tenths} tenths streamed"
+        name = self.share_name
         if self.threads:
             name += f", {'+'.join(map(str, self.threads))} threads"
         if self.streamed_tenths:

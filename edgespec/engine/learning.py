@@ -11,14 +11,14 @@ from dataclasses import replace
 from edgespec.engine.cost_key import CostKey
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.remembering import Learnt, Memory, renewed
+from edgespec.engine.drafting.remembering import Learnt, Memory, Numbers, renewed
 from edgespec.engine.experience import Experience
 from edgespec.engine.outcome import Rehearsed, RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.texts import PassPart
-from edgespec.values import PassReport
+from edgespec.values import ModelInfo, PassReport
 
 MIN_DRAFT_SHARE = 0.05
 """Lower bound of a draft step's prior time relative to a pass, for the overhead of small drafts."""
@@ -128,16 +128,31 @@ class Learning:
 
     @property
     def _name_of_costs(self) -> str:
-        return f"rounds@{self._key.name}"
+        return f"{_COSTS}{self._key.name}"
+
+
+_COSTS = "rounds@"
+"""Prefix of the names of stored costs."""
+
+
+def latest_costs(learnt: Learnt, key: CostKey | None = None) -> Numbers | None:
+    """The latest stored costs, of runs that streamed the share of `key`; None: of any."""
+    prefix = _COSTS if key is None else f"{_COSTS}{key.share_name}"
+    return next((learnt[name] for name in reversed([*learnt]) if name.startswith(prefix)), None)
+
+
+def draft_share(target: ModelInfo, draft_bytes: int) -> float:
+    """Prior of a draft step's time relative to a pass; 0 if the target's size is unknown."""
+    if not target.size_bytes:
+        return 0.0
+    return max(MIN_DRAFT_SHARE, draft_bytes / target.size_bytes)
 
 
 def _new_planner(
     target: LanguageModel, draft: LanguageModel | None, settings: EngineSettings
 ) -> RoundPlanner:
     info = target.info
-    share = 0.0
-    if draft is not None and info.size_bytes:
-        share = max(MIN_DRAFT_SHARE, draft.info.size_bytes / info.size_bytes)
+    share = 0.0 if draft is None else draft_share(info, draft.info.size_bytes)
     return RoundPlanner(
         experience=Experience(
             PassCurve(used_share=info.used_share), draft_share=share, latency_s=info.latency_s

@@ -91,7 +91,7 @@ def device_of(path: Path, root: Path = _ROOT) -> str:
 
 
 def _mounted_device(number: str, root: Path) -> str | None:
-    for line in (root / "proc/self/mountinfo").read_text().splitlines():
+    for line in (root / "proc/self/mountinfo").read_text(errors="replace").splitlines():
         left, _, right = line.partition(" - ")
         if left.split()[2] == number:
             source = Path(right.split()[1])

@@ -81,6 +81,8 @@ class MemoryPlan:
     """Most nodes of one pass of the target, the root included."""
     n_parallel: int = 1
     """Most texts that are generated at once."""
+    gain_without_draft: float = 0.0
+    """Speed that is expected without the draft, relative to that with it, where a note says so."""
 
     @property
     def planned_bytes(self) -> int:

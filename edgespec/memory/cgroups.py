@@ -128,6 +128,6 @@ def _unescape(field: str) -> str:
 def _read(path: Path) -> str:
     """Content of a kernel file; empty if it does not exist or may not be read."""
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""

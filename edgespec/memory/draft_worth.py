@@ -1,4 +1,4 @@
-"""Advice for a draft that is not worth its memory, which could pin weights of the target."""
+"""Advice about a draft that is not worth its memory, which could pin weights of the target."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def note_on_draft(plan: MemoryPlan, speculation: SpeculationStats) -> str | None
     Speed is estimated as tokens of a pass per byte that it reads. Without the draft its bytes pin
     segments and its accepted guesses are lost; guesses from the text remain.
     """
-    draft_bytes = sum(row.nbytes for row in plan.rows if row.owner == DRAFT_MODEL)
+    draft_bytes = _draft_bytes(plan)
     pass_bytes, rounds = plan.bytes_per_pass, speculation.rounds
-    if not draft_bytes or not pass_bytes or rounds < MIN_ROUNDS:
+    if plan.gain_without_draft or not draft_bytes or not pass_bytes or rounds < MIN_ROUNDS:
         return None
     by_draft = sum(s.accepted for s in speculation.sources if s.source == DRAFT_MODEL)
     tokens = rounds + speculation.accepted
@@ -35,3 +35,19 @@ def note_on_draft(plan: MemoryPlan, speculation: SpeculationStats) -> str | None
         f"{by_draft} of {tokens} tokens came from the draft, whose {format_size(draft_bytes)} "
         f"would pin weights instead: {reading}; --no-draft --lookup leaves it out"
     )
+
+
+def note_before_loading(name: str, paired: MemoryPlan, alone: MemoryPlan, gain: float) -> str:
+    """A sentence about the draft `name`, without which `gain` times the speed is expected."""
+    reads = format_size(alone.bytes_per_pass) if alone.bytes_per_pass else "nothing"
+    speed = "no speed is expected to be gained"
+    if gain >= MIN_GAIN:
+        speed = f"{gain:.1f} times the speed is expected without it"
+    return (
+        f"{name} takes {format_size(_draft_bytes(paired))}, with which a pass reads "
+        f"{format_size(paired.bytes_per_pass)}, and without it {reads}: {speed}"
+    )
+
+
+def _draft_bytes(plan: MemoryPlan) -> int:
+    return sum(row.nbytes for row in plan.rows if row.owner == DRAFT_MODEL)

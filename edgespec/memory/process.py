@@ -16,12 +16,13 @@ import psutil
 
 from edgespec.errors import UsageError
 from edgespec.memory import cgroups
-from edgespec.settings.units import parse_size
+from edgespec.settings.units import format_size, parse_size
 
 MIB = 1 << 20
-MIN_MARGIN_BYTES = 256 * MIB
+MIN_MARGIN_BYTES, MAX_MARGIN_SHARE = 256 * MIB, 0.125
 MARGIN_SHARE = 0.05
-"""Share of the machine's memory that `auto` leaves free, at least MIN_MARGIN_BYTES."""
+"""Share of the memory that `auto` leaves free, at least MIN_MARGIN_BYTES, or MAX_MARGIN_SHARE where
+that is less, as in a small container."""
 
 STEP_BYTES = 4 * MIB
 """Rounding step of the process's memory in a plan: its use before loading differs by hundredths of
@@ -72,7 +73,7 @@ def _library_bytes(root: Path) -> tuple[int, int]:
     sizes: dict[str, list[int]] = {}
     executable = set()
     path = ""
-    for line in (root / "proc/self/smaps").read_text().splitlines():
+    for line in (root / "proc/self/smaps").read_text(errors="replace").splitlines():
         if found := _MAPPING.match(line):
             path = found["path"] if found["path"].startswith("/") else ""
             if "x" in found["access"]:
@@ -154,12 +155,35 @@ def total_bytes(root: Path = _ROOT) -> int:
 
 def margin_bytes(total: int) -> int:
     """Bytes that the auto budget leaves free on a machine with `total` bytes."""
-    return max(MIN_MARGIN_BYTES, int(MARGIN_SHARE * total))
+    least = min(MIN_MARGIN_BYTES, int(MAX_MARGIN_SHARE * total))
+    return max(least, int(MARGIN_SHARE * total))
 
 
 def auto_budget(rss: int, available: int, total: int) -> int:
     """The auto budget in bytes: resident plus available memory, minus the margin."""
     return max(0, rss + available - margin_bytes(total))
+
+
+def note_on_plan(planned_bytes: int) -> str | None:
+    """A note about a plan for more memory than there is; None for others."""
+    total = total_bytes()
+    if planned_bytes <= total:
+        return None
+    return (
+        f"this machine has {format_size(total)} of memory for this process, less than the "
+        f"{format_size(planned_bytes)} planned: lower --memory-budget"
+    )
+
+
+def auto_note(budget_bytes: int, memory_budget: int | str) -> list[str]:
+    """Addition to an error about a budget that `auto` chose; empty for one that was given."""
+    if memory_budget != "auto":
+        return []
+    margin = margin_bytes(total_bytes()) / MIB
+    return [
+        f"auto chose the {budget_bytes / MIB:.0f} MiB: what this process has and what is free now, "
+        f"less a margin of {margin:.0f} MiB"
+    ]
 
 
 def resolve_budget(memory_budget: int | str) -> int:

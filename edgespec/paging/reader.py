@@ -147,6 +147,28 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+class FileWatch:
+    """Size and time of the last change of an open file, which stay while its weights are in use."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._before = os.fstat(descriptor)
+
+    def check(self, descriptor: int) -> None:
+        """Raise WeightReadError if the file was cut short or written to since it was opened."""
+        before, now = self._before, os.fstat(descriptor)
+        if now.st_size < before.st_size:
+            raise WeightReadError(
+                f"{self._path} was cut short while it was streamed: it ends at byte "
+                f"{now.st_size:,}, and had {before.st_size:,} bytes; copy or download it again"
+            )
+        if (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size):
+            raise WeightReadError(
+                f"{self._path} was written to while it was streamed, so that its weights are not "
+                "those that were loaded: load the model again"
+            )
+
+
 class DirectReader(Closeable):
     """Reads past the page cache where the OS and the file system can, through it elsewhere."""
 
@@ -154,11 +176,13 @@ class DirectReader(Closeable):
         self._paths = tuple(paths)
         self._files: list[int] = []
         self._direct: list[bool] = []
+        self._watches: list[FileWatch] = []
         try:
             for path in self._paths:
                 descriptor, direct = _open_direct(path)
                 self._files.append(descriptor)
                 self._direct.append(direct)
+                self._watches.append(FileWatch(path, descriptor))
         except OSError as exc:
             self.close()
             raise WeightReadError(
@@ -174,12 +198,13 @@ class DirectReader(Closeable):
             done += n
             if n < requested:
                 break
+        descriptor = self._files[run.file_index]
+        self._watches[run.file_index].check(descriptor)
         if done < run.needed and not stopped():
-            path = self._paths[run.file_index]
             raise WeightReadError(
-                f"{path} was cut short while it was streamed: it ends at byte "
-                f"{run.start + done:,}, weights reach to {run.start + run.needed:,}; "
-                "copy or download it again"
+                f"{self._paths[run.file_index]} is cut short at byte "
+                f"{os.fstat(descriptor).st_size:,}, and weights reach to "
+                f"{run.start + run.needed:,}: copy or download it again"
             )
         return done
 

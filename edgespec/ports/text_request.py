@@ -64,3 +64,5 @@ class TextRequest:
     progress: Progress | None = None
     """Called during prefill."""
     keeper: Keeper | None = None
+    notes: Sequence[str] = ()
+    """Notes on the request for its result."""

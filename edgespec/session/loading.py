@@ -7,8 +7,8 @@ elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,45 +17,35 @@ from typing import TypeVar
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
-from edgespec.engine.encoding import max_characters
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, ModelError, PairError, UsageError
-from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
-from edgespec.memory import heap, process, requests
+from edgespec.errors import BudgetError, ModelError, UsageError
+from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
 from edgespec.memory.needs import (
     AUTO_TEXTS,
     FOREST_SIZE,
     FOREST_TEXTS,
     TREE_SIZES,
+    ModelNeeds,
     best_n_parallel,
     plan_models,
 )
 from edgespec.memory.stable_count import stable_count
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
-from edgespec.runtimes import ModelRequest, PreparedModel, UsesGpu
+from edgespec.runtimes import ModelRequest, PreparedModel
+from edgespec.session import pairing, reserving
+from edgespec.session.pairing import check_one_text, check_pair
 from edgespec.session.prospect import tokens_per_byte
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
-from edgespec.settings.units import format_size
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
 
 T = TypeVar("T")
 
-GRAMMARS = "grammars"
-"""Plan row: memory that all grammars share."""
-POOL = "grammars and large answers at work"
-"""Plan row: pool for requests with grammars, log probabilities or several choices, which reserve
-their bytes of it and wait for them."""
-REQUESTS = "requests"
-"""Plan row: memory for a server's requests."""
-TEXTS_TO_LEARN = "texts to learn from"
-"""Plan row: memory for the corrections that `learn` records."""
-STATE_FILES = "state files"
-"""Plan row: buffers for the largest piece of a state file."""
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 DRAFT_NODES = 1 + MAX_BRANCHES
@@ -127,8 +117,10 @@ class _Opening(Closeable):
         self._budget_bytes = process.resolve_budget(settings.memory_budget)
         trace.set_budget(self._budget_bytes)
         self._prepared: list[PreparedModel] = []
+        self._on_gpu: tuple[int, tuple[MemoryRow, ...]] = (0, ())
+        """Budget and plan rows of the GPU's memory."""
         self._own_notes: tuple[str, ...] = ()
-        """Notes about the target's own prediction layers (MTP)."""
+        """Notes about the draft: why it is left out, or that it slows texts down."""
         self._report: dict[str, float] = {}
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
@@ -257,7 +249,9 @@ class _Opening(Closeable):
                     "the draft"
                 )
             if settings.draft == settings.model:
-                _check_own_layers(target.info)
+                check_one_text(target.info, "its layer for guessing")
+            elif settings.optional_draft:
+                check_one_text(target.info, "a head")
             if target.info.n_texts > 1:  # a head follows one text
                 target.close()
                 target = runtime.prepare(replace(request, n_texts=1))
@@ -272,25 +266,101 @@ class _Opening(Closeable):
         return prepared
 
     def _plan(self) -> MemoryPlan:
-        """The plan; without the target's own prediction layers (MTP) if they cannot be used."""
+        """The plan; without a draft that nobody asked for, if it cannot be used or does not pay."""
         settings = self._settings
-        if settings.draft is None or settings.draft != settings.model:
+        if settings.draft is None:
             return self._planned()
+        if settings.optional_draft and (alone := self._planned_if_faster_alone()):
+            return alone
         try:
-            return self._planned()
+            paired = self._planned()
         except (BudgetError, ModelError, UsageError) as error:
-            if not runtimes.guesses_itself(settings.model):
+            is_own = settings.draft == settings.model and runtimes.guesses_itself(settings.model)
+            if not is_own and not settings.optional_draft:
                 raise
-            self._settings = settings.model_copy(update={"draft": None})
-            close_all(*(prepared.close for prepared in self._prepared))
-            self._prepared.clear()
-            self._own_notes = (f"{settings.model.name} does not guess for itself: {error}",)
+            whom = "itself" if is_own else settings.model.name
+            self._leave_draft_out(f"{self._draft_name} does not guess for {whom}: {error}")
             return self._planned()
+        return self._weighed(paired) if paired.paged else paired
+
+    def _planned_if_faster_alone(self) -> MemoryPlan | None:
+        """The plan without the draft if that is expected to be faster, otherwise None.
+
+        The draft is not opened, since what that takes of the process's memory would stay taken.
+        """
+        settings, draft = self._settings, pairing.draft_file(self._settings)
+        if draft is None or self._budget_bytes > pairing.ample_bytes(settings.model, draft):
+            return None
+        self._settings = settings.without_draft()
+        alone = self._planned()
+        if note := self._reason_against(draft, alone):
+            return replace(alone, notes=(*alone.notes, note))
+        self._close_prepared()
+        self._settings = settings
+        return None
+
+    def _reason_against(self, draft: Path, alone: MemoryPlan) -> str | None:
+        """A note why the target, which is prepared, stays `alone`; None if the draft may pay."""
+        target = self._prepared[0]
+        row = pairing.expected_row(target.info, draft)
+        try:
+            paired = self._divide([target.needs()], [row])
+        except BudgetError:
+            return pairing.does_not_fit(draft, self._settings.model, row, self._budget_bytes)
+        gain = self._gain_without_draft(paired, alone, pairing.described(draft))
+        return pairing.left_out(draft.stem, paired, alone, gain) if gain > 1 else None
+
+    def _weighed(self, paired: MemoryPlan) -> MemoryPlan:
+        """`paired`, or the plan without the draft if texts are expected to be faster without it.
+
+        A draft that was asked for is used, with a note.
+        """
+        settings = self._settings
+        alone = self._divide([self._prepared[0].needs()])  # with buffers for guesses
+        gain = self._gain_without_draft(paired, alone, self._prepared[1].info)
+        if settings.optional_draft and gain > 1:
+            self._leave_draft_out(pairing.left_out(self._draft_name, paired, alone, gain))
+            return self._planned()
+        if settings.optional_draft or gain < MIN_GAIN:
+            return paired
+        note = note_before_loading(self._draft_name, paired, alone, gain)
+        notes = (*paired.notes, f"{note} (--no-draft)")
+        return replace(paired, notes=notes, gain_without_draft=gain)
+
+    def _gain_without_draft(
+        self, paired: MemoryPlan, alone: MemoryPlan, draft: ModelInfo | None
+    ) -> float:
+        """Expected speed without the draft, relative to that with it; 0 if unknown."""
+        remembers = self._engine_settings.remember
+        models = self._prepared[0].info, draft
+        return pairing.gain_without_draft(paired, alone, models, self._settings.model, remembers)
+
+    @property
+    def _draft_name(self) -> str:
+        draft = self._settings.draft
+        assert draft is not None
+        return draft.name if draft == self._settings.model else draft.stem
+
+    def _leave_draft_out(self, note: str) -> None:
+        """Go on without the draft, with a note about the reason."""
+        self._settings = self._settings.without_draft()
+        self._close_prepared()
+        self._own_notes = (note,)
+
+    def _close_prepared(self) -> None:
+        close_all(*(prepared.close for prepared in self._prepared))
+        self._prepared.clear()
 
     def _planned(self) -> MemoryPlan:
         self._prepare()
-        gpu_budget_bytes, gpu_rows = self._place_on_gpu()
-        planned = self._divide()
+        wanted = self._settings.gpu_memory_budget
+        self._on_gpu = reserving.place_on_gpu(self._prepared, wanted, self._notes)
+        return self._divided()
+
+    def _divided(self) -> MemoryPlan:
+        """The plan of what is prepared."""
+        planned = self._divide([prepared.needs() for prepared in self._prepared])
+        gpu_budget_bytes, gpu_rows = self._on_gpu
         return replace(
             planned,
             notes=(*planned.notes, *self._notes(planned)),
@@ -300,27 +370,29 @@ class _Opening(Closeable):
             gpu_rows=gpu_rows,
         )
 
-    def _divide(self) -> MemoryPlan:
-        """The plan that divides memory among the prepared models. Raises BudgetError."""
-        target = self._prepared[0]
-        needs = [prepared.needs() for prepared in self._prepared]
-        others = []
-        grammars, logprobs = self._settings.grammars, self._settings.logprobs
-        if grammars:
-            others.append(MemoryRow("process", GRAMMARS, library_bytes(target.info.n_vocab)))
-        grammar_bytes = GRAMMAR_BYTES if grammars else 0
-        if nbytes := requests.pool_bytes(grammar_bytes, logprobs, self._n_parallel):
-            others.append(MemoryRow("process", POOL, nbytes))
-        if self._settings.most_body_bytes is not None:
-            others.append(MemoryRow("process", REQUESTS, self._request_bytes(target)))
-        if self._engine_settings.learn:
-            from edgespec.engine import corrections
+    def _divide(
+        self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow] = ()
+    ) -> MemoryPlan:
+        """The plan for these needs of target and draft, and `expected` rows. Raises BudgetError.
 
-            nbytes = corrections.bytes_needed(target.info.n_vocab, self._n_parallel)
-            others.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))
-        if self._settings.state_files:
-            max_bytes = max(need.state_bytes for need in needs)
-            others.append(MemoryRow("process", STATE_FILES, max_bytes))
+        Spare memory for grammars is kept if the budget has it and the target does not page for it.
+        """
+        if self._settings.grammars or not self._settings.spare_grammars:
+            return self._divide_with(needs, expected, self._settings.grammars)
+        least = self._divide_with(needs, expected, False)
+        with suppress(BudgetError):
+            planned = self._divide_with(needs, expected, True)
+            if planned.paged == least.paged:
+                return replace(planned, smallest_bytes=least.smallest_bytes)
+        note = reserving.without_grammars(self._prepared[0].info, self._budget_bytes)
+        return replace(least, notes=(note,))
+
+    def _divide_with(
+        self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow], grammars: bool
+    ) -> MemoryPlan:
+        """The plan of `_divide`, with memory for grammars or not."""
+        settings, target = self._settings, self._prepared[0]
+        others = reserving.reserved_rows(settings, self._engine_settings, target, needs, grammars)
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
         footprint_bytes = stable_count(process.footprint_bytes())
         try:
@@ -334,66 +406,29 @@ class _Opening(Closeable):
                 largest_process_bytes=process.round_up_to_step(
                     footprint_bytes + process.PROCESS_SPREAD_BYTES
                 ),
-                others=others,
+                others=[*others, *expected],
             )
         except BudgetError as error:
-            message = "; ".join([str(error), *target.notes()])
+            chosen = process.auto_note(self._budget_bytes, settings.memory_budget)
+            message = "; ".join([str(error), *chosen, *target.notes()])
             raise BudgetError(message, error.smallest_bytes) from error
-
-    def _request_bytes(self, target: PreparedModel) -> int:
-        n_ctx, longest = target.info.n_ctx, max(map(len, target.tokens()))
-        body_bytes = self._settings.most_body_bytes or requests.max_body_bytes(n_ctx)
-        return requests.bytes_needed(body_bytes, max_characters(longest, n_ctx))
 
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
         """Notes of both models, each once, and what of the settings cannot be reached."""
         notes = dict.fromkeys(note for model in self._prepared for note in model.notes(plan))
         notes |= dict.fromkeys(self._own_notes)
-        if plan is not None and plan.planned_bytes > (total_bytes := process.total_bytes()):
-            notes[
-                f"this machine has {format_size(total_bytes)} of memory for this process, less "
-                f"than the {format_size(plan.planned_bytes)} planned: lower --memory-budget"
-            ] = None
-        wanted, n_parallel = self._settings.n_parallel, self._n_parallel
-        if wanted != "auto" and wanted > n_parallel:
-            reason = self._prepared[0].info.name
-            if self._engine_settings.draws_guesses:
-                reason = f"the acceptance rule {self._engine_settings.acceptance}"
-            elif isinstance(self._prepared[-1], WantsFeatures):
-                reason = f"the head {self._prepared[-1].info.name}"
-            notes[f"{reason} serves one text at a time: --parallel {wanted} waits in line"] = None
+        if plan is not None and (note := process.note_on_plan(plan.planned_bytes)):
+            notes[note] = None
+        rule = self._engine_settings
+        reason = f"the acceptance rule {rule.acceptance}" if rule.draws_guesses else None
+        if note := pairing.note_on_texts(self._settings, self._prepared, self._n_parallel, reason):
+            notes[note] = None
         return tuple(notes)
 
     @property
     def _n_parallel(self) -> int:
         """Number of texts generated at once."""
         return 1 if self._engine_settings.draws_guesses else self._prepared[0].info.n_texts
-
-    def _place_on_gpu(self) -> tuple[int, tuple[MemoryRow, ...]]:
-        """Budget and plan rows of the GPU's memory.
-
-        The draft is placed first, because it computes several times per round. Raises UsageError
-        for a GPU budget if no model uses a GPU.
-        """
-        wanted = self._settings.gpu_memory_budget
-        there = [
-            (model, model.gpu_memory)
-            for model in reversed(self._prepared)
-            if isinstance(model, UsesGpu) and model.gpu_memory
-        ]
-        if not there:
-            if wanted is not None:
-                complaint = "--gpu-memory-budget: no GPU computes a model here, leave it out"
-                raise UsageError("; ".join([complaint, *self._notes()]))
-            return 0, ()
-        _, gpu = there[0]
-        budget_bytes = process.resolve_gpu_budget(wanted, gpu.free_bytes, gpu.total_bytes)
-        rows = [MemoryRow("process", f"libraries of {gpu.name}", gpu.reserved_bytes)]
-        for model, _ in there:
-            rows += model.place(max(0, budget_bytes - sum(row.nbytes for row in rows)))
-        if len(rows) == 1:  # nothing fits
-            return budget_bytes, ()
-        return budget_bytes, tuple(rows)
 
 
 def _check_arguments(
@@ -416,38 +451,8 @@ def _check_arguments(
     return settings, engine_settings, arguments.callback("progress", progress)
 
 
-def _check_own_layers(target: ModelInfo) -> None:
-    """Raise UsageError if the target's own prediction layers (MTP) would never be used."""
-    if target.n_texts > 1:
-        raise UsageError(
-            f"its layer for guessing follows one text, and --parallel asks for {target.n_texts}"
-        )
-
-
 def _tree_sizes(rules: EngineSettings, n_texts: int) -> tuple[int, ...]:
     """Tree sizes that the plan may choose for `n_texts` texts, largest first."""
     if rules.pins_draft_max:
         return (1 + rules.draft_max,)
     return (FOREST_SIZE, *TREE_SIZES) if n_texts >= FOREST_TEXTS else TREE_SIZES
-
-
-def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
-    """Raise PairError at the first token id that has different text in the two models."""
-    ours, theirs = target.tokens(), draft.tokens()
-    for token, (left, right) in enumerate(zip(ours, theirs, strict=False)):
-        if left != right:
-            raise PairError(
-                f"draft and target have different vocabularies: token {token} is {_shown(left)} "
-                f"in {target.info.name} and {_shown(right)} in {draft.info.name}: "
-                "choose a draft of the target's family"
-            )
-    if len(ours) != len(theirs):
-        raise PairError(
-            f"draft and target have different vocabularies: token {min(len(ours), len(theirs))} is "
-            f"in only one of them ({len(ours)} tokens in {target.info.name}, {len(theirs)} in "
-            f"{draft.info.name}): choose a draft of the target's family"
-        )
-
-
-def _shown(token: bytes) -> str:
-    return repr(token.decode(errors="replace"))

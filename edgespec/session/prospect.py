@@ -8,10 +8,25 @@ from __future__ import annotations
 import numpy as np
 
 from edgespec import theory
+from edgespec.engine.cost_key import CostKey
 from edgespec.engine.decision import RoundPlanner
+from edgespec.engine.drafting.remembering import Learnt, Numbers
 from edgespec.engine.experience import Experience
+from edgespec.engine.learning import draft_share, latest_costs
 from edgespec.engine.pass_curve import Knot, PassCurve
 from edgespec.memory.budget import MemoryPlan
+from edgespec.values import ModelInfo, PagingStats
+
+COMPUTE_BYTES_PER_S = 10e9
+"""Paged weights that a pass over one row computes per second, before a run has measured it: a small
+model on two cores."""
+PAGED_COST = 1.5
+"""Time to compute with paged weights, relative to resident ones, which are packed and computed
+without stops."""
+USUAL_TOKENS, USUAL_STEPS, USUAL_ROWS_COST = 2.5, 3, 2.2
+"""A round with a draft that has not run yet: its tokens, its draft steps, and the time to compute
+its rows, relative to one row. Measured with the head of smollm2 (decision 0084) on conversation and
+code."""
 
 
 def planner_of(
@@ -47,3 +62,55 @@ def tokens_per_byte(plan: MemoryPlan, n_texts: int = 1) -> float:
     tokens = n_texts * theory.tree_tokens(n_guesses / n_texts)
     best = planner_of(plan, disk_bytes_per_s=1.0).prospect(tokens)
     return (1 + best.accepted) / max(1.0, best.seconds)
+
+
+def gain_without_draft(
+    paired: MemoryPlan,
+    alone: MemoryPlan,
+    target: ModelInfo,
+    draft_bytes: int,
+    disk_bytes_per_s: float | None,
+    learnt: Learnt,
+) -> float:
+    """Expected speed of the target alone under `alone`, relative to the pair under `paired`.
+
+    `learnt` is what earlier runs of the pair have stored; typical figures stand in for the rest.
+    """
+    share = draft_share(target, draft_bytes)
+    same = latest_costs(learnt, _cost_key(paired))
+    known = same or latest_costs(learnt) or {}
+    compute_s = _compute_s(known) or target.size_bytes / COMPUTE_BYTES_PER_S
+    alone_s = compute_s if alone.paged else compute_s / PAGED_COST
+    plain_s = 1 / _rate(alone, disk_bytes_per_s, 1.0, alone_s, 0.0)
+    if same:
+        planner = planner_of(paired, disk_bytes_per_s).load_state_dict(same)
+        return 1 / (plain_s * planner.experience.rate)
+    tokens = _tokens_per_round(known) or USUAL_TOKENS
+    steps_s = USUAL_STEPS * share * compute_s
+    rate = _rate(paired, disk_bytes_per_s, tokens, USUAL_ROWS_COST * compute_s, steps_s)
+    return 1 / (plain_s * rate)
+
+
+def _rate(
+    plan: MemoryPlan, disk_bytes_per_s: float | None, tokens: float, compute_s: float, rest_s: float
+) -> float:
+    """Tokens per second of rounds that compute for `compute_s` and draft for `rest_s`."""
+    planner = planner_of(plan, disk_bytes_per_s, compute_s, rest_s)
+    return tokens / max(planner.prospect(np.array([tokens])).seconds, 1e-9)
+
+
+def _cost_key(plan: MemoryPlan) -> CostKey:
+    """The cache key of what runs under `plan` learn."""
+    streamed, pinned = plan.streamed_bytes, plan.pinned_bytes
+    return CostKey.of(PagingStats(pinned_bytes=pinned, streamed_bytes=streamed), ())
+
+
+def _compute_s(costs: Numbers) -> float:
+    """Seconds to compute a pass over one row; 0 if unknown."""
+    return float(PassCurve().load_state_dict(costs).compute_s(np.ones(1))[0])
+
+
+def _tokens_per_round(costs: Numbers) -> float:
+    """Expected tokens of the rounds with guesses; 0 if there were none."""
+    known = Experience().load_state_dict(costs)
+    return known.recent_best().tokens / known.rounds if known.rounds else 0.0

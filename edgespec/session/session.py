@@ -29,16 +29,11 @@ from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar, new_compiler
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
+from edgespec.session import reserving
 from edgespec.session.generation import Generation, TextOptions
-from edgespec.session.loading import (
-    GRAMMARS,
-    POOL,
-    STATE_FILES,
-    LoadedModels,
-    open_models,
-    plan,
-)
+from edgespec.session.loading import LoadedModels, open_models, plan
 from edgespec.session.many import ManyResults
+from edgespec.session.reserving import POOL, STATE_FILES
 from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
@@ -55,6 +50,11 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]
 
 MAX_LOGPROBS = 100
+TWO_BOS = (
+    "the prompt begins with a BOS token, and the model's rules add another one, so that it begins "
+    "with two: leave it out of the text"
+)
+"""llama.cpp warns of such a prompt, too."""
 
 
 def load(
@@ -186,8 +186,11 @@ class Session(Closeable):
         prompt in a file. `shown` gives control tokens a text; others add none. Raises UsageError
         immediately for invalid arguments.
         """
+        notes: tuple[str, ...] = ()
         if isinstance(prompt, str):
             tokens = self._encoder.encode(arguments.text("the prompt", prompt))
+            if tokens[:1] == tokens[1:2] == self._encoder.encode("")[:1]:
+                notes = (TWO_BOS,)
         else:
             tokens = arguments.token_ids("the prompt", prompt)
         request = TextRequest(
@@ -202,6 +205,7 @@ class Session(Closeable):
             n_logprobs=None if logprobs is None else _n_logprobs(logprobs),
             shown=shown or {},
             keeper=None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
+            notes=notes,
         )
         return self.submit(request)
 
@@ -416,11 +420,7 @@ class Session(Closeable):
 
     def constraint(self, grammar: Grammar) -> Constraint:
         """A constraint by `grammar` for one request. Raises UsageError and GrammarError."""
-        if self.plan.paged and not any(row.what == GRAMMARS for row in self.plan.rows):
-            raise UsageError(
-                "structured answers need memory that this session's budget does not hold: load it "
-                "with LoadSettings(..., grammars=True)"
-            )
+        reserving.check_grammar_memory(self.plan, self.target.n_vocab)
         with self._engine.use(), self._compiling:
             if self._compiler is None:
                 self._compiler = new_compiler(self._models.target.vocabulary, self.target.n_vocab)

@@ -182,6 +182,9 @@ class LoadSettings(Settings):
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
     draft: Path | None = None
     """None: the target decodes alone."""
+    optional_draft: bool = False
+    """Leave the draft out where texts are expected to be faster without it, where it does not fit,
+    and where it is a head, which follows one text, and `n_parallel` asks for more."""
     memory_budget: Annotated[int | str, BeforeValidator(_budget)] = "auto"
     """Most memory of the whole process, at its peak: bytes, 6GiB, 512M, 75% of the machine's, or
     auto, which is what is free now less a margin."""
@@ -206,7 +209,9 @@ class LoadSettings(Settings):
     """Most memory of the GPU that computes ONNX models, the draft's first: 6GiB, 512M, 75%, or
     auto, which is what is free there now less a margin. Default: auto."""
     grammars: bool = False
-    """Keep memory for structured answers; a target that is paged gives none without."""
+    """Keep memory for structured answers, which are refused where the budget does not hold it."""
+    spare_grammars: bool = False
+    """The same, only if the budget has so much more than the models need."""
     logprobs: bool = False
     """Keep memory for a server's answers with log probabilities."""
     most_body_bytes: Count | None = None
@@ -222,6 +227,7 @@ class LoadSettings(Settings):
             *,
             model: str | Path,
             draft: str | Path | None = None,
+            optional_draft: bool = False,
             memory_budget: int | str = "auto",
             ctx_size: int = 0,
             ctx_size_draft: int = 0,
@@ -232,6 +238,7 @@ class LoadSettings(Settings):
             options: Mapping[str, RuntimeOptions] = ...,
             gpu_memory_budget: int | str | None = None,
             grammars: bool = False,
+            spare_grammars: bool = False,
             logprobs: bool = False,
             state_files: bool = False,
             most_body_bytes: int | None = None,
@@ -276,6 +283,12 @@ class LoadSettings(Settings):
         for options in self.options.values():
             values |= options.model_dump(exclude_unset=True)
         return values
+
+    def without_draft(self) -> LoadSettings:
+        """The same settings without a draft, and without those that need one."""
+        dropped = {"draft", "optional_draft", *ABOUT_THE_DRAFT, *option_names("draft")}
+        given = {name: value for name, value in self.as_given().items() if name not in dropped}
+        return LoadSettings.model_validate(given)
 
 
 class Sampling(Settings):

@@ -55,7 +55,7 @@ class Candidate:
 
     def load(self, settings: LoadSettings) -> LoadSettings:
         """`settings` with this candidate's models, threads and options."""
-        values = without_draft(settings)
+        values = settings.without_draft().as_given()
         if self.draft is not None:
             values = settings.as_given() | {"draft": self.draft}
         known = LoadSettings.known()
@@ -145,9 +145,3 @@ def _on_gpu(load: LoadSettings, draft: Path) -> Mapping[str, dict[str, Any]]:
         flag: {k: v for k, v in placed.model_dump().items() if v != getattr(options, k)}
         for flag, placed in options.draft_on_gpu(n_layers).items()
     }
-
-
-def without_draft(settings: LoadSettings) -> dict[str, Any]:
-    """The settings that the user gave, without those for a draft."""
-    dropped = {"draft", *ABOUT_THE_DRAFT, *option_names("draft")}
-    return {name: value for name, value in settings.as_given().items() if name not in dropped}

@@ -24,8 +24,8 @@ TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "looku
 """Settings of a preset that apply automatically, because they do not change the text; options of a
 runtime that are only for drafts do, too."""
 _NOT_IN_KEY = frozenset(
-    {"model", "draft", "memory_budget", "threads", "threads_draft"}
-    | {"grammars", "logprobs", "n_parallel", "state_files", "most_body_bytes"}
+    {"model", "draft", "optional_draft", "memory_budget", "threads", "threads_draft"}
+    | {"grammars", "spare_grammars", "logprobs", "n_parallel", "state_files", "most_body_bytes"}
 )
 """Settings for loading that are not part of a preset's key, or only indirectly."""
 _STEPS_PER_DOUBLING = 4

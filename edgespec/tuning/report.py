@@ -8,7 +8,6 @@ from typing import Any
 from edgespec.engine.settings import EngineSettings
 from edgespec.jobs.other_work import DISTURBING_SHARE
 from edgespec.settings.units import format_size
-from edgespec.tuning.candidates import without_draft
 from edgespec.tuning.successive_halving import Trials, TuningResult, label
 from edgespec.tuning.trial import TrialFigures
 
@@ -19,7 +18,7 @@ def preset_settings(tuned: TuningResult) -> dict[str, Any]:
     settings: dict[str, Any] = {"model": load.model.resolve()}
     if best.draft is not None:
         settings["draft"] = best.draft.resolve()
-    values = load.as_given() if best.draft is not None else without_draft(load)
+    values = load.as_given() if best.draft is not None else load.without_draft().as_given()
     for name in sorted(values.keys() - {"model", "draft"}):
         settings[name] = values[name]
     for name in ("pacer", "fallback", "acceptance", "max_depth"):

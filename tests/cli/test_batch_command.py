@@ -59,7 +59,7 @@ def test_a_file_is_answered(loads: list[Any], files: tuple[str, str], capsys) ->
     assert out == ""
     assert "requests answered: 4\n" in err
     settings = loads[0]
-    assert settings.grammars and settings.logprobs and settings.most_body_bytes == 0
+    assert settings.spare_grammars and settings.logprobs and settings.most_body_bytes == 0
 
 
 def test_wherever_a_run_was_killed_the_next_one_goes_on(

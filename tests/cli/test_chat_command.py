@@ -32,21 +32,37 @@ def test_every_line_is_a_message_and_gets_an_answer():
 
 def test_a_conversation_is_saved_and_gone_on_with(tmp_path):
     file = tmp_path / "talk.json"
-    chat(f"write gcd\n/save {file}\n/exit\nnever read\n", "--system", "Be brief.")
+    chat(f"write gcd\n/save {file}\n/exit\nnever read\n", "--system", "Be brief.", "--commands")
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
-    chat(f"again\n/save {file}\n", "--load", str(file))
+    chat(f"again\n/save {file}\n", "--load", str(file), "--commands")
     assert len(json.loads(file.read_text())["messages"]) == 5
 
 
 def test_commands_change_the_conversation(tmp_path):
     file = tmp_path / "talk.json"
-    chat(f"write gcd\n/system Be brief.\n/save {file}\nwrite lcm\n/reset\n/save {file}\n")
+    lines = f"write gcd\n/system Be brief.\n/save {file}\nwrite lcm\n/reset\n/save {file}\n"
+    chat(lines, "--commands")
     assert json.loads(file.read_text())["messages"] == [{"role": "system", "content": "Be brief."}]
 
 
+def test_a_piped_line_that_begins_with_a_slash_is_a_message(tmp_path):
+    file = tmp_path / "talk.json"
+    out, _ = chat(f"/no_think Say hi\n/save {file}\n", "--quiet")
+    assert len(out.splitlines()) >= 2
+    assert not file.exists()
+
+
+def test_a_pipe_needs_no_folder_that_can_be_written():
+    environment = {**os.environ, "XDG_CACHE_HOME": "/proc/nope"}
+    done = subprocess.run(
+        [*CHAT, "--quiet"], input=b"Hi\n", capture_output=True, env=environment, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_second_turn_reads_only_what_is_new():
-    _, said = chat("write a function that adds two numbers\ngo on\n/stats\n")
+    _, said = chat("write a function that adds two numbers\ngo on\n/stats\n", "--commands")
     reused = next(line for line in said.splitlines() if line.startswith("reused: "))
     assert int(reused.split()[1]) > 10
 
@@ -62,7 +78,7 @@ def test_a_second_turn_reads_only_what_is_new():
     ],
 )
 def test_a_mistake_is_one_line_and_the_conversation_goes_on(line, complaint):
-    out, said = chat(f"{line}\nwrite gcd\n", "--quiet", code=2)
+    out, said = chat(f"{line}\nwrite gcd\n", "--quiet", "--commands", code=2)
     assert out
     assert complaint in said
 
@@ -166,7 +182,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
 
 def test_a_conversation_goes_on_in_another_process_without_being_read_again(tmp_path):
     state, talk = tmp_path / "a.state", tmp_path / "talk.json"
-    cached = ("--prompt-cache", str(state))
+    cached = ("--prompt-cache", str(state), "--commands")
     asked = "write a function that adds two numbers and then another one that does it again"
     chat(f"{asked}\n/save {talk}\n", *cached)
     _, said = chat("go on\n/stats\n", "--load", str(talk), *cached)
@@ -176,5 +192,5 @@ def test_a_conversation_goes_on_in_another_process_without_being_read_again(tmp_
 
 
 def test_a_conversation_without_a_question_keeps_nothing(tmp_path):
-    chat("/exit\n", "--prompt-cache", str(tmp_path / "a.state"))
+    chat("/exit\n", "--prompt-cache", str(tmp_path / "a.state"), "--commands")
     assert not list(tmp_path.iterdir())

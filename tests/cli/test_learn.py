@@ -14,7 +14,7 @@ from edgespec.files.training_texts import TrainingTexts
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports.findings import Finding
 from edgespec.session import session
-from edgespec.session.loading import TEXTS_TO_LEARN
+from edgespec.session.reserving import TEXTS_TO_LEARN
 from edgespec.settings.config import LoadSettings
 from fake_session import FakeSession
 

@@ -125,3 +125,26 @@ def test_what_cannot_be_meant_is_refused(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_an_error_goes_to_the_file_of_json(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path):
+    refuse_to_load(monkeypatch, BudgetError("too small", 77))
+    out = tmp_path / "out.json"
+    assert entry.main(["generate", "--json", str(out), "-p", "hi"]) == 4
+    assert json.loads(out.read_text())["error"]["smallest_bytes"] == 77
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["generate", "-p", "x"], None),
+        (["generate", "--json", "a.json", "-p", "x"], "a.json"),
+        (["generate", "--json=a.json", "-p", "x"], "a.json"),
+        (["generate", "--json", "-p", "x"], "-"),
+        (["bench", "--json", "a.json"], "a.json"),
+        (["models", "show", "--json", "smollm2"], "-"),
+    ],
+)
+def test_json_has_a_place_before_the_arguments_are_understood(arguments, place):
+    assert entry.json_place(arguments) == place

@@ -267,3 +267,18 @@ def test_other_kinds_of_heads_are_refused_by_name(
     assert main(["generate", "-m", str(good.target), "-md", str(path), "-p", "Hello"]) == 3
     complaint = capsys.readouterr().err.splitlines()[-1]
     assert architecture in complaint and "name an EAGLE-3 or DFlash head" in complaint
+
+
+def test_a_head_that_was_not_asked_for_gives_way_to_several_texts(good: Files) -> None:
+    settings = good.settings(n_parallel=4).model_copy(update={"optional_draft": True})
+    plan = edgespec.plan(settings)
+    assert plan.n_parallel == 4
+    assert not plan.has_draft
+    assert any("follows one text, and --parallel asks for 4" in note for note in plan.notes)
+
+
+def test_a_head_reads_prompts_in_small_batches(good: Files) -> None:
+    """Its graph has logits of every row of a batch."""
+    with open_models(good.settings(), ALONE) as models:
+        assert models.draft is not None
+        assert models.draft.info.prompt_batch <= 32

@@ -258,3 +258,14 @@ def test_one_page_more_never_makes_a_cliff(machine: FakeMachine):
 def test_a_plan_counts_the_process_in_whole_steps():
     step = process.STEP_BYTES
     assert [process.round_up_to_step(n) for n in (1, step, step + 1)] == [step, step, 2 * step]
+
+
+def test_the_margin_of_a_small_container_is_an_eighth():
+    assert process.margin_bytes(320 * MIB) == 40 * MIB
+    assert process.margin_bytes(2 * GIB) == 256 * MIB
+
+
+def test_an_error_says_which_budget_auto_chose():
+    (note,) = process.auto_note(69 * MIB, "auto")
+    assert "auto chose the 69 MiB" in note and "margin" in note
+    assert process.auto_note(69 * MIB, 69 * MIB) == []

@@ -172,3 +172,12 @@ def test_a_recorded_checksum_that_was_not_compared_is_said(
     assert "not read: --hash" in capsys.readouterr().out
     assert entry.main(["models", "list", "--hash"]) == 0
     assert "not read" not in capsys.readouterr().out
+
+
+def test_files_that_pip_renames_meanwhile_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept.whl").write_bytes(b"12345")
+    names = ["kept.whl", "renamed.whl"]
+    monkeypatch.setattr("os.walk", lambda _: [(str(tmp_path), [], names)])
+    assert packaged._bytes_in(tmp_path) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import threading
 import time
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, WeightReadError
 from edgespec.paging.pager import PinnedSegments, WeightPager
-from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Run, Segment
+from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, DirectReader, Extent, Run, Segment
 
 
 def make_file(folder: Path, nbytes: int) -> Path:
@@ -334,3 +335,34 @@ def test_closing_ends_the_thread_while_it_reads() -> None:
     pager.close()
     assert reader.is_closed
     assert threading.active_count() == before
+
+
+def test_a_file_that_was_cut_while_it_was_open_is_reported_with_its_length(tmp_path: Path) -> None:
+    path = make_file(tmp_path, 4 * BLOCK_BYTES)
+    reader = DirectReader([path])
+    os.truncate(path, BLOCK_BYTES // 2)
+    with pytest.raises(WeightReadError, match=f"ends at byte {BLOCK_BYTES // 2:,}, and had"):
+        read_last_block(reader)
+    reader.close()
+
+
+def test_a_file_that_was_overwritten_in_place_is_noticed(tmp_path: Path) -> None:
+    path = make_file(tmp_path, 4 * BLOCK_BYTES)
+    reader = DirectReader([path])
+    assert read_last_block(reader) == BLOCK_BYTES
+    with path.open("r+b") as file:
+        file.write(b"other weights")
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000))  # clocks of files are coarse
+    with pytest.raises(WeightReadError, match="was written to while it was streamed"):
+        read_last_block(reader)
+    reader.close()
+
+
+def read_last_block(reader: DirectReader) -> int:
+    memory = AlignedMemory(BLOCK_BYTES)
+    try:
+        run = Run(0, 3 * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES, 0)
+        with memory.view(0, BLOCK_BYTES) as view:
+            return reader.read(run, view, lambda: False)
+    finally:
+        memory.close()

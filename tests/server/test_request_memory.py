@@ -3,10 +3,11 @@
 import pytest
 
 import edgespec
+from edgespec.errors import UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES
 from edgespec.memory import requests
 from edgespec.models.embedded import embedded_pair
-from edgespec.session.loading import GRAMMARS, POOL
+from edgespec.session.reserving import GRAMMARS, POOL, check_grammar_memory
 from edgespec.settings.config import LoadSettings
 
 MIB = 1 << 20
@@ -52,3 +53,17 @@ def test_texts_at_once_share_what_grammars_and_large_answers_take():
 )
 def test_the_pool_holds_any_one_request(grammars, answers, n_texts, mib):
     assert requests.pool_bytes(grammars * GRAMMAR_BYTES, answers, n_texts) == mib * MIB
+
+
+def test_spare_memory_for_grammars_is_kept_only_where_the_budget_has_it():
+    def plan(budget: int | str, spare: bool):
+        target = embedded_pair().target
+        return edgespec.plan(LoadSettings(model=target, memory_budget=budget, spare_grammars=spare))
+
+    ample = plan("4GiB", True)
+    assert any(row.what == GRAMMARS for row in ample.rows)
+    tight = plan(plan("4GiB", False).planned_bytes + 4 * MIB, True)
+    assert not any(row.what == GRAMMARS for row in tight.rows)
+    assert any("structured answers are refused" in note for note in tight.notes)
+    with pytest.raises(UsageError, match="structured answers need"):
+        check_grammar_memory(tight, 512)

@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgespec.engine.chances import Chances
 from edgespec.engine.decision import RoundPlanner
+from edgespec.engine.drafting.remembering import Learnt
 from edgespec.engine.experience import Experience
 from edgespec.engine.pass_curve import Knot, PassCurve
 from edgespec.memory.budget import MIB, MemoryPlan, SegmentSize
 from edgespec.memory.experts import ExpertSizes
-from edgespec.session.prospect import planner_of, tokens_per_byte
+from edgespec.session.prospect import gain_without_draft, planner_of, tokens_per_byte
+from edgespec.values import ModelInfo
 
 DISK = 100.0 * MIB
 LAYERS = tuple(SegmentSize(f"layer {n}", 100 * MIB, 100 * MIB) for n in range(4))
@@ -72,3 +75,39 @@ def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
 
     assert gained(1) < 1.05
     assert gained(8) > 1.1
+
+
+TARGET = ModelInfo("target", "a", 100, 4096, 4, size_bytes=100 * MIB)
+HEAD_BYTES = 10 * MIB
+FITS = replace(DENSE, paged=False)
+
+
+def reading(n_layers: int) -> MemoryPlan:
+    """A plan whose passes read so many of the four layers."""
+    return replace(DENSE, pinned=frozenset(range(len(LAYERS) - n_layers)))
+
+
+def gain(paired: MemoryPlan, alone: MemoryPlan, learnt: Learnt | None = None) -> float:
+    return gain_without_draft(paired, alone, TARGET, HEAD_BYTES, DISK, learnt or {})
+
+
+def test_a_draft_does_not_pay_where_its_memory_makes_the_target_page() -> None:
+    assert gain(reading(1), FITS) > 1.5
+
+
+def test_a_draft_pays_where_the_target_reads_about_as_much_without_it() -> None:
+    assert gain(reading(3), reading(2)) < 1
+    assert gain(reading(4), reading(1)) > 1
+
+
+def test_what_a_run_found_decides() -> None:
+    """Rounds whose guesses were wrong, and rounds of six tokens."""
+
+    def learnt(accepted: float) -> Learnt:
+        tokens = Chances((20.0, 0.0), (20.0, 0.0), (20.0, 0.0), 20.0)
+        curve = PassCurve(knots=(Knot(1.0, 0.01, 0.01),))
+        found = Experience(curve, tokens, rounds=20.0, claimed=20 * accepted, plain_tokens=20.0)
+        return {"rounds@8 tenths streamed, 2+2 threads, 128 MB/s": found.state_dict()}
+
+    assert gain(reading(3), reading(2)) < 1 < gain(reading(3), reading(2), learnt(0.0))
+    assert gain(reading(3), reading(1)) > 1 > gain(reading(3), reading(1), learnt(5.0))

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         requests, n_lines = _open_input(args.input, stack)
         log = stack.enter_context(_open_output(args.out, args.input))
         earlier = _earlier_answers(log, args.out)
-        args.grammars = args.logprobs = True
+        args.spare_grammars = args.logprobs = True
         args.most_body_bytes = body_bytes or 0
         loaded = stack.enter_context(settings_from(args).opened(console, template))
         batch = BatchRun(

@@ -23,7 +23,7 @@ from edgespec.bench.settings import QUICK, BenchSettings
 from edgespec.bench.summary import spread, summarise
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
-from edgespec.cli.console import Console
+from edgespec.cli.console import STDOUT, Console, report_failure
 from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import model_path, own_draft, read_prompts, spelled
@@ -79,7 +79,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             Path(json_name).write_text(as_json + "\n", encoding="utf-8")
         console.write("\n" + lines)
     if report.failures:
-        raise EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
+        error = EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
+        if json_name not in (None, STDOUT):  # the file has the report, failures included
+            return report_failure(error, str(error), error.exit_code, None)
+        raise error
     return 0
 
 

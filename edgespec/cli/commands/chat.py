@@ -58,17 +58,18 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     command = settings_from(args)
     console = Console(quiet="quiet" in args)
     # before loading, so that a missing package is reported early and its memory is planned
-    messages = chat_input.lines(cache_folder.make_folder() / "chat_history")
+    is_terminal = chat_input.is_terminal(sys.stdin)
+    messages = chat_input.lines(_history(console) if is_terminal else None)
     dialogue = Dialogue(getattr(args, "system", None))
     if "load" in args:
         dialogue.load(Path(args.load))
     with command.opened(console, template) as loaded:
         loaded.chat_prompt([{"role": "user", "content": "Hello"}])  # refused now, or never
-        chat = Chat(loaded, dialogue, command.generate, grammar, console)
+        obeys = is_terminal or "commands" in args
+        chat = Chat(loaded, dialogue, command.generate, grammar, console, obeys)
         with ExitStack() as stack:
             if cache is not None:
                 stack.enter_context(_kept(loaded, cache, console))
-            is_terminal = sys.stdin.isatty()
             if is_terminal:
                 console.note(
                     f"{loaded.target.name} (budget {format_size(loaded.plan.budget_bytes)}): /help "
@@ -80,6 +81,17 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                 if not chat.take(line):
                     break
         return 0 if is_terminal else chat.exit_code
+
+
+def _history(console: Console) -> Path | None:
+    """The file of a terminal's messages; None, with a note, where it cannot be written."""
+    try:
+        path = cache_folder.make_folder() / "chat_history"
+        chat_input.make_private(path)
+    except EdgespecError as error:
+        console.note(f"messages are not kept for the next conversation: {error}")
+        return None
+    return path
 
 
 @contextmanager
@@ -107,12 +119,15 @@ class Chat:
         settings: GenerateSettings,
         grammar: Grammar | None,
         console: Console,
+        obeys: bool = True,
     ) -> None:
+        """With `obeys`, lines that begin with a slash are commands, otherwise messages."""
         self._session = session
         self._dialogue = dialogue
         self._settings = settings
         self._grammar = grammar
         self._console = console
+        self._obeys = obeys
         self._seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self.exit_code = 0
         """Exit code of the first failure; 0 if there was none."""
@@ -134,7 +149,7 @@ class Chat:
         text = line.strip()
         self._is_stopped = False
         try:
-            if text.startswith("/"):
+            if self._obeys and text.startswith("/"):
                 return self._obey(text)
             if text:
                 self._answer(text)

@@ -19,8 +19,13 @@ MAX_MESSAGE_BYTES = 4 << 20
 COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
 
 
-def lines(history: Path, stdin: TextIO | None = None) -> Iterator[str]:
-    """The user's messages until the input ends.
+def is_terminal(stdin: TextIO | None) -> bool:
+    """True if messages are typed; `stdin` is None if it is closed."""
+    return stdin is not None and stdin.isatty()
+
+
+def lines(history: Path | None, stdin: TextIO | None = None) -> Iterator[str]:
+    """The user's messages until the input ends; those of a terminal are kept in `history`.
 
     Raises UsageError at once if stdin is closed, or if prompt_toolkit is needed and not installed.
     """
@@ -87,11 +92,11 @@ def make_private(history: Path) -> None:
         raise EdgespecError(f"{history} cannot be written: {error.strerror}") from error
 
 
-def _session(history: Path) -> PromptSession[str]:
+def _session(history: Path | None) -> PromptSession[str]:
     with extras.needed("chat", "a terminal to chat in needs prompt_toolkit"):
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
-        from prompt_toolkit.history import FileHistory
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     bindings = KeyBindings()
 
@@ -106,9 +111,10 @@ def _session(history: Path) -> PromptSession[str]:
     def _break(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    make_private(history)
+    if history is not None:
+        make_private(history)
     return PromptSession(
-        history=FileHistory(str(history)),
+        history=InMemoryHistory() if history is None else FileHistory(str(history)),
         multiline=True,
         key_bindings=bindings,
         completer=WordCompleter(COMMANDS, sentence=True),

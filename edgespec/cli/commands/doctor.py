@@ -51,6 +51,8 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast
     """The forecast of a pair, and the short run that it is based on."""
     load, engine = command.load, replace(command.engine, learn=False)
     plan = plan_trial(load, engine)
+    if not plan.has_draft:  # it came by itself, and was left out
+        load = load.without_draft()
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
     trial = TuningTrial(load, replace(engine, remember=False), prompts, N_TOKENS, SECONDS)
     began = time.monotonic()

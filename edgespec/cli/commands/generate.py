@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.commands import reports
 from edgespec.cli.commands.plan import mentioning_draft_max
-from edgespec.cli.console import Console, follow, report_failure
+from edgespec.cli.console import STDOUT, Console, follow, report_failure, write_json
 from edgespec.cli.flags import grammars, prompt_caches
 from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     command, prompt = settings_from(args), read_prompt(args)
     settings = command.generate
     json_file = getattr(args, "json", None)
-    as_json = json_file == "-"
+    as_json = json_file == STDOUT
     if json_file and not as_json:
         check_output(Path(json_file))
     console = Console(color=_color(args, as_json), quiet="quiet" in args)
@@ -47,6 +46,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         _trace(args) as trace,
         session.load(command.load, command.engine, console.progress, trace) as running,
     ):
+        console.end_of_progress()
+        for note in running.plan.notes:
+            console.note(f"note: {note}")
         events = running.stream(
             prompt,
             settings.sampling(seed),
@@ -61,9 +63,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             with interrupts.stopping(running.cancel):
                 result = follow(events, shown.show)
         except EdgespecError as error:
-            if not (as_json and shown.text):
+            if not (json_file and shown.text):
                 raise
-            return report_failure(error, str(error), error.exit_code, True, text=shown.text)
+            return report_failure(error, str(error), error.exit_code, json_file, text=shown.text)
         shown.rest_of(result)
         trace.close()
         failure = cache.failure if cache else None
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             console.json(report)
             return _outcome(result, failure)
         if json_file:
-            Path(json_file).write_text(json.dumps(report, ensure_ascii=False) + "\n")
+            write_json(json_file, report)
         console.end_of_text()
         console.note("")
         told = [note for note in result.notes if not failure or str(failure) not in note]
@@ -133,9 +135,9 @@ def _outcome(result: GenerationResult, failure: EdgespecError | None = None) -> 
     `failure` is an error that occurred after the text was complete.
     """
     if result.finish_reason == "cancelled":
-        return report_failure(Cancelled(), "interrupted", INTERRUPTED, wants_json=False)
+        return report_failure(Cancelled(), "interrupted", INTERRUPTED, None)
     if failure is not None:
-        return report_failure(failure, str(failure), failure.exit_code, wants_json=False)
+        return report_failure(failure, str(failure), failure.exit_code, None)
     return 0
 
 

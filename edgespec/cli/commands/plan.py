@@ -33,7 +33,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     # imported after planning, because modules take memory
     from edgespec.tuning import pair_figures
 
-    predicted = pair_figures.predicted(command.load, memory_plan, bandwidth)
+    load = command.load if memory_plan.has_draft else command.load.without_draft()
+    predicted = pair_figures.predicted(load, memory_plan, bandwidth)
     if "json" in args:
         console.json(reports.plan_report(memory_plan, bandwidth, predicted))
         return 0

@@ -41,7 +41,7 @@ def generation_report(
         "reused_tokens": result.reused_tokens,
         "saved_passes": result.saved_passes,
         "dropped_tokens": result.dropped_tokens,
-        "notes": _notes(plan, result),
+        "notes": [*plan.notes, *_notes_on_result(plan, result)],
         "load": dict(load_report),
         "plan": plan.as_dict(),
         **more,
@@ -73,12 +73,13 @@ def generation_summary(
     if paging.experts:
         lines.append(_expert_line(paging.experts))
     lines.append(memory_line(plan, peak_bytes))
-    return lines + [f"note: {note}" for note in _notes(plan, result)]
+    return lines + [f"note: {note}" for note in _notes_on_result(plan, result)]
 
 
-def _notes(plan: MemoryPlan, result: GenerationResult) -> list[str]:
+def _notes_on_result(plan: MemoryPlan, result: GenerationResult) -> list[str]:
+    """Notes about a text; those of the plan are told when it is loaded."""
     on_draft = note_on_draft(plan, result.speculation)
-    return [*plan.notes, *result.notes, *([on_draft] if on_draft else [])]
+    return [*result.notes, *([on_draft] if on_draft else [])]
 
 
 def _kept(result: GenerationResult) -> str:

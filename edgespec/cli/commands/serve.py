@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     port = whole("--port", getattr(args, "port", PORT))
     console = Console(quiet="quiet" in args)
     with _listening(guard.host, port) as listener:
-        args.grammars = args.logprobs = True
+        args.spare_grammars = args.logprobs = True
         args.most_body_bytes = guard.max_body_bytes or 0
         with settings_from(args).opened(console, template) as loaded:
             server = running.Server(

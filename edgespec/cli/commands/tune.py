@@ -25,6 +25,7 @@ from edgespec.jobs.limits import Limiter
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import shipped_prompts
+from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import parse_rate
 from edgespec.tuning import pair_figures, presets, report
 from edgespec.tuning.candidates import Candidate, TuningJob
@@ -74,7 +75,9 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
     command = settings_from(args)
     for note in command.notes:
         console.note(note)
-    load = command.load
+    given = command.load.as_given()
+    given.pop("optional_draft", None)  # tuning measures whether it pays
+    load = LoadSettings.model_validate(given)
     others = [model_path(draft, "--model-draft") for draft in drafts[1:]]
     if load.draft is not None and (own := own_draft(load.model)):
         others.append(own)

@@ -16,7 +16,8 @@ examples:
   edgespec chat -hf USER/REPO --system 'Answer in one sentence.'
   echo 'What is a token tree?' | edgespec chat -m big.gguf
 
-Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends. Commands:
+Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends. Commands, also in a
+pipe with --commands:
   /system [TEXT]  set the system message, or remove it, and start a new conversation
   /reset          start a new conversation
   /save FILE      save the conversation as JSON
@@ -41,4 +42,7 @@ def add_to(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("conversation")
     group.add_argument("--system", metavar="TEXT", help="system message")
     group.add_argument("--load", metavar="FILE", help="continue a saved conversation")
+    group.add_argument(
+        "--commands", action="store_true", help="obey commands such as /save in a pipe, too"
+    )
     group.add_argument("--quiet", action="store_true", help="print no notes or progress")

@@ -151,15 +151,21 @@ class PreparedOwnHead(PreparedHead):
             raise
 
 
+BATCH_SIZE = 32
+"""Most prompt tokens in one batch of a head: its compute buffer has logits of every row, 24 MiB for
+128 rows and a vocabulary of 49,152."""
+
+
 def _one_text(request: ModelRequest, head: HeadShape) -> ModelRequest:
     """The request for a head of this shape, which serves one text.
 
     A block follows the text, so the context has room for both. The graph computes logits of every
-    row, so batches are no larger than blocks.
+    row, so batches are small, and no larger than blocks.
     """
     max_ctx = max(request.max_ctx, request.target_ctx)
     if head.block is None:
-        return replace(request, n_texts=1, max_ctx=max_ctx)
+        batch_size = min(request.batch_size or BATCH_SIZE, BATCH_SIZE)
+        return replace(request, n_texts=1, max_ctx=max_ctx, batch_size=batch_size)
     size = head.block.size
     return replace(
         request,

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import WeightReadError
-from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, read_at
+from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, FileWatch, read_at
 from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.llama import abi
 
@@ -63,6 +63,7 @@ class RowTable:
         self._memory = AlignedMemory(entry.nbytes, sparse=True)
         self._present: set[int] = set()
         self._file = os.open(path, os.O_RDONLY)
+        self._watch = FileWatch(path, self._file)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file, entry.offset, entry.nbytes, os.POSIX_FADV_RANDOM)
 
@@ -87,6 +88,7 @@ class RowTable:
                 n = read_at(self._file, view, self._entry.offset + start)
             except OSError as exc:
                 raise WeightReadError(f"reading {self._path} failed: {exc.strerror}") from exc
+            self._watch.check(self._file)
             if n != self._row_bytes:
                 raise WeightReadError(
                     f"{self._path} was cut short: {self._entry.name} ends before its row {row}"

@@ -117,7 +117,7 @@ def _folder() -> Path:
         return folder
     with log.captured():  # the first call starts all backends; CUDA's logs if it finds no device
         if not n_backends():
-            lib._lib.ggml_backend_load_all_from_path(str(folder).encode())
+            lib._lib.ggml_backend_load_all_from_path(os.fsencode(folder))
     if not _called("ggml_backend_reg_by_name", b"CPU"):
         raise EdgespecError(
             f"llama.cpp has no library for this processor ({platform.machine()}) in {folder}: "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -271,7 +272,7 @@ def _load(
     start()
     kept_alive = _place(params, placement, as_stored)
     with log.captured() as lines:
-        handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             raise ModelError(f"{path} cannot be loaded: {log.complaint(lines)}")
         del kept_alive

@@ -7,6 +7,7 @@ cancelled by killing the process. Knows which types can be enlarged afterwards.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import signal
@@ -160,7 +161,9 @@ def _run(source: str, out: str, name: str, narrow: str) -> int:
         override = lib.llama_model_tensor_override
         overrides = (override * 2)(override(b"attn_output", code), override(None, 0))
         params.tt_overrides = overrides
-    return int(lib.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(params)))
+    return int(
+        lib.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
+    )
 
 
 if __name__ == "__main__":

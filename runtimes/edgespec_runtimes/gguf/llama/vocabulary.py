@@ -15,6 +15,9 @@ from edgespec_runtimes.gguf.llama.loading import Model
 _CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 """Attributes of tokens that llama.cpp only parses in a text on request."""
 
+PIECES_KEPT = 8_192
+"""Pieces of tokens that are kept, at 300 bytes each."""
+
 
 class GgufVocabulary:
     """Converts between text and tokens with llama.cpp's tokenizer."""
@@ -53,7 +56,7 @@ class GgufVocabulary:
                 return list(tokens[:n])
             room = -n
 
-    @functools.lru_cache(maxsize=65536)  # noqa: B019 - the vocabulary lives as long as its model
+    @functools.lru_cache(maxsize=PIECES_KEPT)  # noqa: B019 - the vocabulary lives as long as its model
     def piece(self, token: int) -> bytes:
         check_token(token, self.n_vocab)  # llama.cpp would crash
         room = 64

@@ -158,7 +158,7 @@ def _identity(source: Source) -> tuple[str, str]:
 
 
 def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _laid_out(source: Source) -> tuple[dict[str, StoredWeight], int]:

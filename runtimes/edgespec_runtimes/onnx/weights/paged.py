@@ -16,7 +16,7 @@ from onnx import helper
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.paging.pager import PinnedSegments, WeightPager
-from edgespec.paging.reader import DirectReader, Segment, read_at
+from edgespec.paging.reader import DirectReader, FileWatch, Segment, read_at
 from edgespec.paging.store import Store
 from edgespec.ports import Progress
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -76,6 +76,7 @@ class EmbeddingTable(Closeable):
         self._kind = helper.tensor_dtype_to_np_dtype(weight.kind)
         self._row_bytes = weight.nbytes // weight.shape[0]
         self._file = os.open(self._path, os.O_RDONLY)
+        self._watch = FileWatch(self._path, self._file)
         if hasattr(os, "posix_fadvise"):
             extent = weight.extent
             os.posix_fadvise(self._file, extent.offset, extent.nbytes, os.POSIX_FADV_RANDOM)
@@ -90,6 +91,7 @@ class EmbeddingTable(Closeable):
                 n = read_at(self._file, memoryview(table[i]).cast("B"), offset)
             except OSError as error:
                 raise WeightReadError(f"reading {self._path} failed: {error.strerror}") from error
+            self._watch.check(self._file)
             if n != self._row_bytes:
                 raise WeightReadError(
                     f"{self._path} was cut short: embeddings end early; copy it again"

@@ -1,0 +1,129 @@
+"""Plan rows of what a session may be asked for besides texts, and of the GPU's memory.
+
+Knows settings and prepared models; what a model needs itself, its runtime says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edgespec.engine.encoding import max_characters
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
+from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
+from edgespec.memory import process, requests
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.needs import ModelNeeds
+from edgespec.runtimes import PreparedModel, UsesGpu
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.units import format_size
+from edgespec.values import ModelInfo
+
+GRAMMARS = "grammars"
+"""Plan row: memory that all grammars share."""
+POOL = "grammars and large answers at work"
+"""Plan row: pool for requests with grammars, log probabilities or several choices, which reserve
+their bytes of it and wait for them."""
+REQUESTS = "requests"
+"""Plan row: memory for a server's requests."""
+TEXTS_TO_LEARN = "texts to learn from"
+"""Plan row: memory for the corrections that `learn` records."""
+STATE_FILES = "state files"
+"""Plan row: buffers for the largest piece of a state file."""
+
+
+def reserved_rows(
+    settings: LoadSettings,
+    engine_settings: EngineSettings,
+    target: PreparedModel,
+    needs: Sequence[ModelNeeds],
+    grammars: bool,
+) -> list[MemoryRow]:
+    """The rows of a session with these settings; `needs` are those of all its models.
+
+    `grammars`: memory for structured answers is kept.
+    """
+    rows = []
+    n_texts = 1 if engine_settings.draws_guesses else target.info.n_texts
+    if grammars:
+        rows.append(MemoryRow("process", GRAMMARS, library_bytes(target.info.n_vocab)))
+    if nbytes := requests.pool_bytes(GRAMMAR_BYTES * grammars, settings.logprobs, n_texts):
+        rows.append(MemoryRow("process", POOL, nbytes))
+    if settings.most_body_bytes is not None:
+        rows.append(
+            MemoryRow("process", REQUESTS, _request_bytes(settings.most_body_bytes, target))
+        )
+    if engine_settings.learn:
+        from edgespec.engine import corrections
+
+        nbytes = corrections.bytes_needed(target.info.n_vocab, n_texts)
+        rows.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))
+    if settings.state_files:
+        max_bytes = max(need.state_bytes for need in needs)
+        rows.append(MemoryRow("process", STATE_FILES, max_bytes))
+    return rows
+
+
+def grammar_bytes(n_vocab: int, n_texts: int) -> int:
+    """Memory of structured answers with a vocabulary of `n_vocab`, for `n_texts` at once."""
+    n_grammars = min(requests.GRAMMARS_AT_ONCE, n_texts)
+    return library_bytes(n_vocab) + n_grammars * GRAMMAR_BYTES
+
+
+def without_grammars(target: ModelInfo, budget_bytes: int) -> str:
+    """A note about a plan that keeps no memory for structured answers."""
+    needed = format_size(grammar_bytes(target.n_vocab, 1))
+    return (
+        f"structured answers are refused: they need {needed} more than the models leave of the "
+        f"memory budget of {format_size(budget_bytes)}"
+    )
+
+
+def check_grammar_memory(plan: MemoryPlan, n_vocab: int) -> None:
+    """Raise UsageError if the plan neither has memory for structured answers nor leaves it."""
+    if any(row.what == GRAMMARS for row in plan.rows):
+        return
+    needed = grammar_bytes(n_vocab, plan.n_parallel)
+    spare = 0 if plan.paged else max(0, plan.budget_bytes - plan.planned_bytes)
+    if spare < needed:
+        raise UsageError(
+            f"structured answers need {format_size(needed)}, of which the memory budget of "
+            f"{format_size(plan.budget_bytes)} leaves {format_size(spare)}: raise it, or load with "
+            "LoadSettings(..., grammars=True), which plans for them"
+        )
+
+
+def _request_bytes(most_body_bytes: int, target: PreparedModel) -> int:
+    n_ctx, longest = target.info.n_ctx, max(map(len, target.tokens()))
+    body_bytes = most_body_bytes or requests.max_body_bytes(n_ctx)
+    return requests.bytes_needed(body_bytes, max_characters(longest, n_ctx))
+
+
+def place_on_gpu(
+    models: Sequence[PreparedModel],
+    wanted: int | str | None,
+    notes: Callable[[], Sequence[str]],
+) -> tuple[int, tuple[MemoryRow, ...]]:
+    """Budget and plan rows of the GPU's memory for target and draft; `wanted` is the setting.
+
+    The draft is placed first, because it computes several times per round. Raises UsageError for a
+    GPU budget if no model uses a GPU, with the models' `notes`.
+    """
+    there = [
+        (model, model.gpu_memory)
+        for model in reversed(models)
+        if isinstance(model, UsesGpu) and model.gpu_memory
+    ]
+    if not there:
+        if wanted is not None:
+            complaint = "--gpu-memory-budget: no GPU computes a model here, leave it out"
+            raise UsageError("; ".join([complaint, *notes()]))
+        return 0, ()
+    _, gpu = there[0]
+    budget_bytes = process.resolve_gpu_budget(wanted, gpu.free_bytes, gpu.total_bytes)
+    rows = [MemoryRow("process", f"libraries of {gpu.name}", gpu.reserved_bytes)]
+    for model, _ in there:
+        rows += model.place(max(0, budget_bytes - sum(row.nbytes for row in rows)))
+    if len(rows) == 1:  # nothing fits
+        return budget_bytes, ()
+    return budget_bytes, tuple(rows)

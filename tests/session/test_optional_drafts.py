@@ -1,0 +1,62 @@
+"""A draft that nobody asked for is left out where the target alone is expected to be faster."""
+
+from __future__ import annotations
+
+import pytest
+
+import edgespec
+from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.models.embedded import embedded_pair
+from edgespec.session import pairing
+from edgespec.settings.config import LoadSettings
+
+SLACK = 6 * MIB
+"""Growth of the process between two plans, at most."""
+
+
+def planned(budget: int | str, optional: bool = True, has_draft: bool = True) -> MemoryPlan:
+    pair = embedded_pair()
+    return edgespec.plan(
+        LoadSettings(
+            model=pair.target,
+            draft=pair.draft if has_draft else None,
+            optional_draft=optional and has_draft,
+            memory_budget=budget,
+            ctx_size=256,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def enough_alone() -> int:
+    """A budget that holds the target, and little more."""
+    return planned("4GiB", has_draft=False).planned_bytes + SLACK
+
+
+@pytest.fixture(autouse=True)
+def _no_budget_is_ample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "ample_bytes", lambda *_: 1 << 50)
+
+
+def test_it_guesses_where_both_models_fit() -> None:
+    plan = planned("4GiB")
+    assert plan.has_draft and not plan.notes
+
+
+def test_it_is_left_out_where_the_target_would_be_paged(enough_alone: int) -> None:
+    plan = planned(enough_alone)
+    assert not plan.has_draft and not plan.paged
+    (note,) = (note for note in plan.notes if "edgespec-draft-q8_0" in note)
+    assert "--no-draft" not in note
+
+
+def test_a_budget_that_holds_the_target_alone_is_enough() -> None:
+    least = planned("4GiB", has_draft=False).smallest_bytes + SLACK
+    assert not planned(least).has_draft
+
+
+def test_one_that_was_asked_for_is_used_and_told_of(enough_alone: int) -> None:
+    plan = planned(enough_alone, optional=False)
+    assert plan.has_draft
+    if plan.paged and plan.gain_without_draft:
+        assert any("--no-draft" in note for note in plan.notes)
