@@ -5,7 +5,7 @@ Knows tokens and their bytes, but no template and no grammar.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +45,8 @@ class ReasoningEnd:
             self.blanks[token] = bool(shown) and not shown.strip()
             if shown.partition(last)[2].strip():
                 self._overrunning.append((token, shown))
+            if self._spans(shown):
+                self._free[token] = False
 
     def allowed(self, tail: bytes) -> NDArray[np.bool_]:
         """Mask of the tokens that may follow `tail` in reasoning, bool [n_vocab].
@@ -53,14 +55,15 @@ class ReasoningEnd:
         it.
         """
         allowed = self._free.copy()
-        allowed[list(self._spanning(tail))] = False
+        if any(tail.endswith(self.mark[:n]) for n in range(1, len(self.mark))):
+            allowed[[token for token, shown in self._overrunning if self._spans(tail + shown)]] = (
+                False
+            )
         return allowed
 
-    def _spanning(self, tail: bytes) -> Iterator[int]:
-        for token, shown in self._overrunning:
-            _before, mark, after = (tail + shown).partition(self.mark)
-            if mark and after.strip():
-                yield token
+    def _spans(self, text: bytes) -> bool:
+        _before, mark, after = text.partition(self.mark)
+        return bool(mark and after.strip())
 
 
 class AfterReasoning:
