@@ -305,6 +305,7 @@ class PreparedGguf:
             "--n-gpu-layers": str(self._measured.offloading.placement.n_layers),
             "--rpc": ",".join(self._measured.offloading.placement.servers),
             "kernels for prompts": "those of single rows, but for tiles",
+            "packed weights": "those that round alike",
         }
         if contexts.window_shape(self._measured.n_window, shape):
             settings["layers with windows"] = "hold what a text may still see"
