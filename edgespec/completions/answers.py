@@ -33,6 +33,8 @@ class Envelope:
     created: int
     """Seconds since 1970."""
     model: str
+    fingerprint: str | None = None
+    """Name of what decides about a text: model and version."""
 
     def whole(self, choices: Sequence[Answer], usage: Usage) -> Answer:
         """The whole response."""
@@ -56,6 +58,7 @@ class Envelope:
             "object": kind,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": list(choices),
         }
 

@@ -78,6 +78,7 @@ class Completion(Closeable):
         self._marks: Answer = {}
         """Additional fields of the response (see `answers.marks`), set at the end of a text."""
         self._is_ending = False
+        self._is_expired = False
         self._has_begun = False
         self._chunks: Iterator[Answer] | None = None
         self.is_cut = False
@@ -89,6 +90,16 @@ class Completion(Closeable):
     def result(self) -> GenerationResult:
         """Result of the current generation, once it has ended."""
         return self._tokens.result
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts of the generations that have ended; it grows until the response ends."""
+        return self._usage
+
+    def expire(self) -> None:
+        """End all texts soon, from any thread, as if each had reached its limit of tokens."""
+        self._is_expired = True
+        self.cancel()
 
     def cancel(self) -> None:
         """End all texts soon and start no further ones, from any thread."""
@@ -145,7 +156,7 @@ class Completion(Closeable):
         """Make each generation current in turn; further ones may run in the background."""
         yield self._source
         while self._waiting or self._ahead:
-            if self._is_ending or self.is_cut:
+            if self.is_cut or (self._is_ending and not self._is_expired):
                 self.is_cut = True
                 return
             if self._ahead:
@@ -199,12 +210,17 @@ class Completion(Closeable):
             self._usage.cached_tokens += result.reused_tokens
         self._usage.completion_tokens += len(self._source.indices) * len(result.tokens)
         self._marks = answers.marks(result)
-        self.is_cut |= result.finish_reason == "cancelled"
+        self.is_cut |= result.finish_reason == "cancelled" and not self._is_expired
         self._hear(result)
 
     def _hear(self, result: GenerationResult) -> None:
         if self._delivery.on_result is not None:
             self._delivery.on_result(result)
+
+    def _finish_reason(self, has_calls: bool = False) -> str:
+        if self._is_expired and self.result.finish_reason == "cancelled":
+            return "length"
+        return answers.finish_reason(self.result, has_calls)
 
     def _logged_events(self) -> list[TokenEvent]:
         """Run the generation to its end and return its tokens with log probabilities."""
@@ -234,7 +250,7 @@ class ChatCompletion(Completion):
         events = self._logged_events()
         writer.push(self.result.text)
         writer.finish()
-        reason = answers.finish_reason(self.result, writer.has_calls)
+        reason = self._finish_reason(writer.has_calls)
         return answers.chat_choice(writer.message, reason, events, self._piece_of)
 
     def _choices(self) -> Iterator[Answer]:
@@ -253,7 +269,7 @@ class ChatCompletion(Completion):
         for delta in [*rest, *writer.finish()]:
             yield answers.chat_delta(delta, None, waiting, self._piece_of)
             waiting = []
-        reason = answers.finish_reason(self.result, writer.has_calls)
+        reason = self._finish_reason(writer.has_calls)
         yield answers.chat_delta({}, reason, waiting, self._piece_of)
 
 
@@ -263,7 +279,7 @@ class TextCompletion(Completion):
     def _choice(self) -> Answer:
         events = self._logged_events()
         echo = self._source.echo
-        reason = answers.finish_reason(self.result)
+        reason = self._finish_reason()
         return answers.text_choice(
             echo + self.result.text, reason, events, self._piece_of, len(echo)
         )
@@ -283,5 +299,5 @@ class TextCompletion(Completion):
                 offset += len(event.text)
                 waiting = []
         rest = self.result.text[n_characters:]
-        reason = answers.finish_reason(self.result)
+        reason = self._finish_reason()
         yield answers.text_choice(rest, reason, waiting, self._piece_of, offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
+from edgespec import extras
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions.ahead import Tokens
@@ -101,6 +103,7 @@ class Completions:
         on_result: OnResult | None = None,
         n_at_once: Callable[[], int] = one,
         answer_bytes: Callable[[int, int | None, int], int] = lambda *_: 0,
+        max_tokens: int | None = None,
     ) -> None:
         """`sampling` has defaults for requests, by fields of `SamplingParams`.
 
@@ -109,7 +112,8 @@ class Completions:
         limit. `on_result` is called with the result of each generation. A request runs up to
         `n_at_once()` generations in parallel. `answer_bytes` is the memory of a large response,
         given its tokens, the alternatives per token (None for no log probabilities), and the
-        characters of echoed prompts.
+        characters of echoed prompts. No text has more than `max_tokens` tokens, whatever a request
+        asks for.
         """
         self._session = session
         self.model = model or session.target.name
@@ -122,6 +126,7 @@ class Completions:
         self._n_at_once = n_at_once
         self._answer_bytes = answer_bytes
         self._reasoned = ReasonedAnswers(session)
+        self._max_tokens = max_tokens
 
     @cached_property
     def chat_refusal(self) -> str | None:
@@ -207,7 +212,7 @@ class Completions:
         sampling = self._sampling_of(request)
         shared = TextRequest(
             prompt_tokens=(),
-            max_tokens=request.limit,
+            max_tokens=self._limit(request),
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
             progress=progress,
@@ -244,6 +249,18 @@ class Completions:
                 )
         return sources
 
+    def _limit(self, request: CommonRequest) -> int | None:
+        """Most tokens of each text; None: as many as fit into the context."""
+        limits = [limit for limit in (request.limit, self._max_tokens) if limit is not None]
+        return min(limits, default=None)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        """A name of what decides about a text besides its request: the model and our version."""
+        info = self._session.target
+        parts = (extras.installed_version(), info.name, info.architecture, info.size_bytes)
+        return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:10]}"
+
     def _check_length(self, prompt: _Prompt) -> None:
         most = self._max_prompt_tokens
         if most is not None and len(prompt.tokens) > most:
@@ -261,7 +278,7 @@ class Completions:
 
     def _kept_bytes(self, request: CommonRequest, prompts: Sequence[_Prompt]) -> int:
         """Memory of a whole response. Raises RequestError if it may become too large."""
-        n_others, limit = request.n_logprobs, request.limit
+        n_others, limit = request.n_logprobs, self._limit(request)
         copies = 1 if request.stream else request.copies
         if copies * len(prompts) == 1 and n_others is None:
             return 0
@@ -292,7 +309,7 @@ class Completions:
         # buffered tokens with log probabilities would take much memory
         is_one = grammar is not None or (request.stream and request.n_logprobs is not None)
         return Delivery(
-            Envelope(kind, identity, int(self._clock()), self.model),
+            Envelope(kind, identity, int(self._clock()), self.model, self._fingerprint),
             self._session.piece,
             request.wants_usage,
             self._on_result,
