@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Self
 
 from edgespec.completions import answers
-from edgespec.completions.ahead import Tokens, TokensAhead
+from edgespec.completions.ahead import Item, PromptProgress, Tokens, TokensAhead
 from edgespec.completions.answers import Answer, Envelope, Usage
 from edgespec.completions.requests import RequestError
 from edgespec.completions.writing import MessageWriter
@@ -147,10 +147,18 @@ class Completion(Closeable):
         with self:
             for _ in self._generations():
                 for choice in self._choices():
+                    if isinstance(choice, PromptProgress):
+                        yield self._progress_chunk(choice)
+                        continue
                     for one in self._indexed(choice):
                         yield self._delivery.envelope.chunk(one) | self._marks
             if self._delivery.wants_usage:
                 yield self._delivery.envelope.usage_chunk(self._usage)
+
+    def _progress_chunk(self, progress: PromptProgress) -> Answer:
+        """A chunk without text, with the progress as llama.cpp's server sends it."""
+        (choice, *_) = self._indexed(self._no_text())
+        return self._delivery.envelope.chunk(choice) | {"prompt_progress": asdict(progress)}
 
     def _generations(self) -> Iterator[ChoiceSource]:
         """Make each generation current in turn; further ones may run in the background."""
@@ -192,8 +200,8 @@ class Completion(Closeable):
                 "n",
             )
 
-    def _events(self) -> Iterator[TokenEvent]:
-        """The tokens of the current generation, which is counted at its end."""
+    def _events(self) -> Iterator[Item]:
+        """What the current generation yields; it is counted at its end."""
         self._has_begun = True
         for event in self._tokens:
             self._begin_ahead()
@@ -224,12 +232,17 @@ class Completion(Closeable):
 
     def _logged_events(self) -> list[TokenEvent]:
         """Run the generation to its end and return its tokens with log probabilities."""
-        return [event for event in self._events() if event.logprobs is not None]
+        tokens = (event for event in self._events() if isinstance(event, TokenEvent))
+        return [event for event in tokens if event.logprobs is not None]
 
     def _choice(self) -> Answer:
         raise NotImplementedError
 
-    def _choices(self) -> Iterator[Answer]:
+    def _choices(self) -> Iterator[Answer | PromptProgress]:
+        raise NotImplementedError
+
+    def _no_text(self) -> Answer:
+        """A choice of a chunk without text."""
         raise NotImplementedError
 
 
@@ -253,12 +266,18 @@ class ChatCompletion(Completion):
         reason = self._finish_reason(writer.has_calls)
         return answers.chat_choice(writer.message, reason, events, self._piece_of)
 
-    def _choices(self) -> Iterator[Answer]:
+    def _no_text(self) -> Answer:
+        return answers.chat_delta({})
+
+    def _choices(self) -> Iterator[Answer | PromptProgress]:
         writer = self._new_writer()
         yield answers.chat_delta({"role": "assistant", "content": ""})
         waiting: list[TokenEvent] = []
         n_characters = 0
         for event in self._events():
+            if isinstance(event, PromptProgress):
+                yield event
+                continue
             waiting.append(event)
             n_characters += len(event.text)
             for delta in writer.push(event.text):
@@ -284,7 +303,10 @@ class TextCompletion(Completion):
             echo + self.result.text, reason, events, self._piece_of, len(echo)
         )
 
-    def _choices(self) -> Iterator[Answer]:
+    def _no_text(self) -> Answer:
+        return answers.text_choice("", None, (), self._piece_of)
+
+    def _choices(self) -> Iterator[Answer | PromptProgress]:
         echo = self._source.echo
         offset = len(echo)
         if echo:
@@ -292,6 +314,9 @@ class TextCompletion(Completion):
         waiting: list[TokenEvent] = []
         n_characters = 0
         for event in self._events():
+            if isinstance(event, PromptProgress):
+                yield event
+                continue
             waiting.append(event)
             if event.text:
                 yield answers.text_choice(event.text, None, waiting, self._piece_of, offset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
 import time
@@ -13,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
-from edgespec import extras
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.completions.ahead import Tokens
+from edgespec.completions.ahead import FollowedTokens, Tokens
 from edgespec.completions.answers import Envelope
 from edgespec.completions.completion import (
     ChatCompletion,
@@ -104,6 +102,7 @@ class Completions:
         n_at_once: Callable[[], int] = one,
         answer_bytes: Callable[[int, int | None, int], int] = lambda *_: 0,
         max_tokens: int | None = None,
+        fingerprint: str | None = None,
     ) -> None:
         """`sampling` has defaults for requests, by fields of `SamplingParams`.
 
@@ -113,7 +112,7 @@ class Completions:
         `n_at_once()` generations in parallel. `answer_bytes` is the memory of a large response,
         given its tokens, the alternatives per token (None for no log probabilities), and the
         characters of echoed prompts. No text has more than `max_tokens` tokens, whatever a request
-        asks for.
+        asks for. `fingerprint` names what decides about a text besides its request.
         """
         self._session = session
         self.model = model or session.target.name
@@ -127,6 +126,7 @@ class Completions:
         self._answer_bytes = answer_bytes
         self._reasoned = ReasonedAnswers(session)
         self._max_tokens = max_tokens
+        self._fingerprint = fingerprint
 
     @cached_property
     def chat_refusal(self) -> str | None:
@@ -215,16 +215,24 @@ class Completions:
             max_tokens=self._limit(request),
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
-            progress=progress,
         )
 
-        def start(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
+        def follow(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
+            return FollowedTokens(partial(start, prompt, copy, grammar), len(prompt.tokens))
+
+        def start(
+            prompt: _Prompt,
+            copy: int,
+            grammar: Grammar | None,
+            progress: Progress | None = progress,
+        ) -> Tokens:
             constraint = None if grammar is None else self._session.constraint(grammar)
             seed = (sampling.seed + copy) % (1 << 64)
             text = replace(
                 shared,
                 prompt_tokens=tuple(prompt.tokens),
                 sampling=sampling.model_copy(update={"seed": seed}),
+                progress=progress,
                 constraint=wrap(constraint) if wrap and constraint else constraint,
                 shown=prompt.shown,
             )
@@ -232,6 +240,7 @@ class Completions:
 
         n = request.copies
         is_greedy = sampling.temperature == 0
+        follows = bool(request.stream and request.return_progress)
         sources = []
         for place, prompt in enumerate(prompts):
             self._check_length(prompt)
@@ -241,7 +250,7 @@ class Completions:
                 first = place * n + copy
                 sources.append(
                     ChoiceSource(
-                        partial(start, prompt, copy, grammar),
+                        partial(follow if follows and copy == 0 else start, prompt, copy, grammar),
                         range(first, first + n) if is_greedy else (first,),
                         prompt.echo,
                         is_first_copy=copy == 0,
@@ -253,13 +262,6 @@ class Completions:
         """Most tokens of each text; None: as many as fit into the context."""
         limits = [limit for limit in (request.limit, self._max_tokens) if limit is not None]
         return min(limits, default=None)
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        """A name of what decides about a text besides its request: the model and our version."""
-        info = self._session.target
-        parts = (extras.installed_version(), info.name, info.architecture, info.size_bytes)
-        return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:10]}"
 
     def _check_length(self, prompt: _Prompt) -> None:
         most = self._max_prompt_tokens

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.completions.answers import fingerprint
 from edgespec.completions.service import Completions
 from edgespec.memory import requests
 from edgespec.server.access_log import AccessLog, NoLog
@@ -71,6 +72,7 @@ class Server:
             max_prompt_tokens,
             sampling=sampling,
             max_tokens=answer_limits.max_tokens,
+            fingerprint=fingerprint(session.target),
             max_logged_tokens=requests.max_answer_tokens,
             max_characters=requests.MAX_ANSWER_CHARACTERS,
             on_result=figures.count,
