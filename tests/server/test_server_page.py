@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 
 import httpx
@@ -13,6 +14,11 @@ from edgespec.server.guarding import Guard
 from server_running import TEMPLATE, pair, serving
 
 PATIENCE_S = 60
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage"),
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
+    "--disable-sync",
+]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 pytestmark = [
     pytest.mark.slow,
@@ -34,7 +40,8 @@ class Browser:
             if found := re.search(r"successfully on port (\d+)", line):
                 break
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{found[1]}", timeout=PATIENCE_S)
-        options = {"args": ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage"]}
+        self._profile = tempfile.TemporaryDirectory()
+        options = {"args": [*FLAGS, f"--user-data-dir={self._profile.name}"]}
         wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
         self._session = self._post("/session", wanted)["sessionId"]
 
@@ -68,6 +75,7 @@ class Browser:
         assert self._driver.stdout is not None
         self._driver.stdout.close()
         self._driver.wait()
+        self._profile.cleanup()
 
 
 @pytest.fixture(scope="module")
