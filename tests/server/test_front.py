@@ -173,7 +173,10 @@ def test_a_page_that_is_allowed_may_ask_and_read(client):
 
 def test_a_page_that_is_not_allowed_may_not(client):
     for origin in ("https://app.example.evil", "http://app.example", "https://app.example:444"):
-        for answer in (preflight(client, origin), client.get("/health", headers={"Origin": origin})):
+        for answer in (
+            preflight(client, origin),
+            client.get("/health", headers={"Origin": origin}),
+        ):
             assert answer.status_code == 403
             assert "access-control-allow-origin" not in answer.headers
 

@@ -87,8 +87,10 @@ def test_nothing_is_no_tokens(tokenizer, content):
 
 @pytest.mark.parametrize(
     "content",
-    [[], "a", None, {"content": 1}, {"content": [1.5]}, {"content": None}, {"content": [99_999]}]
-    + [{"content": [True]}, {"content": "a", "with_pieces": "perhaps"}],
+    [
+        *([], "a", None, {"content": 1}, {"content": [1.5]}, {"content": None}),
+        *({"content": [99_999]}, {"content": [True]}, {"content": "a", "with_pieces": "perhaps"}),
+    ],
 )
 def test_what_is_no_text_is_refused(tokenizer, content):
     with pytest.raises(UsageError):

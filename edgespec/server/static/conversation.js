@@ -2,6 +2,9 @@
 
 const NAME = "edgespec conversation";
 
+const isMessage = ({ role, content }) =>
+  ["user", "assistant"].includes(role) && typeof content === "string";
+
 export class Conversation {
   /* `kept` is what `keep` has kept. */
   constructor(kept = {}) {
@@ -41,7 +44,7 @@ export class Conversation {
   static kept(converses) {
     try {
       const kept = JSON.parse(sessionStorage.getItem(NAME));
-      if (kept && kept.converses === converses) return new Conversation(kept);
+      if (kept.converses === converses && kept.messages.every(isMessage)) return new Conversation(kept);
     } catch {
       /* likewise */
     }
