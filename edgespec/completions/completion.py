@@ -280,7 +280,7 @@ class ChatCompletion(Completion):
                 continue
             waiting.append(event)
             n_characters += len(event.text)
-            for delta in writer.push(event.text):
+            for delta in writer.stream(event.text):
                 yield answers.chat_delta(delta, None, waiting, self._piece_of)
                 waiting = []
         # a cancelled text may have text that was held back
