@@ -31,7 +31,7 @@ class PromptProgress:
 
 
 Item = TokenEvent | PromptProgress
-"""What a generation yields; progress only where it is followed."""
+"""An item that a generation yields; progress only where it is followed."""
 
 
 class Tokens(Protocol):

@@ -201,7 +201,7 @@ class Completion(Closeable):
             )
 
     def _events(self) -> Iterator[Item]:
-        """What the current generation yields; it is counted at its end."""
+        """The items of the current generation, which is counted at its end."""
         self._has_begun = True
         for event in self._tokens:
             self._begin_ahead()

@@ -1,4 +1,4 @@
-"""What a server reports about its requests, to whoever keeps a log. Writes nothing itself."""
+"""Records of requests, for whoever keeps a log of a server. Writes nothing itself."""
 
 from __future__ import annotations
 

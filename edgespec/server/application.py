@@ -88,6 +88,7 @@ class Service:
             Route("/", self._guarded(page, needs_key=False)),
             Route("/page/{name}", self._guarded(page, needs_key=False)),
             Route("/health", self._guarded(self._health, needs_key=False)),
+            Route("/v1/health", self._guarded(self._health, needs_key=False)),
             Route("/metrics", self._guarded(self._metrics)),
             *(
                 Route(version + path, self._guarded(handler), methods=[method])

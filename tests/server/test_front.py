@@ -17,7 +17,7 @@ ASK = {"prompt": "def f(", "max_tokens": 3}
 PAGE = "https://app.example"
 
 
-class Kept:
+class KeptLog:
     """A log that keeps what it is told."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ def session():
 
 @pytest.fixture(scope="module")
 def log():
-    return Kept()
+    return KeptLog()
 
 
 @pytest.fixture(scope="module")
