@@ -10,7 +10,7 @@ from edgespec.completions.refusals import Refusal
 from edgespec.errors import UsageError
 from edgespec.server.access_log import AnsweredRequest
 from edgespec.server.guarding import Guard
-from server_running import pair, serving
+from server_running import serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"prompt": "def f(", "max_tokens": 3}
@@ -29,12 +29,6 @@ class KeptLog:
 
     def failure(self, request_id: str, traceback: str) -> None:
         self.failures.append((request_id, traceback))
-
-
-@pytest.fixture(scope="module")
-def session():
-    with pair() as loaded:
-        yield loaded
 
 
 @pytest.fixture(scope="module")

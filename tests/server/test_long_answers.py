@@ -8,18 +8,12 @@ import httpx
 import pytest
 
 from edgespec.server.running import AnswerLimits
-from server_running import pair, running, serving
+from server_running import running, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "def f(", "max_tokens": 1500, "temperature": 1.2, "seed": 3, "stream": True}
 SHORT = {"prompt": "a", "max_tokens": 3}
 PATIENCE_S = 60
-
-
-@pytest.fixture(scope="module")
-def session():
-    with pair() as loaded:
-        yield loaded
 
 
 def stream(address: str, asked: dict):
@@ -85,7 +79,7 @@ def test_every_choice_is_there_when_the_time_is_over(session):
 
 
 def test_what_is_under_way_may_end_when_the_server_drains(session):
-    asked = LONG | {"max_tokens": 200, "ignore_eos": True}
+    asked = LONG | {"max_tokens": 60, "ignore_eos": True}
     with running(session, drain_s=PATIENCE_S) as (address, server):
         with stream(address, asked) as answer:
             lines = answer.iter_lines()

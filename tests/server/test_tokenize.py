@@ -3,20 +3,12 @@
 import pytest
 from starlette.testclient import TestClient
 
-import edgespec
 from edgespec.completions.tokenizing import detokenize, tokenize
 from edgespec.errors import UsageError
-from edgespec.models.embedded import embedded_pair
 from edgespec.server.guarding import Guard
 from edgespec.server.running import Server
 
 TEXT = "def gcd(a, b):\n    return ä 🙂"
-
-
-@pytest.fixture(scope="module")
-def session():
-    with edgespec.load(embedded_pair().target) as loaded:
-        yield loaded
 
 
 @pytest.fixture(scope="module")
