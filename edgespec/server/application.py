@@ -200,44 +200,42 @@ class Service:
             body = await stack.enter_async_context(self._bodies.of(request))
             stack.enter_context(self._queue.place(client))
 
-            async def prepare() -> tuple[R, Completion]:
-                prepared = await self._prepared(request, body, kind, start)
-                stack_in_use.callback(_close, prepared[1])
-                return prepared
-
-            stack_in_use = stack
+            prepare = partial(self._prepared, request, body, kind, start)
             async with _while_connected(request):
                 # refuse an invalid request now, before it waits for its turn
-                parsed, completion = await prepare()
-                if not parsed.stream:
-                    completion = await self._begun(request, completion, prepare, stack)
+                first = [await prepare()]
+                if not first[0][0].stream:
+                    completion = await self._begun(request, first, prepare, stack)
                     answer = await in_thread(completion.whole, completion.cancel)
                     _check_end(completion)
                     return JSONResponse(answer)
-            stack_in_use = stack.pop_all()
-        begin = partial(self._begun, request, completion, prepare, stack_in_use)
-        return EventStream(
-            self._events(request, begin, stack_in_use),
-            stack_in_use,
-            partial(self._keep_closing, request),
-        )
+            rest = stack.pop_all()
+        begin = partial(self._begun, request, first, prepare, rest)
+        keep_closing = partial(self._keep_closing, request)
+        return EventStream(self._events(request, begin, rest), rest, keep_closing)
 
     async def _begun(
         self,
         request: Request,
-        completion: Completion,
+        first: list[tuple[R, Completion]],
         prepare: Callable[[], Awaitable[tuple[R, Completion]]],
         stack: AsyncExitStack,
     ) -> Completion:
-        """The completion once its turn has come, which `stack` ends."""
+        """The completion once its turn has come, which `stack` ends.
+
+        It is taken out of `first`; a request that has to wait keeps only its body in memory.
+        """
         client = request.client.host if request.client else ""
+        _, completion = first.pop()
         turn = self._queue.turn(client, completion.pool_bytes)
         if self._queue.is_busy(completion.pool_bytes):
-            completion.close()  # a waiting request keeps only its body in memory
+            completion.close()
+            del completion
             await stack.enter_async_context(turn)
             _, completion = await prepare()
         else:
             await stack.enter_async_context(turn)
+        stack.callback(_close, completion)
         request.state.usage = completion.usage
         if self._max_s is not None:
             loop = asyncio.get_running_loop()

@@ -1,12 +1,15 @@
 """Answers that take long: headers at once, limits of the server, and its orderly end."""
 
+import concurrent.futures
 import json
 import threading
 import time
+import weakref
 
 import httpx
 import pytest
 
+from edgespec.completions.completion import Completion
 from edgespec.server.running import AnswerLimits
 from server_running import running, serving
 
@@ -35,6 +38,32 @@ def test_who_waits_in_line_for_a_stream_has_its_headers(session):
             assert httpx.get(f"{address}/health").json()["requests_in_progress"] == 2
             first.close()
             assert list(second.iter_lines())[-2] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_who_waits_in_line_keeps_only_a_body(session, monkeypatch, is_stream):
+    closed: list[weakref.ref[Completion]] = []
+    close = Completion.close
+
+    def note(completion: Completion) -> None:
+        closed.append(weakref.ref(completion))
+        close(completion)
+
+    asked = LONG | {"ignore_eos": True, "max_tokens": 3000}
+    with serving(session) as address, stream(address, asked) as first:
+        lines = first.iter_lines()
+        next(lines)
+        monkeypatch.setattr(Completion, "close", note)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            body = SHORT | {"stream": is_stream}
+            second = pool.submit(httpx.post, address + TEXT, json=body, timeout=PATIENCE_S)
+            deadline = time.monotonic() + PATIENCE_S
+            while not closed or closed[0]() is not None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert not second.done()
+            first.close()
+            assert second.result().status_code == 200
 
 
 def test_a_stream_that_is_refused_has_a_status(session):

@@ -47,7 +47,7 @@ def test_it_answers_until_it_is_told_to_end(number):
 
 
 def test_a_stream_ends_with_the_server():
-    with start() as process:
+    with start("--drain", "0.5") as process:
         address = address_of(process)
         asked = {"prompt": "def f(", "max_tokens": 3000, "stream": True, "temperature": 1.3}
         with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as answer:
