@@ -16,7 +16,7 @@ from edgespec.values import GenerationResult, TokenEvent
 LONG = "def f(x):\n    return x + 1\n" * 40
 
 
-class Reading:
+class PromptReader:
     """A generation that reads a prompt of eight tokens, two of which it has, and writes two."""
 
     result = GenerationResult("ab", tuple(range(8)), (1, 2), "stop")
@@ -39,7 +39,7 @@ class Reading:
 
 def test_progress_grows_up_to_the_whole_before_the_first_token():
     times = iter(range(10))
-    items = list(FollowedTokens(Reading, 8, lambda: next(times)))
+    items = list(FollowedTokens(PromptReader, 8, lambda: next(times)))
     assert [one.processed for one in items[:4]] == [2, 4, 6, 8]
     assert {(one.total, one.cache) for one in items[:4]} == {(8, 2)}
     assert [one.time_ms for one in items[:4]] == sorted(one.time_ms for one in items[:4])
@@ -48,7 +48,7 @@ def test_progress_grows_up_to_the_whole_before_the_first_token():
 
 
 def test_a_generation_that_fails_says_so():
-    class Failing(Reading):
+    class Failing(PromptReader):
         def __iter__(self):
             yield from ()
             raise ZeroDivisionError
@@ -58,7 +58,7 @@ def test_a_generation_that_fails_says_so():
 
 
 def test_one_that_was_not_begun_can_be_closed():
-    FollowedTokens(Reading, 8).close()
+    FollowedTokens(PromptReader, 8).close()
 
 
 @pytest.fixture(scope="module", params=[1, 2])
