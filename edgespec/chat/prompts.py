@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
 from edgespec.chat.call_marks import MARKS
+from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message
 from edgespec.chat.named_templates import named_template
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
@@ -138,6 +139,12 @@ class ChatPrompts:
             closing,
             tuple(self._continuation(closing)) if closing else (),
         )
+
+    def text_tokens(self, text: str) -> list[int]:
+        """Tokens of a text in which spelled control tokens stay text, as in a message."""
+        control, seam = ControlTexts(self._format.control_tokens), new_seam()
+        pieces = control.pieces(control.seamed(text, seam), seam)
+        return self._tokens(pieces)[len(self._bos) :]
 
     def _tokens(self, pieces: Sequence[str]) -> list[int]:
         """Tokens of a text that is split inside control tokens spelled in messages."""

@@ -5,12 +5,14 @@ Text, tokens and statistics in, dictionaries out. Knows no model and no session.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edgespec import extras
 from edgespec.settings.config import Keeps
-from edgespec.values import FinishReason, GenerationResult, TokenEvent
+from edgespec.values import FinishReason, GenerationResult, ModelInfo, TokenEvent
 
 Answer = dict[str, Any]
 PieceOf = Callable[[int], bytes]
@@ -33,6 +35,8 @@ class Envelope:
     created: int
     """Seconds since 1970."""
     model: str
+    fingerprint: str | None = None
+    """Name of what decides about a text: model and version."""
 
     def whole(self, choices: Sequence[Answer], usage: Usage) -> Answer:
         """The whole response."""
@@ -56,6 +60,7 @@ class Envelope:
             "object": kind,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": list(choices),
         }
 
@@ -77,6 +82,12 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+
+def fingerprint(info: ModelInfo) -> str:
+    """A name of what decides about a text besides its request: the model and our version."""
+    parts = (extras.installed_version(), info.name, info.architecture, info.size_bytes)
+    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:10]}"
 
 
 def marks(result: GenerationResult) -> Answer:

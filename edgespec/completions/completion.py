@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Self
 
 from edgespec.completions import answers
-from edgespec.completions.ahead import Tokens, TokensAhead
+from edgespec.completions.ahead import Item, PromptProgress, Tokens, TokensAhead
 from edgespec.completions.answers import Answer, Envelope, Usage
 from edgespec.completions.requests import RequestError
 from edgespec.completions.writing import MessageWriter
@@ -78,6 +78,7 @@ class Completion(Closeable):
         self._marks: Answer = {}
         """Additional fields of the response (see `answers.marks`), set at the end of a text."""
         self._is_ending = False
+        self._is_expired = False
         self._has_begun = False
         self._chunks: Iterator[Answer] | None = None
         self.is_cut = False
@@ -89,6 +90,16 @@ class Completion(Closeable):
     def result(self) -> GenerationResult:
         """Result of the current generation, once it has ended."""
         return self._tokens.result
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts of the generations that have ended; it grows until the response ends."""
+        return self._usage
+
+    def expire(self) -> None:
+        """End all texts soon, from any thread, as if each had reached its limit of tokens."""
+        self._is_expired = True
+        self.cancel()
 
     def cancel(self) -> None:
         """End all texts soon and start no further ones, from any thread."""
@@ -136,16 +147,24 @@ class Completion(Closeable):
         with self:
             for _ in self._generations():
                 for choice in self._choices():
+                    if isinstance(choice, PromptProgress):
+                        yield self._progress_chunk(choice)
+                        continue
                     for one in self._indexed(choice):
                         yield self._delivery.envelope.chunk(one) | self._marks
             if self._delivery.wants_usage:
                 yield self._delivery.envelope.usage_chunk(self._usage)
 
+    def _progress_chunk(self, progress: PromptProgress) -> Answer:
+        """A chunk without text, with the progress as llama.cpp's server sends it."""
+        (choice, *_) = self._indexed(self._no_text())
+        return self._delivery.envelope.chunk(choice) | {"prompt_progress": asdict(progress)}
+
     def _generations(self) -> Iterator[ChoiceSource]:
         """Make each generation current in turn; further ones may run in the background."""
         yield self._source
         while self._waiting or self._ahead:
-            if self._is_ending or self.is_cut:
+            if self.is_cut or (self._is_ending and not self._is_expired):
                 self.is_cut = True
                 return
             if self._ahead:
@@ -181,8 +200,8 @@ class Completion(Closeable):
                 "n",
             )
 
-    def _events(self) -> Iterator[TokenEvent]:
-        """The tokens of the current generation, which is counted at its end."""
+    def _events(self) -> Iterator[Item]:
+        """The items of the current generation, which is counted at its end."""
         self._has_begun = True
         for event in self._tokens:
             self._begin_ahead()
@@ -199,21 +218,31 @@ class Completion(Closeable):
             self._usage.cached_tokens += result.reused_tokens
         self._usage.completion_tokens += len(self._source.indices) * len(result.tokens)
         self._marks = answers.marks(result)
-        self.is_cut |= result.finish_reason == "cancelled"
+        self.is_cut |= result.finish_reason == "cancelled" and not self._is_expired
         self._hear(result)
 
     def _hear(self, result: GenerationResult) -> None:
         if self._delivery.on_result is not None:
             self._delivery.on_result(result)
 
+    def _finish_reason(self, has_calls: bool = False) -> str:
+        if self._is_expired and self.result.finish_reason == "cancelled":
+            return "length"
+        return answers.finish_reason(self.result, has_calls)
+
     def _logged_events(self) -> list[TokenEvent]:
         """Run the generation to its end and return its tokens with log probabilities."""
-        return [event for event in self._events() if event.logprobs is not None]
+        tokens = (event for event in self._events() if isinstance(event, TokenEvent))
+        return [event for event in tokens if event.logprobs is not None]
 
     def _choice(self) -> Answer:
         raise NotImplementedError
 
-    def _choices(self) -> Iterator[Answer]:
+    def _choices(self) -> Iterator[Answer | PromptProgress]:
+        raise NotImplementedError
+
+    def _no_text(self) -> Answer:
+        """A choice of a chunk without text."""
         raise NotImplementedError
 
 
@@ -234,18 +263,24 @@ class ChatCompletion(Completion):
         events = self._logged_events()
         writer.push(self.result.text)
         writer.finish()
-        reason = answers.finish_reason(self.result, writer.has_calls)
+        reason = self._finish_reason(writer.has_calls)
         return answers.chat_choice(writer.message, reason, events, self._piece_of)
 
-    def _choices(self) -> Iterator[Answer]:
+    def _no_text(self) -> Answer:
+        return answers.chat_delta({})
+
+    def _choices(self) -> Iterator[Answer | PromptProgress]:
         writer = self._new_writer()
         yield answers.chat_delta({"role": "assistant", "content": ""})
         waiting: list[TokenEvent] = []
         n_characters = 0
         for event in self._events():
+            if isinstance(event, PromptProgress):
+                yield event
+                continue
             waiting.append(event)
             n_characters += len(event.text)
-            for delta in writer.push(event.text):
+            for delta in writer.stream(event.text):
                 yield answers.chat_delta(delta, None, waiting, self._piece_of)
                 waiting = []
         # a cancelled text may have text that was held back
@@ -253,7 +288,7 @@ class ChatCompletion(Completion):
         for delta in [*rest, *writer.finish()]:
             yield answers.chat_delta(delta, None, waiting, self._piece_of)
             waiting = []
-        reason = answers.finish_reason(self.result, writer.has_calls)
+        reason = self._finish_reason(writer.has_calls)
         yield answers.chat_delta({}, reason, waiting, self._piece_of)
 
 
@@ -263,12 +298,15 @@ class TextCompletion(Completion):
     def _choice(self) -> Answer:
         events = self._logged_events()
         echo = self._source.echo
-        reason = answers.finish_reason(self.result)
+        reason = self._finish_reason()
         return answers.text_choice(
             echo + self.result.text, reason, events, self._piece_of, len(echo)
         )
 
-    def _choices(self) -> Iterator[Answer]:
+    def _no_text(self) -> Answer:
+        return answers.text_choice("", None, (), self._piece_of)
+
+    def _choices(self) -> Iterator[Answer | PromptProgress]:
         echo = self._source.echo
         offset = len(echo)
         if echo:
@@ -276,6 +314,9 @@ class TextCompletion(Completion):
         waiting: list[TokenEvent] = []
         n_characters = 0
         for event in self._events():
+            if isinstance(event, PromptProgress):
+                yield event
+                continue
             waiting.append(event)
             if event.text:
                 yield answers.text_choice(event.text, None, waiting, self._piece_of, offset)
@@ -283,5 +324,5 @@ class TextCompletion(Completion):
                 offset += len(event.text)
                 waiting = []
         rest = self.result.text[n_characters:]
-        reason = answers.finish_reason(self.result)
+        reason = self._finish_reason()
         yield answers.text_choice(rest, reason, waiting, self._piece_of, offset)

@@ -33,7 +33,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "t_max_prompt_ms": (0, -1),
     "post_sampling_probs": (False,),
     "return_tokens": (False,),
-    "return_progress": (False,),
     "lora": ([],),
     "samplers": ([],),
     "grammar": ("",),

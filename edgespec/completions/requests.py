@@ -88,6 +88,8 @@ class CommonRequest(_Part):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    """llama.cpp's field: a stream tells how much of the prompt has been read."""
     max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)

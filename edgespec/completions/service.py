@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.completions.ahead import Tokens
+from edgespec.completions.ahead import FollowedTokens, Tokens
 from edgespec.completions.answers import Envelope
 from edgespec.completions.completion import (
     ChatCompletion,
@@ -101,6 +101,8 @@ class Completions:
         on_result: OnResult | None = None,
         n_at_once: Callable[[], int] = one,
         answer_bytes: Callable[[int, int | None, int], int] = lambda *_: 0,
+        max_tokens: int | None = None,
+        fingerprint: str | None = None,
     ) -> None:
         """`sampling` has defaults for requests, by fields of `SamplingParams`.
 
@@ -109,7 +111,8 @@ class Completions:
         limit. `on_result` is called with the result of each generation. A request runs up to
         `n_at_once()` generations in parallel. `answer_bytes` is the memory of a large response,
         given its tokens, the alternatives per token (None for no log probabilities), and the
-        characters of echoed prompts.
+        characters of echoed prompts. No text has more than `max_tokens` tokens, whatever a request
+        asks for. `fingerprint` names what decides about a text besides its request.
         """
         self._session = session
         self.model = model or session.target.name
@@ -122,6 +125,8 @@ class Completions:
         self._n_at_once = n_at_once
         self._answer_bytes = answer_bytes
         self._reasoned = ReasonedAnswers(session)
+        self._max_tokens = max_tokens
+        self._fingerprint = fingerprint
 
     @cached_property
     def chat_refusal(self) -> str | None:
@@ -207,19 +212,27 @@ class Completions:
         sampling = self._sampling_of(request)
         shared = TextRequest(
             prompt_tokens=(),
-            max_tokens=request.limit,
+            max_tokens=self._limit(request),
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
-            progress=progress,
         )
 
-        def start(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
+        def follow(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
+            return FollowedTokens(partial(start, prompt, copy, grammar), len(prompt.tokens))
+
+        def start(
+            prompt: _Prompt,
+            copy: int,
+            grammar: Grammar | None,
+            progress: Progress | None = progress,
+        ) -> Tokens:
             constraint = None if grammar is None else self._session.constraint(grammar)
             seed = (sampling.seed + copy) % (1 << 64)
             text = replace(
                 shared,
                 prompt_tokens=tuple(prompt.tokens),
                 sampling=sampling.model_copy(update={"seed": seed}),
+                progress=progress,
                 constraint=wrap(constraint) if wrap and constraint else constraint,
                 shown=prompt.shown,
             )
@@ -227,6 +240,7 @@ class Completions:
 
         n = request.copies
         is_greedy = sampling.temperature == 0
+        follows = bool(request.stream and request.return_progress)
         sources = []
         for place, prompt in enumerate(prompts):
             self._check_length(prompt)
@@ -236,13 +250,18 @@ class Completions:
                 first = place * n + copy
                 sources.append(
                     ChoiceSource(
-                        partial(start, prompt, copy, grammar),
+                        partial(follow if follows and copy == 0 else start, prompt, copy, grammar),
                         range(first, first + n) if is_greedy else (first,),
                         prompt.echo,
                         is_first_copy=copy == 0,
                     )
                 )
         return sources
+
+    def _limit(self, request: CommonRequest) -> int | None:
+        """Most tokens of each text; None: as many as fit into the context."""
+        limits = [limit for limit in (request.limit, self._max_tokens) if limit is not None]
+        return min(limits, default=None)
 
     def _check_length(self, prompt: _Prompt) -> None:
         most = self._max_prompt_tokens
@@ -261,7 +280,7 @@ class Completions:
 
     def _kept_bytes(self, request: CommonRequest, prompts: Sequence[_Prompt]) -> int:
         """Memory of a whole response. Raises RequestError if it may become too large."""
-        n_others, limit = request.n_logprobs, request.limit
+        n_others, limit = request.n_logprobs, self._limit(request)
         copies = 1 if request.stream else request.copies
         if copies * len(prompts) == 1 and n_others is None:
             return 0
@@ -292,7 +311,7 @@ class Completions:
         # buffered tokens with log probabilities would take much memory
         is_one = grammar is not None or (request.stream and request.n_logprobs is not None)
         return Delivery(
-            Envelope(kind, identity, int(self._clock()), self.model),
+            Envelope(kind, identity, int(self._clock()), self.model, self._fingerprint),
             self._session.piece,
             request.wants_usage,
             self._on_result,

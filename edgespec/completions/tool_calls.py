@@ -84,6 +84,11 @@ class CallSplitter:
         self._behind = ""
         """The last two characters of the text so far, without blanks."""
 
+    @property
+    def held(self) -> str:
+        """Text that may be a call, and begins with its mark."""
+        return self._held
+
     def push(self, text: str) -> str:
         """Append text and return the text that is certainly not part of a call."""
         self._held += text

@@ -12,6 +12,7 @@ from typing import Any
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Part
 from edgespec.completions.call_reading import Parameters, ToolCall
+from edgespec.completions.open_calls import OpenCall
 from edgespec.completions.tool_calls import CallSplitter
 
 Delta = dict[str, Any]
@@ -39,16 +40,38 @@ class MessageWriter:
         self._content = ""
         self._reasoning_content = ""
         self._sent_calls: list[dict[str, Any]] = []
+        self._names = frozenset(tools)
+        self._open: OpenCall | None = None
+        """The call whose arguments are being streamed."""
+        self._open_id = ""
 
     def push(self, text: str) -> list[Delta]:
         """Append text and return the resulting deltas."""
         return self._deltas(self._reasoning.push(text))
 
+    def stream(self, text: str) -> list[Delta]:
+        """`push`, and the arguments of a call as they are written.
+
+        What has been sent cannot be taken back: a call that is cut off, or turns out to be none,
+        stays a call with the arguments so far.
+        """
+        deltas = self.push(text)
+        if self._calls is not None:
+            held = self._calls.held
+            if self._open is not None and not self._open.is_of(held):
+                self._keep_open_call()
+            deltas += self._arguments(held)
+        return deltas
+
     def finish(self) -> list[Delta]:
         """End the text and return the deltas that were held back."""
         deltas = self._deltas(self._reasoning.finish())
         if self._calls is not None:
-            if rest := self._calls.finish():
+            rest = self._calls.finish()
+            is_cut_off = len(self._calls.calls) == len(self._sent_calls)
+            if self._open is not None and is_cut_off:
+                self._keep_open_call()
+            elif rest:
                 deltas.append(self._answer(rest))
             deltas += self._new_calls(self._calls.calls)
         return deltas
@@ -89,7 +112,43 @@ class MessageWriter:
     def _new_calls(self, calls: list[ToolCall]) -> list[Delta]:
         deltas: list[Delta] = []
         for index in range(len(self._sent_calls), len(calls)):
+            if self._open is not None:
+                deltas += self._ended_call(index, calls[index])
+                continue
             call = calls[index].as_dict(self._new_id())
             self._sent_calls.append(call)
             deltas.append({"tool_calls": [{"index": index} | call]})
         return deltas
+
+    def _arguments(self, held: str) -> list[Delta]:
+        """Deltas of the call that `held` has begun."""
+        assert self._calls is not None
+        deltas: list[Delta] = []
+        index = len(self._sent_calls)
+        if self._open is None and index == len(self._calls.calls):
+            self._open = OpenCall.begun(held, self._names)
+            if self._open is not None:
+                self._open_id = self._new_id()
+                begun = ToolCall(self._open.name, "").as_dict(self._open_id)
+                deltas.append({"tool_calls": [{"index": index} | begun]})
+        if self._open is not None and (text := self._open.push(held)):
+            deltas.append(_more_arguments(index, text))
+        return deltas
+
+    def _ended_call(self, index: int, call: ToolCall) -> list[Delta]:
+        """The rest of the call that was being streamed."""
+        assert self._open is not None
+        sent, self._open = self._open.arguments, None
+        rest = call.arguments.removeprefix(sent) if call.arguments.startswith(sent) else ""
+        self._sent_calls.append(ToolCall(call.name, sent + rest).as_dict(self._open_id))
+        return [_more_arguments(index, rest)] if rest else []
+
+    def _keep_open_call(self) -> None:
+        assert self._open is not None
+        call = ToolCall(self._open.name, self._open.arguments)
+        self._sent_calls.append(call.as_dict(self._open_id))
+        self._open = None
+
+
+def _more_arguments(index: int, text: str) -> Delta:
+    return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}

@@ -16,6 +16,7 @@ from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
+from edgespec.ports import Progress
 from edgespec.ports.texts import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import TokenTree
@@ -45,6 +46,7 @@ def read_prompt(
         keeper.before_prompt(prompt, request.tally)
     pair.rewind(reusable(pair, prompt[:-1]))
     reused = len(pair.committed)
+    _tell(request, reused)
     unread = prompt[reused:-1]
     report = None
     info = pair.target.info
@@ -62,7 +64,7 @@ def read_prompt(
             n_read = len(pair.committed) - reused
             if n_read:
                 yield
-            pair.prefill(unread[n_read:end], request.progress)
+            pair.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
             report = _sum(report, pair.target.last_report)
     _draft_reads(pair, request, learning, report, n_others)
     now = pair.clock()
@@ -75,6 +77,19 @@ def read_prompt(
     if keeper is not None:
         keeper.after_prompt(len(unread), request.tally)
     pair.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
+
+
+def _tell(request: ActiveRequest, n_read: float) -> None:
+    """Report that `n_read` tokens of the prompt are read or were in the cache."""
+    if request.progress is not None:
+        request.progress("reading the prompt", min(1.0, n_read / len(request.reading)))
+
+
+def _progress_of(request: ActiveRequest, n_before: int, n_tokens: int) -> Progress | None:
+    """Callback for a part of the prompt; it reports the share of the whole prompt."""
+    if request.progress is None:
+        return None
+    return lambda _, share: _tell(request, n_before + share * n_tokens)
 
 
 def _portions(pair: Pair, unread: Sequence[int]) -> list[int]:
@@ -176,9 +191,7 @@ class Tail:
                 request.tally.read_first_token(seconds)
             else:
                 request.tally.shift_s += seconds
-        elif request.progress:
-            share = len(pair.committed) / len(request.reading)
-            request.progress("reading the prompt", share)
+        _tell(request, len(pair.committed))
         return event
 
 

@@ -1,27 +1,25 @@
 """The server's routes, which answer HTTP requests with a session.
 
-Knows HTTP; `completions` interprets requests, `guarding` checks clients.
+Knows HTTP; `completions` interprets requests, `front` and `guarding` check clients.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import (
-    JSONResponse,
-    PlainTextResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from edgespec.completions import tokenizing
 from edgespec.completions.answers import Answer
 from edgespec.completions.completion import Completion
 from edgespec.completions.decoding import decoded
@@ -30,12 +28,16 @@ from edgespec.completions.requests import ChatRequest, CommonRequest, Completion
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled
 from edgespec.memory import heap, process
+from edgespec.server.access_log import AccessLog
 from edgespec.server.bodies import RequestBodies
+from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
 from edgespec.server.page import page
 from edgespec.server.queueing import Queue, ServerFigures
+from edgespec.server.streaming import DONE, EventStream, event
 from edgespec.session.asynchronous import InThread, in_thread
 from edgespec.session.session import Session
+from edgespec.session.tokenizing import Tokenizer
 
 R = TypeVar("R", bound=CommonRequest)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -52,72 +54,89 @@ class Service:
         bodies: RequestBodies,
         queue: Queue,
         figures: ServerFigures,
+        log: AccessLog,
+        max_s: float | None = None,
     ) -> None:
-        """`figures` counts the generations of `completions`."""
+        """`figures` counts the generations of `completions`, which take at most `max_s` seconds
+        each."""
         self._session = session
         self._completions = completions
         self._guard = guard
         self._bodies = bodies
         self._queue = queue
         self._figures = figures
+        self._log = log
+        self._max_s = max_s
+        self._tokenizer = session.tokenizer
+        self._created = int(time.time())
         self._loss: Refusal | None = None
         self._closing: set[asyncio.Future[None]] = set()
         """Tasks that end generations; referenced here because event loops keep weak references."""
 
     def application(self) -> Starlette:
         """The ASGI application."""
+        asked = [
+            ("/models", self._models, "GET"),
+            ("/models/{name:path}", self._model, "GET"),
+            ("/chat/completions", self._chat, "POST"),
+            ("/completions", self._text, "POST"),
+            ("/tokenize", self._tokenize, "POST"),
+            ("/detokenize", self._detokenize, "POST"),
+        ]
         routes = [
             # these routes need no key
             Route("/", self._guarded(page, needs_key=False)),
             Route("/page/{name}", self._guarded(page, needs_key=False)),
             Route("/health", self._guarded(self._health, needs_key=False)),
+            Route("/v1/health", self._guarded(self._health, needs_key=False)),
             Route("/metrics", self._guarded(self._metrics)),
-            Route("/v1/models", self._guarded(self._models)),
-            Route("/v1/models/{name:path}", self._guarded(self._model)),
-            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-            Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
+            *(
+                Route(version + path, self._guarded(handler), methods=[method])
+                for version in ("/v1", "")
+                for path, handler, method in asked
+            ),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
+        application = Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
+        application.router.redirect_slashes = False  # `Front` has removed the slash
+        return application
 
     def _guarded(self, handler: Handler, needs_key: bool = True) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
-                self._guard.check_host(request.headers)
-                self._guard.check_origin(request.headers)
                 if needs_key:
                     self._guard.check_key(request.headers)
-                response = await handler(request)
+                return await handler(request)
             except ClientDisconnect:
                 self._figures.cancelled += 1
-                return Response(status_code=499)
+                request.state.is_gone = True
+                return Response(status_code=GONE)
             except Exception as error:  # noqa: BLE001 - every request gets a response
-                response = self._refuse(error)
-            self._figures.answers[response.status_code] += 1
-            return response
+                return self._refuse(error, request)
 
         return guarded
 
-    def _refusal_of(self, error: BaseException) -> Refusal:
-        """The error response; the loss of the target is remembered."""
+    def _refusal_of(self, error: BaseException, request: Request) -> Refusal:
+        """The error response; failures are logged, and the loss of the target is remembered."""
         refusal = refusal_of(error)
         if refusal.code == "target_lost":
             self._loss = _detached(refusal)
+        if refusal.status == 500 and refusal is not error:
+            told = "".join(traceback.format_exception(error))
+            self._log.failure(request.state.request_id, told)
         return refusal
 
-    def _refuse(self, error: BaseException) -> Response:
-        refusal = self._refusal_of(error)
+    def _refuse(self, error: BaseException, request: Request) -> Response:
+        refusal = self._refusal_of(error, request)
         return JSONResponse(refusal.content, refusal.status, refusal.headers)
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         message = f"there is nothing at {request.method} {request.url.path}"
-        response = self._refuse(Refusal(status, message, code="not_found"))
-        self._figures.answers[status] += 1
-        return response
+        return self._refuse(Refusal(status, message, code="not_found"), request)
 
     async def _health(self, request: Request) -> Response:
         if self._loss is not None:
-            return self._refuse(self._loss)
+            return self._refuse(self._loss, request)
         queue = self._queue
         return JSONResponse(
             {
@@ -147,7 +166,7 @@ class Service:
         return {
             "id": self._completions.model,
             "object": "model",
-            "created": 0,
+            "created": self._created,
             "owned_by": "edgespec",
             "context_length": info.n_ctx,
             "sampling": self._completions.sampling,
@@ -160,6 +179,19 @@ class Service:
     async def _text(self, request: Request) -> Response:
         return await self._complete(request, CompletionRequest, self._completions.text)
 
+    async def _tokenize(self, request: Request) -> Response:
+        return await self._tokens(request, tokenizing.tokenize)
+
+    async def _detokenize(self, request: Request) -> Response:
+        return await self._tokens(request, tokenizing.detokenize)
+
+    async def _tokens(
+        self, request: Request, answer: Callable[[Tokenizer, object], dict[str, Any]]
+    ) -> Response:
+        async with self._bodies.of(request) as body, self._queue.preparing:
+            convert = partial(answer, self._tokenizer)
+            return JSONResponse(await in_thread(lambda: convert(decoded(body)), lambda: None))
+
     async def _complete(
         self, request: Request, kind: type[R], start: Callable[[R], Completion]
     ) -> Response:
@@ -167,32 +199,51 @@ class Service:
         async with AsyncExitStack() as stack:
             body = await stack.enter_async_context(self._bodies.of(request))
             stack.enter_context(self._queue.place(client))
+
+            prepare = partial(self._prepared, request, body, kind, start)
             async with _while_connected(request):
                 # refuse an invalid request now, before it waits for its turn
-                parsed, completion = await self._prepared(body, kind, start)
-                turn = self._queue.turn(client, completion.pool_bytes)
-                if self._queue.is_busy(completion.pool_bytes):
-                    completion.close()  # a waiting request keeps only its body in memory
-                    await stack.enter_async_context(turn)
-                    parsed, completion = await self._prepared(body, kind, start)
-                else:
-                    await stack.enter_async_context(turn)
-                stack.callback(_close, completion)
-                if not parsed.stream:
+                first = [await prepare()]
+                if not first[0][0].stream:
+                    completion = await self._begun(request, first, prepare, stack)
                     answer = await in_thread(completion.whole, completion.cancel)
                     _check_end(completion)
                     return JSONResponse(answer)
-                running = await stack.enter_async_context(InThread(completion))
-                chunks = _complete_chunks(running, completion)
-                # errors before the first token are reported by the HTTP status
-                first_chunks = [chunk async for chunk in _first(chunks, 2)]
             rest = stack.pop_all()
-        return StreamingResponse(
-            self._events(first_chunks, chunks, rest), media_type="text/event-stream"
-        )
+        begin = partial(self._begun, request, first, prepare, rest)
+        keep_closing = partial(self._keep_closing, request)
+        return EventStream(self._events(request, begin, rest), rest, keep_closing)
+
+    async def _begun(
+        self,
+        request: Request,
+        first: list[tuple[R, Completion]],
+        prepare: Callable[[], Awaitable[tuple[R, Completion]]],
+        stack: AsyncExitStack,
+    ) -> Completion:
+        """The completion once its turn has come, which `stack` ends.
+
+        It is taken out of `first`; a request that has to wait keeps only its body in memory.
+        """
+        client = request.client.host if request.client else ""
+        _, completion = first.pop()
+        turn = self._queue.turn(client, completion.pool_bytes)
+        if self._queue.is_busy(completion.pool_bytes):
+            completion.close()
+            del completion
+            await stack.enter_async_context(turn)
+            _, completion = await prepare()
+        else:
+            await stack.enter_async_context(turn)
+        stack.callback(_close, completion)
+        request.state.usage = completion.usage
+        if self._max_s is not None:
+            loop = asyncio.get_running_loop()
+            stack.callback(loop.call_later(self._max_s, completion.expire).cancel)
+        return completion
 
     async def _prepared(
-        self, body: bytearray, kind: type[R], start: Callable[[R], Completion]
+        self, request: Request, body: bytearray, kind: type[R], start: Callable[[R], Completion]
     ) -> tuple[R, Completion]:
         """The validated request and its completion, not started; one at a time, to limit memory."""
 
@@ -201,7 +252,7 @@ class Service:
                 parsed = kind.parse(decoded(body))
                 return parsed, start(parsed)
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
-                return _detached(refusal_of(error))
+                return _detached(self._refusal_of(error, request))
 
         def prepare_and_trim() -> tuple[R, Completion] | Refusal:
             prepared = prepare()
@@ -218,25 +269,29 @@ class Service:
         return prepared
 
     async def _events(
-        self, first_chunks: list[Answer], chunks: AsyncIterator[Answer], stack: AsyncExitStack
-    ) -> AsyncIterator[str]:
-        """Server-sent events; at the end the generation and its place in the queue are released."""
+        self,
+        request: Request,
+        begin: Callable[[], Awaitable[Completion]],
+        stack: AsyncExitStack,
+    ) -> AsyncGenerator[str]:
+        """Server-sent events of a completion, once its turn has come."""
         try:
-            for chunk in first_chunks:
-                yield _event(chunk)
-            async for chunk in chunks:
-                yield _event(chunk)
+            completion = await begin()
+            running = await stack.enter_async_context(InThread(completion))
+            async for chunk in _complete_chunks(running, completion):
+                yield event(chunk)
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
-            yield _event(self._refusal_of(error).content)
+            yield event(self._refusal_of(error, request).content)
         except (asyncio.CancelledError, GeneratorExit):
             self._figures.cancelled += 1
+            request.state.is_gone = True
             raise
-        finally:
-            # in a task of its own, because this one may be cancelled
-            closing = asyncio.ensure_future(stack.aclose())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-        yield "data: [DONE]\n\n"
+        yield DONE
+
+    def _keep_closing(self, request: Request, closing: asyncio.Future[None]) -> None:
+        request.state.closing = closing
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
 
 def _close(completion: Completion) -> None:
@@ -292,16 +347,3 @@ async def _complete_chunks(
         if any(choice["finish_reason"] for choice in chunk["choices"]):
             _check_end(completion)
         yield chunk
-
-
-async def _first(chunks: AsyncIterator[Answer], most: int) -> AsyncIterator[Answer]:
-    """The first `most` chunks, or all of a shorter stream."""
-    for _ in range(most):
-        try:
-            yield await anext(chunks)
-        except StopAsyncIteration:
-            return
-
-
-def _event(content: Any) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

@@ -6,6 +6,7 @@ Knows uvicorn's protocol class, and nothing of requests and responses.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 READ_BYTES = 32 << 10
 """Most bytes read at once from one connection; all connections may do so simultaneously."""
+_NO_LOG = logging.Logger("edgespec.connections", logging.CRITICAL + 1)
+"""Receives what uvicorn says about a client's mistakes, which would reach stderr unformatted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = _NO_LOG
         self.waits_for: Literal["headers", "body"] | None = None
         """The part of a request that is due from the client; None while the server responds."""
         self._since_s = 0.0
@@ -104,6 +108,11 @@ class Connection(H11Protocol):
         super().resume_writing()
         if self._writing is not None:
             self._writing.cancel()
+
+    def _should_upgrade(self) -> bool:
+        """HTTP/1.1 alone is spoken here: offers of other protocols are ignored, as RFC 9110 has it,
+        and without uvicorn's advice to install libraries."""
+        return False
 
     def _notice_turn(self) -> None:
         """Restart the timers if the last bytes have changed `waits_for`."""

@@ -25,6 +25,8 @@ class Guard:
     """Host names that requests may give besides the address."""
     max_body_bytes: int | None = None
     """Most bytes of a body; None derives it from the model's context."""
+    allowed_origins: frozenset[str] = frozenset()
+    """Origins of web pages from elsewhere that may ask, as browsers send them; `*` is any."""
 
     def __post_init__(self) -> None:
         if self.api_key is None and not is_local(self.host):
@@ -32,6 +34,8 @@ class Guard:
                 f"--host {self.host} can be reached from other machines: set --api-key, so that "
                 "not everybody there may use the model"
             )
+        for origin in self.allowed_origins:
+            _check_origin_name(origin)
         if self.api_key is not None:
             if not self.api_key.strip():
                 raise UsageError("--api-key is empty: leave it out, or give a key")
@@ -50,28 +54,61 @@ class Guard:
             raise Refusal(403, f"this server is not called {name!r}", code="host_not_allowed")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise Refusal for requests of web pages from other servers."""
+        """Raise Refusal for requests of web pages from other servers that are not allowed."""
         origin = headers.get("origin")
-        if origin is None:
+        if origin is None or self._allows(origin):
             return
         if _netloc(origin) != headers.get("host", ""):
             raise Refusal(
-                403, f"pages of {origin} may not use this server", code="origin_not_allowed"
+                403,
+                f"pages of {origin} may not use this server: --allowed-origin lets them",
+                code="origin_not_allowed",
             )
+
+    def cors_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Headers of a response that let a page of an allowed origin read it."""
+        if not self.allowed_origins:
+            return {}
+        origin = headers.get("origin")
+        if origin is None or not self._allows(origin):
+            return {"Vary": "Origin"}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+            "Vary": "Origin",
+        }
+
+    def preflight_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Headers of the answer to a browser that asks what a page may send."""
+        if not self._allows(headers.get("origin", "")):
+            return {}
+        asked = headers.get("access-control-request-headers", "")
+        return {
+            "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+            "Access-Control-Allow-Headers": asked or "Authorization, Content-Type, X-Api-Key",
+            "Access-Control-Allow-Private-Network": "true",
+            "Access-Control-Max-Age": "600",
+        }
+
+    def _allows(self, origin: str) -> bool:
+        return "*" in self.allowed_origins or origin.lower() in self.allowed_origins
 
     def check_key(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal for a wrong key, compared in constant time against timing attacks."""
         if self.api_key is None:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")
         # headers are bytes that were read as Latin-1; the key is UTF-8
         right = hmac.compare_digest(
             key.strip().encode("latin-1", "replace"), self.api_key.strip().encode()
         )
-        if scheme.lower() != "bearer" or not right:
+        if not right:
             raise Refusal(
                 401,
-                "the API key is missing or wrong: send it as `Authorization: Bearer KEY`",
+                "the API key is missing or wrong: send it as `Authorization: Bearer KEY` or as "
+                "`X-Api-Key: KEY`",
                 code="invalid_api_key",
             )
 
@@ -82,6 +119,17 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _check_origin_name(origin: str) -> None:
+    """Raise UsageError for what no browser sends as an origin."""
+    scheme, separator, netloc = origin.partition("://")
+    is_origin = separator and scheme and netloc and _netloc(origin) == netloc
+    if not (is_origin and origin == origin.lower()) and origin not in ("*", "null"):
+        raise UsageError(
+            f"--allowed-origin {origin}: it must be a scheme and a host in lower case, such as "
+            "https://app.example or http://localhost:3000, or * for any page"
+        )
 
 
 def _netloc(origin: str) -> str | None:

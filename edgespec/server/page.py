@@ -17,6 +17,9 @@ _FILES = {
     "index.html": "text/html",
     "chat.css": "text/css",
     "chat.js": "text/javascript",
+    "api.js": "text/javascript",
+    "conversation.js": "text/javascript",
+    "view.js": "text/javascript",
     "marked.umd.js": "text/javascript",
     "purify.min.js": "text/javascript",
 }

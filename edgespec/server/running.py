@@ -1,26 +1,44 @@
-"""Runs the application on a socket until `stop`. Knows uvicorn."""
+"""Serves a session on a socket until it is stopped, and lets it end in an orderly way."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
-
+from edgespec.completions.answers import fingerprint
 from edgespec.completions.service import Completions
 from edgespec.memory import requests
+from edgespec.server.access_log import AccessLog, NoLog
 from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.connections import ClientLimits, Connections
+from edgespec.server.front import Front
 from edgespec.server.guarding import Guard
+from edgespec.server.listening import HttpServer
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.session.session import Session
 
 CLIENT_LIMITS = ClientLimits()
 SHUTDOWN_S = 5
 """Seconds for clients to read the end of their responses at shutdown."""
+DRAIN_S = 30.0
+"""Default seconds that requests under way have once the server is told to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """Limits of every answer, whatever its request asks for."""
+
+    max_tokens: int | None = None
+    """Most tokens; None: as many as fit into the context."""
+    max_s: float | None = None
+    """Most seconds from the turn of a request to the end of its answer; None: no limit."""
+
+
+NO_LIMITS = AnswerLimits()
 
 
 class Server:
@@ -35,8 +53,12 @@ class Server:
         max_prompt_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
         limits: ClientLimits = CLIENT_LIMITS,
+        answer_limits: AnswerLimits = NO_LIMITS,
+        log: AccessLog | None = None,
+        drain_s: float = DRAIN_S,
     ) -> None:
-        """`sampling` has defaults for requests; None: `session.chat_sampling`."""
+        """`sampling` has defaults for requests; None: `session.chat_sampling`. `drain` lets
+        requests under way go on for `drain_s` seconds."""
         self.model = model
         self._session = session
         max_prompt_tokens = max_prompt_tokens or session.target.n_ctx
@@ -49,6 +71,8 @@ class Server:
             model,
             max_prompt_tokens,
             sampling=sampling,
+            max_tokens=answer_limits.max_tokens,
+            fingerprint=fingerprint(session.target),
             max_logged_tokens=requests.max_answer_tokens,
             max_characters=requests.MAX_ANSWER_CHARACTERS,
             on_result=figures.count,
@@ -61,33 +85,40 @@ class Server:
         if body_bytes is None:
             body_bytes = requests.max_body_bytes(session.target.n_ctx)
         bodies = RequestBodies(body_bytes, requests.max_held_bytes(body_bytes), limits.body_s)
-        service = Service(session, completions, guard, bodies, self._queue, figures)
-        config = uvicorn.Config(
-            service.application(),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            http=Connections(limits, session.n_parallel + max_waiting).protocol(),
-            ws="none",
-            timeout_graceful_shutdown=SHUTDOWN_S,
+        log = log or NoLog()
+        service = Service(
+            session, completions, guard, bodies, self._queue, figures, log, answer_limits.max_s
         )
-        self._server = _Uvicorn(config)
+        self._drain_s = drain_s
+        self._is_over = threading.Event()
+        """Set once the server has ended, or must end now."""
+        self._server = HttpServer(
+            Front(service.application(), guard, log, figures.answers),
+            Connections(limits, session.n_parallel + max_waiting),
+            SHUTDOWN_S + drain_s,
+        )
 
     def run(self, listener: socket.socket) -> None:
-        """Serve until `stop`. The caller closes the socket."""
-        self._server.run(sockets=[listener])
+        """Serve until `stop` or `drain`. The caller closes the socket."""
+        try:
+            self._server.run(sockets=[listener])
+        finally:
+            self._is_over.set()
+
+    def drain(self) -> None:
+        """Take no more requests, wait for those under way, and stop once their time is over.
+
+        Called again, from any thread, it stops at once.
+        """
+        if self._server.should_exit:
+            self._is_over.set()
+            return
+        self._server.should_exit = True
+        self._is_over.wait(self._drain_s)
+        self.stop()
 
     def stop(self) -> None:
         """End running and waiting requests, then the server, from any thread."""
         self._queue.is_ending = True
         self._server.should_exit = True
         self._session.cancel()
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers, which the command line installs."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

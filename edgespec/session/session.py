@@ -34,6 +34,7 @@ from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.loading import LoadedModels, open_models, plan
 from edgespec.session.many import ManyResults
 from edgespec.session.reserving import POOL, STATE_FILES
+from edgespec.session.tokenizing import Tokenizer
 from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
@@ -388,6 +389,12 @@ class Session(Closeable):
         """
         with self._engine.alone():
             return len(self._keeper.load(_path(path)).tokens)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """A new converter of texts to tokens and back, with control tokens as text or as tokens."""
+        control = self._chat_format.control_tokens
+        return Tokenizer(self._encoder, self._new_prompts(), self.piece, control)
 
     def piece(self, token: int) -> bytes:
         """The bytes that `token` adds to a text. Raises UsageError for an unknown token."""

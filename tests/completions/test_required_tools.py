@@ -62,7 +62,9 @@ def test_the_named_one_is_called_by_its_schema(session: Session) -> None:
 def test_a_stream_has_the_call_too(session: Session) -> None:
     chunks = list(ask(session, tools=[ADD], tool_choice="required", stream=True))
     calls = [call for c in chunks for call in c["choices"][0]["delta"].get("tool_calls", ())]
-    assert [call["function"]["name"] for call in calls] == ["add"]
+    assert [call["function"].get("name") for call in calls] == ["add", *[None] * (len(calls) - 1)]
+    assert len(calls) > 2
+    assert set(json.loads("".join(call["function"]["arguments"] for call in calls))) == {"a", "b"}
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 

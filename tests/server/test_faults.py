@@ -7,16 +7,10 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.server.guarding import Guard
-from server_running import pair, serving
+from server_running import serving
 
 MESSAGES = [{"role": "user", "content": "write gcd"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def session():
-    with pair() as loaded:
-        yield loaded
 
 
 @pytest.fixture(scope="module")

@@ -39,11 +39,15 @@ def test_it_answers_until_it_is_told_to_end(number):
         process.send_signal(number)
         rest = process.stderr.read()
         assert process.wait(60) == 0
-    assert rest == "stopped\n"
+    *requests, last = rest.splitlines()
+    assert last == "stopped"
+    assert [line.split()[2:8] for line in requests] == [
+        ["POST", "/v1/chat/completions", "200", "10", "+", "6"]
+    ]
 
 
 def test_a_stream_ends_with_the_server():
-    with start() as process:
+    with start("--drain", "0.5") as process:
         address = address_of(process)
         asked = {"prompt": "def f(", "max_tokens": 3000, "stream": True, "temperature": 1.3}
         with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as answer:

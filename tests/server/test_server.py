@@ -10,17 +10,11 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.server.guarding import Guard
-from server_running import TEMPLATE, pair, serving
+from server_running import TEMPLATE, serving
 
 MESSAGES = [{"role": "user", "content": "write gcd"}]
 ASK = {"messages": MESSAGES, "max_tokens": 6}
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def session():
-    with pair() as loaded:
-        yield loaded
 
 
 @pytest.fixture(scope="module")

@@ -1,78 +1,19 @@
-"""The page of the server in a real browser, driven by WebDriver's own protocol."""
-
-import json
-import re
-import shutil
-import subprocess
-import time
+"""The page of the server in a real browser: conversations, markup, errors."""
 
 import httpx
 import pytest
 
+import browser as browsers
+from browser import answering, ask
 from edgespec.server.guarding import Guard
 from server_running import TEMPLATE, pair, serving
 
-PATIENCE_S = 60
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        shutil.which("chromedriver") is None, reason="there is no Chromium with its driver"
-    ),
-]
-
-
-class Browser:
-    """Headless Chromium; paths are WebDriver's."""
-
-    def __init__(self) -> None:
-        self._driver = subprocess.Popen(
-            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True
-        )
-        assert self._driver.stdout is not None
-        for line in self._driver.stdout:
-            if found := re.search(r"successfully on port (\d+)", line):
-                break
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{found[1]}", timeout=PATIENCE_S)
-        options = {"args": ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage"]}
-        wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
-        self._session = self._post("/session", wanted)["sessionId"]
-
-    def _post(self, path: str, content: dict):
-        value = self._http.post(path, json=content).json()["value"]
-        assert not (isinstance(value, dict) and "error" in value), value
-        return value
-
-    def open(self, address: str) -> None:
-        self._post(f"/session/{self._session}/url", {"url": address})
-
-    def run(self, script: str):
-        return self._post(f"/session/{self._session}/execute/sync", {"script": script, "args": []})
-
-    def write(self, selector: str, text: str) -> None:
-        found = self._post(
-            f"/session/{self._session}/element", {"using": "css selector", "value": selector}
-        )
-        self._post(f"/session/{self._session}/element/{found[ELEMENT]}/value", {"text": text})
-
-    def until(self, script: str):
-        deadline = time.monotonic() + PATIENCE_S
-        while not (value := self.run(f"return {script}")):
-            assert time.monotonic() < deadline, f"waited in vain for {script}"
-        return value
-
-    def close(self) -> None:
-        self._http.delete(f"/session/{self._session}")
-        self._http.close()
-        self._driver.terminate()
-        assert self._driver.stdout is not None
-        self._driver.stdout.close()
-        self._driver.wait()
+pytestmark = browsers.needed
 
 
 @pytest.fixture(scope="module")
 def browser():
-    running = Browser()
+    running = browsers.Browser()
     yield running
     running.close()
 
@@ -106,26 +47,6 @@ def test_what_the_model_writes_is_never_markup(browser, session):
         assert browser.run("return document.querySelectorAll('#log img').length") == 0
 
 
-ANSWER = """
-const answer = %s;
-window.asked = [];
-window.fetch = async (path, options) => {
-  window.asked.push(JSON.parse(options.body));
-  if (answer === null) throw new Error("the server is gone");
-  const body = new ReadableStream({start(controller) {
-    window.more = content => controller.enqueue(new TextEncoder().encode(
-      "data: " + JSON.stringify({choices: [{delta: {content}}]}) + "\\n\\n"));
-    window.more(answer);
-    window.end = () => controller.close();
-    options.signal.addEventListener("abort", () =>
-      controller.error(new DOMException("", "AbortError")));
-  }});
-  return new Response(body, {status: 200});
-};
-"""
-"""The server's answers, as a test wants them."""
-
-
 @pytest.fixture
 def page(browser, session):
     """The page, open; `answering` decides what it is told."""
@@ -133,14 +54,6 @@ def page(browser, session):
         browser.open(address)
         browser.until("document.title === 'pair'")
         yield browser
-
-
-def answering(page: Browser, text: str | None) -> None:
-    page.run(ANSWER % json.dumps(text))
-
-
-def ask(page: Browser, text: str) -> None:
-    page.write("#text", text + "\ue007")
 
 
 def test_markdown_is_shown_and_html_is_text(page):

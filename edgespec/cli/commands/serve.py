@@ -1,64 +1,100 @@
-"""`edgespec serve`: opens a socket and a session, and runs the server."""
+"""`edgespec serve`: opens a socket, answers 503 while a session opens, and runs the server."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
+from edgespec.cli.commands.request_log import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates
-from edgespec.cli.flags.serve import HOST, KEY_VARIABLE, PORT, QUEUE
-from edgespec.cli.flags.values import read_text, whole
+from edgespec.cli.flags.serve import DRAIN_S, HOST, KEY_VARIABLE, PORT, QUEUE
+from edgespec.cli.flags.values import number, read_text, whole
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.settings.config import GenerateSettings, Sampling
 from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from edgespec.server.guarding import Guard
 
 MAX_KEY_BYTES = 64 << 10
+DAY_S = 24 * 3600
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Serve until Ctrl-C or SIGTERM."""
+    """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
-        from edgespec.server import running  # before loading, so that its memory is planned
+        from edgespec.server import loading, running  # first, so that their memory is planned
 
     guard = _guard(args)
     template = chat_templates.template_from(args)
     max_waiting = whole("--queue", getattr(args, "queue", QUEUE))
     max_prompt = whole("--max-prompt", args.max_prompt) if "max_prompt" in args else None
     port = whole("--port", getattr(args, "port", PORT))
+    max_s = number("--time-limit", args.time_limit, 0, DAY_S) if "time_limit" in args else None
+    drain_s = number("--drain", getattr(args, "drain", DRAIN_S), 0, DAY_S)
     console = Console(quiet="quiet" in args)
-    with _listening(guard.host, port) as listener:
+    log = RequestLog(console, is_json="log_json" in args, quiet="quiet" in args)
+    name = _name(args)
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listening(guard.host, port))
         args.spare_grammars = args.logprobs = True
         args.most_body_bytes = guard.max_body_bytes or 0
-        with settings_from(args).opened(console, template) as loaded:
+        with loading.answered_while_loading(listener, guard, log, running.CLIENT_LIMITS):
+            settings = settings_from(args)
+            loaded = stack.enter_context(settings.opened(console, template))
             server = running.Server(
                 loaded,
                 guard,
-                getattr(args, "alias", None) or loaded.target.name,
+                name or loaded.target.name,
                 max_waiting,
                 max_prompt,
+                sampling=_sampling(settings.generate, loaded.chat_sampling),
+                answer_limits=running.AnswerLimits(_max_tokens(settings.generate), max_s),
+                log=log,
+                drain_s=drain_s,
             )
-            address = _address(listener)
-            console.note(
-                f"{server.model} at {address}/v1, a page to chat at {address}/ (budget "
-                f"{format_size(loaded.plan.budget_bytes)}); Ctrl-C ends it"
-            )
-            if server.chat_refusal is not None:
-                console.note(f"no chat, only /v1/completions: {server.chat_refusal}")
-            with interrupts.stopping(server.stop):
-                server.run(listener)
+        address = _address(listener)
+        console.note(
+            f"{server.model} at {address}/v1, a page to chat at {address}/ (budget "
+            f"{format_size(loaded.plan.budget_bytes)}); Ctrl-C ends it"
+        )
+        if server.chat_refusal is not None:
+            console.note(f"no chat, only /v1/completions: {server.chat_refusal}")
+        with interrupts.stopping(server.drain):
+            server.run(listener)
     console.note("stopped")
     return 0
+
+
+def _name(args: argparse.Namespace) -> str | None:
+    """The model's name as it was typed; None for the pair that comes with edgespec."""
+    if "alias" in args:
+        return str(args.alias)
+    if "hf_repo" in args:
+        return str(args.hf_repo)
+    typed = getattr(args, "model", None)
+    return None if typed is None else Path(typed).name
+
+
+def _sampling(settings: GenerateSettings, recommended: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of requests: what flags and the file say, otherwise what is recommended."""
+    told = settings.model_fields_set & {*Sampling.model_fields, "seed"}
+    given = {name: getattr(settings, name) for name in told}
+    return {**recommended, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _max_tokens(settings: GenerateSettings) -> int | None:
+    """The limit of every answer; none unless it was asked for."""
+    return settings.limit if "max_tokens" in settings.model_fields_set else None
 
 
 def _guard(args: argparse.Namespace) -> Guard:
@@ -69,6 +105,7 @@ def _guard(args: argparse.Namespace) -> Guard:
         _key(args),
         frozenset(name.lower() for name in getattr(args, "allowed_host", ())),
         parse_size(args.max_body, named="--max-body") if "max_body" in args else None,
+        frozenset(origin.lower().rstrip("/") for origin in getattr(args, "allowed_origin", ())),
     )
 
 

@@ -93,17 +93,25 @@ def add_parallel(parser: ArgumentParser) -> None:
     add(parser.add_argument_group("several texts"), LoadSettings, n_parallel="-np N")
 
 
-def add_sampling(parser: ArgumentParser, chats: bool = False) -> None:
-    """Flags for sampling. With `chats`, defaults are those that the model's authors recommend."""
-    group = parser.add_argument_group("sampling")
+def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = False) -> None:
+    """Flags for sampling. With `chats`, defaults are those that the model's authors recommend; with
+    `serves`, the flags are such defaults for requests, and limit their answers."""
+    group = parser.add_argument_group("sampling" + " where a request does not say" * serves)
     recommended = {
         name: f"the model's own, otherwise {value}" for name, value in CHAT_DEFAULTS.items()
     }
-    defaults = recommended | {"max_tokens": "-1"} if chats else {}
-    add(group, GenerateSettings, defaults, max_tokens="-n N", temperature="T", top_k="K")
+    defaults = recommended | {"max_tokens": "-1"} if chats or serves else {}
+    if serves:
+        limits = parser.add_argument_group("limits of answers")
+        add(limits, GenerateSettings, defaults, max_tokens="-n N")
+    else:
+        add(group, GenerateSettings, defaults, max_tokens="-n N")
+    add(group, GenerateSettings, defaults, temperature="T", top_k="K")
     add(group, GenerateSettings, defaults, top_p="P", min_p="P", repeat_penalty="X")
     add(group, GenerateSettings, frequency_penalty="X", presence_penalty="X", repeat_last_n="N")
-    add(group, GenerateSettings, logit_bias="-l TOKEN_ID(+/-)BIAS", seed="-s N", stop="TEXT")
+    add(group, GenerateSettings, logit_bias="-l TOKEN_ID(+/-)BIAS", seed="-s N")
+    if not serves:
+        add(group, GenerateSettings, stop="TEXT")
 
 
 def _rules(kept: Keeps) -> str:

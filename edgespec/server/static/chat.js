@@ -1,176 +1,85 @@
-"use strict";
 /* The page to chat: one conversation with the server that it came from. */
 
-const $ = id => document.getElementById(id);
-let conversation = newConversation();
-let key = "";
-let converses = true;  /* false for a model without a chat template, which continues text */
-
-function newConversation() {
-  return { messages: [], running: null };
-}
-
-/* What a model writes is Markdown; HTML in it is text. The sanitiser lets through what Markdown
-   makes and nothing that loads or runs. */
-const asText = token => token.text.replace(/[&<>]/g, sign => `&#${sign.charCodeAt(0)};`);
-marked.use({ gfm: true, breaks: true, renderer: { html: asText, image: asText } });
-const ALLOWED = {
-  ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6",
-    "hr", "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
-    "#text"],
-  ALLOWED_ATTR: ["align", "href", "rel", "start", "target", "title"],
-  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
-  ALLOW_DATA_ATTR: false,
-  ALLOW_ARIA_ATTR: false,
-  RETURN_DOM_FRAGMENT: true,
-};
-DOMPurify.addHook("afterSanitizeAttributes", node => {
-  if (node.nodeName === "A") {
-    node.setAttribute("target", "_blank");
-    node.setAttribute("rel", "noopener noreferrer");
-  }
-});
-
-function showMarkdown(part, text) {
-  part.replaceChildren(DOMPurify.sanitize(marked.parse(text), ALLOWED));
-}
-
-function turn(kind, text) {
-  const part = document.createElement("div");
-  part.className = "turn " + kind;
-  part.textContent = text;
-  $("log").append(part);
-  part.scrollIntoView({ block: "end" });
-  return part;
-}
-
-/* Shows an answer as it grows, at most once a frame; a reader who scrolled up is left alone. */
-class Shown {
-  constructor() {
-    this.reasoning = "";
-    this.answer = "";
-    this.thought = null;
-    this.said = null;
-    this.isDue = false;
-  }
-
-  add(delta) {
-    this.reasoning += delta.reasoning_content || "";
-    this.answer += delta.content || "";
-    if (!this.isDue && (delta.reasoning_content || delta.content)) {
-      this.isDue = true;
-      requestAnimationFrame(() => this.draw());
-    }
-  }
-
-  remove() {
-    this.reasoning = "";
-    if (this.thought) this.thought.remove();
-  }
-
-  draw() {
-    this.isDue = false;
-    const page = document.documentElement;
-    const follows = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
-    if (this.reasoning) {
-      this.thought = this.thought || turn("reasoning", "");
-      this.thought.textContent = this.reasoning;
-    }
-    if (this.answer) {
-      this.said = this.said || turn(converses ? "assistant" : "assistant plain", "");
-      if (converses) showMarkdown(this.said, this.answer);
-      else this.said.textContent = this.answer;
-    }
-    if (follows) page.scrollTop = page.scrollHeight;
-  }
-}
-
-async function ask(path, options = {}) {
-  for (;;) {
-    const headers = { "Content-Type": "application/json" };
-    if (key) headers.Authorization = "Bearer " + key;
-    const response = await fetch(path, { ...options, headers });
-    if (response.status !== 401) return response;
-    key = prompt("This server wants its API key:") || "";
-    if (!key) return response;
-  }
-}
-
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    held += value;
-    let end;
-    while ((end = held.indexOf("\n\n")) >= 0) {
-      const data = held.slice(6, end);
-      held = held.slice(end + 2);
-      if (data === "[DONE]") return;
-      yield JSON.parse(data);
-    }
-  }
-}
+import { ask, errorOf, events } from "./api.js";
+import { Conversation } from "./conversation.js";
+import { Shown, clear, copy, showError, toEnd } from "./view.js";
 
 const MOST_CONTINUED = 256;  /* tokens; a text has no end of its own, and goes on when asked */
+const $ = id => document.getElementById(id);
+const number = value => value.toLocaleString("en");
+let conversation = new Conversation();
+let converses = true;  /* false for a model without a chat template, which continues text */
+let edited = null;     /* the place of the message that is being edited */
+let contextLength = Infinity;
 
-function request(messages) {
-  const body = { stream: true, stream_options: { include_usage: true } };
-  if (converses) {
-    body.messages = messages;
-  } else {
-    body.prompt = messages.map(message => message.content).join("");
-    body.max_tokens = MOST_CONTINUED;
-  }
-  const temperature = $("temperature").valueAsNumber;
-  if (temperature >= 0) body.temperature = temperature;
-  return JSON.stringify(body);
+/* Draws the whole conversation; only its latest answer can be written again. */
+function draw() {
+  clear();
+  const { messages } = conversation;
+  messages.forEach((message, place) => {
+    const actions = { Copy: button => copy(message.content, button) };
+    if (message.role === "user") actions.Edit = () => edit(place);
+    else if (place === messages.length - 1) actions.Regenerate = regenerate;
+    new Shown(message, converses).offer(actions);
+  });
+  conversation.keep(converses);
 }
 
-/* One question and its answer. `mine` is their conversation, which Reset may have replaced since. */
-async function converse(question) {
+/* Asks a question behind `earlier` messages, in place of those that were there. They come back if
+   there is no answer. `mine` is the conversation, which Reset may have replaced since. */
+async function converse(question, earlier, isRepeated = false) {
   const mine = conversation;
   const isCurrent = () => mine === conversation;
-  const asked = turn("user", question);
-  const shown = new Shown();
+  const before = mine.messages;
+  const answer = { role: "assistant", content: "", reasoning: "" };
+  mine.messages = [...earlier, { role: "user", content: question }];
   mine.running = new AbortController();
-  mine.messages.push({ role: "user", content: question });
+  mine.growing = answer;
+  draw();
+  toEnd();
+  const shown = new Shown(answer, converses);
+  const meter = new Meter();
+  let isCut = false, failure = "";
   setRunning(true);
-  $("state").textContent = "";
   try {
-    const options = { method: "POST", body: request(mine.messages), signal: mine.running.signal };
+    const body = mine.request(converses, $("temperature").valueAsNumber, MOST_CONTINUED);
+    const options = { method: "POST", body, signal: mine.running.signal };
     const response = await ask(converses ? "v1/chat/completions" : "v1/completions", options);
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    if (!response.ok) throw new Error(await errorOf(response));
     for await (const chunk of events(response)) {
       if (!isCurrent()) return;
       if (chunk.error) throw new Error(chunk.error.message);
-      if (chunk.usage) {
-        $("state").textContent = chunk.usage.prompt_tokens + " tokens read, "
-          + chunk.usage.completion_tokens + " written";
-      }
+      if (chunk.prompt_progress) meter.reads(chunk.prompt_progress);
+      if (chunk.usage) meter.ends(chunk.usage);
       for (const choice of chunk.choices) {
-        shown.add(choice.delta || { content: choice.text });
-        if (converses && choice.finish_reason === "length") shown.isCut = true;
+        const delta = choice.delta || { content: choice.text };
+        answer.content += delta.content || "";
+        answer.reasoning += delta.reasoning_content || "";
+        if (delta.content || delta.reasoning_content) {
+          meter.writes();
+          shown.grow();
+        }
+        if (converses && choice.finish_reason === "length") isCut = true;
       }
     }
-    if (isCurrent() && !shown.answer) turn("error", "The model answered nothing.");
+    if (!answer.content) failure = "The model answered nothing.";
   } catch (error) {
-    if (isCurrent() && error.name !== "AbortError") turn("error", error.message);
+    if (error.name !== "AbortError") failure = error.message;
   }
   if (!isCurrent()) return;
-  mine.running = null;
-  if (shown.answer) {
-    shown.draw();
-    mine.messages.push({ role: "assistant", content: shown.answer });
-    if (shown.isCut) turn("error", "The context is full: Reset begins a new conversation.");
-  } else {
-    mine.messages.pop();
-    asked.remove();
-    shown.remove();
-    giveBack(question);
-  }
+  mine.running = mine.growing = null;
+  if (answer.content) mine.messages = [...mine.messages, answer];
+  else mine.messages = before;
   setRunning(false);
+  draw();
+  if (failure) showError(failure);
+  if (isCut && answer.content) {
+    showError(meter.nTokens >= contextLength
+      ? "The context is full: Reset begins a new conversation."
+      : "The answer was cut off: the server allows no more tokens or time.");
+  }
+  if (!meter.nTokens) $("state").textContent = answer.content ? "stopped" : "";
+  if (!answer.content && !isRepeated) giveBack(question);
   $("text").focus();
 }
 
@@ -180,17 +89,87 @@ function giveBack(question) {
   $("text").value = typed ? question + "\n" + typed : question;
 }
 
+/* Tells what the server does: how much of the prompt is read, and how fast it writes. */
+class Meter {
+  constructor() {
+    this.nWritten = 0;
+    this.nTokens = 0;
+    this.beganMs = 0;
+    $("progress").hidden = true;
+    $("state").textContent = "waiting for the server";
+  }
+
+  reads({ processed, total }) {
+    $("progress").hidden = false;
+    $("progress").value = processed / total;
+    $("state").textContent = `reading the prompt: ${number(processed)} of ${number(total)} tokens`;
+  }
+
+  writes() {
+    $("progress").hidden = true;
+    this.beganMs = this.beganMs || performance.now();
+    this.nWritten += 1;
+    $("state").textContent = `writing${this.speed(this.nWritten)}`;
+  }
+
+  ends({ prompt_tokens: nRead, completion_tokens: nWritten }) {
+    this.nTokens = nRead + nWritten;
+    $("state").textContent =
+      `${number(nRead)} tokens read, ${number(nWritten)} written${this.speed(nWritten)}`;
+  }
+
+  /* The first token's time belongs to the prompt. */
+  speed(nWritten) {
+    const seconds = (performance.now() - this.beganMs) / 1000;
+    if (!this.beganMs || nWritten < 2 || seconds <= 0) return "";
+    return `, ${((nWritten - 1) / seconds).toPrecision(2)} tokens a second`;
+  }
+}
+
 function setRunning(isRunning) {
+  document.body.classList.toggle("running", isRunning);
   $("send").hidden = isRunning;
   $("stop").hidden = !isRunning;
+  $("progress").hidden = true;
+}
+
+function stop() {
+  if (conversation.running) conversation.running.abort();
+}
+
+function regenerate() {
+  const { messages, running } = conversation;
+  if (running || messages.length < 2) return;
+  endEditing();
+  converse(messages.at(-2).content, messages.slice(0, -2), true);
+}
+
+function edit(place) {
+  if (conversation.running) return;
+  endEditing();
+  edited = place;
+  $("log").children[place].classList.add("edited");
+  $("editing").hidden = false;
+  $("text").value = conversation.messages[place].content;
+  $("text").focus();
+}
+
+function endEditing() {
+  if (edited === null) return;
+  edited = null;
+  $("editing").hidden = true;
+  $("text").value = "";
+  for (const one of $("log").querySelectorAll(".edited")) one.classList.remove("edited");
 }
 
 $("form").addEventListener("submit", event => {
   event.preventDefault();
   const text = converses ? $("text").value.trim() : $("text").value;
   if (!text || conversation.running) return;
+  const earlier = conversation.messages.slice(0, edited ?? undefined);
+  endEditing();
   $("text").value = "";
-  converse(text);
+  converse(text, earlier);
 });
 $("text").addEventListener("keydown", event => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -198,28 +177,53 @@ $("text").addEventListener("keydown", event => {
     $("form").requestSubmit();
   }
 });
-$("stop").addEventListener("click", () => conversation.running && conversation.running.abort());
+document.addEventListener("keydown", event => {
+  if (event.key !== "Escape" || event.isComposing) return;
+  if (conversation.running) stop();
+  else endEditing();
+});
+$("stop").addEventListener("click", stop);
 $("reset").addEventListener("click", () => {
-  const { running } = conversation;
-  conversation = newConversation();
+  const { running, system, temperature } = conversation;
+  conversation = new Conversation({ system, temperature });
   if (running) running.abort();
-  $("log").replaceChildren();
+  endEditing();
   $("state").textContent = "";
   setRunning(false);
+  draw();
   $("text").focus();
 });
+$("system").addEventListener("input", () => {
+  conversation.system = $("system").value;
+  conversation.keep(converses);
+});
+$("temperature").addEventListener("input", () => {
+  const value = $("temperature").valueAsNumber;
+  conversation.temperature = value >= 0 ? value : null;
+  conversation.keep(converses);
+});
+addEventListener("pagehide", () => conversation.keep(converses));
 
 function continueText() {
   converses = false;
   $("text").placeholder = "Write the beginning of a text; Enter continues it, Shift+Enter breaks the line";
   $("send").textContent = "Continue";
   $("note").hidden = false;
+  $("instructions").hidden = true;
 }
 
-ask("v1/models").then(response => response.json()).then(models => {
-  const model = models.data[0];
+function begin(model) {
   $("name").textContent = model.id;
-  document.title = model.id;
-  $("temperature").value = String(model.sampling.temperature ?? 0);
+  contextLength = model.context_length;
   if (!model.chat) continueText();
-}).catch(() => {});
+  if (!conversation.messages.length) conversation = Conversation.kept(converses);
+  if (conversation.messages.at(-1)?.role === "user") giveBack(conversation.messages.pop().content);
+  $("temperature").value = String(conversation.temperature ?? model.sampling.temperature ?? 0);
+  $("system").value = conversation.system;
+  $("instructions").open = Boolean(conversation.system);
+  draw();
+  toEnd();
+  document.title = model.id;
+}
+
+ask("v1/models").then(response => response.json()).then(models => begin(models.data[0])).catch(() => {});

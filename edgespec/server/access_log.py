@@ -1,0 +1,47 @@
+"""Records of requests, for whoever keeps a log of a server. Writes nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRequest:
+    """One request and how it was answered."""
+
+    id: str
+    """The `X-Request-Id` of the response."""
+    client: str
+    """Address of the client."""
+    method: str
+    route: str
+    """Path as it was sent, percent-encoded, without its query."""
+    status: int
+    """HTTP status; 499 if the client went away before the end of the response."""
+    seconds: float
+    """Seconds from the headers of the request to the end of the response."""
+    prompt_tokens: int | None = None
+    """Tokens read; None if no model was asked."""
+    completion_tokens: int | None = None
+    """Tokens written; None if no model was asked."""
+
+
+class AccessLog(Protocol):
+    """Protocol of a log; any thread may call it."""
+
+    def request(self, answered: AnsweredRequest) -> None:
+        """Record a request at its end."""
+
+    def failure(self, request_id: str, traceback: str) -> None:
+        """Record the traceback of a request that is answered with status 500."""
+
+
+class NoLog:
+    """A log that keeps nothing."""
+
+    def request(self, answered: AnsweredRequest) -> None:
+        pass
+
+    def failure(self, request_id: str, traceback: str) -> None:
+        pass

@@ -1,0 +1,122 @@
+"""The front of a server: what every request passes before a route answers it.
+
+Names requests, checks hosts and origins, answers preflights, and reports each request at its end.
+Knows ASGI, and no models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+import traceback
+from collections import Counter
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgespec.completions.answers import Usage
+from edgespec.completions.refusals import Refusal, refusal_of
+from edgespec.server.access_log import AccessLog, AnsweredRequest
+from edgespec.server.guarding import Guard
+
+GONE = 499
+"""Status in the log of a request whose client went away before the end of its response."""
+MAX_ROUTE = 200
+"""Most characters of a path in the log."""
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+"""Request ids that clients may choose: visible ASCII."""
+
+
+class Front:
+    """An ASGI application in front of the one that answers."""
+
+    def __init__(
+        self, app: ASGIApp, guard: Guard, log: AccessLog, answers: Counter[int] | None = None
+    ) -> None:
+        """`answers` counts responses by status."""
+        self._app = app
+        self._guard = guard
+        self._log = log
+        self._answers = Counter() if answers is None else answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun_s = time.monotonic()
+        headers = Headers(scope=scope)
+        state = scope.setdefault("state", {})
+        state["request_id"] = identity = _request_id(headers)
+        added = {"X-Request-Id": identity} | self._guard.cors_headers(headers)
+        status = GONE
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).update(added)
+            await send(message)
+
+        def report(*_: object) -> None:
+            self._report(scope, state, GONE if state.get("is_gone") else status, begun_s)
+
+        try:
+            await self._answer(scope, headers, receive, send_named)
+        except Exception as error:
+            self._log.failure(identity, "".join(traceback.format_exception(error)))
+            if status != GONE:
+                raise
+            refusal = refusal_of(error)
+            await JSONResponse(refusal.content, refusal.status)(scope, receive, send_named)
+        finally:
+            # the tokens of a cancelled request are known once it is closed
+            closing: asyncio.Future[None] | None = state.get("closing")
+            if closing is None or closing.done():
+                report()
+            else:
+                closing.add_done_callback(report)
+
+    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        try:
+            self._guard.check_host(headers)
+            self._guard.check_origin(headers)
+        except Refusal as refusal:
+            response: Response = JSONResponse(refusal.content, refusal.status)
+            await response(scope, receive, send)
+            return
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            response = Response(status_code=204, headers=self._guard.preflight_headers(headers))
+            await response(scope, receive, send)
+            return
+        path: str = scope["path"]
+        if len(path) > 1 and path.endswith("/"):
+            scope = {**scope, "path": path[:-1]}
+        await self._app(scope, receive, send)
+
+    def _report(
+        self, scope: Scope, state: MutableMapping[str, Any], status: int, begun_s: float
+    ) -> None:
+        if status != GONE:
+            self._answers[status] += 1
+        usage: Usage | None = state.get("usage")
+        client = scope.get("client")
+        self._log.request(
+            AnsweredRequest(
+                state["request_id"],
+                client[0] if client else "",
+                scope["method"],
+                scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:MAX_ROUTE],
+                status,
+                time.monotonic() - begun_s,
+                None if usage is None else usage.prompt_tokens,
+                None if usage is None else usage.completion_tokens,
+            )
+        )
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's `X-Request-Id`, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"

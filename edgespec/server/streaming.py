@@ -1,0 +1,80 @@
+"""Server-sent events: chunks of an answer, and comments while there are none.
+
+Knows the format, and nothing of models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+COMMENT_S = 15.0
+"""Seconds of silence after which a comment is sent, so that nobody on the way gives up."""
+COMMENT = ": waiting\n\n"
+DONE = "data: [DONE]\n\n"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers that keep proxies from holding events back."""
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events, whose headers are sent at once.
+
+    `stack` holds what the events need. It is closed at the end of the response in a task of its
+    own, as this one may be cancelled.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[str],
+        stack: AsyncExitStack,
+        on_closing: Callable[[asyncio.Future[None]], None],
+        silence_s: float = COMMENT_S,
+    ) -> None:
+        """`on_closing` is told the task that closes `stack`."""
+        super().__init__(
+            with_comments(events, silence_s), media_type="text/event-stream", headers=HEADERS
+        )
+        self._stack = stack
+        self._on_closing = on_closing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            closing = asyncio.ensure_future(self._stack.aclose())
+            self._on_closing(closing)
+
+
+def event(content: Any) -> str:
+    """An event with `content` as JSON."""
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+async def with_comments(events: AsyncGenerator[str], silence_s: float) -> AsyncIterator[str]:
+    """The events, and a comment whenever nothing has come for `silence_s` seconds."""
+    next_one: asyncio.Future[str | None] | None = None
+    try:
+        while True:
+            next_one = asyncio.ensure_future(_next(events))
+            while not (await asyncio.wait({next_one}, timeout=silence_s))[0]:
+                yield COMMENT
+            one = await next_one
+            if one is None:
+                return
+            yield one
+    finally:
+        if next_one is not None and not next_one.done():
+            next_one.cancel()
+            with suppress(asyncio.CancelledError):
+                await next_one
+        await events.aclose()
+
+
+def _next(events: AsyncIterator[str]) -> Awaitable[str | None]:
+    return anext(events, None)

@@ -1,0 +1,47 @@
+"""The tokenizer of a session: texts to tokens and back, control tokens included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+
+from edgespec.chat.prompts import ChatPrompts
+from edgespec.engine.encoding import Encoder
+
+
+class Tokenizer:
+    """Encodes and decodes texts of one model, from any thread."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        prompts: ChatPrompts,
+        piece: Callable[[int], bytes],
+        control_tokens: Iterable[str],
+    ) -> None:
+        """`piece` has the bytes of a token, none for most of `control_tokens`."""
+        self._encoder = encoder
+        self._prompts = prompts
+        self._bytes_of = piece
+        self._control_tokens = control_tokens
+
+    def encode(self, text: str, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Token ids of `text`: with `add_special` behind a BOS token if the model uses one, and
+        without `parse_special` with control tokens that the text spells as text.
+
+        Raises UsageError for a text that is far longer than the context.
+        """
+        if parse_special:
+            return self._encoder.encode(text, add_special)
+        bos = self._encoder.encode("") if add_special else []
+        return bos + self._prompts.text_tokens(text)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token, those of control tokens included. Raises UsageError for a number
+        that is no token."""
+        return self._bytes_of(token) or self._spelled.get(token, b"")
+
+    @cached_property
+    def _spelled(self) -> dict[int, bytes]:
+        encoded = ((text, self._encoder.encode(text, False)) for text in self._control_tokens)
+        return {ids[0]: text.encode() for text, ids in encoded if len(ids) == 1}

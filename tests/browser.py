@@ -1,0 +1,157 @@
+"""A headless Chromium, driven by WebDriver's own protocol, and answers that a test makes up."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from edgespec.server.connections import ClientLimits, Connections
+from edgespec.server.listening import HttpServer
+from edgespec.server.page import page
+
+PATIENCE_S = 60
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage"),
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
+    "--disable-sync",
+]
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+needed = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("chromedriver") is None,
+        reason="there is no Chromium with its driver: apt install chromium-driver",
+    ),
+]
+"""Marks of tests in a browser."""
+
+
+class Browser:
+    """Headless Chromium; paths are WebDriver's."""
+
+    def __init__(self) -> None:
+        self._driver = subprocess.Popen(
+            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True
+        )
+        assert self._driver.stdout is not None
+        for line in self._driver.stdout:
+            if found := re.search(r"successfully on port (\d+)", line):
+                break
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{found[1]}", timeout=PATIENCE_S)
+        self._profile = tempfile.TemporaryDirectory()
+        options = {"args": [*FLAGS, f"--user-data-dir={self._profile.name}"]}
+        wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
+        self._session = self._post("/session", wanted)["sessionId"]
+
+    def _post(self, path: str, content: dict):
+        value = self._http.post(path, json=content).json()["value"]
+        assert not (isinstance(value, dict) and "error" in value), value
+        return value
+
+    def open(self, address: str) -> None:
+        self._post(f"/session/{self._session}/url", {"url": address})
+
+    def run(self, script: str):
+        return self._post(f"/session/{self._session}/execute/sync", {"script": script, "args": []})
+
+    def write(self, selector: str, text: str) -> None:
+        found = self._post(
+            f"/session/{self._session}/element", {"using": "css selector", "value": selector}
+        )
+        self._post(f"/session/{self._session}/element/{found[ELEMENT]}/value", {"text": text})
+
+    def until(self, script: str):
+        deadline = time.monotonic() + PATIENCE_S
+        while not (value := self.run(f"return {script}")):
+            assert time.monotonic() < deadline, f"waited in vain for {script}"
+        return value
+
+    def resize(self, width: int, height: int) -> None:
+        """Set the size of what the page sees, also below the least of a window."""
+        sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._devtools("Emulation.setDeviceMetricsOverride", sizes)
+
+    def screenshot(self) -> bytes:
+        """The window as PNG."""
+        return base64.b64decode(self._devtools("Page.captureScreenshot", {})["data"])
+
+    def _devtools(self, command: str, parameters: dict):
+        content = {"cmd": command, "params": parameters}
+        return self._post(f"/session/{self._session}/goog/cdp/execute", content)
+
+    def close(self) -> None:
+        self._http.delete(f"/session/{self._session}")
+        self._http.close()
+        self._driver.terminate()
+        assert self._driver.stdout is not None
+        self._driver.stdout.close()
+        self._driver.wait()
+        self._profile.cleanup()
+
+
+ANSWER = """
+const answer = %s;
+window.asked = [];
+window.fetch = async (path, options) => {
+  window.asked.push(JSON.parse(options.body));
+  if (answer === null) throw new Error("the server is gone");
+  const body = new ReadableStream({start(controller) {
+    window.sent = text => controller.enqueue(new TextEncoder().encode(text));
+    window.tell = chunk => window.sent("data: " + JSON.stringify(chunk) + "\\n\\n");
+    window.more = content => window.tell({choices: [{delta: {content}}]});
+    window.more(answer);
+    window.end = () => controller.close();
+    options.signal.addEventListener("abort", () =>
+      controller.error(new DOMException("", "AbortError")));
+  }});
+  return new Response(body, {status: 200});
+};
+"""
+"""The server's answers, as a test wants them."""
+
+
+def answering(browser: Browser, text: str | None) -> None:
+    """Let the page's next question be answered with `text`, and then by `more` and `end`; None is
+    a server that is gone."""
+    browser.run(ANSWER % json.dumps(text))
+
+
+def ask(browser: Browser, text: str) -> None:
+    browser.write("#text", text + "\ue007")  # Enter
+
+
+@contextmanager
+def page_alone(chat: bool = True) -> Iterator[str]:
+    """The address of a server that has the page and names a model, and cannot answer."""
+    model = {"id": "m", "chat": chat, "context_length": 100, "sampling": {"temperature": 0.5}}
+
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"data": [model]})
+
+    routes = [Route("/", page), Route("/page/{name}", page), Route("/v1/models", models)]
+    connections = Connections(ClientLimits(), 32)
+    server = HttpServer(Starlette(routes=routes), connections, shutdown_s=1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,154 @@
+"""Arguments of calls in streams: sent as they are written, and the same as in a whole answer."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions.open_calls import JsonRewriter, OpenCall
+from edgespec.completions.writing import MessageWriter
+
+ARGUMENTS = {
+    "city": 'Zürich "old" \\ town 🙂\n',
+    "days": [1, -2.5, True, None, {}],
+    "deep": {"a": {"b": []}},
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": %s}\n</tool_call>'
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def writer(*names: str) -> MessageWriter:
+    ids = iter(range(100))
+    prompt = ChatPrompt("", (1,), None, "<tool_call>")
+    return MessageWriter(prompt, names or ("add", "sub"), lambda: f"call_{next(ids)}")
+
+
+def streamed(text: str, size: int = 1, *names: str) -> tuple[list[dict], MessageWriter]:
+    """The deltas of a text that comes in pieces of `size` characters."""
+    message = writer(*names)
+    deltas = []
+    for begin in range(0, len(text), size):
+        deltas += message.stream(text[begin : begin + size])
+    return deltas + message.finish(), message
+
+
+def joined(deltas: list[dict]) -> tuple[str, list[tuple[str, str, str]]]:
+    """The content, and each call's id, name and arguments, put together as clients do."""
+    content, calls = "", {}
+    for delta in deltas:
+        content += delta.get("content", "")
+        for part in delta.get("tool_calls", ()):
+            if "id" in part:
+                assert part["index"] == len(calls) and part["type"] == "function"
+                calls[part["index"]] = [part["id"], part["function"]["name"], ""]
+            calls[part["index"]][2] += part["function"]["arguments"]
+    return content, [tuple(call) for call in calls.values()]
+
+
+def whole(text: str) -> tuple[str, list[tuple[str, str, str]]]:
+    """The same of a whole answer."""
+    message = writer()
+    message.push(text)
+    message.finish()
+    calls = message.message.get("tool_calls", ())
+    found = [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in calls]
+    return message.message["content"] or "", found
+
+
+def test_arguments_come_as_they_are_written():
+    deltas, _ = streamed(CALL % json.dumps(ARGUMENTS))
+    first, *others = [delta["tool_calls"][0] for delta in deltas]
+    assert first == {
+        "index": 0,
+        "id": "call_0",
+        "type": "function",
+        "function": {"name": "add", "arguments": ""},
+    }
+    assert len(others) > 40
+    assert all(set(one) == {"index", "function"} for one in others)
+    assert json.loads(joined(deltas)[1][0][2]) == ARGUMENTS
+
+
+FORMS = [
+    CALL % json.dumps(ARGUMENTS),
+    f"I add. {CALL % json.dumps(ARGUMENTS, indent=2)} {CALL.replace('add', 'sub') % '{ }'}",
+    CALL.removesuffix("\n</tool_call>") % '{"a":1}',
+    '```json\n{\n  "name": "add",\n  "arguments": {"a" :1 , "b":[ ]}\n}\n```',
+    CALL.replace("arguments", "parameters") % '{"a": 1}',
+    '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>',
+    CALL.replace("add", "unknown") % '{"a": 1}',
+    CALL % '"text"',
+    "no call, only { text",
+    '```json\n{"name": "other", "arguments": {"a": 1}}\n```',
+    '```json\n{"a": 1}\n```',
+]
+
+
+@pytest.mark.parametrize("text", FORMS)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_stream_has_what_a_whole_answer_has(text, size):
+    deltas, message = streamed(text, size)
+    assert joined(deltas) == whole(text)
+    assert [call["function"]["arguments"] for call in message.message.get("tool_calls", ())] == [
+        arguments for *_, arguments in whole(text)[1]
+    ]
+
+
+@pytest.mark.parametrize("n_cut", [1, 20, 40])
+def test_a_call_that_is_cut_off_stays_a_call(n_cut):
+    text = (CALL % json.dumps({"a": "x" * 60}))[: -len("}\n</tool_call>") - n_cut]
+    deltas, message = streamed(text)
+    content, ((_, name, arguments),) = joined(deltas)
+    assert (content, name) == ("", "add")
+    assert json.dumps({"a": "x" * 60}).startswith(arguments) and len(arguments) > 20
+    assert message.has_calls
+
+
+def test_no_call_is_sent_before_its_name_is_known():
+    deltas, _ = streamed((CALL % "{}")[:32])
+    assert joined(deltas)[1] == []
+
+
+def rewritten(text: str, size: int = 1) -> str:
+    rewriter = JsonRewriter()
+    return "".join(rewriter.push(text[i : i + size]) for i in range(0, len(text), size))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(st.text(), VALUES, max_size=4), st.booleans(), st.sampled_from([None, 1]))
+def test_json_is_rewritten_as_dumps_writes_it(value, is_ascii, indent):
+    text = json.dumps(value, ensure_ascii=is_ascii, indent=indent)
+    told = rewritten(text + "} and more")
+    assert json.loads(told) == value
+    assert told == json.dumps(value, ensure_ascii=False) or "\\ud" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r'{"a": "\u00e9\ud83d\ude42\/"}', '{"a": "é🙂/"}'),
+        (r'{"a": "\ud83d"}', r'{"a": "\ud83d"}'),
+        (r'{"a": "\ud83dx\ud83d\n"}', r'{"a": "\ud83dx\ud83d\n"}'),
+        ('{"a": "one\ntwo"}', r'{"a": "one\ntwo"}'),
+        ('{"a": 1e2, "b": 10000000000000000001}', '{"a": 100.0, "b": 10000000000000000001}'),
+        ('{"a": tru, "b": 1}', '{"a": '),
+        (r'{"a": "\x", "b": 1}', '{"a": "'),
+    ],
+)
+def test_what_models_write_is_rewritten(text, expected):
+    assert rewritten(text) == rewritten(text, 5) == expected
+    assert rewritten(text).encode()
+
+
+@pytest.mark.parametrize(
+    "held", ["", "{", '{"name": "add"', '{"name": "sub", "arguments": {', '{"name": 1, "arguments"']
+)
+def test_what_calls_no_tool_is_no_open_call(held):
+    assert OpenCall.begun(held, {"add"}) is None

@@ -1,0 +1,214 @@
+"""The front of the server: request ids, the log, hosts and origins, paths, other protocols."""
+
+import socket
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from edgespec.completions.refusals import Refusal
+from edgespec.errors import UsageError
+from edgespec.server.access_log import AnsweredRequest
+from edgespec.server.guarding import Guard
+from server_running import serving
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK = {"prompt": "def f(", "max_tokens": 3}
+PAGE = "https://app.example"
+
+
+class KeptLog:
+    """A log that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[AnsweredRequest] = []
+        self.failures: list[tuple[str, str]] = []
+
+    def request(self, answered: AnsweredRequest) -> None:
+        self.requests.append(answered)
+
+    def failure(self, request_id: str, traceback: str) -> None:
+        self.failures.append((request_id, traceback))
+
+
+@pytest.fixture(scope="module")
+def log():
+    return KeptLog()
+
+
+@pytest.fixture(scope="module")
+def client(session, log):
+    guard = Guard("127.0.0.1", allowed_origins=frozenset({PAGE}))
+    with serving(session, guard, log=log) as address, httpx.Client(base_url=address) as http:
+        yield http
+
+
+@pytest.fixture
+def latest(log):
+    """The record of the only request of a test."""
+    log.requests.clear()
+    log.failures.clear()
+    return lambda: log.requests[-1]
+
+
+def test_every_answer_has_an_id_of_its_own(client):
+    ids = {client.get(path).headers["x-request-id"] for path in ("/health", "/", "/nothing", TEXT)}
+    assert len(ids) == 4
+
+
+def test_a_client_may_choose_the_id(client, latest):
+    assert client.get("/health", headers={"X-Request-Id": "a-1"}).headers["x-request-id"] == "a-1"
+    assert latest().id == "a-1"
+
+
+@pytest.mark.parametrize("given", [b"", b"a b", b"a\xff", b"x" * 129])
+def test_an_id_that_would_forge_a_log_is_replaced(client, given):
+    answer = client.get("/health", headers={b"X-Request-Id": given})
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_logged_once_with_its_tokens(client, log, latest, stream):
+    answer = client.post(TEXT, json=ASK | {"stream": stream}, timeout=60)
+    assert answer.status_code == 200
+    client.get("/health")  # the record of a stream follows its end
+    (logged,) = [one for one in log.requests if one.route == TEXT]
+    assert (logged.method, logged.status, logged.completion_tokens) == ("POST", 200, 3)
+    assert logged.prompt_tokens > 0
+    assert logged.id == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v9/secret?key=1", 404), ("/a%0aforged", 404), (TEXT, 405)]
+)
+def test_a_refusal_is_logged_without_its_query(client, latest, path, status):
+    client.get(path)
+    assert (latest().status, latest().route) == (status, path.partition("?")[0])
+    assert latest().prompt_tokens is None
+
+
+def test_the_traceback_of_a_failure_is_logged(client, session, log, latest, monkeypatch):
+    def fail(request):
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(type(session), "submit", lambda self, request: fail(request))
+    answer = client.post(TEXT, json=ASK)
+    assert answer.status_code == 500
+    ((identity, traceback),) = log.failures
+    assert identity == answer.headers["x-request-id"]
+    assert "in fail" in traceback and "ZeroDivisionError: a fault of ours" in traceback
+
+
+def test_a_clients_fault_leaves_no_traceback(client, log, latest):
+    assert client.post(TEXT, json={"prompt": 1.5}).status_code == 400
+    assert log.failures == []
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/models", "/models/", "/health/", "/metrics/"])
+def test_a_path_answers_with_a_slash_and_without_its_version(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/completions", "/completions/", "/v1/completions/"])
+def test_completions_answer_there_too(client, path):
+    assert client.post(path, json=ASK, timeout=60).json()["usage"]["completion_tokens"] == 3
+
+
+def test_no_path_sends_anybody_to_the_name_in_the_host_header(client):
+    for path in ("/health/", "/v1/models/", "//evil.example/"):
+        answer = client.get(path, headers={"Host": "evil.example"})
+        assert answer.status_code == 403
+        assert "location" not in answer.headers
+
+
+@pytest.mark.parametrize("upgrade", ["websocket", "h2c", "WebSocket", "any/1", ""])
+def test_offers_of_other_protocols_are_ignored(client, capfd, upgrade):
+    url = urlsplit(str(client.base_url))
+    with socket.create_connection((url.hostname, url.port), timeout=10) as one:
+        one.sendall(
+            f"GET /health HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: Upgrade, close\r\n"
+            f"Upgrade: {upgrade}\r\nSec-WebSocket-Key: a\r\n\r\n".encode()
+        )
+        assert one.recv(100).startswith(b"HTTP/1.1 200")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_no_http_prints_nothing(client, capfd):
+    url = urlsplit(str(client.base_url))
+    with socket.create_connection((url.hostname, url.port), timeout=10) as one:
+        one.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+        assert one.recv(100).startswith(b"HTTP/1.1 400")
+    assert capfd.readouterr() == ("", "")
+
+
+def preflight(client: httpx.Client, origin: str) -> httpx.Response:
+    asked = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+    }
+    return client.options(CHAT, headers=asked)
+
+
+def test_a_page_that_is_allowed_may_ask_and_read(client):
+    asked = preflight(client, PAGE)
+    assert asked.status_code == 204
+    assert asked.headers["access-control-allow-origin"] == PAGE
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert "x-stainless-os" in asked.headers["access-control-allow-headers"]
+    for answer in (
+        client.get("/v1/models", headers={"Origin": PAGE}),
+        client.post(TEXT, json={"prompt": 1.5}, headers={"Origin": PAGE}),
+    ):
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert answer.headers["vary"] == "Origin"
+
+
+def test_a_page_that_is_not_allowed_may_not(client):
+    for origin in ("https://app.example.evil", "http://app.example", "https://app.example:444"):
+        for answer in (
+            preflight(client, origin),
+            client.get("/health", headers={"Origin": origin}),
+        ):
+            assert answer.status_code == 403
+            assert "access-control-allow-origin" not in answer.headers
+
+
+def test_any_page_may_ask_where_all_are_allowed():
+    guard = Guard("127.0.0.1", allowed_origins=frozenset({"*"}))
+    guard.check_origin({"origin": "https://any.example", "host": "127.0.0.1"})
+    allowed = guard.cors_headers({"origin": "https://any.example"})
+    assert allowed["Access-Control-Allow-Origin"] == "https://any.example"
+
+
+def test_nobody_is_allowed_unless_named():
+    guard = Guard("127.0.0.1")
+    assert guard.cors_headers({"origin": PAGE}) == {}
+    with pytest.raises(Refusal, match="--allowed-origin"):
+        guard.check_origin({"origin": PAGE, "host": "127.0.0.1"})
+
+
+@pytest.mark.parametrize("origin", ["app.example", "https://a/b", "https://", "", "*.example"])
+def test_what_is_no_origin_cannot_be_allowed(origin):
+    with pytest.raises(UsageError, match="--allowed-origin"):
+        Guard("127.0.0.1", allowed_origins=frozenset({origin}))
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_right"),
+    [
+        ({"x-api-key": "secret"}, True),
+        ({"authorization": "Bearer secret"}, True),
+        ({"x-api-key": "wrong"}, False),
+        ({"x-api-key": "Bearer secret"}, False),
+        ({}, False),
+    ],
+)
+def test_a_key_may_come_in_a_header_of_its_own(headers, is_right):
+    guard = Guard("127.0.0.1", api_key="secret")
+    if is_right:
+        guard.check_key(headers)
+    else:
+        with pytest.raises(Refusal, match="X-Api-Key"):
+            guard.check_key(headers)

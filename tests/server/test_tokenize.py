@@ -1,0 +1,106 @@
+"""`/tokenize` and `/detokenize`, in the shapes of llama.cpp's server."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from edgespec.completions.tokenizing import detokenize, tokenize
+from edgespec.errors import UsageError
+from edgespec.server.guarding import Guard
+from edgespec.server.running import Server
+
+TEXT = "def gcd(a, b):\n    return ä 🙂"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(session):
+    return session.tokenizer
+
+
+@pytest.fixture(scope="module")
+def client(session):
+    server = Server(session, Guard("127.0.0.1", api_key="secret"), "target", 4)
+    app = server._server.config.app
+    return TestClient(app, base_url="http://127.0.0.1", headers={"X-Api-Key": "secret"})
+
+
+def test_a_text_and_back(client, session):
+    tokens = client.post("/tokenize", json={"content": TEXT}).json()
+    assert set(tokens) == {"tokens"}
+    assert tokens["tokens"] == session.tokenizer.encode(TEXT)
+    assert client.post("/detokenize", json=tokens).json() == {"content": TEXT}
+
+
+@pytest.mark.parametrize("path", ["/v1/tokenize", "/tokenize/"])
+def test_other_paths_answer_too(client, path):
+    assert client.post(path, json={"content": "a"}).status_code == 200
+
+
+def test_a_key_is_asked_for(client):
+    for path in ("/tokenize", "/detokenize"):
+        assert client.post(path, json={}, headers={"X-Api-Key": "wrong"}).status_code == 401
+
+
+def test_pieces_make_the_text(tokenizer):
+    found = tokenize(tokenizer, {"content": TEXT, "with_pieces": True})["tokens"]
+    assert [one["id"] for one in found] == tokenize(tokenizer, {"content": TEXT})["tokens"]
+    pieces = [one["piece"] for one in found]
+    parts = [bytes(one) if isinstance(one, list) else one.encode() for one in pieces]
+    assert b"".join(parts).decode() == TEXT
+    assert any(isinstance(piece, list) for piece in pieces)  # bytes of a character in parts
+
+
+def test_bos_is_there_on_request(tokenizer, session):
+    plain = tokenize(tokenizer, {"content": "a"})["tokens"]
+    special = tokenize(tokenizer, {"content": "a", "add_special": True})["tokens"]
+    assert special == session.encode("a")
+    assert special[-len(plain) :] == plain
+
+
+def test_control_tokens_are_tokens_or_text(tokenizer, session):
+    control = min(session._chat_format.control_tokens)
+    as_token = tokenize(tokenizer, {"content": control})["tokens"]
+    as_text = tokenize(tokenizer, {"content": control, "parse_special": False})["tokens"]
+    assert len(as_token) == 1 < len(as_text)
+    for tokens in (as_token, as_text):
+        assert detokenize(tokenizer, {"tokens": tokens}) == {"content": control}
+
+
+def test_texts_and_tokens_may_alternate(tokenizer):
+    first = tokenize(tokenizer, {"content": "def"})["tokens"]
+    assert tokenize(tokenizer, {"content": [*first, " f"]})["tokens"][: len(first)] == first
+
+
+@pytest.mark.parametrize("content", ["", []])
+def test_nothing_is_no_tokens(tokenizer, content):
+    assert tokenize(tokenizer, {"content": content}) == {"tokens": []}
+    assert tokenize(tokenizer, {}) == {"tokens": []}
+    assert detokenize(tokenizer, {"tokens": []}) == {"content": ""}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *([], "a", None, {"content": 1}, {"content": [1.5]}, {"content": None}),
+        *({"content": [99_999]}, {"content": [True]}, {"content": "a", "with_pieces": "perhaps"}),
+    ],
+)
+def test_what_is_no_text_is_refused(tokenizer, content):
+    with pytest.raises(UsageError):
+        tokenize(tokenizer, content)
+
+
+@pytest.mark.parametrize("tokens", ["a", [1.5], [-1], [99_999], [1 << 70], None, ["a"]])
+def test_what_are_no_tokens_is_refused(tokenizer, tokens):
+    with pytest.raises(UsageError):
+        detokenize(tokenizer, {"tokens": tokens})
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"content": "\\ud800", "tokens": 1}'])
+def test_rubbish_is_the_clients_fault(client, path, body):
+    assert client.post(path, content=body).status_code == 400
+
+
+def test_a_text_far_longer_than_the_context_is_refused(client):
+    answer = client.post("/tokenize", json={"content": "a b " * 15_000})
+    assert answer.status_code in {400, 413}
