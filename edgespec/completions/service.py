@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions import answers
 from edgespec.completions.ahead import Tokens
 from edgespec.completions.answers import Envelope
 from edgespec.completions.completion import (
@@ -221,6 +222,7 @@ class Completions:
                 prompt_tokens=tuple(prompt.tokens),
                 sampling=sampling.model_copy(update={"seed": seed}),
                 constraint=wrap(constraint) if wrap and constraint else constraint,
+                notes=() if grammar is None else grammar.notes,
                 shown=prompt.shown,
             )
             return self._session.submit(text)
@@ -299,6 +301,7 @@ class Completions:
             self._max_characters,
             one if is_one else self._n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
+            answers.grammar_marks(grammar),
         )
 
 
