@@ -269,8 +269,10 @@ class Session(Closeable):
         """A generation that answers a conversation, formatted by the model's chat template.
 
         `messages` are `{"role": "user", "content": "..."}` and so on, `tools` have OpenAI's form,
-        `variables` are further variables of the template. The text is the model's raw output,
-        reasoning included. Raises UsageError, and ModelError for a model without a template.
+        `variables` are further variables of the template. A last message of the assistant is
+        continued; `add_generation_prompt` and `continue_final_message` say otherwise, as in vLLM.
+        The text is the model's raw output, reasoning included. Raises UsageError, and ModelError
+        for a model without a template.
         """
         prompt = self.chat_prompt(messages, tools, **variables)
         if grammar is not None:
@@ -415,7 +417,7 @@ class Session(Closeable):
             encode,
             source,
             vocabulary.piece,
-            encoder.max_characters,
+            encoder.too_long,
             bos,
         )
 
