@@ -38,11 +38,11 @@ class ContextOverflow(UsageError):
     def __init__(self, n_ctx: int, n_prompt_tokens: int, is_counted: bool = True) -> None:
         """`n_prompt_tokens` is a lower bound unless `is_counted`: far longer texts are refused
         without being encoded."""
-        # clients recognise the first words, which are OpenAI's
+        # LangChain recognises the first words, LiteLLM those after them, which are OpenAI's
         count = f"{n_prompt_tokens:,}" if is_counted else f"at least {n_prompt_tokens:,}"
         super().__init__(
-            f"this model's maximum context length is {n_ctx:,} tokens, and the prompt has {count}: "
-            "shorten it or raise --ctx-size"
+            f"the prompt is too long: this model's maximum context length is {n_ctx:,} tokens, and "
+            f"the prompt has {count}: shorten it or raise --ctx-size"
         )
         self.param: str | None = None
         """Field of a request that the prompt came in."""

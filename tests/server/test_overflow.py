@@ -16,7 +16,10 @@ from server_running import pair, serving
 N_CTX = 256
 LONG = "word " * 400
 FAR_TOO_LONG = "word " * 8_000
-SAID = r"this model's maximum context length is 256 tokens, and the prompt has (at least )?[\d,]+: "
+SAID = (
+    r"the prompt is too long: this model's maximum context length is 256 tokens, and the prompt has "
+    r"(at least )?[\d,]+: "
+)
 
 
 @pytest.fixture(scope="module")
