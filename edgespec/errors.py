@@ -17,8 +17,6 @@ EdgespecError                 1  anything that went wrong while running
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class EdgespecError(Exception):
     """Root of the tree; its text says what happened and what to do next."""
@@ -50,7 +48,7 @@ class ContextOverflow(UsageError):
         self.n_prompt_tokens = n_prompt_tokens
         self.is_counted = is_counted
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         arguments = (self.n_ctx, self.n_prompt_tokens, self.is_counted)
         return type(self), arguments, {"param": self.param}
 

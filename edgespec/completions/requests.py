@@ -39,10 +39,10 @@ class RequestError(UsageError):
 
 
 def _as_stops(value: object) -> object:
-    """A list of stop strings without empty ones, which stop nothing."""
+    """A list of stop strings; the empty string alone is none, as some clients send it."""
     if isinstance(value, str):
-        value = [value]
-    return [stop for stop in value if stop not in ("", None)] if isinstance(value, list) else value
+        return [value] if value else []
+    return value
 
 
 class _Part(BaseModel):
@@ -106,9 +106,9 @@ class CommonRequest(_Part):
     ignore_eos: bool = False
     """llama.cpp's field: end-of-generation tokens are never sampled."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
-    stop: Annotated[list[str] | None, BeforeValidator(_as_stops)] = Field(
-        default=None, max_length=MAX_STOPS
-    )
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_stops)
+    ] = Field(default=None, max_length=MAX_STOPS)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
     user: str | None = None

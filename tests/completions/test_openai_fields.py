@@ -30,7 +30,7 @@ def text(**fields: Any) -> CompletionRequest:
         {"verbosity": "low", "prediction": {"type": "content", "content": "a"}},
         {"prompt_cache_retention": "24h", "prompt_cache_key": "k", "safety_identifier": "s"},
         {"stop": ""},
-        {"stop": [""]},
+        {"stop": []},
         {"tfs_z": 1.0, "mirostat_mode": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1},
         {"typical_p": 1.0, "logits_processor": None, "stopping_criteria": None, "grammar": None},
         {"stop": None, "logit_bias": None, "tools": None, "lora": None, "samplers": None},

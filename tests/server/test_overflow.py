@@ -17,8 +17,8 @@ N_CTX = 256
 LONG = "word " * 400
 FAR_TOO_LONG = "word " * 8_000
 SAID = (
-    r"the prompt is too long: this model's maximum context length is 256 tokens, and the prompt has "
-    r"(at least )?[\d,]+: "
+    r"the prompt is too long: this model's maximum context length is 256 tokens, "
+    r"and the prompt has (at least )?[\d,]+: "
 )
 
 

@@ -1,28 +1,14 @@
 """LangChain's client of OpenAI."""
 
-from enum import Enum
-
 from checks import LONG, MODEL, PARIS, URL, raised, run
+from cities import City, Weather
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
 
 model = ChatOpenAI(
     model=MODEL, base_url=URL, api_key="none", max_retries=0, temperature=0, max_tokens=80
 )
-
-
-class City(Enum):
-    PARIS = "Paris"
-    ROME = "Rome"
-
-
-class Weather(BaseModel):
-    """The weather of a city."""
-
-    city: City
-    degrees: int
 
 
 @tool

@@ -22,7 +22,7 @@ TOOL = {
 }
 
 
-class City(BaseModel):
+class Town(BaseModel):
     name: str
     inhabitants: int
 
@@ -38,8 +38,8 @@ def check_stream():
 
 
 def check_schema():
-    answer = litellm.completion(messages=ASK, response_format=City, max_tokens=60, **SERVER)
-    City.model_validate_json(answer.choices[0].message.content)
+    answer = litellm.completion(messages=ASK, response_format=Town, max_tokens=60, **SERVER)
+    Town.model_validate_json(answer.choices[0].message.content)
 
 
 def check_required_call():

@@ -1,24 +1,13 @@
 """OpenAI's own client."""
 
 import asyncio
-from enum import Enum
 
 import openai
 from checks import LONG, MODEL, PARIS, URL, raised, run
-from pydantic import BaseModel
+from cities import City, Weather
 
 client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
 ASK = [{"role": "user", "content": PARIS}]
-
-
-class City(Enum):
-    PARIS = "Paris"
-    ROME = "Rome"
-
-
-class Weather(BaseModel):
-    city: City
-    degrees: int
 
 
 WEATHER = openai.pydantic_function_tool(Weather, name="weather")

@@ -1,26 +1,15 @@
 """Pydantic AI."""
 
 import asyncio
-from enum import Enum
 
 from checks import MODEL, PARIS, URL, run
-from pydantic import BaseModel
+from cities import City, Weather
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key="none"))
 SETTINGS = {"temperature": 0.0, "max_tokens": 80}
-
-
-class City(Enum):
-    PARIS = "Paris"
-    ROME = "Rome"
-
-
-class Weather(BaseModel):
-    city: City
-    degrees: int
 
 
 def check_answer():
