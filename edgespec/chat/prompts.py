@@ -64,6 +64,7 @@ class ChatPrompt:
             closing="",
             closing_tokens=(),
         )
+
     continued: str | None = None
     """Text of the last message, if the prompt ends in it."""
 

@@ -95,17 +95,20 @@ def json_rules(schemas: Mapping[str, Any], start: str) -> Grammar:
     Each schema is a document of its own, with its own references. Raises UsageError if the library
     is not installed, and GrammarError.
     """
+    rules = [schema_rules(schema, name) for name, schema in schemas.items()]
+    formats = {name for schema in schemas.values() for name in unchecked_formats(schema)}
+    return Grammar("grammar", "".join([start, *rules]), True, tuple(sorted(formats)))
+
+
+def schema_rules(schema: Any, name: str) -> str:
+    """Lark rules of which the one called `name` is JSON that fits a schema. Raises as
+    `json_rules`."""
     with extras.needed(_EXTRA, _WHY):
         from edgespec.grammar.patterns import exhausts
     try:
-        rules = [
-            lark_rules(rewritten(schema, exhausts), JSON_STYLE, name)
-            for name, schema in schemas.items()
-        ]
+        return lark_rules(rewritten(schema, exhausts), JSON_STYLE, name)
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is wrong: {error}") from error
-    formats = {name for schema in schemas.values() for name in unchecked_formats(schema)}
-    return Grammar("grammar", "".join([start, *rules]), True, tuple(sorted(formats)))
 
 
 def library_bytes(n_vocab: int) -> int:

@@ -61,8 +61,6 @@ class TextRequest:
     """Number of alternatives with log probabilities, besides the token's own; None: none at all."""
     shown: Mapping[int, str] = field(default_factory=dict)
     """Text of control tokens that are to be visible; others add no text."""
-    notes: Sequence[str] = ()
-    """Notes for the user that the result carries on."""
     progress: Progress | None = None
     """Called during prefill."""
     keeper: Keeper | None = None

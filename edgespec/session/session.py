@@ -204,9 +204,8 @@ class Session(Closeable):
             constraint=None if grammar is None else self.constraint(grammar),
             n_logprobs=None if logprobs is None else _n_logprobs(logprobs),
             shown=shown or {},
-            notes=() if grammar is None else grammar.notes,
             keeper=None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
-            notes=notes,
+            notes=notes if grammar is None else (*notes, *grammar.notes),
         )
         return self.submit(request)
 
