@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edgespec.engine.settings import EngineSettings as EngineSettings
     from edgespec.errors import BudgetError as BudgetError
     from edgespec.errors import Cancelled as Cancelled
+    from edgespec.errors import ContextOverflow as ContextOverflow
     from edgespec.errors import EdgespecError as EdgespecError
     from edgespec.errors import FetchError as FetchError
     from edgespec.errors import GrammarError as GrammarError
@@ -44,8 +45,10 @@ _NAMES = {
     "engine.sampling": ("SamplingParams",),
     "engine.settings": ("EngineSettings",),
     "errors": (
-        *("BudgetError", "Cancelled", "EdgespecError", "FetchError", "GrammarError", "ModelError"),
+        *("BudgetError", "Cancelled", "ContextOverflow", "EdgespecError", "FetchError"),
         *(
+            "GrammarError",
+            "ModelError",
             "PairError",
             "SessionClosed",
             "StateError",

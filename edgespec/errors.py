@@ -2,6 +2,7 @@
 
 EdgespecError                 1  anything that went wrong while running
 ├── UsageError                2  an option or a call that is invalid
+│   ├── ContextOverflow       2  a prompt longer than the context
 │   ├── SessionClosed         2  a session, or a generation of it, used after `close()`
 │   └── GrammarError          2  a grammar that is wrong, too large or cannot be met
 ├── ModelError                3  a model that cannot be used
@@ -27,6 +28,29 @@ class UsageError(EdgespecError):
     """An option, a setting or a call that is invalid."""
 
     exit_code = 2
+
+
+class ContextOverflow(UsageError):
+    """A prompt has more tokens than the context."""
+
+    def __init__(self, n_ctx: int, n_prompt_tokens: int, is_counted: bool = True) -> None:
+        """`n_prompt_tokens` is a lower bound unless `is_counted`: far longer texts are refused
+        without being encoded."""
+        # LangChain recognises the first words, LiteLLM those after them, which are OpenAI's
+        count = f"{n_prompt_tokens:,}" if is_counted else f"at least {n_prompt_tokens:,}"
+        super().__init__(
+            f"the prompt is too long: this model's maximum context length is {n_ctx:,} tokens, and "
+            f"the prompt has {count}: shorten it or raise --ctx-size"
+        )
+        self.param: str | None = None
+        """Field of a request that the prompt came in."""
+        self.n_ctx = n_ctx
+        self.n_prompt_tokens = n_prompt_tokens
+        self.is_counted = is_counted
+
+    def __reduce__(self) -> tuple[object, ...]:
+        arguments = (self.n_ctx, self.n_prompt_tokens, self.is_counted)
+        return type(self), arguments, {"param": self.param}
 
 
 class SessionClosed(UsageError):

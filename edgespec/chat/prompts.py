@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
 from edgespec.chat.call_marks import MARKS
+from edgespec.chat.continuing import content_of, continued, continues, is_reasoning
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message
 from edgespec.chat.named_templates import named_template
@@ -65,8 +66,14 @@ class ChatPrompt:
             closing_tokens=(),
         )
 
+    continued: str | None = None
+    """Text of the last message, if the prompt ends in it."""
+
     def splitter(self) -> ReasoningSplitter:
         """A splitter for the model's next text."""
+        if self.marks is not None and self.continued is not None:
+            inside = is_reasoning(self.continued, self.marks)
+            return ReasoningSplitter(self.marks if inside else None, inside)
         inside = self.marks is not None and is_open(self.text, self.marks)
         return ReasoningSplitter(self.marks, inside)
 
@@ -81,14 +88,15 @@ class ChatPrompts:
         encode: Encode,
         override: str | None = None,
         piece: Piece | None = None,
-        max_characters: int | None = None,
+        too_long: Callable[[int], UsageError | None] = lambda _: None,
         bos: Sequence[int] = (),
     ) -> None:
         """Use the templates of `chat_format`, or `override`: Jinja, or a name that llama.cpp knows.
 
         `bos` are the tokens that the model's texts begin with; they are added to prompts of
-        templates that do not write them. Conversations of more than `max_characters` are refused
-        before they are rendered. Raises UsageError for an unknown name.
+        templates that do not write them. `too_long` returns an error for a number of characters
+        that cannot fit, so that such conversations are refused before they are rendered. Raises
+        UsageError for an unknown name.
         """
         named = None if override is None else named_template(override)
         self._model = model
@@ -96,7 +104,7 @@ class ChatPrompts:
         self._encode = encode
         self._override = named or override
         self._piece = piece
-        self._max_characters = max_characters
+        self._too_long = too_long
         self._bos = list(bos)
         self._templates: dict[str, ChatTemplate] = {}
         self._lock = threading.Lock()
@@ -120,16 +128,40 @@ class ChatPrompts:
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
         **variables: Any,
     ) -> ChatPrompt:
-        """The prompt for a conversation. Raises UsageError for invalid messages, ModelError for a
-        template that fails."""
+        """The prompt for a conversation: for a new answer, or for more of the last message.
+
+        `add_generation_prompt` and `continue_final_message` say which; without either, the last
+        message is continued if it is the assistant's. Raises UsageError for invalid messages,
+        ModelError for a template that fails.
+        """
         template = self.template(bool(tools))
         self._check_size((messages, tools, variables))
-        pieces = template.pieces(messages, tools, **variables)
+
+        def render(messages: Sequence[Message], begins: bool) -> list[str]:
+            return template.pieces(messages, tools, begins, **variables)
+
+        pieces = None
+        is_continued = continues(messages, add_generation_prompt, continue_final_message)
+        if is_continued:
+            pieces = continued(messages, render)
+            if pieces is None and continue_final_message:
+                raise ModelError(
+                    "the chat template does not show the last message, so that it cannot be "
+                    "continued: leave continue_final_message out"
+                )
+        is_continued = pieces is not None
+        if pieces is None:
+            pieces = render(messages, add_generation_prompt is not False)
         text, marks = "".join(pieces), marks_of(template.source)
         shown = [*((marks.begin, marks.end) if marks else ()), *(MARKS if tools else ())]
         closing = _closing(text, marks) if marks else ""
+        content = content_of(messages[-1]) if is_continued else None
+        if marks and content and is_reasoning(content, marks):
+            closing = f"\n{marks.end}\n\n"
         return ChatPrompt(
             text,
             tuple(self._tokens(pieces)),
@@ -138,6 +170,7 @@ class ChatPrompts:
             self._hidden(shown),
             closing,
             tuple(self._continuation(closing)) if closing else (),
+            content,
         )
 
     def text_tokens(self, text: str) -> list[int]:
@@ -177,12 +210,8 @@ class ChatPrompts:
             size = nested_size(conversation)
         except (RecursionError, ValueError) as error:
             raise UsageError(f"the messages are not a conversation: {error}") from error
-        most = self._max_characters
-        if most is not None and size > most:
-            raise UsageError(
-                f"the messages have {size:,} characters, and the context holds at most {most:,}: "
-                "shorten them or raise --ctx-size"
-            )
+        if (refusal := self._too_long(size)) is not None:
+            raise refusal
 
     def _hidden(self, marks: Sequence[str]) -> dict[int, str]:
         if self._piece is None:

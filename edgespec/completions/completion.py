@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from edgespec.completions import answers
@@ -44,6 +44,8 @@ class Delivery:
     """Number of generations that the request may run now; called before each start."""
     pool_bytes: int = 0
     """Bytes that the request takes from the shared memory pool while it runs."""
+    marks: Answer = field(default_factory=dict)
+    """Additional fields of the response that are known before its texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Completion(Closeable):
         self._ahead: deque[tuple[ChoiceSource, TokensAhead]] = deque()
         """Generations that run in the background."""
         self._usage = Usage()
-        self._marks: Answer = {}
+        self._marks = delivery.marks
         """Additional fields of the response (see `answers.marks`), set at the end of a text."""
         self._is_ending = False
         self._is_expired = False
@@ -217,7 +219,7 @@ class Completion(Closeable):
             self._usage.prompt_tokens += len(result.prompt_tokens)
             self._usage.cached_tokens += result.reused_tokens
         self._usage.completion_tokens += len(self._source.indices) * len(result.tokens)
-        self._marks = answers.marks(result)
+        self._marks = self._delivery.marks | answers.marks(result)
         self.is_cut |= result.finish_reason == "cancelled" and not self._is_expired
         self._hear(result)
 

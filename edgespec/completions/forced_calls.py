@@ -16,7 +16,7 @@ from edgespec.chat.call_marks import BEGIN, END, KEY, KEY_END, VALUE, VALUE_END
 from edgespec.completions.argument_types import followed, types_of
 from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.errors import GrammarError
-from edgespec.grammar.specification import JSON_STYLE, Grammar, lark_grammar
+from edgespec.grammar.specification import Grammar, lark_grammar, schema_rules
 
 Schema = Mapping[str, Any]
 
@@ -102,9 +102,8 @@ def _value(form: _MarkedForm, rule: str, schema: Any, root: Schema, key: str) ->
         yield f"{rule}: ({' | '.join(map(_quoted, texts))}) {_quoted(form.value_end)}"
     elif kinds and "string" not in kinds:
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        source = json.dumps({**definitions, **schema, "x-guidance": JSON_STYLE})
         yield f"{rule}: {rule}_json {_quoted(form.value_end)}"
-        yield f"{rule}_json: %json {source}"
+        yield schema_rules({**definitions, **schema}, f"{rule}_json")
     else:
         end = form.value_end.replace("/", r"\/").replace("\n", r"\n")
         yield f"{rule}[lazy]: /{_text(schema, key)}{end}/"

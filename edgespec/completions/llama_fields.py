@@ -1,4 +1,4 @@
-"""Translates fields of llama.cpp's server to those of OpenAI's requests.
+"""Translates fields of llama.cpp, llama-cpp-python and vLLM to those of OpenAI's requests.
 
 Fields that do not change the text are accepted and dropped; values that would change it are
 refused. Knows no session.
@@ -6,6 +6,7 @@ refused. Knows no session.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ _WITHOUT_EFFECT = frozenset(
     {"cache_prompt", "id_slot", "n_keep", "timings_per_token", "backend_sampling"}
     | {"xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n"}
     | {"dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "dynatemp_exponent"}
+    | {"spaces_between_special_tokens", "priority", "request_id"}
+    | {"verbosity", "prediction", "prompt_cache_retention"}
 )
 """Fields accepted with any value: they change only speed or placement, or tune samplers whose own
 field is refused."""
@@ -24,6 +27,16 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "xtc_probability": (0,),
     "dry_multiplier": (0,),
     "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "tfs_z": (1,),
+    "penalize_nl": (False,),
+    "logits_processor": ([],),
+    "stopping_criteria": ([],),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "min_tokens": (0,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
     "dynatemp_range": (0,),
     "min_keep": (0, 1),
     "n_indent": (0,),
@@ -33,6 +46,12 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "t_max_prompt_ms": (0, -1),
     "post_sampling_probs": (False,),
     "return_tokens": (False,),
+    "modalities": (["text"],),
+    "audio": (),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "web_search_options": (),
+    "suffix": ("",),
     "lora": ([],),
     "samplers": ([],),
     "grammar": ("",),
@@ -59,7 +78,7 @@ def translated(content: Mapping[str, Any]) -> dict[str, Any]:
     for name in _NEUTRAL.keys() & fields.keys():
         value = fields.pop(name)
         if value is not None and value not in _NEUTRAL[name]:
-            neutral = " or ".join(str(known) for known in _NEUTRAL[name]) or "nothing"
+            neutral = " or ".join(map(json.dumps, _NEUTRAL[name])) or "null"
             raise FieldError(name, f"{name}: this server cannot do that, only {neutral}")
     if "n_predict" in fields:
         limit = fields.pop("n_predict")
@@ -75,8 +94,9 @@ def translated(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settle_numbers(fields: dict[str, Any]) -> None:
     """Translate lists of biases, and llama.cpp's -1 (no limit, all tokens, random seed)."""
-    if fields.get("max_tokens") == -1:
-        fields["max_tokens"] = INT32_MAX
+    for name in ("max_tokens", "max_completion_tokens"):
+        if fields.get(name) == -1:
+            fields[name] = INT32_MAX
     if fields.get("seed") == -1:
         fields["seed"] = None
     if fields.get("top_k") == -1:

@@ -7,6 +7,7 @@ from typing import Any
 from edgespec.completions.requests import RequestError
 from edgespec.errors import (
     Cancelled,
+    ContextOverflow,
     EdgespecError,
     GrammarError,
     SessionClosed,
@@ -37,8 +38,11 @@ class Refusal(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: dict[str, str] | None = None,
+        figures: dict[str, int] | None = None,
     ) -> None:
+        """`figures` are further fields of the error."""
         super().__init__(message)
+        self.figures = figures or {}
         self.status = status
         self.code = code
         self.param = param
@@ -49,7 +53,7 @@ class Refusal(Exception):
         """The body in OpenAI's format."""
         kind = KINDS.get(self.status, "server_error")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        return {"error": error | self.figures}
 
 
 def overloaded(reason: str, code: str) -> Refusal:
@@ -71,6 +75,14 @@ def refusal_of(error: BaseException) -> Refusal:
             return Refusal(503, "the server is shutting down", code="shutting_down")
         case RequestError():
             return Refusal(400, str(error), param=error.param)
+        case ContextOverflow():
+            return Refusal(
+                400,
+                str(error),
+                code="context_length_exceeded",
+                param=error.param,
+                figures={"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx},
+            )
         case GrammarError():
             return Refusal(400, str(error), code="invalid_grammar", param="response_format")
         case UsageError():

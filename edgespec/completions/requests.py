@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from edgespec.completions import llama_fields
 from edgespec.errors import UsageError
@@ -21,7 +21,9 @@ MAX_CHOICES = 128
 """Most texts of one request: prompts times copies."""
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
-_TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "self", "add_generation_prompt"})
+_TEMPLATE_ARGUMENTS = frozenset(
+    {"messages", "tools", "self", "add_generation_prompt", "continue_final_message"}
+)
 """Template variables that requests cannot set by chat_template_kwargs."""
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
@@ -36,8 +38,11 @@ class RequestError(UsageError):
         self.param = param
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+def _as_stops(value: object) -> object:
+    """A list of stop strings; the empty string alone is none, as some clients send it."""
+    if isinstance(value, str):
+        return [value] if value else []
+    return value
 
 
 class _Part(BaseModel):
@@ -103,9 +108,9 @@ class CommonRequest(_Part):
     ignore_eos: bool = False
     """llama.cpp's field: end-of-generation tokens are never sampled."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list)] = (
-        Field(default=None, max_length=MAX_STOPS)
-    )
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_stops)
+    ] = Field(default=None, max_length=MAX_STOPS)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
     user: str | None = None
@@ -120,12 +125,17 @@ class CommonRequest(_Part):
         """Validate decoded JSON. Raises RequestError."""
         try:
             if isinstance(content, Mapping):
-                content = llama_fields.translated(content)
+                given = {
+                    name: value
+                    for name, value in llama_fields.translated(content).items()
+                    if value is not None or name not in cls.model_fields
+                }
+                return cls.model_validate(given)
             return cls.model_validate(content)
         except llama_fields.FieldError as error:
             raise RequestError(str(error), error.name) from error
         except ValidationError as error:
-            raise _request_error(error, cls) from error
+            raise _request_error(error, cls, content) from error
 
     @property
     def wants_usage(self) -> bool:
@@ -166,6 +176,11 @@ class ChatRequest(CommonRequest):
     reasoning_effort: str | None = None
     """Passed to the chat template as a variable."""
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    """vLLM's field: begin a new answer after the messages. Default: unless the last one is
+    continued."""
+    continue_final_message: bool | None = None
+    """vLLM's field: continue the last message. Default: if it is the assistant's."""
 
     @property
     def limit(self) -> int | None:
@@ -212,6 +227,9 @@ class ChatRequest(CommonRequest):
                 f"chat_template_kwargs.{min(reserved)} is set by the server: leave it out",
                 "chat_template_kwargs",
             )
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if (value := getattr(self, name)) is not None:
+                variables[name] = value
         if self.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", self.reasoning_effort)
         return variables
@@ -230,7 +248,6 @@ class CompletionRequest(CommonRequest):
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
-    suffix: None = None
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
@@ -246,6 +263,11 @@ class CompletionRequest(CommonRequest):
                     "n_choices": n_choices,
                     "most": MAX_CHOICES,
                 },
+            )
+        if self.echo and self.logprobs is not None:
+            raise PydanticCustomError(
+                "echo",
+                "echo: a prompt's log probabilities are not computed: leave out echo or logprobs",
             )
         if self.best_of not in (None, self.copies):
             raise PydanticCustomError(
@@ -271,18 +293,61 @@ def _function_name(tool: dict[str, Any], place: int) -> str:
     return name
 
 
-def _request_error(error: ValidationError, request: type[BaseModel]) -> RequestError:
-    """The first of pydantic's errors as a sentence that names the field."""
-    details = error.errors()[0]
-    where = [str(part) for part in details["loc"] if not str(part).startswith("list[")]
-    param = ".".join(where) or None
-    if details["type"] == "extra_forbidden" and len(where) == 1:
+def _request_error(
+    error: ValidationError, request: type[BaseModel], content: object
+) -> RequestError:
+    """The first of pydantic's errors as a sentence that names the field.
+
+    Of the errors of a field that may have several types, the one that lies deepest is taken.
+    """
+    first, *others = [(_place(details, content), details) for details in error.errors()]
+    same = [other for other in others if first[0][:1] == other[0][:1] != []]
+    path, details = max([first, *same], key=lambda found: len(found[0]))
+    param = ".".join(path) or None
+    kind, reason = details["type"], details["msg"]
+    if kind == "extra_forbidden":
         known = [field.alias or name for name, field in request.model_fields.items()]
         known += llama_fields.KNOWN
-        message = f"unknown field {param!r}{nearest(str(param), known)}"
-    elif details["type"] == "missing":
-        message = f"{param} is missing"
-    else:
-        reason = details["msg"].replace("Input should be", "it must be")
-        message = f"{param}: {reason}" if param else reason
-    return RequestError(message, param)
+        hint = nearest(str(param), known) if len(details["loc"]) == 1 else ""
+        return RequestError(f"unknown field {param!r}{hint}", param)
+    if kind == "missing":
+        return RequestError(f"{param} is missing", param)
+    if param is None and not isinstance(content, Mapping):
+        return RequestError("the request must be a JSON object")
+    if param is None:  # a validator of the whole request, whose message begins with the field
+        return RequestError(reason, reason.partition(":")[0])
+    return RequestError(f"{param}: {_REASONS.get(kind) or _plain(reason)}", param)
+
+
+_REASONS = {
+    "none_required": "only null can be had here",
+    "model_type": "it must be an object",
+    "model_attributes_type": "it must be an object",
+    "dict_type": "it must be an object",
+    "list_type": "it must be a list",
+    "string_type": "it must be text",
+}
+"""Messages that replace pydantic's, by error type."""
+
+
+def _plain(reason: str) -> str:
+    for pydantics, ours in (("Input should be", "it must be"), ("a valid integer", "an integer")):
+        reason = reason.replace(pydantics, ours)
+    return reason.replace("a valid ", "a ")
+
+
+def _place(details: ErrorDetails, content: object) -> list[str]:
+    """Path of an error in the request, without pydantic's own steps such as names of types."""
+    path, value = [], content
+    last = len(details["loc"]) - 1
+    for place, step in enumerate(details["loc"]):
+        if isinstance(value, Mapping) and (step in value or str(step) in map(str, value)):
+            value = next(part for key, part in value.items() if str(key) == str(step))
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        elif not (place == last and details["type"] == "missing") and not (
+            place == 0 and isinstance(step, str) and isinstance(value, Mapping)
+        ):
+            continue
+        path.append(str(step))
+    return path

@@ -6,14 +6,15 @@ import math
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions import answers
 from edgespec.completions.ahead import FollowedTokens, Tokens
 from edgespec.completions.answers import Envelope
 from edgespec.completions.completion import (
@@ -34,7 +35,7 @@ from edgespec.completions.requests import (
     ResponseFormat,
 )
 from edgespec.completions.writing import MessageWriter
-from edgespec.errors import EdgespecError, ModelError
+from edgespec.errors import ContextOverflow, EdgespecError, ModelError
 from edgespec.grammar.specification import (
     GRAMMAR_BYTES,
     Grammar,
@@ -141,9 +142,10 @@ class Completions:
         """Start the answer to a conversation. Raises UsageError and ModelError."""
         tools = request.offered_tools
         try:
-            prompt = self._session.chat_prompt(
-                request.messages, tools, **request.template_variables
-            )
+            with _about("messages"):
+                prompt = self._session.chat_prompt(
+                    request.messages, tools, **request.template_variables
+                )
         except ModelError as error:  # no template, or one that refuses these messages
             raise RequestError(str(error), "messages") from error
         grammar = _grammar_of_chat(request, prompt)
@@ -190,7 +192,8 @@ class Completions:
 
     def _encoded(self, prompt: str | Sequence[int], param: str, has_echo: bool) -> _Prompt:
         if isinstance(prompt, str):
-            tokens, echo = self._session.encode(prompt), prompt
+            with _about(param):
+                tokens, echo = self._session.encode(prompt), prompt
         else:
             _check_tokens(prompt, self._session.target.n_vocab, param)
             tokens = list(prompt)
@@ -234,9 +237,11 @@ class Completions:
                 sampling=sampling.model_copy(update={"seed": seed}),
                 progress=progress,
                 constraint=wrap(constraint) if wrap and constraint else constraint,
+                notes=() if grammar is None else grammar.notes,
                 shown=prompt.shown,
             )
-            return self._session.submit(text)
+            with _about(prompt.param):
+                return self._session.submit(text)
 
         n = request.copies
         is_greedy = sampling.temperature == 0
@@ -266,10 +271,8 @@ class Completions:
     def _check_length(self, prompt: _Prompt) -> None:
         most = self._max_prompt_tokens
         if most is not None and len(prompt.tokens) > most:
-            raise RequestError(
-                f"{prompt.param}: {len(prompt.tokens):,} tokens; at most {most:,} are allowed",
-                prompt.param,
-            )
+            with _about(prompt.param):
+                raise ContextOverflow(most, len(prompt.tokens))
 
     def _sampling_of(self, request: CommonRequest) -> SamplingParams:
         fields = {"seed": secrets.randbits(32)} | self.sampling | request.sampling_fields()
@@ -318,6 +321,7 @@ class Completions:
             self._max_characters,
             one if is_one else self._n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
+            answers.grammar_marks(grammar),
         )
 
 
@@ -325,6 +329,16 @@ def _parameters(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Schemas of the tools' arguments by name."""
     functions = [tool["function"] for tool in tools or ()]
     return {function["name"]: function.get("parameters") for function in functions}
+
+
+@contextmanager
+def _about(param: str) -> Iterator[None]:
+    """Name the field of the request in an error about a prompt that is too long."""
+    try:
+        yield
+    except ContextOverflow as error:
+        error.param = param
+        raise
 
 
 def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:

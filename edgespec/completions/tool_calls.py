@@ -23,7 +23,7 @@ from edgespec.completions.call_reading import (
     ToolCall,
     UnfinishedCall,
 )
-from edgespec.grammar.specification import JSON_STYLE, Grammar, json_schema, lark_grammar
+from edgespec.grammar.specification import Grammar, json_rules
 
 LONG_CHARACTERS = 2_000
 """Characters held back from which on they are read again only where something is closed."""
@@ -48,21 +48,14 @@ def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
 
     `tools` are in OpenAI's format. Raises GrammarError for unsupported schemas.
     """
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                "arguments": tool["function"].get("parameters") or _NO_PARAMETERS,
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    schema = json_schema({"anyOf": calls, "x-guidance": JSON_STYLE})
+    schemas, calls = {}, []
+    for place, tool in enumerate(tools):
+        name = json.dumps(tool["function"]["name"], ensure_ascii=False)
+        before = json.dumps(f'{{"name": {name}, "arguments": ', ensure_ascii=False)
+        schemas[f"arguments{place}"] = tool["function"].get("parameters") or _NO_PARAMETERS
+        calls.append(f'({before} arguments{place} "}}")')
     begin, end = json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")
-    return lark_grammar(f"start: {begin} call {end}\ncall: %json {schema.source}\n")
+    return json_rules(schemas, f"start: {begin} call {end}\ncall: {' | '.join(calls)}\n")
 
 
 class CallSplitter:

@@ -12,7 +12,7 @@ from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.shifting import ContextShift
 from edgespec.engine.transcript import Transcript
-from edgespec.errors import UsageError
+from edgespec.errors import ContextOverflow, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.text_request import TextRequest
@@ -148,9 +148,6 @@ def check_prompt(prompt_tokens: Sequence[int], target: LanguageModel) -> None:
     if not prompt_tokens:
         raise UsageError("the prompt is empty: give at least one token, such as BOS")
     if len(prompt_tokens) > info.n_ctx:
-        raise UsageError(
-            f"the prompt has {len(prompt_tokens)} tokens and the context {info.n_ctx}: "
-            "shorten the prompt or raise --ctx-size"
-        )
+        raise ContextOverflow(info.n_ctx, len(prompt_tokens))
     if not 0 <= min(prompt_tokens) <= max(prompt_tokens) < info.n_vocab:
         raise UsageError(f"prompt tokens must lie between 0 and {info.n_vocab - 1}")

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from edgespec.errors import UsageError
+from edgespec.errors import ContextOverflow
 from edgespec.ports import Vocabulary
 
 PIECE_CHARACTERS = 8
@@ -34,19 +34,17 @@ class Encoder:
         self._use = use
         self._turn = threading.Lock()
 
-    @property
-    def max_characters(self) -> int:
-        """Length of the longest text that is encoded."""
-        return max_characters(self._vocabulary.longest_piece_bytes, self._n_ctx)
+    def too_long(self, n_characters: int) -> ContextOverflow | None:
+        """The error for a text of so many characters; None if it is encoded."""
+        longest = self._vocabulary.longest_piece_bytes
+        if n_characters <= max_characters(longest, self._n_ctx):
+            return None
+        return too_many_characters(n_characters, self._n_ctx, longest)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids of `text`. Raises UsageError for a text far longer than the context."""
-        if len(text) > self.max_characters:
-            raise UsageError(
-                f"the prompt has {len(text):,} characters, and the context, {self._n_ctx:,} "
-                f"tokens, holds at most {self.max_characters:,}: shorten the prompt or raise "
-                "--ctx-size"
-            )
+        """Token ids of `text`. Raises ContextOverflow for a text far longer than the context."""
+        if (error := self.too_long(len(text))) is not None:
+            raise error
         with self._turn, self._use():
             return encoded(text, self._vocabulary, self._n_ctx, add_special)
 
@@ -56,8 +54,14 @@ def max_characters(longest_piece_bytes: int, n_ctx: int) -> int:
     return min(longest_piece_bytes, MAX_PIECE_BYTES) * max(n_ctx, MIN_TOKENS)
 
 
+def too_many_characters(n_characters: int, n_ctx: int, longest_piece_bytes: int) -> ContextOverflow:
+    """The error for a text that is not encoded because of its length."""
+    n_tokens = max(n_ctx + 1, n_characters // longest_piece_bytes)
+    return ContextOverflow(n_ctx, n_tokens, is_counted=False)
+
+
 def encoded(text: str, vocabulary: Vocabulary, n_ctx: int, add_special: bool = True) -> list[int]:
-    """Token ids of a text. Raises UsageError for one that is far longer than the context.
+    """Token ids of a text. Raises ContextOverflow for one that is far longer than the context.
 
     To refuse a text without encoding all of it, its number of tokens is bounded from below, first
     by the longest piece of the vocabulary, then by encoding growing prefixes: a text has at least
@@ -65,17 +69,11 @@ def encoded(text: str, vocabulary: Vocabulary, n_ctx: int, add_special: bool = T
     """
     most = max(n_ctx, MIN_TOKENS)
     if len(text) > vocabulary.longest_piece_bytes * most:
-        n_tokens = len(text) // vocabulary.longest_piece_bytes
-        raise UsageError(
-            f"the prompt has {len(text):,} characters, which are {n_tokens:,} tokens at the "
-            f"least: the context has {n_ctx:,}; shorten the prompt or raise --ctx-size"
-        )
+        raise too_many_characters(len(text), n_ctx, vocabulary.longest_piece_bytes)
     length = 2 * most * PIECE_CHARACTERS
     while length < len(text):
-        if len(vocabulary.encode(text[:length], add_special)) > 2 * most:
-            raise UsageError(
-                f"the prompt has {len(text):,} characters, and the first {length:,} of them more "
-                f"tokens than the context, {n_ctx:,}: shorten the prompt or raise --ctx-size"
-            )
+        n_tokens = len(vocabulary.encode(text[:length], add_special))
+        if n_tokens > 2 * most:
+            raise ContextOverflow(n_ctx, n_tokens, is_counted=False)
         length *= 2
     return vocabulary.encode(text, add_special)

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, cast
 import llguidance
 import numpy as np
 from llguidance import numpy as bitmasks
+from numpy.typing import NDArray
 
 from edgespec.errors import GrammarError
+from edgespec.grammar.large_integers import has_large_integers, lark_rules
+from edgespec.grammar.numbers import DigitLimit, leading_digits, longest_run
+from edgespec.grammar.patterns import exhausts
+from edgespec.grammar.schemas import rewritten
 from edgespec.grammar.specification import JSON_STYLE, Grammar
 from edgespec.ports import Vocabulary
 
@@ -42,6 +47,7 @@ class GrammarCompiler:
             )
         self._n_logits = n_logits
         self._eog_tokens = vocabulary.eog_tokens
+        self._vocabulary = vocabulary
         self._tokens = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(vocabulary)),
             n_vocab=n_logits,
@@ -56,7 +62,19 @@ class GrammarCompiler:
         """
         self._matcher(grammar)
         compile_it = partial(self._matcher, grammar)
-        return GrammarState(grammar, compile_it, self._n_logits, self._eog_tokens)
+        digits = None
+        if grammar.bounds_numbers:
+            digits = DigitLimit(self._leading_digits, longest_run(grammar.source))
+        return GrammarState(
+            grammar, compile_it, self._n_logits, self._eog_tokens, digits, self._vocabulary.piece
+        )
+
+    @cached_property
+    def _leading_digits(self) -> NDArray[np.uint8]:
+        vocabulary = self._vocabulary
+        return leading_digits(
+            list(map(vocabulary.piece, range(vocabulary.n_vocab))), self._n_logits
+        )
 
     def _matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
         try:
@@ -78,11 +96,15 @@ class GrammarState:
         compile_it: Callable[[], llguidance.LLMatcher],
         n_logits: int,
         eog_tokens: frozenset[int],
+        digits: DigitLimit | None = None,
+        piece_of: Callable[[int], bytes] = bytes,
     ) -> None:
         self._grammar = grammar
         self._compile = compile_it
         self._n_logits = n_logits
         self._eog_tokens = eog_tokens
+        self._digits = digits
+        self._piece_of = piece_of
         self._mask = bitmasks.allocate_token_bitmask(1, n_logits)
 
     @cached_property
@@ -105,7 +127,7 @@ class GrammarState:
         allowed[:] = bits[: self._n_logits]
         if not allowed.any():
             raise GrammarError(f"the {self._grammar.kind} allows no token here: it cannot be met")
-        return allowed
+        return allowed if self._digits is None else self._digits.shortened(allowed)
 
     def take(self, token: int) -> None:
         """Advance by the next token of the text. Raises GrammarError."""
@@ -113,6 +135,8 @@ class GrammarState:
             return
         self._matcher.consume_token(token)
         self._check()
+        if self._digits is not None:
+            self._digits.take(self._piece_of(token))
 
     def forced(self, most: int) -> list[int]:
         """At most `most` tokens that must come next, as the tokenizer splits their text."""
@@ -156,9 +180,13 @@ def _compiled(grammar: Grammar) -> str:
     """The grammar in llguidance's own format."""
     match grammar.kind:
         case "json schema":
-            compiled = llguidance.LLMatcher.grammar_from_json_schema(
-                json.loads(grammar.source), defaults=_JSON_STYLE
-            )
+            schema = rewritten(json.loads(grammar.source), exhausts)
+            if has_large_integers(schema):
+                compiled = llguidance.LLMatcher.grammar_from_lark(lark_rules(schema, JSON_STYLE))
+            else:
+                compiled = llguidance.LLMatcher.grammar_from_json_schema(
+                    schema, defaults=_JSON_STYLE
+                )
         case "regular expression":
             compiled = llguidance.LLMatcher.grammar_from_regex(grammar.source)
         case _:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec import extras
 from edgespec.errors import GrammarError
+from edgespec.grammar.large_integers import lark_rules
+from edgespec.grammar.schemas import rewritten, unchecked_formats
 
 if TYPE_CHECKING:
     from edgespec.grammar.matcher import GrammarCompiler
@@ -38,6 +40,18 @@ class Grammar:
 
     kind: Kind
     source: str
+    bounds_numbers: bool = False
+    """True for JSON, whose numbers are ended after so many digits as llama.cpp's."""
+    unchecked_formats: tuple[str, ...] = ()
+    """Values of `format` in its schemas that are not enforced: any string fits them."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the user about what the grammar does not enforce."""
+        return tuple(
+            f"the schema's format {name!r} is not known here and not checked: add a pattern"
+            for name in self.unchecked_formats
+        )
 
     def __post_init__(self) -> None:
         if len(self.source) > MAX_CHARACTERS:
@@ -62,7 +76,7 @@ def json_schema(schema: str | Mapping[str, Any]) -> Grammar:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(read, dict | bool):
         raise GrammarError('the JSON schema must be an object such as {"type": "object"}')
-    return Grammar("json schema", schema)
+    return Grammar("json schema", schema, True, unchecked_formats(read))
 
 
 def regular_expression(pattern: str) -> Grammar:
@@ -73,6 +87,28 @@ def regular_expression(pattern: str) -> Grammar:
 def lark_grammar(source: str) -> Grammar:
     """A grammar for text that matches the rule `start` of a Lark grammar."""
     return Grammar("grammar", source)
+
+
+def json_rules(schemas: Mapping[str, Any], start: str) -> Grammar:
+    """A Lark grammar with the rules of `start`, which use a rule for each of `schemas`, by name.
+
+    Each schema is a document of its own, with its own references. Raises UsageError if the library
+    is not installed, and GrammarError.
+    """
+    rules = [schema_rules(schema, name) for name, schema in schemas.items()]
+    formats = {name for schema in schemas.values() for name in unchecked_formats(schema)}
+    return Grammar("grammar", "".join([start, *rules]), True, tuple(sorted(formats)))
+
+
+def schema_rules(schema: Any, name: str) -> str:
+    """Lark rules of which the one called `name` is JSON that fits a schema. Raises as
+    `json_rules`."""
+    with extras.needed(_EXTRA, _WHY):
+        from edgespec.grammar.patterns import exhausts
+    try:
+        return lark_rules(rewritten(schema, exhausts), JSON_STYLE, name)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GrammarError(f"the JSON schema is wrong: {error}") from error
 
 
 def library_bytes(n_vocab: int) -> int:

@@ -206,7 +206,7 @@ class Session(Closeable):
             n_logprobs=None if logprobs is None else _n_logprobs(logprobs),
             shown=shown or {},
             keeper=None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
-            notes=notes,
+            notes=notes if grammar is None else (*notes, *grammar.notes),
         )
         return self.submit(request)
 
@@ -269,8 +269,10 @@ class Session(Closeable):
         """A generation that answers a conversation, formatted by the model's chat template.
 
         `messages` are `{"role": "user", "content": "..."}` and so on, `tools` have OpenAI's form,
-        `variables` are further variables of the template. The text is the model's raw output,
-        reasoning included. Raises UsageError, and ModelError for a model without a template.
+        `variables` are further variables of the template. A last message of the assistant is
+        continued; `add_generation_prompt` and `continue_final_message` say otherwise, as in vLLM.
+        The text is the model's raw output, reasoning included. Raises UsageError, and ModelError
+        for a model without a template.
         """
         prompt = self.chat_prompt(messages, tools, **variables)
         if grammar is not None:
@@ -421,7 +423,7 @@ class Session(Closeable):
             encode,
             source,
             vocabulary.piece,
-            encoder.max_characters,
+            encoder.too_long,
             bos,
         )
 

@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
 from edgespec.settings.base import Names, PythonNames, Settings, expanded, nearest, spell
+from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.units import parse_size
 
@@ -154,7 +155,7 @@ def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
                 "token ids start at 0, and a bias is finite, or -inf to forbid the token: up to "
                 f"{MAX_BIAS:,.0f}, down to as much",
             )
-    return MappingProxyType(dict(biases))
+    return FrozenDict(biases)
 
 
 def _texts_at_once(value: object) -> object:
@@ -314,7 +315,7 @@ class Sampling(Settings):
         Mapping[int, Annotated[float, Field(allow_inf_nan=True)]],
         BeforeValidator(_biases),
         AfterValidator(_checked_biases),
-    ] = Field(default_factory=lambda: MappingProxyType({}))
+    ] = Field(default_factory=FrozenDict[int, float])
     """Make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf): added to its
     logit. May be given several times."""
 

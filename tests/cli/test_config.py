@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ from edgespec.engine.pacer import PACERS
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.stop_rules import STOP_RULES
-from edgespec.errors import UsageError
+from edgespec.errors import BudgetError, UsageError
+from edgespec.grammar.specification import json_schema
 from edgespec.settings.base import Names, nearest
 from edgespec.settings.config import (
     KEPT_BY,
@@ -195,6 +199,44 @@ def test_what_was_set_reaches_the_sampler():
 )
 def test_biases_are_written_as_in_llama_cpp_or_as_a_table(given: Any, biases: dict[int, float]):
     assert GenerateSettings(logit_bias=given).logit_bias == biases
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))]
+)
+@pytest.mark.parametrize(
+    "value",
+    [
+        SamplingParams(temperature=1.0, seed=3, logit_bias={3: -math.inf, 7: 1.5}),
+        GenerateSettings(logit_bias={3: 1.0}, stop=("a",)),
+        LoadSettings(model="a.gguf"),
+        EngineSettings(),
+        UsageError("no"),
+        BudgetError("no", 7),
+        json_schema({"type": "string"}),
+        SamplingParams(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_can_be_copied_and_pickled(value: Any, copied: Callable[[Any], Any]):
+    copy_of = copied(value)
+    assert type(copy_of) is type(value)
+    if isinstance(value, Exception):
+        assert vars(copy_of) == vars(value) and copy_of.args == value.args
+    else:
+        assert copy_of == value
+
+
+def test_biases_of_a_copy_cannot_be_changed():
+    biases = copy.deepcopy(SamplingParams(logit_bias={3: 1.0})).logit_bias
+    for change in (lambda: biases.update({3: 2.0}), biases.clear, lambda: biases.pop(3)):
+        with pytest.raises(TypeError, match="cannot be changed"):
+            change()
+    assert biases == {3: 1.0}
+
+
+def test_sampling_parameters_can_be_keys():
+    assert len({SamplingParams(logit_bias={3: 1.0}), SamplingParams(logit_bias={3: 1.0})}) == 1
 
 
 def test_in_python_arguments_have_their_own_names():

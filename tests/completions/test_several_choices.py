@@ -15,7 +15,7 @@ from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions.completion import Completion
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
 from edgespec.completions.service import Completions
-from edgespec.errors import UsageError
+from edgespec.errors import ContextOverflow, UsageError
 from edgespec.memory import requests
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import FinishReason, GenerationResult, TokenEvent, TokenLogprobs
@@ -159,8 +159,9 @@ def test_a_prompt_that_cannot_be_read_is_refused_before_any_text():
         text(session, prompt=["b", "c" * 11])
     with pytest.raises(RequestError, match=r"prompt\.1\.0: token 50 is unknown"):
         text(session, prompt=[[1], [50]])
-    with pytest.raises(RequestError, match=r"prompt\.1: 3 tokens; at most 2 are allowed"):
+    with pytest.raises(ContextOverflow, match="is 2 tokens, and the prompt has 3") as caught:
         text(session, {"max_prompt_tokens": 2}, prompt=["b", "ccc"])
+    assert caught.value.param == "prompt.1"
     assert session.n_begun == 0
 
 

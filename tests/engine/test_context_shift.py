@@ -115,7 +115,7 @@ def test_without_the_setting_the_text_ends_with_the_context() -> None:
 
 
 def test_a_longer_prompt_than_the_context_is_refused_as_ever() -> None:
-    with pytest.raises(UsageError, match="41 tokens and the context 40"):
+    with pytest.raises(UsageError, match="length is 40 tokens, and the prompt has 41"):
         generate(target(), prompt=[1] * 41, context_shift=True)
 
 

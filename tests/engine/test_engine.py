@@ -344,7 +344,7 @@ def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
     ("request_", "message"),
     [
         ({"prompt": []}, "empty"),
-        ({"prompt": [1] * 600}, "600 tokens and the context 512"),
+        ({"prompt": [1] * 600}, "length is 512 tokens, and the prompt has 600"),
         ({"prompt": [N_VOCAB]}, "between 0 and 11"),
         ({"prompt": [-1]}, "between 0 and 11"),
         ({"max_tokens": -1}, "max_tokens"),

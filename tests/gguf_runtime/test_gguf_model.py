@@ -265,7 +265,7 @@ def test_after_a_pass_that_was_given_up_weights_point_to_the_file_again(
 
 
 def test_a_prompt_beyond_the_context_is_refused(paged: GgufModel) -> None:
-    with pytest.raises(UsageError, match="do not fit into the context of 256"):
+    with pytest.raises(UsageError, match="maximum context length is 256 tokens"):
         paged.prefill([1] * (N_CTX + 1))
 
 

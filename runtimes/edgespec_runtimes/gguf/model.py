@@ -19,7 +19,7 @@ import numpy as np
 from llama_cpp import llama_cpp_ext
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import Cancelled, EdgespecError, UsageError
+from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
 from edgespec.paging.store import PassMeter
 from edgespec.ports import Progress, Vocabulary
 from edgespec.ports.features import Take
@@ -159,10 +159,7 @@ class GgufModel:
         tokens = [*self._recurrent.lag, *tokens]
         start = self._texts.all[text].n_committed
         if start + len(tokens) > self.info.n_ctx:
-            raise UsageError(
-                f"{start + len(tokens):,} tokens do not fit into the context of "
-                f"{self.info.n_ctx:,}: shorten the prompt or raise --ctx-size"
-            )
+            raise ContextOverflow(self.info.n_ctx, start + len(tokens))
         with self._running():
             self._prefill(tokens, start, progress, text)
             self._model.wait(self._context)

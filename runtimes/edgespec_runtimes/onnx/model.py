@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.concurrency.owning import Users
-from edgespec.errors import UsageError
+from edgespec.errors import ContextOverflow, UsageError
 from edgespec.paging.store import PassMeter, paging_stats
 from edgespec.ports import Progress, Vocabulary
 from edgespec.ports.features import Take
@@ -86,10 +86,7 @@ class OnnxModel:
         """Append `tokens` to the committed prefix, with the planned number of tokens per pass."""
         start, cache = self.committed_of(text), self._caches[text]
         if start + len(tokens) > self.info.n_ctx:
-            raise UsageError(
-                f"{start + len(tokens):,} tokens do not fit into the context of "
-                f"{self.info.n_ctx:,}: shorten the prompt or raise --ctx-size"
-            )
+            raise ContextOverflow(self.info.n_ctx, start + len(tokens))
         with self._running(len(tokens), {text: start}) as decoder:
             cache.truncate(start)
             begin = 0

@@ -1,0 +1,188 @@
+"""Rewrites JSON schemas so that llguidance reads them as their authors mean them.
+
+Objects with `properties` and nothing said about others are closed, as in OpenAI's strict mode; what
+is an annotation for llguidance is taken out and named. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+CHECKED_FORMATS = frozenset(
+    {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+"""Formats of strings that llguidance enforces; it refuses all others."""
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLES = (
+    *("items", "additionalItems", "additionalProperties", "contains", "propertyNames"),
+    *("not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"),
+)
+_OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
+"""Keywords by which an object says what it thinks of further properties."""
+
+Exhausts = Callable[[str, list[str]], bool]
+"""True if a pattern matches none but the given names."""
+
+
+def unchecked_formats(schema: Any) -> tuple[str, ...]:
+    """Formats in a schema that are not enforced, in alphabetical order."""
+    found = {
+        node["format"]
+        for node in _nodes(schema)
+        if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS
+    }
+    return tuple(sorted(found))
+
+
+def rewritten(schema: Any, exhausts: Exhausts) -> Any:
+    """A copy of the schema for llguidance."""
+    return _Rewriter(schema, exhausts).rewritten(schema)
+
+
+class _Rewriter:
+    def __init__(self, root: Any, exhausts: Exhausts) -> None:
+        self._root = root
+        self._exhausts = exhausts
+        self._composed: set[int] = set()
+        """Identities of schemas that describe an object together with others, and stay open."""
+        self._nameless: set[int] = set()
+        """Identities of schemas that name no properties, nor do those that they apply."""
+        for node in _nodes(root):
+            self._find_composed(node)
+
+    def rewritten(self, node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        copy = _mapped(node, self.rewritten)
+        if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS:
+            del copy["format"]
+        if self._is_closed(node):
+            copy["additionalProperties"] = False
+        if isinstance(node.get("patternProperties"), dict):
+            self._drop_exhausted(copy)
+        return copy
+
+    def _is_closed(self, node: dict[str, Any]) -> bool:
+        properties, required = node.get("properties"), node.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            return False
+        return (
+            not _OPENING & node.keys()
+            and id(node) not in self._composed
+            and all(name in properties for name in required)
+            and node.get("minProperties", 0) <= len(properties)
+        )
+
+    def _drop_exhausted(self, node: dict[str, Any]) -> None:
+        """Remove patterns that match named properties only, after which no name is left.
+
+        llguidance would begin a further property and find no name for it.
+        """
+        required = node.get("required", [])
+        names = [*node.get("properties", {}), *(required if isinstance(required, list) else ())]
+        for pattern, schema in list(node["patternProperties"].items()):
+            if names and self._exhausts(pattern, names):
+                properties = node.setdefault("properties", {})
+                for name in names:
+                    others = [other for other in names if other != name]
+                    if not self._exhausts(pattern, others):
+                        properties[name] = {"allOf": [properties.get(name, True), schema]}
+                del node["patternProperties"][pattern]
+
+    def _find_composed(self, node: dict[str, Any]) -> None:
+        """Mark what describes one object together, if more than one part names properties."""
+        groups = [[node]] if "properties" in node else []
+        groups += [[part] for part in _list(node, "allOf")]
+        groups += [_list(node, "anyOf"), _list(node, "oneOf"), self._target(node)]
+        naming = [group for group in groups if any(map(self._names_properties, group))]
+        if len(naming) > 1:
+            for group in naming:
+                for part in group:
+                    self._mark(part)
+
+    def _mark(self, node: Any) -> None:
+        waiting = [node]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, dict) and id(part) not in self._composed:
+                self._composed.add(id(part))
+                waiting += self._parts(part)
+
+    def _names_properties(self, node: Any) -> bool:
+        waiting, seen = [node], set[int]()
+        while waiting:
+            part = waiting.pop()
+            if not isinstance(part, dict) or id(part) in seen or id(part) in self._nameless:
+                continue
+            if "properties" in part:
+                return True
+            seen.add(id(part))
+            waiting += self._parts(part)
+        self._nameless |= seen
+        return False
+
+    def _parts(self, node: dict[str, Any]) -> list[Any]:
+        """Schemas that apply to the same value as `node`."""
+        applied = [part for keyword in ("allOf", "anyOf", "oneOf") for part in _list(node, keyword)]
+        return [*applied, *self._target(node)]
+
+    def _target(self, node: dict[str, Any]) -> list[Any]:
+        """The schema that `$ref` points to, if it is in this document."""
+        found = pointed_to(self._root, node.get("$ref"))
+        return [] if found is None else [found]
+
+
+def pointed_to(root: Any, reference: Any) -> Any:
+    """The part of a document that a reference such as `#/$defs/City` names; None if there is
+    none."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found = root
+    for step in reference[1:].split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, dict) and name in found:
+            found = found[name]
+        else:
+            return None
+    return found
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and all schemas in it, without those that are values of `const` or `default`."""
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting += subschemas(node)
+
+
+def subschemas(node: Mapping[str, Any]) -> list[Any]:
+    """The schemas directly in a schema."""
+    found: list[Any] = []
+    _mapped(node, found.append)
+    return found
+
+
+def _mapped(node: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A copy of the schema with `change` applied to the schemas directly in it."""
+    copy = dict(node)
+    for keyword in node.keys() & {*_MAPS, *_LISTS, *_SINGLES}:
+        value = node[keyword]
+        if isinstance(value, list):  # `items` of older drafts may be a list
+            copy[keyword] = [change(part) for part in value]
+        elif keyword in _MAPS and isinstance(value, dict):
+            copy[keyword] = {name: change(part) for name, part in value.items()}
+        elif keyword in _SINGLES:
+            copy[keyword] = change(value)
+    return copy
+
+
+def _list(node: Mapping[str, Any], keyword: str) -> list[Any]:
+    value = node.get(keyword)
+    return value if isinstance(value, list) else []

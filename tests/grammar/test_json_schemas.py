@@ -1,0 +1,274 @@
+"""JSON schemas as masks, on a vocabulary of single bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
+
+from edgespec.completions.tool_calls import call_grammar
+from edgespec.errors import GrammarError
+from edgespec.grammar.matcher import GrammarCompiler
+from edgespec.grammar.specification import MAX_CHARACTERS, Grammar, json_schema
+
+LARGE = (1 << 53) + 1
+"""The first integer that is not exact as binary64."""
+END = 256
+
+
+class Bytes:
+    """A vocabulary of all bytes and an end."""
+
+    n_vocab = 257
+    eog_tokens = frozenset({END})
+    longest_piece_bytes = 1
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < END else b""
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return list(text.encode())
+
+
+COMPILER = GrammarCompiler(Bytes(), 257)
+
+
+def fits(grammar: Grammar | dict[str, Any], text: str) -> bool:
+    """True if the whole text is allowed, and its end after it."""
+    if isinstance(grammar, dict):
+        grammar = json_schema(grammar)
+    state = COMPILER.start(grammar)
+    for token in [*text.encode(), END]:
+        if not state.allowed()[token]:
+            return False
+        if token != END:
+            state.take(token)
+    return True
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"const": LARGE}, LARGE),
+        ({"enum": [1234567890123456789, "a"]}, 1234567890123456789),
+        ({"enum": [1234567890123456789, "a"]}, "a"),
+        ({"enum": [1 << 70]}, 1 << 70),
+        ({"type": "integer", "enum": [-LARGE, 1]}, -LARGE),
+        (closed(id={"type": "integer", "enum": [LARGE]}, n={"type": "string"}), {"id": LARGE}),
+        (closed(id={"enum": [LARGE]}, n={"type": "string"}), {"id": LARGE, "n": "x"}),
+        (closed(n={"type": "string"}, id={"enum": [LARGE]}), {"id": LARGE}),
+        (closed(n={"type": "string"}, id={"enum": [LARGE]}), {}),
+        ({"type": "array", "items": {"enum": [LARGE, 1]}}, [1, LARGE]),
+        ({"type": "array", "items": {"enum": [LARGE]}, "maxItems": 0}, []),
+        ({"anyOf": [{"const": LARGE}, {"type": "string"}]}, "x"),
+        ({"oneOf": [{"const": LARGE}, {"const": LARGE + 1}]}, LARGE + 1),
+        ({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"const": LARGE}}}, LARGE),
+        ({"type": "object", "additionalProperties": {"const": LARGE}}, {"x": LARGE, "y": LARGE}),
+        ({"type": "integer", "minimum": LARGE, "maximum": LARGE + 4}, LARGE + 4),
+        ({"type": "integer", "exclusiveMinimum": LARGE}, LARGE + 1),
+        ({"type": ["integer", "null"], "maximum": -LARGE}, -LARGE),
+        ({"type": ["integer", "null"], "maximum": -LARGE}, None),
+        ({"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}, -(1 << 63)),
+        ({"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}, (1 << 64) - 1),
+    ],
+)
+def test_integers_beyond_2_53_are_exact(schema: dict[str, Any], value: Any) -> None:
+    assert fits(schema, json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"const": LARGE}, LARGE - 1),
+        ({"type": "integer", "minimum": LARGE}, LARGE - 1),
+        ({"type": "integer", "maximum": LARGE}, LARGE + 1),
+        ({"type": "integer", "exclusiveMaximum": LARGE}, LARGE),
+        ({"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}, 1 << 64),
+        ({"type": "integer", "minimum": -(1 << 63)}, -(1 << 63) - 1),
+        (closed(id={"const": LARGE}), {"id": LARGE, "other": 1}),
+        ({"type": "object", "required": ["a"], "properties": {"a": {"const": LARGE}}}, {}),
+        ({"type": "array", "items": {"const": LARGE}, "minItems": 1, "maxItems": 1}, [LARGE] * 2),
+    ],
+)
+def test_neighbours_of_large_integers_are_not_allowed(schema: dict[str, Any], value: Any) -> None:
+    assert not fits(schema, json.dumps(value))
+
+
+def test_every_range_of_large_integers_holds_what_it_says() -> None:
+    low, high = (1 << 63) - 3, (1 << 63) + 3
+    schema = json_schema({"type": "integer", "minimum": low, "maximum": high})
+    assert [n - low for n in range(low - 20, high + 20) if fits(schema, str(n))] == list(range(7))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"const": LARGE}, {"type": "integer"}]},
+        {"type": "integer", "minimum": LARGE, "multipleOf": 2},
+        {"oneOf": [{"minimum": LARGE, "type": "integer"}, {"const": 1}]},
+        {"type": "object", "patternProperties": {"a": {"const": LARGE}}},
+        {"type": "array", "prefixItems": [{"const": LARGE}]},
+    ],
+)
+def test_large_integers_that_cannot_be_written_exactly_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError, match=r"beyond 2\^53"):
+        COMPILER.start(json_schema(schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "longest"),
+    [
+        ({"type": "number"}, "1." + "1" * 16),
+        ({"type": "number"}, "1" * 16 + "." + "5" * 16),
+        ({"type": "number"}, "1e" + "1" * 16),
+        ({"type": "number", "minimum": 0}, "0." + "3" * 16),
+        ({"type": "integer"}, "-" + "1" * 16),
+        ({"type": "integer", "minimum": 10**17}, "1" * 18),
+        ({"const": 0.12345678901234568}, "0.12345678901234568"),
+        ({"type": "integer", "minimum": LARGE}, "9" * 16),
+    ],
+)
+def test_a_number_ends_after_sixteen_digits_where_it_may(
+    schema: dict[str, Any], longest: str
+) -> None:
+    assert fits(schema, longest)
+    assert not fits(schema, longest + "1")
+
+
+def test_numbers_in_any_json_end_and_digits_in_strings_do_not_count() -> None:
+    assert fits({}, f'{{"{"1" * 40}": ["{"2" * 40}", {"3" * 16}]}}')
+    assert fits({}, f'"\\"{"1" * 40}"')
+    assert not fits({}, f'{{"a": [{"3" * 17}]}}')
+
+
+@pytest.mark.parametrize("name", ["password", "byte", "uri-reference", "phone", ""])
+def test_an_unknown_format_is_any_string_and_named(name: str) -> None:
+    grammar = json_schema(closed(a={"type": "string", "format": name, "maxLength": 4}))
+    assert fits(grammar, '{"a": "?x y"}')
+    assert grammar.unchecked_formats == (name,)
+    assert repr(name) in grammar.notes[0]
+
+
+def test_a_known_format_is_enforced_and_a_property_called_format_is_none() -> None:
+    assert not fits({"type": "string", "format": "date"}, '"today"')
+    assert json_schema({"type": "string", "format": "date"}).notes == ()
+    assert json_schema(closed(format={"const": "password"})).notes == ()
+    assert json_schema({"const": {"format": "password"}}).notes == ()
+
+
+def test_an_object_with_properties_and_nothing_else_is_closed() -> None:
+    assert fits(closed(a={"type": "integer"}), '{"a": 1}')
+    assert not fits(closed(a={"type": "integer"}), '{"a": 1, "b": 2}')
+    assert not fits(closed(a=closed(b={})), '{"a": {"c": 1}}')
+    assert not fits(closed(), '{"b": 2}')
+    assert not fits({"anyOf": [closed(a={}), {"type": "null"}]}, '{"b": 2}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        closed(a={}) | {"additionalProperties": True},
+        closed(a={}) | {"patternProperties": {"^b$": True}},
+        closed(a={}) | {"required": ["b"]},
+        {"allOf": [closed(a={}), closed(b={})]},
+        {"allOf": [{"$ref": "#/$defs/a"}, closed(b={})], "$defs": {"a": closed(a={})}},
+        closed(a={}) | {"anyOf": [closed(b={}), closed(c={})]},
+    ],
+)
+def test_an_object_that_says_more_is_open(schema: dict[str, Any]) -> None:
+    assert fits(schema, '{"a": 1, "b": 2}')
+
+
+def test_parts_that_alone_name_properties_stay_closed() -> None:
+    schema = {"allOf": [{"$ref": "#/$defs/a"}], "title": "A", "$defs": {"a": closed(a={})}}
+    assert not fits(schema, '{"a": 1, "b": 2}')
+
+
+def test_constants_that_look_like_schemas_are_not_rewritten() -> None:
+    value = {"properties": {"format": "x"}, "format": "password"}
+    assert fits({"const": value}, json.dumps(value))
+
+
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+
+
+@pytest.mark.parametrize("pattern", ["^score$", "^(score|tries)$", "^score$|^tries$"])
+def test_patterns_that_leave_no_further_name(pattern: str) -> None:
+    schema = closed(score=DIGIT, tries={"type": "integer"}) | {
+        "required": ["score"],
+        "additionalProperties": False,
+        "patternProperties": {pattern: {"type": "integer", "maximum": 5}},
+    }
+    assert fits(schema, '{"score": 3, "tries": 5}')
+    assert not fits(schema, '{"score": 6}')
+    assert fits(schema, '{"score": 3, "tries": 6}') == ("tries" not in pattern)
+
+
+def test_a_pattern_that_leaves_names_applies_to_them_and_to_named_ones() -> None:
+    schema = closed(score=DIGIT) | {"patternProperties": {"^s": {"maximum": 5, "type": "integer"}}}
+    assert fits(schema, '{"score": 5, "size": 4}')
+    assert not fits(schema, '{"score": 6}')
+    assert not fits(schema, '{"size": 6}')
+
+
+def tool(name: str, parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def calls(text: str, *tools: dict[str, Any]) -> bool:
+    return fits(call_grammar(tools), f"<tool_call>\n{text}\n</tool_call>")
+
+
+def call(name: str, arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def cities(*names: Any) -> dict[str, Any]:
+    return closed(city={"$ref": "#/$defs/City"}, next={"$ref": "#"}) | {
+        "required": ["city"],
+        "$defs": {"City": {"enum": list(names)}},
+    }
+
+
+def test_references_of_a_tool_stay_in_its_own_schema() -> None:
+    tools = [tool("f", cities("Paris", "Rome")), tool("g", cities("Oslo"))]
+    assert calls(call("f", {"city": "Rome", "next": {"city": "Paris"}}), *tools)
+    assert calls(call("g", {"city": "Oslo"}), *tools)
+    assert not calls(call("g", {"city": "Rome"}), *tools)
+    assert not calls(call("f", {"city": "Rome", "next": call("f", {})}), *tools)
+
+
+def test_tools_have_large_integers_formats_and_closed_objects() -> None:
+    tools = [tool("f", cities(LARGE)), tool("g", closed(a={"format": "phone", "type": "string"}))]
+    assert calls(call("f", {"city": LARGE, "next": {"city": LARGE}}), *tools)
+    assert not calls(call("f", {"city": LARGE - 1}), *tools)
+    assert not calls(call("g", {"b": 1}), *tools)
+    assert call_grammar(tools).unchecked_formats == ("phone",)
+
+
+def test_names_of_tools_are_quoted() -> None:
+    assert calls(call('say "hi" \\', {}), tool('say "hi" \\', None))
+
+
+def test_a_reference_to_nothing_is_refused_before_the_first_token() -> None:
+    with pytest.raises(GrammarError, match="City"):
+        COMPILER.start(call_grammar([tool("f", closed(city={"$ref": "#/$defs/City"}))]))
+
+
+def test_references_that_branch_cost_no_more_than_they_are_long() -> None:
+    """Each definition uses the next one twice."""
+    n = 150
+    definitions = {
+        f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2, "title": "x"} for i in range(n)
+    }
+    schema = json_schema({"const": LARGE, "$defs": definitions | {f"d{n}": {"const": LARGE}}})
+    assert len(schema.source) < MAX_CHARACTERS
+    assert fits(schema, str(LARGE))
