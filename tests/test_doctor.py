@@ -17,6 +17,7 @@ from edgespec.files.json_file import JsonFile
 from edgespec.memory.budget import MemoryPlan, SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
+from edgespec.tuning import trial
 from edgespec.tuning.pair_figures import PairFigures
 from edgespec_runtimes.gguf.options import GgufOptions
 
@@ -82,8 +83,9 @@ def test_a_flag_of_models_is_not_ignored_without_a_name(
 
 @pytest.mark.slow
 def test_a_pair_is_measured_in_a_process_within_its_budget(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trial, "own_bytes", lambda: 0)  # that of the tests is larger
     pair = embedded_pair()
     models = ["-m", str(pair.target), "-md", str(pair.draft), "-c", "256"]
     assert entry.main(["doctor", *models, "--memory-budget", "200MiB", "--json"]) == 0

@@ -25,6 +25,8 @@ from edgespec.session.loading import open_models, plan
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 
+GROWTH_BYTES = 2 << 20
+"""What this process grows by while it waits for trials."""
 STALLED_SHARE = 0.1
 """Passes that stalled for a larger share of their time measure the speed of storage."""
 
@@ -69,14 +71,29 @@ class TrialFigures:
 def run_trial(
     trial: TuningTrial, limiter: Limiter = UNLIMITED, tick: Callable[[], None] = lambda: None
 ) -> TrialFigures:
-    """Run a trial in a process of its own. Raises the errors of loading and decoding."""
+    """Run a trial in a process of its own, which keeps the budget together with this one. Raises
+    the errors of loading and decoding."""
+    trial = replace(trial, load=beside_this_process(trial.load))
     launched = launch(partial(write_texts, trial), limiter, tick=tick)
     return replace(launched.result, others=launched.others)
 
 
 def plan_trial(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
     """The plan of a trial with these settings. Raises the errors of planning."""
-    return launch(partial(_plan_here, load, engine)).result
+    return launch(partial(_plan_here, beside_this_process(load), engine)).result
+
+
+def beside_this_process(load: LoadSettings) -> LoadSettings:
+    """`load` with what this process leaves of a given budget; `auto` counts it already."""
+    if load.memory_budget == "auto":
+        return load
+    left = process.resolve_budget(load.memory_budget) - own_bytes()
+    return load.model_copy(update={"memory_budget": max(1, left)})
+
+
+def own_bytes() -> int:
+    """Memory of this process while trials run."""
+    return process.process_rss_bytes() + GROWTH_BYTES
 
 
 def _plan_here(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:

@@ -22,7 +22,7 @@ from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import plan
 from edgespec.settings.config import LoadSettings, read_config
-from edgespec.tuning import presets
+from edgespec.tuning import presets, trial
 from formula_trials import FormulaTrialRunner
 from test_end_to_end import edgespec
 
@@ -58,6 +58,22 @@ def test_a_place_that_may_not_be_written_is_named(
     tmp_path.chmod(0o500)
     assert entry.main(["tune", "--out", str(tmp_path / "preset.toml")]) == 1
     assert "--out FILE" in capsys.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def small_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own process is larger than the command's."""
+    monkeypatch.setattr(trial, "own_bytes", lambda: 0)
+
+
+def test_a_trial_has_what_this_process_leaves_of_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trial, "own_bytes", lambda: 60 << 20)
+    given = LoadSettings(model=embedded_pair().target, memory_budget="300MiB")
+    assert trial.beside_this_process(given).memory_budget == 240 << 20
+    free = LoadSettings(model=embedded_pair().target)
+    assert trial.beside_this_process(free) == free
 
 
 @pytest.fixture
