@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -317,6 +317,13 @@ class Sampling(Settings):
     ] = Field(default_factory=lambda: MappingProxyType({}))
     """Make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf): added to its
     logit. May be given several times."""
+
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[dict[str, Any]]]:
+        """Pickle the settings that were given, with biases as a dictionary."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        if "logit_bias" in given:
+            given["logit_bias"] = dict(self.logit_bias)
+        return type(self).model_validate, (given,)
 
 
 class SamplingParams(Sampling):

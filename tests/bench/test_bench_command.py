@@ -47,6 +47,7 @@ KNOWN = known_modes(
         ("--quik", "did you mean '--quick'?"),
         ("--svg /nonexistent/a.svg", "/nonexistent/a.svg cannot be written"),
         ("--repetitions 0", "--repetitions 0"),
+        ("--temp warm", "--temp warm"),
         ("--parallel 1,x", "--parallel x: it must be"),
         ("--parallel 0", "--parallel 0"),
         ("-md d.gguf", "--model-draft needs the model"),
@@ -89,6 +90,12 @@ def settings_of(*words: str) -> BenchSettings:
 def test_quick_gives_way_to_what_is_said():
     settings = settings_of("--quick", "-n", "7")
     assert (settings.n_prompts, settings.repetitions, settings.max_tokens) == (1, 1, 7)
+
+
+def test_quick_measures_greedy_texts_unless_a_temperature_is_said():
+    assert settings_of("--quick").temperature == 0
+    assert settings_of("--quick", "--temp", "0.6").temperature == 0.6
+    assert settings_of().temperature is None
 
 
 def test_the_report_says_the_command():
@@ -144,6 +151,7 @@ def test_of_several_drafts_each_drafts_in_each_mode():
         (f"{mode.strategy} b", "other tokens") for mode in drafting
     ]
     assert known[-1].together(4).name == "auto b x4"
+    assert known[-1].together(4).at(0.8).name == "auto b @0.8 x4"
 
 
 def test_modes_of_several_texts_are_those_that_decode_them_at_once():
@@ -233,7 +241,7 @@ def unenlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys):
     """Two modes write the same four tokens; every output holds both."""
     pytest.importorskip("llama_cpp")
-    words = "--memory unlimited --modes mmap,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
+    words = "--memory unlimited --modes mmap,auto -n 4 --n-prompts 1 --repetitions 1 -t 1 --temp 0"
     picture, data = tmp_path / "a.svg", tmp_path / "a.json"
     assert entry.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)]) == 0
     out, err = capsys.readouterr()
@@ -249,12 +257,34 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     assert "tokens/s" in "".join(ElementTree.fromstring(picture.read_text()).itertext())
 
 
+def test_sampled_texts_are_measured_beside_greedy_ones(unenlarged: None, capsys):
+    """As chat samples: the embedded target's makers recommend nothing."""
+    pytest.importorskip("llama_cpp")
+    words = "--memory unlimited --modes mmap,paged,auto -n 6 --n-prompts 1 --repetitions 1 -t 1"
+    assert entry.main(["bench", *words.split(), "--json"]) == 0
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    assert [(mode["name"], mode["temperature"]) for mode in content["modes"]] == [
+        *((name, 0.0) for name in ("mmap", "paged", "auto")),
+        *((f"{name} @0.8", 0.8) for name in ("mmap", "paged", "auto")),
+    ]
+    mmap, paged, auto = content["modes"][3:]
+    assert mmap["agreement"] is None
+    assert paged["agreement"] == auto["agreement"] == {"tokens": 6, "compared": 6}
+    assert {mode["reference"] for mode in (mmap, paged, auto)} == {"mmap @0.8"}
+    assert {name: content["sampling"][name] for name in ("temperature", "top_k", "seed")} == (
+        {"temperature": 0.8, "top_k": 40, "seed": 0}
+    )
+    assert "modes are compared with paged @0.8" in err
+
+
 def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys):
     pytest.importorskip("llama_cpp")
     from zoo_files import write_guessing
 
     target, data = write_guessing(tmp_path / "m.gguf", "glm4moe", knows=True), tmp_path / "a.json"
-    words = "--memory unlimited --modes llama-linear,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
+    words = "--memory unlimited --modes llama-linear,auto -n 4"
+    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0"
     command = ["bench", "-m", str(target), *words.split(), "--json", str(data)]
     assert entry.main(command) == 0
     content = json.loads(data.read_text())
@@ -268,7 +298,8 @@ def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, cap
     from zoo_files import write_guessing
 
     target = write_guessing(tmp_path / "m.gguf", "qwen35")
-    words = "--memory unlimited --modes paged,auto -n 2 --n-prompts 1 --repetitions 1 -t 1 --json"
+    words = "--memory unlimited --modes paged,auto -n 2"
+    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0 --json"
     command = ["bench", "-m", str(target), "--parallel", "2", *words.split()]
     assert entry.main(command) == 0
     content = json.loads(capsys.readouterr().out)
@@ -286,7 +317,8 @@ def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
     pair = embedded_pair()
     other = tiny_llama().write(tmp_path / "other.gguf")
     drafts = [word for path in (pair.draft, pair.target, other) for word in ("-md", str(path))]
-    words = "--memory 300MiB --modes paged,linear -n 8 --n-prompts 1 --repetitions 1 -t 1 --json"
+    words = "--memory 300MiB --modes paged,linear -n 8"
+    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0 --json"
     assert entry.main(["bench", "-m", str(pair.target), *drafts, *words.split()]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
@@ -307,7 +339,8 @@ def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
 
 def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
-    words = "--memory unlimited --modes mmap --parallel 1,3 -n 4 --n-prompts 1 --repetitions 1 -t 1"
+    words = "--memory unlimited --modes mmap --parallel 1,3 -n 4"
+    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0"
     assert entry.main(["bench", *words.split(), "--json"]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
@@ -331,7 +364,7 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, own_cache: None, capsys):
     words = (
         f"-m {tmp_path / 'target'} -md {tmp_path / 'draft'} --memory unlimited "
         f"--modes mmap,auto -n 4 --prompts {prompts} --n-prompts 1 --repetitions 1 "
-        "-c 64 -t 1"
+        "-c 64 -t 1 --temp 0"
     )
     picture, data = tmp_path / "a.svg", tmp_path / "a.json"
     assert entry.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)]) == 0

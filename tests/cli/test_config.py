@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,11 @@ def test_what_was_set_reaches_the_sampler():
 )
 def test_biases_are_written_as_in_llama_cpp_or_as_a_table(given: Any, biases: dict[int, float]):
     assert GenerateSettings(logit_bias=given).logit_bias == biases
+
+
+def test_sampling_parameters_can_be_sent_to_another_process() -> None:
+    params = SamplingParams(temperature=0.5, logit_bias={3: -math.inf}, seed=9)
+    assert pickle.loads(pickle.dumps(params)) == params
 
 
 def test_in_python_arguments_have_their_own_names():
