@@ -40,6 +40,12 @@ class MeasuredPair:
     peak_bytes: int
     sampled: SampledFit | None = None
 
+    @property
+    def notes(self) -> list[str]:
+        """Notes of the plan and of all texts, each once."""
+        sampled = self.sampled.fit.notes if self.sampled else ()
+        return list(dict.fromkeys((*self.plan.notes, *self.fit.notes, *sampled)))
+
     def report(self, draft: Path) -> dict[str, Any]:
         """Report of `models check` as JSON values; `draft` is the draft's current path."""
         fit = self.fit
@@ -50,23 +56,22 @@ class MeasuredPair:
             **_fit_report(fit),
             "sampled": self._sampled_report(),
             "memory": memory_report(self.plan, self.peak_bytes),
-            "notes": [*self.plan.notes, *fit.notes],
+            "notes": self.notes,
         }
 
     def table(self) -> list[str]:
         """Lines with the measured figures and the conclusion."""
         fit, sampled = self.fit, self.sampled
-        notes = [*self.plan.notes, *fit.notes, *(sampled.fit.notes if sampled else ())]
         return [
             f"The models form a pair. {_text_line(fit, 'greedily')}:",
             "",
             *_agreement_lines(fit, "ranks first"),
             *_tree_lines(fit),
             *_source_lines(fit),
-            *(_sampled_lines(sampled) if sampled else ()),
             _conclusion(fit),
+            *(_sampled_lines(sampled) if sampled else ()),
             memory_line(self.plan, self.peak_bytes),
-            *(f"note: {note}" for note in dict.fromkeys(notes)),
+            *(f"note: {note}" for note in self.notes),
         ]
 
     def _sampled_report(self) -> dict[str, Any] | None:
@@ -121,6 +126,7 @@ def _tree_lines(fit: PairFit) -> list[str]:
 def _sampled_lines(sampled: SampledFit) -> list[str]:
     fit = sampled.fit
     return [
+        "",
         f"{_text_line(fit, f'sampled with {sampling_line(sampled.sampling)}')}:",
         "",
         *_agreement_lines(fit, "draws by the same noise"),
