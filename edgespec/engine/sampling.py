@@ -151,8 +151,8 @@ class Sampler:
         return Foreseen(found.tolist(), shares.tolist())
 
     def luck(self, tokens: Sequence[int], n_ahead: int, ahead: Sequence[int] = ()) -> list[float]:
-        """How much their noise favours `tokens` in the draw that is `n_ahead` tokens away, for
-        guesses without logits: -inf for those that a constraint forbids there.
+        """Log odds that noise adds to `tokens` in the draw that is `n_ahead` tokens away, for
+        guesses without logits; -inf for those that a constraint forbids there.
 
         With an exponential time e, a token of probability 1/2 is drawn with probability exp(-e):
         its log odds are -log(expm1(e)), times the temperature.
@@ -213,7 +213,7 @@ class Sampler:
     def _foreseeably_allowed(
         self, logits: Logits, ahead: Sequence[int], tokens: Tokens | None
     ) -> Logits:
-        """As `_allowed`; where the constraint fails, nothing is allowed: the draw itself raises."""
+        """Result of `_allowed`; nothing is allowed where the constraint fails: the draw raises."""
         try:
             return self._allowed(logits, ahead, tokens)
         except GrammarError:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from edgespec.engine.drafting.drafter import Guess, Opinion
 from edgespec.engine.drafting.remembering import Numbers
 
-EVIDENCE = 1.7
+EVIDENCE = 1.0 / 0.6
 """Prior offset of a source's log odds."""
 UNNAMED_LOG_ODDS = -2.0
 """Log odds of a token that an exhaustive source rated but did not name."""
