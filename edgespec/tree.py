@@ -133,6 +133,11 @@ class TokenTree:
             nodes.append(int(self.parent[nodes[-1]]))
         return nodes[::-1]
 
+    def branch_tokens(self, node: int) -> list[int]:
+        """Tokens from below the root down to `node`; none at the root."""
+        tokens: list[int] = self.token[self.path(node)[1:]].tolist()
+        return tokens
+
     def children(self, node: int) -> list[int]:
         """Children of `node`, oldest first."""
         self._check(node)

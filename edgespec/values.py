@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 Origin = Literal["draft", "target"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
@@ -118,6 +118,8 @@ class ModelDetails:
     licence: str | None = None
     equals: str | None = None
     """Name of the original of an enlarged model."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling settings as in the model's chat format."""
     experts: ExpertDetails | None = None
     """Details of a mixture's experts."""
     head: HeadDetails | None = None

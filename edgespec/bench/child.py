@@ -9,11 +9,13 @@ from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from edgespec import runtimes
 from edgespec.bench.runs import Decoded, RawRead
 from edgespec.concurrency.owning import close_all
+from edgespec.engine.sampling import SamplingParams, distribution
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.memory import process
@@ -30,12 +32,30 @@ RAW_S = 5.0
 ANY_BUDGET_BYTES = 1 << 50
 
 
+class RandomPick:
+    """Draws of an ordinary sampler: the engine's filters, with random numbers in their order."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
+        self._random = np.random.default_rng(sampling.seed)
+
+    def __call__(self, logits: np.ndarray, tokens: Sequence[int]) -> int:
+        window = self._sampling.repeat_last_n
+        recent = tokens if window < 0 else tokens[max(0, len(tokens) - window) :]
+        possible, shares = distribution(logits, self._sampling, recent)
+        return int(self._random.choice(possible, p=shares))
+
+
 def decode(
-    load: LoadSettings, engine: EngineSettings, prompts: Sequence[str], n_tokens: int
+    load: LoadSettings,
+    engine: EngineSettings,
+    prompts: Sequence[str],
+    n_tokens: int,
+    sampling: SamplingParams,
 ) -> Decoded:
-    """Continue the first prompt greedily, by up to `n_tokens`."""
+    """Continue the first prompt by up to `n_tokens`."""
     with session.load(load, engine) as running:
-        result = running.generate(prompts[0], max_tokens=n_tokens)
+        result = running.generate(prompts[0], sampling, n_tokens)
         guesses = result.speculation
         return Decoded(
             tokens=result.tokens,
@@ -52,14 +72,18 @@ def decode(
 
 
 def decode_together(
-    load: LoadSettings, engine: EngineSettings, prompts: Sequence[str], n_tokens: int
+    load: LoadSettings,
+    engine: EngineSettings,
+    prompts: Sequence[str],
+    n_tokens: int,
+    sampling: SamplingParams,
 ) -> Decoded:
     """Continue all prompts at once, each by up to `n_tokens`."""
     with session.load(load, engine) as running:
         before, began = running.paging, time.perf_counter()
 
         def generate(prompt: str) -> tuple[GenerationResult, float]:
-            result = running.generate(prompt, max_tokens=n_tokens)
+            result = running.generate(prompt, sampling, n_tokens)
             return result, time.perf_counter() - began
 
         with ThreadPoolExecutor(len(prompts)) as pool:

@@ -49,12 +49,20 @@ class Mode:
     """True if several drafts are compared, so that the name includes the draft."""
     n_texts: int | None = None
     """Texts at once, if the bench compares several numbers of texts."""
+    temperature: float = 0.0
 
     @property
     def name(self) -> str:
-        """The strategy, the draft if several are compared, and the number of texts."""
+        """The strategy, the draft if several are compared, the temperature if it is not 0, and the
+        number of texts."""
         draft = f" {self.draft.name}" if self.draft and self.names_draft else ""
-        return f"{self.strategy}{draft}{'' if self.n_texts is None else f' x{self.n_texts}'}"
+        warmth = f" @{self.temperature:g}" if self.temperature else ""
+        n_texts = "" if self.n_texts is None else f" x{self.n_texts}"
+        return f"{self.strategy}{draft}{warmth}{n_texts}"
+
+    def at(self, temperature: float) -> Mode:
+        """The mode with texts of this temperature."""
+        return replace(self, temperature=temperature)
 
     def together(self, n_texts: int) -> Mode:
         """The mode with `n_texts` texts at once."""

@@ -84,6 +84,8 @@ class BenchReport:
     """Failed runs."""
     notes: Sequence[str]
     rows: Sequence[Row]
+    sampling: Mapping[str, Any] | None = None
+    """Sampling of modes with a temperature; None if all were greedy."""
 
     @property
     def reference(self) -> str | None:

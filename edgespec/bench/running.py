@@ -23,8 +23,8 @@ from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
 from edgespec.models.model_files import copies, files_of, largest_of
 from edgespec.ports import Progress
-from edgespec.ports.baselines import BaselineRequest
-from edgespec.settings.config import LoadSettings
+from edgespec.ports.baselines import BaselineRequest, pick_best
+from edgespec.settings.config import LoadSettings, SamplingParams
 
 RAW = "raw"
 """Name of the read loop in the list of modes."""
@@ -51,6 +51,8 @@ class Bench:
     budget_bytes: int | None
     """edgespec's own budget; None: what is free."""
     n_threads: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Sampling of modes with a temperature."""
     fits: bool = False
     """True if the whole target fits into memory, so that no mode is slow."""
 
@@ -190,9 +192,11 @@ def _job(bench: Bench, mode: Mode, first: int) -> Callable[[], Decoded]:
     texts = [prompt.text for prompt in bench.prompts[first : first + (mode.n_texts or 1)]]
     draft = mode.draft.path if mode.draft else None
     n_tokens = bench.settings.tokens_of(mode.is_slow and not bench.fits)
+    sampling = bench.sampling if mode.temperature else SamplingParams()
     if mode.engine is not None:
         decode = child.decode if mode.n_texts is None else child.decode_together
-        return partial(decode, bench.loading(draft, len(texts)), mode.engine, texts, n_tokens)
+        load = bench.loading(draft, len(texts))
+        return partial(decode, load, mode.engine, texts, n_tokens, sampling)
     request = BaselineRequest(
         model=bench.target,
         draft=draft,
@@ -202,6 +206,7 @@ def _job(bench: Bench, mode: Mode, first: int) -> Callable[[], Decoded]:
         n_threads=bench.n_threads,
         bytes_read=child.storage_reads,
         is_together=mode.n_texts is not None,
+        pick=child.RandomPick(sampling) if mode.temperature else pick_best,
     )
     return partial(child.decode_by_library, mode.strategy, request)
 

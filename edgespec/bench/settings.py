@@ -13,7 +13,13 @@ from edgespec.settings.config import MAX_TEXTS
 from edgespec.settings.units import parse_rate, parse_size
 
 UNLIMITED = "unlimited"
-QUICK: dict[str, Any] = {"n_prompts": 1, "repetitions": 1, "max_tokens": 16, "baseline_tokens": 4}
+QUICK: dict[str, Any] = {
+    "n_prompts": 1,
+    "repetitions": 1,
+    "max_tokens": 16,
+    "baseline_tokens": 4,
+    "temperature": 0.0,
+}
 """Settings of `--quick`, which other flags override."""
 
 
@@ -78,6 +84,9 @@ class BenchSettings(Settings):
     """Tokens of runs whose passes yield about one token each."""
     ctx_size: int = Field(default=512, ge=1)
     """Tokens of context."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Measure at this temperature, too, with the filters of `edgespec chat`; 0: greedy texts alone,
+    in half of the time. Default: what chat uses: the model's own, otherwise 0.8."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of each run. Default: one for each physical core."""
 

@@ -6,8 +6,8 @@ Values in, values out: it measures and prints nothing.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from edgespec.bench.runs import Decoded
 from edgespec.values import SourceStats, total_sources
@@ -52,7 +52,7 @@ class ModeSummary:
     """Tokens of the longest run."""
     tokens_per_s: Spread
     ratio: Spread | None
-    """Speed relative to the reference mode's run on the same prompt in the same repetition."""
+    """Speed relative to `reference`'s run on the same prompt in the same repetition."""
     tokens_per_pass: float
     pass_bytes: float
     """Mean bytes read from storage in a pass."""
@@ -63,7 +63,8 @@ class ModeSummary:
     load_s: float
     prompt_s: float
     peak_bytes: int
-    agreement: TextAgreement
+    agreement: TextAgreement | None
+    """Agreement with the texts of `text_reference`; None if this mode draws other texts."""
     n_texts: int | None = None
     """Texts at once, if several numbers are compared; `tokens_per_s` is then the sum over texts."""
     text_tokens_per_s: Spread | None = None
@@ -72,6 +73,10 @@ class ModeSummary:
     """Counts by source of guesses in all runs; empty for baselines."""
     draft: str | None = None
     """Name of the draft that guessed."""
+    reference: str = ""
+    """Mode of the same temperature and number of texts that this one is compared with."""
+    text_reference: str = ""
+    temperature: float = 0.0
 
     @property
     def strategy(self) -> str:
@@ -106,25 +111,39 @@ def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> 
 
 
 def summarise(
-    rows: Sequence[Row], modes: Sequence[str], raw_bytes_per_s: float
+    rows: Sequence[Row],
+    modes: Sequence[str],
+    raw_bytes_per_s: float,
+    temperature: float = 0.0,
+    alike: Collection[str] | None = None,
 ) -> tuple[ModeSummary, ...]:
-    """A summary for each mode that has rows; the first one is the reference."""
+    """A summary for each mode that has rows; the first one is the reference.
+
+    The texts of the modes `alike`, by default of all, are compared with those of the first of them.
+    """
     present = [mode for mode in modes if any(row.mode == mode for row in rows)]
-    if not present:
-        return ()
-    reference = {
-        (row.prompt, row.repetition): row.decoded for row in rows if row.mode == present[0]
-    }
-    return tuple(
-        _summarise([row for row in rows if row.mode == mode], reference, raw_bytes_per_s)
-        for mode in present
-    )
+    comparable = [mode for mode in present if alike is None or mode in alike]
+
+    def runs(mode: str) -> _Reference:
+        return {(row.prompt, row.repetition): row.decoded for row in rows if row.mode == mode}
+
+    found = []
+    for mode in present:
+        its_rows = [row for row in rows if row.mode == mode]
+        summary = _summarise(its_rows, runs(present[0]), raw_bytes_per_s)
+        summary = replace(summary, reference=present[0], temperature=temperature)
+        if mode in comparable:
+            agrees = _agreement(its_rows, runs(comparable[0]))
+            summary = replace(summary, agreement=agrees, text_reference=comparable[0])
+        found.append(summary)
+    return tuple(found)
 
 
 _Reference = dict[tuple[str, int], Decoded]
 
 
 def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: float) -> ModeSummary:
+    """The summary of a mode without its agreement."""
     runs = [row.decoded for row in rows]
     n_tokens, n_passes = sum(len(run.tokens) for run in runs), sum(run.passes for run in runs)
     tokens_per_pass = n_tokens / max(n_passes, 1)
@@ -148,7 +167,7 @@ def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: floa
         load_s=statistics.median(run.load_s for run in runs),
         prompt_s=statistics.median(run.prompt_s for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
-        agreement=_agreement(rows, reference),
+        agreement=None,
         n_texts=len(runs[0].texts) or None,
         text_tokens_per_s=_of_texts(runs),
         sources=total_sources(run.sources for run in runs),

@@ -145,7 +145,7 @@ def reading_lines(report: BenchReport) -> list[str]:
     """Lines that explain the columns and list modes without results."""
     lines = [
         f"Medians of {counted(len(report.prompts), 'prompt')}, "
-        f"{counted(report.n_repetitions, 'time')} each, greedy; "
+        f"{counted(report.n_repetitions, 'time')} each, {_temperatures(report)}; "
         f"{token_counts(report.n_tokens, report.n_baseline_tokens)}. Ratios are medians of pairs "
         "that ran one after the other.",
         "bound: tokens/s if a pass took no longer than reading its bytes as a plain loop does; "
@@ -156,9 +156,23 @@ def reading_lines(report: BenchReport) -> list[str]:
             f"agrees: tokens before the first difference to {report.reference}, of those compared; "
             "a batch and single tokens round differently, and near ties may fall either way."
         )
+    own = next((m.text_reference for m in report.modes if m.temperature and m.agreement), "")
+    if own:
+        lines.append(
+            f"At a temperature the texts of edgespec's modes are compared with {own}; a library "
+            "draws with random numbers of its own, so its texts are others (-)."
+        )
     lines += [f"{gone.mode}: left out, {gone.reason}" for gone in report.left_out]
     lines += [f"{failed.mode}: failed, {failed.reason}" for failed in report.failures]
     return lines + list(report.notes)
+
+
+def _temperatures(report: BenchReport) -> str:
+    """A phrase about the temperatures of all modes."""
+    if report.sampling is None:
+        return "greedy"
+    warmth = f"{report.sampling['temperature']:g}"
+    return f"greedy, and with @{warmth} at temperature {warmth} with the filters of `edgespec chat`"
 
 
 def _mode_line(mode: ModeSummary, width: int) -> str:
@@ -167,7 +181,7 @@ def _mode_line(mode: ModeSummary, width: int) -> str:
     most = figure(mode.bound_tokens_per_s) if mode.bound_tokens_per_s else "-"
     share = f"{100 * mode.share_of_bound:.0f}%" if mode.share_of_bound else "-"
     lengths = f"{figure(rates.least)} - {figure(rates.most)}"
-    agrees = f"{mode.agreement.tokens} of {mode.agreement.compared}"
+    agrees = f"{mode.agreement.tokens} of {mode.agreement.compared}" if mode.agreement else "-"
     return (
         f"{mode.name:<{width}}{figure(rates.median):>9}{lengths:>16}  {ratio:>8}"
         f"{mode.tokens_per_pass:>10.2f}{mode.pass_bytes / 2**20:>10.0f}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edgespec.chat.sampling import chat_sampling
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError, UsageError
@@ -28,11 +29,14 @@ from edgespec.settings.config import (
     DRAFTING,
     GenerateSettings,
     LoadSettings,
+    SamplingParams,
     read_config,
 )
 from edgespec.settings.options import option_names
 from edgespec.tuning import presets
 
+MEASURED_SEED = 0
+"""Seed of texts that a measurement writes, so that it can be repeated."""
 MAX_PROMPT_BYTES = 16 << 20
 """Size limit of a prompt or a file of prompts, larger than any context."""
 
@@ -156,6 +160,13 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
         raise UsageError(f"the prompt from {source} is empty: give -p TEXT or -f FILE")
     _check_unicode(prompt, source)
     return prompt
+
+
+def measured_sampling(target: Path, given: GenerateSettings) -> SamplingParams:
+    """Sampling of texts that a measurement writes: what `chat` uses with the settings `given`."""
+    from edgespec import runtimes
+
+    return given.sampling(MEASURED_SEED, chat_sampling(runtimes.describe(target).sampling))
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -17,7 +17,7 @@ from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.drafting.remembering import Memory
-from edgespec.engine.drafting.trust import Trust
+from edgespec.engine.drafting.trust import Mixer
 from edgespec.engine.learning import Learning
 from edgespec.engine.loop import Loop
 from edgespec.engine.pair import Pair
@@ -200,7 +200,7 @@ class Engine(Closeable):
             self._n_begun += 1
             pair.running, pair.last_use = request, self._n_begun
             if pair.grower is not None:
-                pair.grower.begin_text(request.sampler.params)
+                pair.grower.begin_text(request.sampler)
             text = TextAtWork(pair, request, self._rules, self._learning)
             if not self._texts:
                 self._gather()
@@ -283,10 +283,10 @@ def _pairs(
     """One pair for each text that the target holds; `drafters` guess in the first."""
     targets = texts_of(passes.target)
     drafts = texts_of(draft)[: len(targets)] if draft is not None else []
-    trust = Trust()
+    mixer = Mixer()
     pairs = []
     for text, (its_target, its_draft) in enumerate(zip_longest(targets, drafts)):
         others = () if text else drafters
-        grower = line_up(its_target, its_draft, others, settings, trust)
+        grower = line_up(its_target, its_draft, others, settings, mixer)
         pairs.append(Pair(its_target, grower, passes, text))
     return pairs

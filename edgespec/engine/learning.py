@@ -20,6 +20,8 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.texts import PassPart
 from edgespec.values import ModelInfo, PassReport
 
+CONFIDENCES = "confidences"
+"""Name of the calibration of drafters in the stored state."""
 MIN_DRAFT_SHARE = 0.05
 """Lower bound of a draft step's prior time relative to a pass, for the overhead of small drafts."""
 
@@ -50,7 +52,7 @@ class Learning:
         self._has_seen_rounds = False
         if memory is not None and grower is not None:
             self._recalled = memory.recall()
-            grower.trust.recall(self._recalled)
+            grower.mixer.load_state_dict(self._recalled.get(CONFIDENCES, {}))
             self._recall_costs()
 
     def begin_text(
@@ -114,7 +116,7 @@ class Learning:
         """Store the learnt state for the next run."""
         if self._memory is None or self._grower is None:
             return
-        learnt = self._grower.trust.learnt()
+        learnt = renewed(self._recalled, {CONFIDENCES: self._grower.mixer.state_dict()})
         if self._key.is_known:
             learnt = renewed(learnt, {self._name_of_costs: self.planner.state_dict()})
         self._memory.keep(learnt)

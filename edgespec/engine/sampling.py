@@ -1,6 +1,6 @@
 """The sampler: picks a token from logits, the same for every runtime, with and without a draft.
 
-Owns the random draws and the window of recent tokens. Knows no model and no tree.
+Owns the noise of the draws and the window of recent tokens. Knows no model and no tree.
 
 Filters run in llama.cpp's order (common/sampling.cpp): logit bias, penalties, top-k, top-p
 (Holtzman et al., arXiv 1904.09751), min-p (Nguyen et al., arXiv 2407.01082), temperature.
@@ -11,29 +11,45 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ModelError
+from edgespec.engine.noise import Noise
+from edgespec.errors import GrammarError, ModelError
 from edgespec.ports.text_request import Constraint
 from edgespec.settings.config import SamplingParams
 from edgespec.values import TokenLogprobs
 
-__all__ = ["Sampler", "SamplingParams", "distribution", "draw", "top_tokens"]
+__all__ = ["Foreseen", "Sampler", "SamplingParams", "distribution", "top_tokens"]
 
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
+MAX_COMPARED = 8192
+"""Largest vocabulary whose tokens are all compared in a draw without filters."""
+N_FAVOURITES = 64
+"""Number of most probable tokens that are compared first, so that few others can win a draw."""
+CHUNK = 1 << 14
+"""Logits that are turned into weights at once."""
+
+
+class Foreseen(NamedTuple):
+    """Candidates for a draw that is yet to come, by logits that are not the target's."""
+
+    tokens: list[int]
+    """Best first: the highest `logit + temperature * noise`."""
+    shares: list[float]
+    """Softmax of these scores over all tokens that were compared."""
+
 
 class Sampler:
     """The sampler of one generation.
 
-    `distribution`, `draw` and `uniform` do not change the text; `accept` appends a token.
-
-    Each draw consumes noise for the whole vocabulary, whatever the filters, so that the n-th token
-    of a text uses the n-th noise of its seed, however many tokens a round commits.
+    `distribution`, `draw`, `foresee` and `uniform` do not change the text; `accept` appends a
+    token. The n-th token of a text is drawn with the n-th noise of its seed, however it was made.
     """
 
     def __init__(
@@ -53,9 +69,11 @@ class Sampler:
         self.latest_logprobs: TokenLogprobs | None = None
         """Log probabilities of the latest accepted token and of `n_logprobs` alternatives; None
         without `n_logprobs`."""
+        self.n_accepted = 0
+        """Number of tokens of the text, the prompt's not counted."""
         self._constraint = constraint
         self._n_logprobs = n_logprobs
-        self._random = np.random.Generator(np.random.PCG64(params.seed))
+        self._noise = Noise(params.seed)
         self._coin = np.random.Generator(np.random.PCG64([params.seed, 1]))
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._recent = deque(prompt, maxlen=window)
@@ -68,28 +86,86 @@ class Sampler:
         Penalties also count the tokens `ahead` of the text; a constraint does not see them.
         `temperature` replaces the request's own.
         """
-        if self._constraint is not None:
-            _best(logits)  # damaged logits are an error, even of forbidden tokens
-            # before the filters, which then choose among allowed tokens
-            logits = np.where(self._constraint.allowed(), logits, np.float32(-np.inf))
-        params, recent = self.params, self._recent
+        params = self.params
         if temperature is not None:
             params = params.model_copy(update={"temperature": temperature})
-        if ahead and params.penalises:
-            recent = recent.copy()
-            recent.extend(ahead)
-        return distribution(logits, params, recent)
+        _best(logits)  # damaged logits are an error, even of forbidden tokens
+        return distribution(self._allowed(logits), params, self._with(ahead))
 
     def draw(self, logits: Logits) -> int:
-        """A token drawn from `distribution` with the seed's next noise. `logits` is [n_vocab]."""
+        """The next token, drawn from `distribution`. `logits` is [n_vocab]."""
         if self._takes_the_best:
             best = int(logits.argmax())
             if math.isfinite(logits[best]):
                 return best
-        tokens, probabilities = self.distribution(logits)
+        _best(logits)  # damaged logits are an error, even of forbidden tokens
+        self.params.check_vocabulary(len(logits))
+        logits = _adjusted(self._allowed(logits), self.params, self._recent)
+        _best(logits)
         if self.params.temperature == 0:
-            return int(tokens[0])
-        return draw(tokens, probabilities, self._random.standard_exponential(len(logits)))
+            return int(logits.argmax())
+        tokens, scores = self._scores(logits, self.n_accepted, 1)
+        return int(tokens[scores.argmax()])
+
+    @property
+    def needs_branches(self) -> bool:
+        """True if what is foreseen depends on the tokens `ahead`, not only on their number."""
+        return self.params.penalises or self._constraint is not None
+
+    def foresee(
+        self,
+        logits: Logits,
+        k: int,
+        n_ahead: int = 0,
+        ahead: Sequence[int] = (),
+        tokens: Tokens | None = None,
+    ) -> Foreseen:
+        """At most `k` candidates for the draw that is `n_ahead` tokens away, by a guess of the
+        target's `logits` there.
+
+        Biases, penalties, constraint, filters, temperature and noise are those of that draw, after
+        the tokens `ahead`; draws before the text's first have no noise. `logits` are those of
+        `tokens`, [len(tokens)], or of a prefix of the vocabulary. Raises ModelError if the highest
+        is not finite.
+        """
+        _best(logits)
+        if n_ahead >= 0:
+            logits = self._foreseeably_allowed(logits, ahead, tokens)
+        logits = _adjusted(logits, self.params, self._with(ahead), tokens)
+        best = float(logits.max())
+        if not math.isfinite(best):
+            return Foreseen([], [])
+        position = self.n_accepted + n_ahead
+        if self.params.temperature == 0 or position < 0:
+            places = top_tokens(logits, k)
+            weights = np.exp(logits - best)
+            shares = weights[places] / weights.sum()
+        else:
+            places, scores = self._scores(logits, position, k, tokens)
+            weights = np.exp(scores - scores.max())
+            order = np.lexsort((places, -scores))[:k]
+            places, shares = places[order], weights[order] / weights.sum()
+        possible = np.isfinite(logits[places])
+        shares = np.maximum(shares[possible], np.finfo(np.float32).tiny)
+        found = places[possible] if tokens is None else tokens[places[possible]]
+        return Foreseen(found.tolist(), shares.tolist())
+
+    def luck(self, tokens: Sequence[int], n_ahead: int, ahead: Sequence[int] = ()) -> list[float]:
+        """Log odds that noise adds to `tokens` in the draw that is `n_ahead` tokens away, for
+        guesses without logits; -inf for those that a constraint forbids there.
+
+        With an exponential time e, a token of probability 1/2 is drawn with probability exp(-e):
+        its log odds are -log(expm1(e)), times the temperature.
+        """
+        these, position = np.array(tokens, np.int64), self.n_accepted + n_ahead
+        luck = np.zeros(len(these))
+        if self.params.temperature > 0 and position >= 0:
+            times = np.exp(-self._noise.gumbel(position, these))
+            luck -= self.params.temperature * np.log(np.expm1(times))
+        if n_ahead >= 0:
+            luck += self._foreseeably_allowed(np.zeros(len(these), np.float32), ahead, these)
+        favours: list[float] = luck.tolist()
+        return favours
 
     def uniform(self) -> float:
         """The seed's next uniform draw from [0, 1), independent of the noise of `draw`.
@@ -110,6 +186,7 @@ class Sampler:
 
     def accept(self, token: int, logits: Logits) -> None:
         """Append `token`, which was picked from `logits`, to the text."""
+        self.n_accepted += 1
         self._recent.append(token)
         if self._constraint is not None:
             self._constraint.take(token)
@@ -122,6 +199,59 @@ class Sampler:
         self.accept(token, logits)
         return token
 
+    def _allowed(
+        self, logits: Logits, ahead: Sequence[int] = (), tokens: Tokens | None = None
+    ) -> Logits:
+        """`logits` without the tokens that the constraint forbids after `ahead`, so that filters
+        choose among the rest."""
+        if self._constraint is None:
+            return logits
+        allowed = self._constraint.allowed(ahead)
+        allowed = allowed[: len(logits)] if tokens is None else allowed[tokens]
+        return np.where(allowed, logits, np.float32(-np.inf))
+
+    def _foreseeably_allowed(
+        self, logits: Logits, ahead: Sequence[int], tokens: Tokens | None
+    ) -> Logits:
+        """Result of `_allowed`; nothing is allowed where the constraint fails: the draw raises."""
+        try:
+            return self._allowed(logits, ahead, tokens)
+        except GrammarError:
+            return np.full_like(logits, -np.inf)
+
+    def _with(self, ahead: Sequence[int]) -> Iterable[int]:
+        """The window of recent tokens after `ahead`."""
+        if not ahead or not self.params.penalises:
+            return self._recent
+        recent = self._recent.copy()
+        recent.extend(ahead)
+        return recent
+
+    def _scores(
+        self, logits: Logits, position: int, k: int, tokens: Tokens | None = None
+    ) -> tuple[Tokens, Probabilities]:
+        """Places in `logits` that pass the filters and their `logit + temperature * noise`, the `k`
+        highest among them. `tokens` are those of the places, by default the places themselves."""
+        places = _kept(logits, self.params, float(logits.max()))
+        if places is None and len(logits) <= MAX_COMPARED:
+            places = np.arange(len(logits))
+        if places is not None:
+            return places, logits[places] + self._scaled_noise(position, places, tokens)
+        places = top_tokens(logits, max(k, N_FAVOURITES))
+        scores = logits[places] + self._scaled_noise(position, places)
+        bound = np.partition(scores, -k)[-k]
+        level = float(bound - logits[places[-1]]) / self.params.temperature
+        others = np.setdiff1d(self._noise.above(level, position, len(logits)), places)
+        reached = logits[others] + self._scaled_noise(position, others)
+        return np.concatenate((places, others)), np.concatenate((scores, reached))
+
+    def _scaled_noise(
+        self, position: int, places: Tokens, tokens: Tokens | None = None
+    ) -> Probabilities:
+        """Temperature times noise of the tokens at `places`."""
+        ids = places if tokens is None else tokens[places]
+        return self.params.temperature * self._noise.gumbel(position, ids)
+
 
 def distribution(
     logits: Logits, params: SamplingParams, recent: Iterable[int] = ()
@@ -130,45 +260,42 @@ def distribution(
 
     Raises ModelError if no logit is finite, and UsageError if a bias names an unknown token.
     """
-    logits = _penalised(_biased(logits, params), params, recent)
+    params.check_vocabulary(len(logits))
+    logits = _adjusted(logits, params, recent)
     best = _best(logits)
     if params.temperature == 0:
         return np.array([logits.argmax()], np.int64), np.ones(1)
-
-    best_first = top_tokens(logits, params.top_k) if params.top_k else None
-    if params.top_p < 1:
-        best_first = _nucleus(logits, best_first, params.top_p)
-    tokens = np.arange(len(logits)) if best_first is None else np.sort(best_first)
-    if params.min_p > 0:
-        tokens = tokens[logits[tokens] >= best + math.log(params.min_p)]
+    tokens = _kept(logits, params, best)
+    if tokens is None:
+        tokens = np.arange(len(logits))
     weights = np.exp((logits[tokens].astype(np.float64) - best) / params.temperature)
     tokens, weights = tokens[weights > 0], weights[weights > 0]
     return tokens, weights / weights.sum()
 
 
+def _kept(logits: Logits, params: SamplingParams, best: float) -> Tokens | None:
+    """Tokens that pass top-k, top-p and min-p, ascending; None for all. `best` is the highest
+    logit."""
+    best_first = top_tokens(logits, params.top_k) if params.top_k else None
+    if params.top_p < 1:
+        best_first = _nucleus(logits, best_first, params.top_p, best)
+    if params.min_p > 0:
+        bound = best + math.log(params.min_p)
+        if best_first is None:
+            return np.flatnonzero(logits >= bound)
+        best_first = best_first[logits[best_first] >= bound]
+    return None if best_first is None else np.sort(best_first)
+
+
 def token_logprobs(logits: Logits, token: int, n_top: int) -> TokenLogprobs:
     """Log probabilities of `token` and of the `n_top` best, by softmax of the target's logits."""
-    exact = logits.astype(np.float64)
-    best = exact.max()
-    log_total = best + math.log(np.exp(exact - best).sum())
+    best = float(logits.max())
+    log_total = best + math.log(_total_weight(logits, best))
     top = top_tokens(logits, n_top) if n_top else ()
     return TokenLogprobs.of(
-        float(exact[token] - log_total),
-        ((int(other), float(exact[other] - log_total)) for other in top),
+        float(logits[token]) - log_total,
+        ((int(other), float(logits[other]) - log_total) for other in top),
     )
-
-
-def draw(tokens: Tokens, probabilities: Probabilities, noise: NDArray[np.float64]) -> int:
-    """Draw one of `tokens` with `noise` [n_vocab], independent Exp(1) times, one per token.
-
-    An exponential race, equivalent to the Gumbel-max trick: argmin noise / p has the distribution
-    p. If rounding changes the distribution by a total variation of d, another token wins with a
-    probability of at most 2 d (Daliri et al., arXiv 2408.07978). Inverting a cumulative
-    distribution would shift every boundary by up to d, which is more than the probability of rare
-    tokens.
-    """
-    with np.errstate(over="ignore"):  # very improbable tokens get infinite times
-        return int(tokens[np.argmin(noise[tokens] / probabilities)])
 
 
 def top_tokens(logits: NDArray[np.floating], k: int) -> Tokens:
@@ -198,39 +325,64 @@ def _best(logits: Logits) -> float:
     return best
 
 
-def _biased(logits: Logits, params: SamplingParams) -> Logits:
-    if not params.logit_bias:
+def _adjusted(
+    logits: Logits,
+    params: SamplingParams,
+    recent: Iterable[int],
+    tokens: Tokens | None = None,
+) -> Logits:
+    """Logits of `tokens`, by default of a prefix of the vocabulary, with biases and penalties.
+
+    The repetition penalty (Keskar et al., arXiv 1909.05858) also lowers negative logits.
+    """
+    if not params.logit_bias and not params.penalises:
         return logits
-    params.check_vocabulary(len(logits))
     logits = logits.copy()
-    for token, bias in params.logit_bias.items():
-        logits[token] += bias
+    if params.logit_bias:
+        biased = np.array([*params.logit_bias])
+        places, found = _places(biased, len(logits), tokens)
+        logits[places] += np.array([*params.logit_bias.values()], np.float32)[found]
+    if params.penalises:
+        seen, counts = np.unique(np.fromiter(recent, np.int64), return_counts=True)
+        places, found = _places(seen, len(logits), tokens)
+        old = logits[places]
+        old = np.where(old <= 0, old * params.repeat_penalty, old / params.repeat_penalty)
+        logits[places] = old - counts[found] * params.frequency_penalty - params.presence_penalty
     return logits
 
 
-def _penalised(logits: Logits, params: SamplingParams, recent: Iterable[int]) -> Logits:
-    """Repetition penalty (Keskar et al., arXiv 1909.05858), which also lowers negative logits."""
-    if not params.penalises:
-        return logits
-    tokens, counts = np.unique(np.fromiter(recent, np.int64), return_counts=True)
-    logits = logits.copy()
-    seen = logits[tokens]
-    seen = np.where(seen <= 0, seen * params.repeat_penalty, seen / params.repeat_penalty)
-    logits[tokens] = seen - counts * params.frequency_penalty - params.presence_penalty
-    return logits
+def _places(wanted: Tokens, n_logits: int, tokens: Tokens | None) -> tuple[Tokens, Tokens]:
+    """Places of `wanted` tokens among `n_logits`, and which of them were found."""
+    if tokens is None:
+        found = np.flatnonzero(wanted < n_logits)
+        return wanted[found], found
+    _, places, found = np.intersect1d(tokens, wanted, assume_unique=True, return_indices=True)
+    return places, found
 
 
-def _nucleus(logits: Logits, best_first: Tokens | None, p: float) -> Tokens:
+def _nucleus(logits: Logits, best_first: Tokens | None, p: float, best: float) -> Tokens:
     """The smallest set of best tokens with total probability `p`, of `best_first` or of all."""
-    weights = np.exp(logits.astype(np.float64) - logits.max())
     if best_first is not None:
-        enough = p * weights[best_first].sum()
+        reached = _reached(logits, best_first, best)
+        enough = p * reached[-1]
     else:
-        enough = p * weights.sum()
+        enough = p * _total_weight(logits, best)
         k = 256
         best_first = top_tokens(logits, k)
-        while weights[best_first].sum() < enough and k < len(logits):
+        reached = _reached(logits, best_first, best)
+        while reached[-1] < enough and k < len(logits):
             k *= 8
             best_first = top_tokens(logits, k)
-    reached = np.cumsum(weights[best_first])
+            reached = _reached(logits, best_first, best)
     return best_first[: int(np.searchsorted(reached, enough)) + 1]
+
+
+def _reached(logits: Logits, tokens: Tokens, best: float) -> Probabilities:
+    """Cumulative weights of `tokens`, relative to that of the `best` logit."""
+    return np.cumsum(np.exp(logits[tokens].astype(np.float64) - best))
+
+
+def _total_weight(logits: Logits, best: float) -> float:
+    """Sum of exp(logits - best), with memory for a chunk of the vocabulary."""
+    chunks = (logits[begin : begin + CHUNK] for begin in range(0, len(logits), CHUNK))
+    return float(sum(np.exp(chunk - np.float32(best)).sum(dtype=np.float64) for chunk in chunks))

@@ -6,6 +6,7 @@ Knows tokens and their bytes, but no template and no grammar.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,6 +67,23 @@ class ReasoningEnd:
         return bool(mark and after.strip())
 
 
+class _Ahead:
+    """A grammar some tokens ahead of its text, which stays where it is."""
+
+    def __init__(self, grammar: Constraint) -> None:
+        self._grammar = grammar
+        self._ahead: list[int] = []
+
+    def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
+        return self._grammar.allowed([*self._ahead, *ahead])
+
+    def take(self, token: int) -> None:
+        self._ahead.append(token)
+
+    def forced(self, most: int) -> list[int]:
+        return []
+
+
 class AfterReasoning:
     """A grammar that holds behind reasoning of a limited length; implements `Constraint`."""
 
@@ -80,8 +98,17 @@ class AfterReasoning:
         self._n_blanks = MAX_BLANKS
         self._is_answer = False
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """Mask of the tokens that may come next, bool [n_vocab]. Raises GrammarError."""
+    def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
+        """Mask of the tokens that may come next, or after the tokens `ahead`, bool [n_vocab].
+
+        Raises GrammarError.
+        """
+        if ahead:
+            later = copy(self)
+            later._grammar = _Ahead(self._grammar)
+            for token in ahead:
+                later.take(token)
+            return later.allowed()
         if self._is_answer:
             allowed = self._grammar.allowed()
             return allowed | self._end.blanks if self._n_blanks else allowed

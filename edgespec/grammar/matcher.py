@@ -6,7 +6,7 @@ Knows a vocabulary, but no model; the sampler calls it before every token of the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 
@@ -111,23 +111,37 @@ class GrammarState:
     def _matcher(self) -> llguidance.LLMatcher:
         return self._compile()
 
-    def allowed(self) -> np.ndarray:
-        """Mask of the tokens that may come next, bool [n_logits].
+    def allowed(self, ahead: Sequence[int] = ()) -> np.ndarray:
+        """Mask of the tokens that may come next, or after the tokens `ahead`, bool [n_logits].
 
-        Raises GrammarError if there are none, or if the grammar takes too long.
+        None are allowed after tokens that are not themselves. Raises GrammarError if none may come
+        next, or if the grammar takes too long.
         """
-        allowed = np.zeros(self._n_logits, bool)
-        if self._matcher.is_stopped():
-            self._check()
-            allowed[sorted(self._eog_tokens)] = True
-            return allowed
-        bitmasks.fill_next_token_bitmask(self._matcher, self._mask)
+        if ahead:
+            return self._allowed_after(ahead)
+        allowed = self._mask_of(self._matcher)
         self._check()
-        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
-        allowed[:] = bits[: self._n_logits]
         if not allowed.any():
             raise GrammarError(f"the {self._grammar.kind} allows no token here: it cannot be met")
         return allowed if self._digits is None else self._digits.shortened(allowed)
+
+    def _allowed_after(self, ahead: Sequence[int]) -> np.ndarray:
+        """Mask of the tokens after `ahead`; the text's own state stays as it is."""
+        matcher = self._matcher.deep_copy()
+        if matcher.try_consume_tokens(list(ahead)) < len(ahead) or matcher.is_error():
+            return np.zeros(self._n_logits, bool)
+        return self._mask_of(matcher)
+
+    def _mask_of(self, matcher: llguidance.LLMatcher) -> np.ndarray:
+        """Mask of the tokens that `matcher` allows, end of text alone where it has stopped."""
+        allowed = np.zeros(self._n_logits, bool)
+        if matcher.is_stopped():
+            allowed[sorted(self._eog_tokens)] = True
+            return allowed
+        bitmasks.fill_next_token_bitmask(matcher, self._mask)
+        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
+        allowed[:] = bits[: self._n_logits]
+        return allowed
 
     def take(self, token: int) -> None:
         """Advance by the next token of the text. Raises GrammarError."""

@@ -1,4 +1,4 @@
-"""Measures how well a draft fits a target: the share of the target's greedy text that it guesses.
+"""Measures how well a draft fits a target: the share of the target's text that it guesses.
 
 The target generates its texts once. They determine which guesses of any tree are accepted, so only
 the draft runs again, and a paged target is not read again. A head needs the target's hidden states,
@@ -17,7 +17,7 @@ import numpy as np
 
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, Progress
@@ -43,7 +43,9 @@ ENOUGH = 0.95
 GENERATION_NODES = 16
 """Tree size while the target generates its texts and all sources are counted."""
 
-_GREEDY = SamplingParams()
+GREEDY = SamplingParams()
+_CERTAIN = 1e6
+"""Logit of a known token, which no noise or penalty outweighs."""
 _ALL_SOURCES = EngineSettings(
     fallback=FallbackName.FULL, draft_max=GENERATION_NODES, overlap=False, step_aside=False
 )
@@ -86,7 +88,7 @@ class SourcesFit:
 
 @dataclass(frozen=True, slots=True)
 class PairFit:
-    """Measurements of a draft on greedy texts of a target."""
+    """Measurements of a draft on texts of a target."""
 
     n_prompts: int
     n_tokens: int
@@ -94,7 +96,7 @@ class PairFit:
     compared: int
     """Tokens within the draft's context and vocabulary."""
     agreed: int
-    """Compared tokens that the draft ranks first."""
+    """Compared tokens that the draft ranks first, or with noise draws."""
     trees: tuple[TreeFit, ...]
     """Yields by tree size, smallest first."""
     together: SourcesFit | None = None
@@ -121,16 +123,18 @@ def measure(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     progress: Progress,
+    sampling: SamplingParams = GREEDY,
 ) -> PairFit:
-    """Let the target continue each prompt greedily, by up to `max_tokens`, and replay its texts.
+    """Let the target continue each prompt, by up to `max_tokens`, and replay its texts.
 
-    All sources of guesses are counted while it generates. `draft` has the target's vocabulary.
+    All sources of guesses are counted while it generates. `draft` has the target's vocabulary, and
+    guesses with the noise of the draws where `sampling` has any.
     Raises PairError if no tree can be grown or verified, and UsageError for a prompt without tokens
     or beyond the context.
     """
     _check("target", target.info, target.info.verifies_guesses)
     _check("draft", draft.info, draft.info.tree_capable)
-    texts = greedy_texts(target, draft, prompts, max_tokens, progress, _ALL_SOURCES)
+    texts = target_texts(target, draft, prompts, max_tokens, progress, _ALL_SOURCES, sampling)
     n_replays = (1 + len(TREE_SIZES)) * len(texts)
     replayed = count()
 
@@ -138,8 +142,8 @@ def measure(
         progress("replaying the texts through the draft", next(replayed) / n_replays)
 
     n_shared = min(target.info.n_vocab, draft.info.n_vocab)
-    compared, agreed = count_agreements(draft, texts, n_shared, step, target)
-    trees = tuple(_replay(target, draft, texts, size, step) for size in TREE_SIZES)
+    compared, agreed = count_agreements(draft, texts, n_shared, step, target, sampling)
+    trees = tuple(_replay(target, draft, texts, size, step, sampling) for size in TREE_SIZES)
     return PairFit(
         n_prompts=len(texts),
         n_tokens=sum(len(text.tokens) for text in texts),
@@ -156,9 +160,12 @@ def measure_lookups(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     progress: Progress,
+    sampling: SamplingParams = GREEDY,
 ) -> SourcesFit:
     """Yield without a draft model: guesses from the text and from the target's earlier logits."""
-    return _together(greedy_texts(target, None, prompts, max_tokens, progress, _ALL_SOURCES))
+    return _together(
+        target_texts(target, None, prompts, max_tokens, progress, _ALL_SOURCES, sampling)
+    )
 
 
 def _together(texts: Sequence[GenerationResult]) -> SourcesFit:
@@ -177,15 +184,16 @@ def _check(role: str, info: ModelInfo, can: bool) -> None:
         )
 
 
-def greedy_texts(
+def target_texts(
     target: LanguageModel,
     draft: LanguageModel | None,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     progress: Progress,
     rules: EngineSettings = LOADED_FOR,
+    sampling: SamplingParams = GREEDY,
 ) -> list[GenerationResult]:
-    """The target's greedy texts. The draft speeds generation up and changes no text."""
+    """The target's texts. The draft speeds generation up and changes no text."""
 
     def written(n_texts: int, n_tokens: int) -> None:
         share = (n_texts + n_tokens / max_tokens) / len(prompts)
@@ -194,7 +202,7 @@ def greedy_texts(
     texts: list[GenerationResult] = []
     with Engine(target, draft, rules) as engine:
         for prompt in prompts:
-            events = engine.generate(prompt, _GREEDY, max_tokens)
+            events = engine.generate(prompt, sampling, max_tokens)
             texts.append(_finish(events, partial(written, len(texts))))
     return texts
 
@@ -205,8 +213,10 @@ def count_agreements(
     n_shared: int,
     step: Callable[[], None] = lambda: None,
     target: LanguageModel | None = None,
+    sampling: SamplingParams = GREEDY,
 ) -> tuple[int, int]:
-    """Number of tokens that the draft can predict, and of those that it ranks first.
+    """Number of tokens that the draft can predict, and of those that it ranks first, or draws with
+    the noise of the text.
 
     The draft has the first `n_shared` tokens of the vocabulary. `step` is called before each text.
     A head needs its `target`.
@@ -215,7 +225,7 @@ def count_agreements(
     with Worker() as worker:
         for text in texts:
             step()
-            choices = _first_choices(draft, text, n_shared, worker, target)
+            choices = _first_choices(draft, text, n_shared, worker, target, sampling)
             compared += len(choices)
             agreed += sum(a == b for a, b in zip(choices, text.tokens, strict=False))
     return compared, agreed
@@ -227,8 +237,9 @@ def _first_choices(
     n_shared: int,
     worker: Worker,
     target: LanguageModel | None,
+    sampling: SamplingParams,
 ) -> list[int]:
-    """The draft's most probable token at each position of the text that it can read."""
+    """The token that the draft would pick at each position of the text that it can read."""
     tokens = [*text.prompt_tokens, *text.tokens]
     unreadable = (n for n, token in enumerate(tokens) if token >= n_shared)
     end = min(len(tokens) - 1, draft.info.n_ctx, next(unreadable, len(tokens)))
@@ -244,6 +255,7 @@ def _first_choices(
         target.give_features(draft.feature_layers, draft.take_features)
         worker.run(partial(target.prefill, tokens[:end]), target.cancel)
     worker.run(partial(draft.prefill, tokens[:start]), draft.cancel)
+    sampler = Sampler(sampling, text.prompt_tokens)
     choices: list[int] = []
     # later guesses of a block do not depend on the tokens before them
     step = 1 if isinstance(draft, GuessesBlocks) else draft.info.max_nodes
@@ -255,7 +267,9 @@ def _first_choices(
         nodes = range(len(chain))
         logits = worker.run(partial(draft.evaluate, tree, nodes), draft.cancel)
         draft.commit(tree, nodes)
-        choices += logits[:, :n_shared].argmax(axis=1).tolist()
+        for row, token in zip(logits[:, :n_shared], tokens[begin + 1 :], strict=False):
+            choices.append(sampler.draw(row) if sampling.temperature else int(row.argmax()))
+            sampler.accept(token, row)
     return choices
 
 
@@ -265,6 +279,7 @@ def _replay(
     texts: Sequence[GenerationResult],
     drafted_nodes: int,
     step: Callable[[], None],
+    sampling: SamplingParams,
 ) -> TreeFit:
     """Yield of full trees with `drafted_nodes` guesses while generating `texts`."""
     rules = full_trees(drafted_nodes)
@@ -279,7 +294,7 @@ def _replay(
         for text in texts:
             step()
             known.tokens = (*text.prompt_tokens, *text.tokens)
-            events = engine.generate(text.prompt_tokens, _GREEDY, len(text.tokens))
+            events = engine.generate(text.prompt_tokens, sampling, len(text.tokens))
             done = _finish(events).speculation
             rounds += done.rounds
             verified += done.verified
@@ -322,7 +337,7 @@ class ReplayTarget:
             after = self.n_committed + int(tree.depth[node]) + 1
             branch = tree.token[tree.path(node)].tolist()
             if branch == list(self.tokens[self.n_committed : after]) and after < len(self.tokens):
-                row[self.tokens[after]] = 1.0
+                row[self.tokens[after]] = _CERTAIN
         return logits
 
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:

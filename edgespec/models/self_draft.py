@@ -236,6 +236,6 @@ class _DraftSearch:
         settings = self._job.load.model_copy(update={"model": self._target, "draft": None})
         with session.open_models(settings, _LOADED, self._progress) as models:
             prompts = [models.target.vocabulary.encode(text) for text in self._job.prompts]
-            return pair_fit.greedy_texts(
+            return pair_fit.target_texts(
                 models.target, None, prompts, self._job.max_tokens, self._progress
             )

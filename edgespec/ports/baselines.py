@@ -9,11 +9,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
 
 from edgespec.errors import UsageError
 from edgespec.ports import Vocabulary
 from edgespec.values import RoundCost, TextCost
+
+Pick: TypeAlias = Callable[[np.ndarray, Sequence[int]], int]
+"""Picks the next token from its logits, [n_vocab], and all tokens before it."""
+
+
+def pick_best(logits: np.ndarray, tokens: Sequence[int]) -> int:
+    """The token with the highest logit."""
+    return int(logits.argmax())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class BaselineRequest:
-    """Prompts to continue greedily. A prompt's last token counts as decoding, as in the engine."""
+    """Prompts to continue. A prompt's last token counts as decoding, as in the engine."""
 
     model: Path
     draft: Path | None
@@ -46,6 +56,7 @@ class BaselineRequest:
     """Returns the bytes that this process has read from storage so far."""
     is_together: bool = False
     """True to decode all prompts at once; otherwise there is one."""
+    pick: Pick = pick_best
 
 
 @dataclass(frozen=True, slots=True)

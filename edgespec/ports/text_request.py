@@ -19,8 +19,9 @@ from edgespec.settings.config import SamplingParams
 class Constraint(Protocol):
     """Protocol of a grammar in use: the tokens that may follow the text so far."""
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """Mask of the tokens that may come next, [n_vocab]."""
+    def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
+        """Mask of the tokens that may come next, [n_vocab]; `ahead` of the text, of those after
+        these tokens: none if they are forbidden themselves."""
 
     def take(self, token: int) -> None:
         """Advance by `token`, the next token of the text."""

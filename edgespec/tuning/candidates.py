@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec import runtimes
 from edgespec.engine.settings import EngineSettings
-from edgespec.settings.config import ABOUT_THE_DRAFT, DRAFTING, LoadSettings
+from edgespec.settings.config import ABOUT_THE_DRAFT, DRAFTING, LoadSettings, SamplingParams
 from edgespec.settings.options import declared, option_names
 
 DRAFT_MAXIMA = (8, 24, 48)
@@ -28,6 +28,13 @@ class TuningJob:
     default_threads: int
     fixed: frozenset[str] = frozenset()
     """Names of settings that the user gave, which are not changed."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Sampling of the texts by which candidates are judged."""
+
+    @property
+    def greedily(self) -> TuningJob:
+        """The job with greedy texts."""
+        return replace(self, sampling=SamplingParams())
 
     def beginning_with(self, draft: Path | None) -> TuningJob:
         """The job with `draft` (or none) as the default."""

@@ -72,9 +72,25 @@ def lines(tuned: TuningResult) -> list[str]:
         "",
         *table,
         "",
+        *_temperature_lines(tuned),
         *interference_warning(tuned.others),
         _verdict(tuned),
     ]
+
+
+def _temperature_lines(tuned: TuningResult) -> list[str]:
+    """Lines about the temperature of the runs, and the greedy ones beside them."""
+    temperature = tuned.job.sampling.temperature
+    if not temperature:
+        return []
+    greedy = [
+        f"{label(one.candidate, tuned.job.defaults)} {one.greedy.tokens_per_s:.2f} tokens/s, "
+        f"{one.greedy.tokens_per_pass:.2f} per pass"
+        for one in tuned.trials
+        if one.greedy is not None
+    ]
+    lines = [f"Texts were sampled at temperature {temperature:g}."]
+    return [*lines, f"Greedily, one run each: {'; '.join(greedy)}."] if greedy else lines
 
 
 def first_line(run: TrialFigures) -> str:
@@ -109,6 +125,7 @@ def as_dict(tuned: TuningResult) -> dict[str, Any]:
         "gain": tuned.gain,
         "noise": tuned.noise,
         "others": tuned.others,
+        "temperature": tuned.job.sampling.temperature,
         "trials": [_entry(one, tuned) for one in tuned.trials],
         "peak_bytes": max(one.peak_bytes for one in tuned.trials),
     }
@@ -122,6 +139,12 @@ def _entry(one: Trials, tuned: TuningResult) -> dict[str, Any]:
         "settings": _plain(one.candidate.settings(tuned.job.defaults)),
         "tokens_per_s": one.rates,
         "tokens_per_pass": one.runs[-1].tokens_per_pass if one.runs else None,
+        "greedy": {
+            "tokens_per_s": one.greedy.tokens_per_s,
+            "tokens_per_pass": one.greedy.tokens_per_pass,
+        }
+        if one.greedy
+        else None,
         "peak_bytes": one.peak_bytes,
         "failure": one.failure,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 
@@ -33,7 +33,7 @@ STALLED_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TuningTrial:
-    """Settings and prompts of a trial, which continues the prompts greedily."""
+    """Settings and prompts of a trial, which continues the prompts."""
 
     load: LoadSettings
     engine: EngineSettings
@@ -42,6 +42,7 @@ class TuningTrial:
     """Most tokens of each text."""
     seconds: float
     """Time limit after loading; texts end early when it is reached."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +116,16 @@ def write_texts(trial: TuningTrial) -> TrialFigures:
                     break
                 until = time.monotonic() + left_s / (len(trial.prompts) - number)
                 tokens = models.target.vocabulary.encode(prompt)
-                results.append(_write_until(engine, tokens, trial.n_tokens, until))
+                request = TextRequest(tuple(tokens), trial.sampling, trial.n_tokens)
+                results.append(_write_until(engine, request, until))
         return _figures(
             results, models.load_report["total"], models.plan.bytes_per_pass, models.plan.notes
         )
 
 
-def _write_until(
-    engine: Engine, prompt: list[int], n_tokens: int, deadline: float
-) -> GenerationResult:
-    """The greedy text, cut after the first round past the deadline."""
-    request = engine.admit(TextRequest(tuple(prompt), SamplingParams(), n_tokens))
+def _write_until(engine: Engine, text: TextRequest, deadline: float) -> GenerationResult:
+    """The text, cut after the first round past the deadline."""
+    request = engine.admit(text)
     with closing(engine.run(request)) as events:
         for _ in events:
             if time.monotonic() > deadline and request.tally.outcomes:

@@ -47,6 +47,7 @@ KNOWN = known_modes(
         ("--quik", "did you mean '--quick'?"),
         ("--svg /nonexistent/a.svg", "/nonexistent/a.svg cannot be written"),
         ("--repetitions 0", "--repetitions 0"),
+        ("--temp warm", "--temp warm"),
         ("--parallel 1,x", "--parallel x: it must be"),
         ("--parallel 0", "--parallel 0"),
         ("-md d.gguf", "--model-draft needs the model"),
@@ -89,6 +90,12 @@ def settings_of(*words: str) -> BenchSettings:
 def test_quick_gives_way_to_what_is_said():
     settings = settings_of("--quick", "-n", "7")
     assert (settings.n_prompts, settings.repetitions, settings.max_tokens) == (1, 1, 7)
+
+
+def test_quick_measures_greedy_texts_unless_a_temperature_is_said():
+    assert settings_of("--quick").temperature == 0
+    assert settings_of("--quick", "--temp", "0.6").temperature == 0.6
+    assert settings_of().temperature is None
 
 
 def test_the_report_says_the_command():
@@ -144,6 +151,7 @@ def test_of_several_drafts_each_drafts_in_each_mode():
         (f"{mode.strategy} b", "other tokens") for mode in drafting
     ]
     assert known[-1].together(4).name == "auto b x4"
+    assert known[-1].together(4).at(0.8).name == "auto b @0.8 x4"
 
 
 def test_modes_of_several_texts_are_those_that_decode_them_at_once():
@@ -231,22 +239,41 @@ def unenlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys):
-    """Two modes write the same four tokens; every output holds both."""
+    """Two modes write the same four tokens greedily, and others as chat samples: the target's
+    makers recommend nothing. Every output holds all of it."""
     pytest.importorskip("llama_cpp")
     words = "--memory unlimited --modes mmap,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
     picture, data = tmp_path / "a.svg", tmp_path / "a.json"
     assert entry.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)]) == 0
     out, err = capsys.readouterr()
     assert "nothing was limited" in out
-    assert "[3/3]" in err
+    assert "[5/5]" in err
     content = json.loads(data.read_text())
-    assert [mode["name"] for mode in content["modes"]] == ["mmap", "auto"]
+    names = ["mmap", "auto", "mmap @0.8", "auto @0.8"]
+    assert [mode["name"] for mode in content["modes"]] == names
+    assert [mode["temperature"] for mode in content["modes"]] == [0, 0, 0.8, 0.8]
+    sampling = {name: content["sampling"][name] for name in ("temperature", "top_k", "seed")}
+    assert sampling == {"temperature": 0.8, "top_k": 40, "seed": 0}
     assert content["limits"]["method"] == "unlimited"
     assert content["raw_bytes_per_s"]["median"] > 0
-    mmap, auto = content["modes"]
+    mmap, auto, sampled_mmap, sampled_auto = content["modes"]
     assert auto["agreement"] == {"tokens": 4, "compared": 4}
-    assert mmap["tokens_per_pass"] == 1.0
+    assert mmap["tokens_per_pass"] == sampled_mmap["tokens_per_pass"] == 1.0
+    assert sampled_mmap["agreement"] is None
+    assert sampled_auto["reference"] == "mmap @0.8"
+    assert "modes are compared with auto @0.8" in out
     assert "tokens/s" in "".join(ElementTree.fromstring(picture.read_text()).itertext())
+
+
+@pytest.mark.slow
+def test_sampled_texts_of_all_modes_are_equal(unenlarged: None, capsys):
+    pytest.importorskip("llama_cpp")
+    words = "--memory unlimited --modes mmap,paged,lookup,auto -n 16 --n-prompts 1 --temp 1"
+    words += " --repetitions 1 --baseline-tokens 16 -t 1"
+    assert entry.main(["bench", *words.split(), "--json"]) == 0
+    mmap, *ours = json.loads(capsys.readouterr().out)["modes"][4:]
+    assert mmap["agreement"] is None
+    assert [mode["agreement"] for mode in ours] == 3 * [{"tokens": 16, "compared": 16}]
 
 
 def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys):
@@ -254,7 +281,8 @@ def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys)
     from zoo_files import write_guessing
 
     target, data = write_guessing(tmp_path / "m.gguf", "glm4moe", knows=True), tmp_path / "a.json"
-    words = "--memory unlimited --modes llama-linear,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
+    words = "--memory unlimited --modes llama-linear,auto -n 4"
+    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0"
     command = ["bench", "-m", str(target), *words.split(), "--json", str(data)]
     assert entry.main(command) == 0
     content = json.loads(data.read_text())
@@ -268,7 +296,8 @@ def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, cap
     from zoo_files import write_guessing
 
     target = write_guessing(tmp_path / "m.gguf", "qwen35")
-    words = "--memory unlimited --modes paged,auto -n 2 --n-prompts 1 --repetitions 1 -t 1 --json"
+    words = "--memory unlimited --modes paged,auto -n 2"
+    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0 --json"
     command = ["bench", "-m", str(target), "--parallel", "2", *words.split()]
     assert entry.main(command) == 0
     content = json.loads(capsys.readouterr().out)
@@ -286,7 +315,8 @@ def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
     pair = embedded_pair()
     other = tiny_llama().write(tmp_path / "other.gguf")
     drafts = [word for path in (pair.draft, pair.target, other) for word in ("-md", str(path))]
-    words = "--memory 300MiB --modes paged,linear -n 8 --n-prompts 1 --repetitions 1 -t 1 --json"
+    words = "--memory 300MiB --modes paged,linear -n 8"
+    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0 --json"
     assert entry.main(["bench", "-m", str(pair.target), *drafts, *words.split()]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
@@ -307,7 +337,8 @@ def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
 
 def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
-    words = "--memory unlimited --modes mmap --parallel 1,3 -n 4 --n-prompts 1 --repetitions 1 -t 1"
+    words = "--memory unlimited --modes mmap --parallel 1,3 -n 4"
+    words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0"
     assert entry.main(["bench", *words.split(), "--json"]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
@@ -331,7 +362,7 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, own_cache: None, capsys):
     words = (
         f"-m {tmp_path / 'target'} -md {tmp_path / 'draft'} --memory unlimited "
         f"--modes mmap,auto -n 4 --prompts {prompts} --n-prompts 1 --repetitions 1 "
-        "-c 64 -t 1"
+        "-c 64 -t 1 --temp 0"
     )
     picture, data = tmp_path / "a.svg", tmp_path / "a.json"
     assert entry.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)]) == 0

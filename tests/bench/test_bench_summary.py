@@ -97,6 +97,16 @@ def test_agreement_is_over_the_shorter_text():
     assert agreement([1, 2, 3], [1, 2]) == TextAgreement(2, 2)
 
 
+def test_texts_of_a_library_are_others_at_a_temperature():
+    rows = [row("mmap @1", 1.0, tokens=(9, 9)), row("paged @1", 2.0), row("auto @1", 4.0)]
+    modes = ["mmap @1", "paged @1", "auto @1"]
+    mmap, paged, auto = summarise(rows, modes, 1.0, temperature=1.0, alike=modes[1:])
+    assert (mmap.agreement, auto.agreement) == (None, TextAgreement(4, 4))
+    assert (auto.reference, auto.text_reference) == ("mmap @1", "paged @1")
+    assert auto.ratio == Spread(4.0, 4.0, 4.0)
+    assert paged.temperature == 1.0
+
+
 def test_agreement_adds_up_over_prompts():
     rows = [row("mmap", 1.0, prompt="a"), row("mmap", 1.0, prompt="b", tokens=(7, 8))]
     rows += [row("auto", 1.0, prompt="a"), row("auto", 1.0, prompt="b", tokens=(7, 9, 9))]

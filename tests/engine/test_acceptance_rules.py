@@ -6,6 +6,7 @@ That they keep the distributions they claim is tested in `test_distributions`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,7 @@ def test_lookups_have_no_probabilities(rule: str) -> None:
 
 
 class Anything:
-    def allowed(self) -> np.ndarray:
+    def allowed(self, ahead: Sequence[int] = ()) -> np.ndarray:
         return np.ones(N_VOCAB, np.bool_)
 
     def take(self, token: int) -> None: ...

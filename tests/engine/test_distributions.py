@@ -40,7 +40,7 @@ SETTINGS = {
 
 
 class CachingSampler(Sampler):
-    """Keeps the distributions of the few logits there are."""
+    """Keeps the distributions of the few logits there are, and uses no noise twice."""
 
     def __init__(self, params: SamplingParams) -> None:
         super().__init__(params)
@@ -53,6 +53,10 @@ class CachingSampler(Sampler):
         if key not in self.known:
             self.known[key] = super().distribution(logits, ahead, temperature)
         return self.known[key]
+
+    def draw(self, logits: Logits) -> int:
+        self.n_accepted += 1
+        return super().draw(logits)
 
 
 def surprise(counts: Counter[tuple[int, ...]], n_tokens: int, params: SamplingParams) -> float:

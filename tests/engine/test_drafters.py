@@ -14,6 +14,7 @@ from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pacer import BestFirstPacer, Limits
+from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import EngineSettings
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, generate
@@ -61,6 +62,8 @@ class Counter:
 
     def catch_up(self, committed: Sequence[int]) -> None:
         self._n_read = len(committed)
+
+    def begin_text(self, sampler: Sampler) -> None: ...
 
     def rest(self) -> None:
         self._opinions.clear()

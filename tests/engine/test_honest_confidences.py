@@ -81,7 +81,7 @@ def tokens_per_pass(temperature: float, told: float | None = None) -> float:
 def tell(engine: Engine, temperature: float) -> None:
     grower = engine._pairs[0].grower
     assert grower is not None
-    grower.trust.at = lambda _: Told(temperature)  # type: ignore[method-assign]
+    grower.mixer = Told(temperature)
 
 
 @pytest.mark.slow

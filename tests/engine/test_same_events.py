@@ -43,10 +43,11 @@ class ScriptedGrammar:
         self._seed, self._fails_at, self._while_taking = seed, fails_at, while_taking
         self._n_taken = 0
 
-    def allowed(self) -> np.ndarray:
-        self._fail(not self._while_taking)
+    def allowed(self, ahead: Sequence[int] = ()) -> np.ndarray:
+        if not ahead:
+            self._fail(not self._while_taking)
         mask = np.zeros(N_VOCAB, bool)
-        mask[self._at(self._n_taken)] = True
+        mask[self._at(self._n_taken + len(ahead))] = True
         return mask
 
     def take(self, token: int) -> None:

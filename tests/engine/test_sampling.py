@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.sampling import Sampler, SamplingParams, distribution, draw, top_tokens
+from edgespec.engine.sampling import Sampler, SamplingParams, distribution, top_tokens
 from edgespec.errors import ModelError, UsageError
 
 PROBABILITIES = [0.1, 0.4, 0.05, 0.3, 0.15]
@@ -117,8 +118,7 @@ def test_seeds_differ() -> None:
     assert len(texts) == 5
 
 
-def test_every_token_spends_the_same_noise_whatever_is_left() -> None:
-    """Noise is also spent if only one token is left."""
+def test_every_token_has_the_noise_of_its_position_whatever_is_left() -> None:
     params = SamplingParams(temperature=1.0, seed=5)
     one, other = Sampler(params), Sampler(params)
     one.pick(LOGITS)
@@ -135,12 +135,6 @@ def test_draws_follow_the_distribution() -> None:
 def test_an_impossible_token_is_never_drawn() -> None:
     """Also not when its logit is so low that its probability is rounded to nothing."""
     assert kept(SamplingParams(temperature=0.1), np.array([0.0, -1e6, -np.inf], np.float32)) == [0]
-
-
-def test_the_token_that_wins_the_race_is_drawn() -> None:
-    tokens, probabilities = np.array([1, 3]), np.array([0.25, 0.75])
-    assert draw(tokens, probabilities, np.array([0.0, 0.1, 0.0, 0.31])) == 1
-    assert draw(tokens, probabilities, np.array([0.0, 0.1, 0.0, 0.29])) == 3
 
 
 def test_rounding_hardly_ever_changes_the_token_that_is_drawn() -> None:
@@ -178,7 +172,7 @@ def test_a_model_that_yields_no_number_is_reported() -> None:
 class OnlyTheFirst:
     """A constraint that allows token 0."""
 
-    def allowed(self) -> np.ndarray:
+    def allowed(self, ahead: Sequence[int] = ()) -> np.ndarray:
         return np.array([True, False])
 
     def take(self, token: int) -> None: ...

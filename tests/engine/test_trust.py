@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.remembering import Numbers
-from edgespec.engine.drafting.trust import Mixer, Trust, Weight
+from edgespec.engine.drafting.trust import Mixer, Weight
 from edgespec.errors import ModelError
 from edgespec.tree import ROOT, TokenTree
 from fake_model import FakeModel
@@ -88,7 +88,7 @@ def test_huge_logits_give_probabilities() -> None:
 def test_a_draft_that_yields_no_number_is_reported() -> None:
     drafter = ModelDrafter(FakeModel(lambda _: np.zeros(2), 2), 1, 0.6, 2, frozenset())
     with pytest.raises(ModelError, match="nan"):
-        drafter._opinion(0, np.array([0.0, np.nan], np.float32))
+        drafter._opinion(0, np.array([0.0, np.nan], np.float32), 0, ())
 
 
 @pytest.mark.parametrize("temperature", [0.2, 0.35, 0.7, 1.0, 2.0])
@@ -113,11 +113,6 @@ def test_a_draft_whose_guesses_are_never_right_is_soon_not_believed() -> None:
     assert confidences(mixer, opinion)[0] < 0.4
     taught_by(mixer, [opinion], *42 * [3])
     assert confidences(mixer, opinion)[0] < 0.1
-
-
-def test_a_target_that_samples_warmly_is_guessed_with_less_confidence() -> None:
-    opinion = drafted(np.array([3.0, 2.0, 1.0, 0.0]), 3)
-    assert confidences(Mixer(1.0), opinion)[0] < confidences(Mixer(), opinion)[0]
 
 
 # Several sources
@@ -276,14 +271,3 @@ def test_impossible_weights_are_not_recalled(numbers: Numbers) -> None:
     mixer.load_state_dict(numbers)
     opinion = said("draft", (1, 0.5))
     assert confidences(mixer, opinion) == confidences(Mixer(), opinion)
-
-
-def test_each_sampling_temperature_is_learnt_apart_and_texts_share_it() -> None:
-    trust, opinion = Trust(), found("lookup", 3)
-    taught_by(trust.at(0.0), [opinion], *20 * [3])
-    assert trust.at(0.0) is trust.at(0.0)
-    assert confidences(trust.at(0.8), opinion) == confidences(Mixer(0.8), opinion)
-    again = Trust()
-    again.recall(trust.learnt())
-    assert confidences(again.at(0.0), opinion)[3] > 0.9
-    assert set(again.learnt()) == {"trust@0", "trust@0.8"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("llama_cpp")
@@ -59,6 +61,22 @@ def test_the_runtime_offers_them():
 def test_the_text_is_llama_cpps(name: str, sure_tokens: list[int]):
     assert sure_tokens
     assert list(baselines.run(name, request()).tokens[: len(sure_tokens)]) == sure_tokens
+
+
+@pytest.mark.parametrize("name", ["mmap", "llama-linear"])
+def test_a_text_is_what_is_picked(name: str):
+    """Each token once, with the text before it; a guess counts only if it is what is picked."""
+    seen: list[int] = []
+
+    def second(logits: np.ndarray, tokens: Sequence[int]) -> int:
+        seen.append(len(tokens))
+        return int(np.argsort(logits)[-2 if len(tokens) % 3 == 0 else -1])
+
+    run = baselines.run(name, request(pick=second))
+    begin = run.n_prompt_tokens
+    assert seen[: len(run.tokens)] == list(range(begin, begin + len(run.tokens)))
+    assert run.tokens == baselines.run("mmap", request(pick=second)).tokens
+    assert run.tokens != baselines.run("mmap", request()).tokens
 
 
 def test_decoding_plainly_is_a_token_a_pass(mapped: BaselineRun):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -32,9 +34,9 @@ class Braces:
     def __init__(self) -> None:
         self.taken: list[bytes] = []
 
-    def allowed(self) -> np.ndarray:
+    def allowed(self, ahead: Sequence[int] = ()) -> np.ndarray:
         mask = np.zeros(len(PIECES), bool)
-        mask[[9, 10, EOG][len(self.taken)]] = True
+        mask[[9, 10, EOG][len(self.taken) + len(ahead)]] = True
         return mask
 
     def take(self, token: int) -> None:
@@ -110,3 +112,16 @@ def test_what_the_grammar_forces_is_forced_once_the_answer_has_begun() -> None:
     assert state.forced(9) == []
     take(state, 9)
     assert state.forced(9) == [10]
+
+
+@pytest.mark.parametrize("text", [(0, 6, SPACE, 9, 10), (1, 2, 4, 9, 10), (0, 0, 0, *CLOSING, 9)])
+def test_what_is_allowed_some_tokens_ahead_is_what_is_allowed_there(text: tuple[int, ...]) -> None:
+    state, _grammar = started(most=3)
+    for n_taken in range(len(text)):
+        ahead = [
+            set(np.flatnonzero(state.allowed(text[n_taken:end]))) for end in (n_taken, len(text))
+        ]
+        there, _ = started(most=3)
+        take(there, *text)
+        assert ahead == [allowed(state), allowed(there)]
+        take(state, text[n_taken])

@@ -57,7 +57,7 @@ def tokens_per_pass(
             drafters.append(drafter)
         with Engine(target, first, rules, drafters=drafters) as engine:
             _give_features(target, drafts)
-            events = engine.generate(text.prompt_tokens, pair_fit._GREEDY, len(text.tokens))
+            events = engine.generate(text.prompt_tokens, pair_fit.GREEDY, len(text.tokens))
             done = pair_fit._finish(events)
         assert done.tokens == text.tokens
         rounds += done.speculation.rounds
@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace) -> None:
         for kind in options.kinds:
             prompts = read_prompts(models_folder() / "smollm2" / f"{kind}.jsonl")
             encoded = [target.vocabulary.encode(each) for each in prompts[: options.n_prompts]]
-            texts = pair_fit.greedy_texts(
+            texts = pair_fit.target_texts(
                 target, None, encoded, options.n, lambda *told: None, loaded_for
             )
             print(f"| {kind} | none | | {row(target, [], texts)} |", flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edgespec.cli.invocation import read_prompts
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.trust import Mixer, Trust
+from edgespec.engine.drafting.trust import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -27,7 +27,9 @@ from engine_cases import finish
 class WatchedMixer(Mixer):
     """Notes the chance that it gave each token that came."""
 
-    nats: list[float]
+    def __init__(self, nats: list[float]) -> None:
+        super().__init__()
+        self.nats = nats
 
     def observe(self, opinions: Sequence[Opinion], token: int) -> None:
         if opinions:
@@ -35,18 +37,6 @@ class WatchedMixer(Mixer):
             chance = chances.get(token, 1.0 - sum(chances.values()))
             self.nats.append(-math.log(max(chance, 1e-4)))
         super().observe(opinions, token)
-
-
-class WatchedTrust(Trust):
-    def __init__(self, nats: list[float]) -> None:
-        super().__init__()
-        self._nats = nats
-
-    def at(self, temperature: float) -> Mixer:
-        mixer = super().at(temperature)
-        mixer.__class__ = WatchedMixer
-        mixer.nats = self._nats  # type: ignore[attr-defined]
-        return mixer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,11 +62,11 @@ def measure(args: argparse.Namespace) -> None:
                     step_aside=False,
                 )
                 nats: list[float] = []
-                trust, lengths = WatchedTrust(nats), []
+                mixer, lengths = WatchedMixer(nats), []
                 for prompt in prompts:
-                    trust = trust if args.carried else WatchedTrust(nats)
+                    mixer = mixer if args.carried else WatchedMixer(nats)
                     with Engine(models.target, models.draft, settings) as engine:
-                        engine._pairs[0].grower.trust = trust
+                        engine._pairs[0].grower.mixer = mixer
                         tokens = models.target.vocabulary.encode(prompt)
                         sampling = SamplingParams(temperature=temperature, seed=7)
                         result = finish(engine.generate(tokens, sampling, 64))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli import entry
-from edgespec.cli.commands import model_report
+from edgespec.cli.commands import pair_report
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import embedded_pair, manifest
 from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
@@ -194,12 +194,22 @@ def test_a_pair_is_measured_at_five_tree_sizes(capsys, prompts: Path) -> None:
     assert all(1 <= tree["tokens_per_pass"] <= 8 for tree in found["trees"])
 
 
+def test_greedy_texts_and_sampled_ones_are_measured(capsys, prompts: Path) -> None:
+    found = check(capsys, prompts, "target")
+    sampled = found["sampled"]
+    assert sampled["sampling"]["temperature"] == 0.8  # its makers recommend nothing
+    assert (sampled["tokens"], len(sampled["trees"])) == (16, len(found["trees"]))
+    assert check(capsys, prompts, "target", "--temp", "0")["sampled"] is None
+
+
 def test_several_drafts_are_compared(capsys: pytest.CaptureFixture[str], prompts: Path) -> None:
     flags = ["--prompts", prompts, "-n", "4", "-c", "64", "-t", "1"]
     found = models(capsys, "check", "target", "draft", "target", *flags)
     assert [pair["draft"] for pair in found["drafts"]] == [str(PAIR.draft), str(PAIR.target)]
     assert found["drafts"][1]["agreement"]["top_1"] == 1
     assert found["lookups"]["tokens_per_pass"] >= 1
+    assert found["sampled_lookups"]["tokens_per_pass"] >= 1
+    assert found["drafts"][1]["sampled"]["agreement"]["top_1"] == 1
 
 
 def test_a_draft_that_does_not_fit_is_left_out_of_a_comparison(
@@ -221,7 +231,7 @@ def test_drafts_that_are_compared_have_a_line_each() -> None:
     fit = PairFit(2, 50, 50, 40, trees, together)
     lookups = SourcesFit(4, 10, (SourceStats("text", 40, 5),))
     fits = {"small": fit, "head": fit}
-    table = model_report.drafters_table(fits, lookups, {"other": "other tokens"})
+    table = pair_report.drafters_table(fits, lookups, {"other": "other tokens"})
     assert table[-1] == "other: left out, other tokens"
     assert [line.split() for line in table[2:-1]] == [
         ["draft", "top-1", "1", "4", "4,", "lookups", "too"],
@@ -269,6 +279,7 @@ def test_an_impossible_budget_is_answered_with_the_smallest_one(capsys) -> None:
         ("-n 0", "give at least 1"),
         ("-n -1", "give at least 1"),
         ("-c -5", "--ctx-size -5"),
+        ("--temp -1", "--temp -1"),
         ("--prompts /nonexistent", "--prompts /nonexistent: No such file"),
         ("--promts x", "did you mean '--prompts'?"),
     ],

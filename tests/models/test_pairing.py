@@ -9,18 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.cli.commands.model_report import MeasuredPair
+from edgespec.cli.commands.pair_report import MeasuredPair, SampledFit
+from edgespec.engine.sampling import SamplingParams
 from edgespec.errors import PairError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.pair_fit import TREE_SIZES, PairFit, SourcesFit, TreeFit, measure
 from edgespec.values import SourceStats
-from engine_cases import COUNTING, N_VOCAB, PROMPT, assert_nothing_provisional, generate
+from engine_cases import COUNTING, N_VOCAB, PROMPT, WARM, assert_nothing_provisional, generate
 from fake_model import FakeModel, blend, random_language
 
 PROMPTS = (PROMPT, [5, 6], [0])
 OURS, OTHER = random_language(1, N_VOCAB), random_language(2, N_VOCAB)
 NEAR = blend(OURS, OTHER, 0.3)
 N_TOKENS = 24
+PENALISED = SamplingParams(temperature=1.2, seed=7, top_k=8, repeat_penalty=1.3)
 
 
 def silent(what: str, share: float) -> None:
@@ -75,6 +77,36 @@ def test_replaying_a_text_takes_the_passes_that_the_target_would_have_taken() ->
             done.verified,
             done.accepted,
         )
+
+
+def test_a_sampled_text_is_replayed_with_its_noise() -> None:
+    replayed = measure(
+        FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB), [PROMPT], N_TOKENS, silent, PENALISED
+    )
+    for tree in replayed.trees:
+        done = generate(
+            FakeModel(OURS, N_VOCAB),
+            FakeModel(NEAR, N_VOCAB),
+            sampling=PENALISED,
+            max_tokens=N_TOKENS,
+            fallback="full",
+            draft_max=tree.drafted_nodes,
+            lookup=False,
+            overlap=False,
+        ).speculation
+        assert (tree.rounds, tree.verified, tree.accepted) == (
+            done.rounds,
+            done.verified,
+            done.accepted,
+        )
+
+
+def test_a_draft_that_is_the_target_draws_every_sampled_token() -> None:
+    same = measure(
+        FakeModel(OURS, N_VOCAB), FakeModel(OURS, N_VOCAB), [PROMPT], N_TOKENS, silent, PENALISED
+    )
+    assert (same.compared, same.agreement) == (N_TOKENS, 1.0)
+    assert same.trees[0].tokens_per_pass == 2
 
 
 def test_larger_trees_yield_more() -> None:
@@ -177,3 +209,15 @@ def test_the_report_says_who_guessed() -> None:
     said = pair.report(Path("b"))["sources"]
     assert said["tokens_per_pass"] == pytest.approx(4.2)
     assert said["sources"][1] == {"source": "recycled", "verified": 40, "accepted": 20}
+
+
+def test_sampled_texts_stand_beside_greedy_ones() -> None:
+    plan = MemoryPlan(1 << 30, (), (), frozenset(), 0, False, 1 << 20)
+    greedy = MeasuredPair(Path("a"), trees(2.0, 3.0), plan, 1 << 20)
+    both = replace(greedy, sampled=SampledFit(WARM, trees(1.5, 2.5)))
+    assert greedy.report(Path("b"))["sampled"] is None
+    said = both.report(Path("b"))
+    assert [tree["tokens_per_pass"] for tree in said["trees"]] == [2.0, 3.0]
+    assert [tree["tokens_per_pass"] for tree in said["sampled"]["trees"]] == [1.5, 2.5]
+    assert said["sampled"]["sampling"]["temperature"] == 0.8
+    assert any("sampled with temperature 0.8, seed 4" in line for line in both.table())

@@ -1,10 +1,11 @@
-"""Sampling settings that a loaded model recommends reach its session."""
+"""Sampling settings that a model recommends reach its session, and what measures it."""
 
 import json
 
 import edgespec
 from edgespec.chat.sampling import DEFAULTS
-from edgespec.settings.config import LoadSettings
+from edgespec.cli.invocation import measured_sampling
+from edgespec.settings.config import GenerateSettings, LoadSettings, SamplingParams
 from gguf_files import F32, I32, tiny_llama
 from onnx_files import write_llama
 
@@ -16,8 +17,13 @@ def test_of_a_gguf_file(tmp_path):
         "general.sampling.top_k": (I32, -1),
         "general.sampling.top_p": (F32, 7.0),  # no probability
     }
-    with edgespec.load(LoadSettings(model=model.write(tmp_path / "m.gguf"))) as session:
+    path = model.write(tmp_path / "m.gguf")
+    with edgespec.load(LoadSettings(model=path)) as session:
         assert session.chat_sampling == {**DEFAULTS, "temperature": 0.5, "top_k": 0}
+        chats = SamplingParams(**session.chat_sampling)
+    assert measured_sampling(path, GenerateSettings()) == chats
+    warmer = measured_sampling(path, GenerateSettings(temperature=1.0))
+    assert warmer == chats.model_copy(update={"temperature": 1.0})
 
 
 def test_of_an_onnx_folder(tmp_path):
@@ -26,3 +32,5 @@ def test_of_an_onnx_folder(tmp_path):
     (model.parent / "generation_config.json").write_text(json.dumps(told))
     with edgespec.load(LoadSettings(model=model)) as session:
         assert session.chat_sampling == {**DEFAULTS, "top_p": 0.5}
+        chats = SamplingParams(**session.chat_sampling)
+    assert measured_sampling(model, GenerateSettings()) == chats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -24,7 +24,7 @@ LANGUAGE = random_language(1, N_VOCAB)
 class EvenTokens:
     """Implements `Constraint`."""
 
-    def allowed(self) -> np.ndarray:
+    def allowed(self, ahead: Sequence[int] = ()) -> np.ndarray:
         return np.arange(N_VOCAB) % 2 == 0
 
     def take(self, token: int) -> None:

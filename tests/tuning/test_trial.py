@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.engine.engine import Engine
+from edgespec.engine.request import ActiveRequest
+from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
 from edgespec.jobs.launching import launch
 from edgespec.models.embedded import embedded_pair
+from edgespec.ports.text_request import TextRequest
 from edgespec.session.loading import plan
 from edgespec.settings.config import LoadSettings
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial, write_texts
@@ -32,6 +36,21 @@ def test_a_trial_reports_its_figures_within_the_budget() -> None:
     assert (figures.n_texts, figures.n_tokens) == (2, 12)
     assert figures.tokens_per_s > 0 and figures.tokens_per_pass >= 1
     assert figures.peak_bytes <= BUDGET
+
+
+def test_a_trial_samples_as_its_job_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = SamplingParams(temperature=0.8, seed=3)
+    written: list[SamplingParams] = []
+    admit = Engine.admit
+
+    def watched(engine: Engine, text: TextRequest) -> ActiveRequest:
+        written.append(text.sampling)
+        return admit(engine, text)
+
+    monkeypatch.setattr(Engine, "admit", watched)
+    load = LoadSettings(model=embedded_pair().target, ctx_size=64)
+    write_texts(TuningTrial(load, EngineSettings(), ("import os\n",), 2, 10.0, warm))
+    assert written == [warm]
 
 
 def test_a_budget_that_is_too_small_is_refused_as_everywhere() -> None:

@@ -37,6 +37,7 @@ TUNE = ("tune", "--memory-budget", "200MiB")
     [
         ("--prompts none.txt", 2, "--prompts none.txt: No such file"),
         ("--seconds soon", 2, "--seconds soon"),
+        ("--temp warm", 2, "--temp warm"),
         ("--seconds 1", 2, "it must be a number from 10"),
         ("--out /nowhere/preset.toml", 2, "there is no folder /nowhere"),
         ("-m none.gguf", 3, "none.gguf does not exist"),
@@ -121,6 +122,16 @@ def test_the_preset_gives_its_reasons(synthetic: FormulaTrialRunner, tmp_path: P
     text = out.read_text()
     assert "tokens/s" in text and "draft-max = 8" in text
     assert read_config(out)["memory_budget"] == 200 << 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "temperature", "top_k"), [([], 0.8, 40), (["--temp", "0.3"], 0.3, 40)]
+)
+def test_candidates_are_judged_as_chat_samples(
+    flags: list[str], temperature: float, top_k: int
+) -> None:
+    job, _ = tune_command.job_from(parser.parse([*TUNE, *flags]), Console(quiet=True))
+    assert (job.sampling.temperature, job.sampling.top_k) == (temperature, top_k)
 
 
 @pytest.fixture

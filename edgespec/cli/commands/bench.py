@@ -20,13 +20,19 @@ from edgespec.bench.modes import ENGINE_MODES, BenchDraft, Mode, choose, known_m
 from edgespec.bench.report import AppliedLimits, BenchReport, ModelFile, SkippedMode, this_machine
 from edgespec.bench.running import Bench, ModelSurvey, Prompt, run_all, survey
 from edgespec.bench.settings import QUICK, BenchSettings
-from edgespec.bench.summary import spread, summarise
+from edgespec.bench.summary import ModeSummary, Row, spread, summarise
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
 from edgespec.cli.console import STDOUT, Console, report_failure
 from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import model_path, own_draft, read_prompts, spelled
+from edgespec.cli.invocation import (
+    measured_sampling,
+    model_path,
+    own_draft,
+    read_prompts,
+    spelled,
+)
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.extras import installed_version
 from edgespec.jobs import limits
@@ -37,6 +43,7 @@ from edgespec.models.model_files import distinct_names, size_of
 from edgespec.ports.baselines import Baselines, OffersBaselines
 from edgespec.runtimes import Runtime
 from edgespec.settings.base import spell
+from edgespec.settings.config import GenerateSettings
 from edgespec.settings.units import format_size
 
 BUDGET_SHARE = 1 / 1.02
@@ -121,7 +128,12 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     if settings.parallel:
         modes, alone = in_parallel(modes, settings.parallel)
         left_out += alone
-    bench = replace(bench, modes=modes, fits=surveyed.resident_bytes <= room_bytes)
+    given = {} if settings.temperature is None else {"temperature": settings.temperature}
+    sampling = measured_sampling(target, GenerateSettings.model_validate(given))
+    temperatures = tuple(dict.fromkeys((0.0, sampling.temperature)))
+    modes = [mode.at(temperature) for temperature in temperatures for mode in modes]
+    fits = surveyed.resident_bytes <= room_bytes
+    bench = replace(bench, modes=modes, fits=fits, sampling=sampling)
     results = run_all(bench, console.note, console.progress)
     console.end_of_progress()
     if not results.raw:
@@ -141,17 +153,34 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
         prompts=[prompt.name for prompt in prompts[: settings.n_prompts]],
         raw_bytes_per_s=raw,
         descriptions={mode.name: _described(mode) for mode in modes},
-        modes=tuple(
-            summary
-            for n_texts in settings.parallel or (None,)
-            for summary in summarise(
-                results.rows, [mode.name for mode in modes if mode.n_texts == n_texts], raw.median
-            )
-        ),
+        modes=summaries(results.rows, modes, raw.median),
         left_out=left_out,
         failures=results.failures,
         notes=sorted({note for row in results.rows for note in row.decoded.notes}),
         rows=results.rows,
+        sampling=sampling.model_dump(exclude={"logit_bias"}) if sampling.temperature else None,
+    )
+
+
+def summaries(
+    rows: Sequence[Row], modes: Sequence[Mode], raw_bytes_per_s: float
+) -> tuple[ModeSummary, ...]:
+    """Summaries of `modes`, which are compared at the same temperature and number of texts.
+
+    A library draws with random numbers of its own, so that only greedy texts are also the engine's.
+    """
+    groups = dict.fromkeys((mode.temperature, mode.n_texts) for mode in modes)
+    return tuple(
+        summary
+        for temperature, n_texts in groups
+        for group in [[m for m in modes if (m.temperature, m.n_texts) == (temperature, n_texts)]]
+        for summary in summarise(
+            rows,
+            [mode.name for mode in group],
+            raw_bytes_per_s,
+            temperature,
+            [mode.name for mode in group if not temperature or mode.engine is not None],
+        )
     )
 
 
@@ -226,8 +255,8 @@ def picture(report: BenchReport) -> str:
     rows = []
     for mode in report.modes:
         rate, text = mode.tokens_per_s, table.figure(mode.tokens_per_s.median)
-        if mode.ratio and mode.name != report.reference:
-            text += f", {mode.ratio.median:.2f} times {report.reference}"
+        if mode.ratio and mode.name != mode.reference:
+            text += f", {mode.ratio.median:.2f} times {mode.reference}"
         is_ours = mode.strategy in ours
         kind = "best" if mode.strategy == "auto" else "ours" if is_ours else "theirs"
         rows.append(charts.Bar(mode.name, rate.median, rate.least, rate.most, text, kind))

@@ -13,7 +13,12 @@ from typing import Any, get_args
 from edgespec.cli.console import Console
 from edgespec.cli.flags.tune import N_PROMPTS
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import CommandSettings, read_prompts, settings_from
+from edgespec.cli.invocation import (
+    CommandSettings,
+    measured_sampling,
+    read_prompts,
+    settings_from,
+)
 from edgespec.diagnosis.forecast import Forecast, forecast, speedup_lines
 from edgespec.diagnosis.machine import examine
 from edgespec.models.embedded import shipped_prompts
@@ -54,7 +59,9 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast
     if not plan.has_draft:  # it came by itself, and was left out
         load = load.without_draft()
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
-    trial = TuningTrial(load, replace(engine, remember=False), prompts, N_TOKENS, SECONDS)
+    sampling = measured_sampling(load.model, command.generate)
+    engine_alone = replace(engine, remember=False)
+    trial = TuningTrial(load, engine_alone, prompts, N_TOKENS, SECONDS, sampling)
     began = time.monotonic()
     run = run_trial(
         trial,

@@ -1,30 +1,26 @@
-"""Formats descriptions of models and measurements of pairs, as JSON values and as text.
+"""Formats descriptions of models, and what was made of them, as JSON values and as text.
 
 Values in, text and dictionaries out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.commands.reports import memory_line, memory_report
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
-    from edgespec.memory.budget import MemoryPlan
     from edgespec.models.adapting import AdaptationResult
     from edgespec.models.catalogue import KnownFile, KnownModel
     from edgespec.models.describe import ModelDescription
-    from edgespec.models.pair_fit import PairFit, SourcesFit
+    from edgespec.models.pair_fit import PairFit
     from edgespec.models.self_draft import DraftMemory, SelfDraft
     from edgespec.values import EnlargeReport, ExpertDetails, HeadDetails, OwnLayers
 
 UNKNOWN = "?"
-MIN_USE = 1.1
-"""Tokens per pass below which a draft does not help; without a draft it is 1."""
 
 
 def list_report(models: Sequence[KnownModel], cache_folder: Path) -> dict[str, Any]:
@@ -67,7 +63,7 @@ def list_table(models: Sequence[KnownModel]) -> list[str]:
         )
         for model in models
     ]
-    return _aligned([head, *rows], n_left=len(head))
+    return aligned([head, *rows], n_left=len(head))
 
 
 def list_notes(models: Sequence[KnownModel]) -> list[str]:
@@ -166,98 +162,7 @@ def show_table(described: ModelDescription) -> list[str]:
     return [f"{name:<12}  {value}" for name, value in facts]
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredPair:
-    """A pair measured by `models check`."""
-
-    target: Path
-    fit: PairFit
-    plan: MemoryPlan
-    peak_bytes: int
-
-    def report(self, draft: Path) -> dict[str, Any]:
-        """Report of `models check` as JSON values; `draft` is the draft's current path."""
-        fit = self.fit
-        return {
-            "target": str(self.target),
-            "draft": str(draft),
-            "prompts": fit.n_prompts,
-            "tokens": fit.n_tokens,
-            "agreement": {
-                "top_1": fit.agreement if fit.compared else None,
-                "compared": fit.compared,
-                "agreed": fit.agreed,
-            },
-            "trees": [
-                {
-                    "drafted_nodes": tree.drafted_nodes,
-                    "passes": tree.rounds,
-                    "verified_per_pass": tree.verified_per_pass,
-                    "tokens_per_pass": tree.tokens_per_pass,
-                }
-                for tree in fit.trees
-            ],
-            "sources": sources_report(fit.together) if fit.together else None,
-            "large_enough": fit.large_enough.drafted_nodes,
-            "memory": memory_report(self.plan, self.peak_bytes),
-            "notes": [*self.plan.notes, *fit.notes],
-        }
-
-    def table(self) -> list[str]:
-        """Lines with the measured figures and the conclusion."""
-        fit = self.fit
-        agreement = f"{100 * fit.agreement:.1f} %" if fit.compared else UNKNOWN
-        return [
-            f"The models form a pair. {fit.n_tokens:,} tokens that the target wrote after "
-            f"{fit.n_prompts} prompts, greedily:",
-            "",
-            f"top-1 agreement: {agreement} ({fit.agreed:,} of {fit.compared:,} tokens the draft "
-            "ranks first)",
-            "",
-            "      guesses  verified per pass  tokens per pass",
-            *(
-                f"{tree.drafted_nodes:>13}  {tree.verified_per_pass:>17.1f}  "
-                f"{tree.tokens_per_pass:>15.2f}"
-                for tree in fit.trees
-            ),
-            "",
-            *_source_lines(fit),
-            _conclusion(fit),
-            memory_line(self.plan, self.peak_bytes),
-            *(f"note: {note}" for note in (*self.plan.notes, *fit.notes)),
-        ]
-
-
-def sources_report(together: SourcesFit) -> dict[str, Any]:
-    """Counts of all sources of guesses together, as JSON values."""
-    return asdict(together) | {"tokens_per_pass": together.tokens_per_pass}
-
-
-def drafters_table(
-    fits: Mapping[str, PairFit], lookups: SourcesFit, left_out: Mapping[str, str]
-) -> list[str]:
-    """Table of the drafts by name and of lookups alone, and reasons of drafts that cannot guess."""
-    some = next(iter(fits.values()))
-    sizes = [tree.drafted_nodes for tree in some.trees]
-    n_together = lookups.drafted_nodes
-    rows = [("draft", "top-1", *(f"{size}" for size in sizes), f"{n_together}, lookups too")]
-    for name, fit in fits.items():
-        yields = (f"{tree.tokens_per_pass:.2f}" for tree in fit.trees)
-        assert fit.together is not None
-        rows.append((name, f"{fit.agreement:.3f}", *yields, f"{fit.together.tokens_per_pass:.2f}"))
-    rows.append(("lookups alone", "", *("" for _ in sizes), f"{lookups.tokens_per_pass:.2f}"))
-    notes = dict.fromkeys(note for fit in fits.values() for note in fit.notes)
-    return [
-        f"Tokens per pass by guesses in a tree, of {some.n_tokens:,} tokens that the target wrote "
-        f"after {some.n_prompts} prompts, greedily:",
-        "",
-        *_aligned(rows, n_left=1),
-        *(f"{name}: left out, {reason}" for name, reason in left_out.items()),
-        *(f"note: {note}" for note in notes),
-    ]
-
-
-def _aligned(rows: Sequence[Sequence[str]], n_left: int) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], n_left: int) -> list[str]:
     """Rows aligned in columns, the first `n_left` to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -272,40 +177,6 @@ def enlarged_line(written: EnlargeReport) -> str:
     return (
         f"{written.path}: {format_size(written.size_bytes)}, {written.layers} layers, "
         f"{_count(written.parameters)} parameters"
-    )
-
-
-def _source_lines(fit: PairFit) -> list[str]:
-    together = fit.together
-    if together is None:
-        return []
-    return [
-        f"All sources of guesses together, {together.drafted_nodes} guesses per pass: "
-        f"{together.tokens_per_pass:.2f} tokens per pass",
-        "",
-        "source       verified  accepted",
-        *(f"{by.source:<11}{by.verified:>10,}{by.accepted:>10,}" for by in together.sources),
-        "",
-    ]
-
-
-def _conclusion(fit: PairFit) -> str:
-    """Conclusion about tree sizes from the tokens per pass, without the cost of a node."""
-    most = max(tree.tokens_per_pass for tree in fit.trees)
-    if most < MIN_USE:
-        return (
-            f"A pass yields {most:.2f} tokens at most: this draft does not help this target. "
-            "Choose a better one of the same family, or make one with `edgespec models draft`."
-        )
-    enough, largest = fit.large_enough, fit.trees[-1]
-    if enough is largest:
-        return (
-            f"Tokens per pass still grow at {largest.drafted_nodes} guesses: if passes wait for "
-            f"storage, use --draft-max {largest.drafted_nodes}."
-        )
-    return (
-        f"--draft-max {enough.drafted_nodes} is large enough: it yields "
-        f"{100 * enough.tokens_per_pass / most:.0f} % of the most tokens per pass."
     )
 
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgespec.cli import fetching
-from edgespec.cli.commands import model_report
-from edgespec.cli.commands.model_report import MeasuredPair
+from edgespec.cli.commands import model_report, pair_report
+from edgespec.cli.commands.pair_report import MeasuredPair, SampledFit
 from edgespec.cli.console import Console
 from edgespec.cli.flags.models import CHECK_TOKENS, DRAFT_TYPES
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import read_prompts
+from edgespec.cli.invocation import measured_sampling, read_prompts
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, embedded, packaged
 from edgespec.settings.base import spell
-from edgespec.settings.config import GenerateSettings, LoadSettings
+from edgespec.settings.config import GenerateSettings, LoadSettings, SamplingParams
 from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from edgespec.ports import Vocabulary
+    from edgespec.ports import Progress, Vocabulary
 
+GREEDY = SamplingParams()
 Prompts: TypeAlias = Sequence[str | Sequence[int]]
 
 
@@ -64,11 +65,12 @@ def run_check(args: argparse.Namespace, console: Console) -> None:
     drafts = list(dict.fromkeys(catalogue.find(name) for name in args.draft))
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
     prompts = read_prompts(file)
+    sampling = _sampling(args, target)
     if len(drafts) > 1:
-        _compare(args, target, drafts, prompts, console)
+        _compare(args, target, drafts, prompts, console, sampling)
         return
     (draft,) = drafts
-    only = _measured(args, target, draft, prompts, console)
+    only = _measured(args, target, draft, prompts, console, sampling)
     _show(args, console, only.report(draft), only.table())
 
 
@@ -78,6 +80,7 @@ def _compare(
     drafts: Sequence[Path],
     prompts: Prompts,
     console: Console,
+    sampling: SamplingParams,
 ) -> None:
     """Compare several drafts, and lookups alone. Raises the first draft's error if none works."""
     from edgespec.models import pair_fit
@@ -88,25 +91,32 @@ def _compare(
     failures: dict[Path, EdgespecError] = {}
     for draft in drafts:
         try:
-            measured[draft] = _measured(args, target, draft, prompts, console)
+            measured[draft] = _measured(args, target, draft, prompts, console, sampling)
         except (ModelError, BudgetError) as error:
             failures[draft] = error
     if not measured:
         raise next(iter(failures.values()))
     with session.open_models(_load_settings(args, target), pair_fit.LOADED_FOR) as models:
         encoded = _encoded(models.target.vocabulary, prompts)
-        show = console.progress_with_rest
-        lookups = pair_fit.measure_lookups(models.target, encoded, _max_tokens(args), show)
+        lookups, *sampled = (
+            pair_fit.measure_lookups(models.target, encoded, _max_tokens(args), show, each)
+            for each, show in _at_temperatures(sampling, console)
+        )
     console.end_of_progress()
     report = {
         "drafts": [pair.report(draft) for draft, pair in measured.items()],
-        "lookups": model_report.sources_report(lookups),
+        "lookups": pair_report.sources_report(lookups),
+        "sampled_lookups": pair_report.sources_report(sampled[0]) if sampled else None,
         "left_out": [{"draft": str(d), "reason": str(error)} for d, error in failures.items()],
     }
     names = dict(zip(drafts, distinct_names(drafts), strict=True))
     fits = {names[draft]: pair.fit for draft, pair in measured.items()}
     reasons = {names[draft]: str(error) for draft, error in failures.items()}
-    _show(args, console, report, model_report.drafters_table(fits, lookups, reasons))
+    lines = pair_report.drafters_table(fits, lookups, reasons)
+    if sampled:
+        fits = {names[draft]: pair.sampled.fit for draft, pair in measured.items() if pair.sampled}
+        lines += ["", *pair_report.drafters_table(fits, sampled[0], {}, sampling)]
+    _show(args, console, report, lines)
 
 
 def run_pull(args: argparse.Namespace, console: Console) -> None:
@@ -264,9 +274,14 @@ def _place(new: Path, out: Path) -> None:
 
 
 def _measured(
-    args: argparse.Namespace, target: Path, draft: Path, prompts: Prompts, console: Console
+    args: argparse.Namespace,
+    target: Path,
+    draft: Path,
+    prompts: Prompts,
+    console: Console,
+    sampling: SamplingParams = GREEDY,
 ) -> MeasuredPair:
-    """Measure the pair on `prompts`, which are texts or tokens."""
+    """Measure the pair on `prompts`, which are texts or tokens: greedily, and by `sampling`."""
     from edgespec.memory import process
     from edgespec.models import pair_fit
     from edgespec.session import session
@@ -276,11 +291,33 @@ def _measured(
         if models.draft is None:
             raise ModelError("; ".join(models.plan.notes))
         tokens = _encoded(models.target.vocabulary, prompts)
-        show = console.progress_with_rest
-        fit = pair_fit.measure(models.target, models.draft, tokens, max_tokens, show)
+        fit, *sampled = (
+            pair_fit.measure(models.target, models.draft, tokens, max_tokens, show, each)
+            for each, show in _at_temperatures(sampling, console)
+        )
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
-        return MeasuredPair(target, fit, models.plan, peak_bytes)
+        at_temperature = SampledFit(sampling, sampled[0]) if sampled else None
+        return MeasuredPair(target, fit, models.plan, peak_bytes, at_temperature)
+
+
+def _at_temperatures(
+    sampling: SamplingParams, console: Console
+) -> Iterator[tuple[SamplingParams, Progress]]:
+    """Greedy decoding and `sampling`, if that is another, each with a display of progress."""
+    yield GREEDY, console.progress_with_rest
+    if sampling.temperature:
+        suffix = f" at temperature {sampling.temperature:g}"
+        yield (
+            sampling,
+            lambda what, share: console.progress_with_rest(what + suffix, share),
+        )
+
+
+def _sampling(args: argparse.Namespace, target: Path) -> SamplingParams:
+    """Sampling of `models check` beside greedy decoding."""
+    given = {"temperature": args.temperature} if "temperature" in args else {}
+    return measured_sampling(target, GenerateSettings.model_validate(given))
 
 
 def _encoded(vocabulary: Vocabulary, prompts: Prompts) -> list[list[int]]:

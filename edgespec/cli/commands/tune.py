@@ -16,7 +16,13 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags.tune import N_PROMPTS, SECONDS
 from edgespec.cli.flags.values import number
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import model_path, own_draft, read_prompts, settings_from
+from edgespec.cli.invocation import (
+    measured_sampling,
+    model_path,
+    own_draft,
+    read_prompts,
+    settings_from,
+)
 from edgespec.diagnosis.forecast import helpful_changes
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.extras import installed_version
@@ -90,6 +96,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
         drafts=known,
         default_threads=process.usable_cores(),
         fixed=frozenset((load.model_fields_set | command.generate.model_fields_set) & TUNED),
+        sampling=measured_sampling(load.model, command.generate),
     )
     return job, tuple(prompts[:N_PROMPTS])
 
@@ -137,6 +144,7 @@ class ProcessTrialRunner:
             prompts=self.prompts[: length.n_texts],
             n_tokens=length.n_tokens,
             seconds=length.seconds,
+            sampling=job.sampling,
         )
         return run_trial(trial, self.limiter, self._tick)
 

@@ -25,6 +25,10 @@ modes:
   auto            edgespec with its defaults: what a user gets; auto-draft without lookup
 and always raw: a plain loop of direct reads.
 
+Each mode runs greedily, and once more as `edgespec chat` samples (--temp), as `auto @0.8`. That
+doubles the time; --temp 0 leaves it out, as --quick does. Sampled texts of edgespec's modes are
+equal, too; a library draws with random numbers of its own.
+
 Of several drafts (-md A -md B) each runs in every mode that drafts, as a row of its own: `auto A`
 is draft A with guesses from the text, `auto-draft A` without them, and `lookup` those guesses
 alone. Name the target itself for its own layer (MTP). A draft that cannot guess for the target is
@@ -65,10 +69,10 @@ def add_to(parser: ArgumentParser) -> None:
     quick = {
         name: f"{BenchSettings.model_fields[name].default}, with --quick {value}"
         for name, value in QUICK.items()
-    }
+    } | {"temperature": f"{groups.MEASURED_TEMPERATURE}; with --quick 0"}
     groups.add(runs, BenchSettings, quick, modes="LIST", max_tokens="-n N", baseline_tokens="N")
     groups.add(runs, BenchSettings, quick, n_prompts="N", repetitions="N", prompts="FILE")
-    groups.add(runs, BenchSettings, parallel="LIST")
+    groups.add(runs, BenchSettings, quick, parallel="LIST", temperature="T")
     groups.add(runs, BenchSettings, ctx_size="-c N", threads="-t N")
     runs.add_argument("--quick", action="store_true", help="few, short runs: a first look")
     output = parser.add_argument_group("output")

@@ -21,6 +21,8 @@ from edgespec.settings.config import (
 from edgespec.settings.options import declared
 
 HUB_NAME = "USER/REPO[:QUANT]"
+MEASURED_TEMPERATURE = f"what chat uses: the model's own, otherwise {CHAT_DEFAULTS['temperature']}"
+"""The default temperature of measurements."""
 NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -117,6 +119,17 @@ def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = Fal
 def _rules(kept: Keeps) -> str:
     """Names of the acceptance rules that keep `kept` of the target."""
     return ", ".join(name for name, keeps in KEPT_BY.items() if keeps is kept)
+
+
+def add_measured_temperature(group: _ArgumentGroup | ArgumentParser) -> None:
+    """The flag of commands that measure greedy texts and sampled ones."""
+    group.add_argument(
+        "--temp",
+        metavar="T",
+        dest="temperature",
+        help="measure at this temperature, too, with the filters of `edgespec chat`; 0: greedy "
+        f"texts alone, in half of the time (default: {MEASURED_TEMPERATURE})",
+    )
 
 
 def add_speculation(parser: ArgumentParser) -> None:

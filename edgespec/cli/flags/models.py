@@ -27,10 +27,11 @@ Check whether DRAFT can draft for TARGET, and measure how well.
 Two models form a pair if they have the same tokens: `models show` prints the same vocabulary
 fingerprint for both. Otherwise this ends with exit code 3 and the first token that differs.
 
-The target continues some prompts greedily, once, and its texts are replayed through the draft:
+The target continues some prompts greedily, and once more as `edgespec chat` samples (--temp). Its
+texts are replayed through the draft, which knows the noise of the draws ahead:
 
-  top-1 agreement   share of the target's tokens that the draft ranks first, given the target's
-                    text before them
+  top-1 agreement   share of the target's tokens that the draft ranks first, or draws by the same
+                    noise, given the target's text before them
   tokens per pass   mean tokens from one pass over the target's weights: the accepted guesses and
                     one token of the target's own, for best-first trees of 1, 4, 8, 16 and 32
                     guesses
@@ -49,7 +50,8 @@ _CHECK_EXAMPLES = """\
 examples:
   edgespec models check target draft
   edgespec models check big.gguf small.gguf --prompts questions.txt -n 128 --memory-budget 4GiB
-  edgespec models check big.gguf small.gguf head.gguf      (which of them guesses best)"""
+  edgespec models check big.gguf small.gguf head.gguf      (which of them guesses best)
+  edgespec models check big.gguf small.gguf --temp 0       (greedy texts alone)"""
 
 
 _ENLARGE = """\
@@ -90,7 +92,7 @@ without a small one of its family.
 
 The target continues some prompts greedily, once. Then layers are removed one by one, always the one
 whose removal keeps most of the target's tokens ranked first, until the rest fits the size in each
-of the types. The best draft is written and measured as in `models check`.
+of the types. The best draft is written and measured as in `models check`, on greedy texts.
 
 For an ONNX target, make the draft from a GGUF file of the same model: `models check` says whether
 their vocabularies are the same."""
@@ -188,6 +190,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="the small model, a name or a path; several are compared in one table",
     )
+    groups.add_measured_temperature(parser)
     _measuring_flags(parser)
 
 

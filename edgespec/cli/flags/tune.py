@@ -17,9 +17,10 @@ Only settings that do not change the text are tried: which draft, guesses from t
 the size of the token tree, drafting while the target verifies, threads of both models, and the
 draft on a GPU. Every draft that is given or comes with the target competes, however short the time:
 those of -md, the head of a fetched model, and the target's own layer (MTP). Each candidate
-continues the same prompts in a process of its own within the budget. They take turns, and after
-each turn the slower half is dropped. The defaults are kept unless a candidate is faster by more
-than the noise.
+continues the same prompts in a process of its own within the budget, sampled as `edgespec chat`
+does (--temp). They take turns, and after each turn the slower half is dropped. The defaults are
+kept unless a candidate is faster by more than the noise. If time is left, the best and the defaults
+also write greedy texts.
 
 Later commands with the same device, models and budget use the preset and print a note; --no-tuned
 ignores it. --out writes it to a file for --config instead. Afterwards `edgespec plan` predicts the
@@ -47,6 +48,13 @@ def add_to(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="file of prompts like yours: one a line, or in .jsonl an object's `prompt`; the first "
         f"{N_PROMPTS} are used (default: beginnings of Python code)",
+    )
+    group.add_argument(
+        "--temp",
+        metavar="T",
+        dest="temperature",
+        help="judge by texts of this temperature, with the filters of `edgespec chat`; 0: greedy "
+        f"texts (default: {groups.MEASURED_TEMPERATURE})",
     )
     group.add_argument(
         "--seconds",

@@ -48,17 +48,21 @@ class BlockDrafter(HeadDrafter):
         ]
 
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        self._guess(tree, nodes)
+        return list(nodes)
+
+    def _guess(self, tree: TokenTree, nodes: Sequence[int], root_ahead: int = 0) -> None:
+        """Guess the tokens after `nodes`; `root_ahead` as in `_take_opinions`."""
         unseen = {self._place(tree, node): node for node in nodes}
         unseen = {place: node for place, node in unseen.items() if place not in self._said}
         if unseen:
-            self._take_opinions(tree, [*unseen.values()])
+            self._take_opinions(tree, [*unseen.values()], root_ahead)
         for place, node in unseen.items():
             said = self._opinions[int(tree.key[node])]
             self._said[place] = said and said._replace(kind=f"{1 + place[0]} ahead")
         for node in nodes:
             self._opinions[int(tree.key[node])] = self._said[self._place(tree, node)]
         self.is_free = True
-        return list(nodes)
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         """Read `path` and drop all guesses, which did not depend on all of it."""
@@ -79,7 +83,7 @@ class BlockDrafter(HeadDrafter):
         tree = TokenTree(text[0], len(text))
         for node, token in enumerate(text[1:-1]):
             tree.add(node, token, confidence=1.0)
-        self.step(tree, range(len(tree)))
+        self._guess(tree, range(len(tree)), root_ahead=-len(text))
         said = [self._opinions[int(key)] for key in tree.key[: len(tree)]]
         self.rest()
         self._head.prefill(text)

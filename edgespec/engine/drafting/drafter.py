@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from edgespec.engine.sampling import Sampler
 from edgespec.tree import TokenTree
 
 
@@ -20,7 +21,7 @@ class Guess(NamedTuple):
     confidence: float
     """Calibrated probability that it is accepted if the node is, from all sources."""
     probability: float
-    """The drafter's own probability of the token."""
+    """The drafter's own share of the token: softmax of its scores, noise included."""
     source: str
     """Name of the drafter."""
 
@@ -32,13 +33,13 @@ class Opinion(NamedTuple):
     tokens: Sequence[int]
     """Guesses, best first."""
     probabilities: Sequence[float]
-    """The drafter's own probability of each, above 0."""
+    """The drafter's own share of each, above 0: softmax of its scores, noise included."""
     chance: float
     """Prior probability that one of them is right."""
     kind: str = "any"
     """Class of opinions with about the same hit rate, which is learnt for each class."""
     temperature: float = 1.0
-    """Prior temperature at which the probabilities are calibrated; learnt."""
+    """Prior temperature at which the probabilities are calibrated, whatever the text's; learnt."""
     is_exhaustive: bool = False
     """True if the drafter rated all tokens, so that unnamed ones are improbable."""
 
@@ -71,6 +72,9 @@ class Drafter(Protocol):
     """Name in the tree, unique among the drafters of an engine."""
     is_free: bool
     """True if a step costs almost nothing, so that it is made at every node."""
+
+    def begin_text(self, sampler: Sampler) -> None:
+        """Begin a text, whose draws `sampler` foresees."""
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """Nodes at which `step` can guess, ascending. The parent of each is open or was a step's

@@ -17,7 +17,7 @@ from edgespec.engine.drafting.drafter import Drafter, Guess, Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.pacer import Limits, Pacer
-from edgespec.engine.sampling import Logits, SamplingParams, distribution
+from edgespec.engine.sampling import Logits, Sampler, SamplingParams, distribution
 from edgespec.ports import LanguageModel
 from edgespec.tree import Draws, TokenTree
 
@@ -46,10 +46,12 @@ class DrawingDrafter(ModelDrafter):
         """Draws by key of the node."""
         self._best_probability: dict[int, float] = {}
         """Probability of the draft's best token at temperature 1, by key of the node."""
-        self.begin_text(SamplingParams())
+        self.begin_text(Sampler(SamplingParams()))
 
-    def begin_text(self, params: SamplingParams) -> None:
-        """Begin a text that is sampled with `params`; guesses are drawn with its seed."""
+    def begin_text(self, sampler: Sampler) -> None:
+        """Begin a text; guesses are drawn with its seed, independently of the target's draws."""
+        params = sampler.params
+        super().begin_text(Sampler(SamplingParams()) if params.temperature > 0 else sampler)
         top_k = min(params.top_k or MAX_TOKENS, MAX_TOKENS)
         self._params = SamplingParams(
             temperature=params.temperature, top_k=top_k, top_p=params.top_p, min_p=params.min_p
@@ -79,9 +81,11 @@ class DrawingDrafter(ModelDrafter):
         self._draws.clear()
         self._best_probability.clear()
 
-    def _opinion(self, key: int, logits: Logits) -> Opinion:
-        opinion = super()._opinion(key, logits)
-        if self.is_greedy:
+    def _opinion(
+        self, key: int, logits: Logits, n_ahead: int, ahead: Sequence[int]
+    ) -> Opinion | None:
+        opinion = super()._opinion(key, logits, n_ahead, ahead)
+        if opinion is None or self.is_greedy:
             return opinion
         tokens, q = distribution(logits, self._params)
         guesses = self._growth.draw(tokens, q, self._random)
@@ -103,10 +107,6 @@ class DrawnGrower(TreeGrower):
         super().__init__([drafter])
         self._drafter = drafter
         self._rates = AcceptedDraws()
-
-    def begin_text(self, params: SamplingParams) -> None:
-        super().begin_text(params)
-        self._drafter.begin_text(params)
 
     def begin(self, tree: TokenTree, pacer: Pacer, limits: Limits) -> None:
         """Add the draws after nodes that the draft has already evaluated, such as the root."""

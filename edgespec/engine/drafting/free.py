@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from edgespec.engine.drafting.drafter import Opinion
+from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.tree import TokenTree
 
 
@@ -17,7 +18,9 @@ class Answer(NamedTuple):
     """Class of answers with about the same hit rate."""
     tokens: list[int]
     shares: list[float]
-    """Probability of each token if one of them is right; 0 for padding at the end."""
+    """Probability of each token if one of them is right, above 0."""
+    odds: float = 1.0
+    """Factor of the odds that one of them is right, by their noise."""
 
 
 class FreeDrafter(ABC):
@@ -32,8 +35,12 @@ class FreeDrafter(ABC):
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         self._eog_tokens = eog_tokens
+        self._sampler = Sampler(SamplingParams())
         self._answers: dict[int, Answer | None] = {}
         """Answers by key of the node; None for nodes without one."""
+
+    def begin_text(self, sampler: Sampler) -> None:
+        self._sampler = sampler
 
     @abstractmethod
     def answer(self, tree: TokenTree, node: int) -> Answer | None:
@@ -61,17 +68,17 @@ class FreeDrafter(ABC):
         return self._opinion(self._answers.get(key))
 
     def _opinion(self, answer: Answer | None) -> Opinion | None:
-        if answer is None:
+        if answer is None or not answer.tokens:
             return None
-        n_tokens = sum(share > 0 for share in answer.shares)
+        chance = self.kinds[answer.kind]
+        chance = answer.odds * chance / (1.0 - chance + answer.odds * chance)
         return Opinion(
-            self.source,
-            answer.tokens[:n_tokens],
-            answer.shares[:n_tokens],
-            self.kinds[answer.kind],
-            answer.kind,
-            self.temperature,
+            self.source, answer.tokens, answer.shares, chance, answer.kind, self.temperature
         )
+
+    def _branch(self, tree: TokenTree, node: int) -> Sequence[int]:
+        """Tokens from below the root down to `node`, if the sampler needs them."""
+        return tree.branch_tokens(node) if self._sampler.needs_branches else ()
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         self.read(tree, path)

@@ -15,10 +15,10 @@ import numpy as np
 from edgespec.engine.drafting.drafter import Drafter, Opinion, Rehearses
 from edgespec.engine.drafting.forced import SOURCE as FORCED
 from edgespec.engine.drafting.model import ModelDrafter
-from edgespec.engine.drafting.trust import Mixer, Trust
+from edgespec.engine.drafting.trust import Mixer
 from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pacer import Limits, Pacer
-from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.tree import TokenTree
 
 
@@ -32,19 +32,23 @@ class Complaint(NamedTuple):
 class TreeGrower:
     """The drafters of one text, a draft model first, and their learnt calibration.
 
-    Growers of several texts may share one `trust` if their drafters have the same sources.
+    Growers of several texts may share one `mixer` if their drafters have the same sources.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], trust: Trust | None = None) -> None:
+    def __init__(
+        self, drafters: Sequence[Drafter], mixer: Mixer | None = None, foresees: bool = True
+    ) -> None:
+        """`foresees` is False for an acceptance rule that takes probable guesses, not the ones that
+        the target draws."""
         self._drafters = tuple(drafters)
+        self._foresees = foresees
         self._ready = self._drafters
         """Drafters that can guess after the current text."""
         self.free_sources = frozenset(
             {FORCED, *(drafter.source for drafter in self._drafters if drafter.is_free)}
         )
         """Sources whose guesses cost no draft step: drafters without a model, and a grammar."""
-        self.trust = trust or Trust()
-        self._mixer = Mixer()
+        self.mixer = mixer or Mixer()
         models = [each for each in self._drafters if isinstance(each, ModelDrafter)]
         self._window = models[0].window if models else None
         self.step_depth = models[0].step_depth if models else 1
@@ -69,10 +73,12 @@ class TreeGrower:
             return self._window.n_unread(n_tokens)
         return n_tokens - n_drafted
 
-    def begin_text(self, params: SamplingParams) -> None:
-        """Begin a text that is sampled with `params`; calibration is learnt for each
-        temperature."""
-        self._mixer = self.trust.at(params.temperature)
+    def begin_text(self, sampler: Sampler) -> None:
+        """Begin a text, whose draws `sampler` foresees."""
+        if not self._foresees:
+            sampler = Sampler(SamplingParams())
+        for drafter in self._drafters:
+            drafter.begin_text(sampler)
 
     def prepare(self, committed: Sequence[int], root_token: int) -> list[Complaint]:
         """Determine which drafters can guess after `committed` and `root_token`; the others drop
@@ -115,9 +121,9 @@ class TreeGrower:
     def _rehearsed(self, opinion: Opinion | None, token: int, learns: bool) -> Rehearsed:
         if opinion is None:
             return Rehearsed(0.0, False, 0.0, False)
-        guesses = self._mixer.mix([opinion])
+        guesses = self.mixer.mix([opinion])
         if learns:
-            self._mixer.observe([opinion], token)
+            self.mixer.observe([opinion], token)
         return Rehearsed(
             guesses[0].confidence,
             guesses[0].token == token,
@@ -172,7 +178,7 @@ class TreeGrower:
         old root but are not below the new one.
         """
         for node, picked in pairwise([*path, root]):
-            self._mixer.observe(self._opinions(int(tree.key[node])), int(tree.token[picked]))
+            self.mixer.observe(self._opinions(int(tree.key[node])), int(tree.token[picked]))
         for drafter in self._ready:
             drafter.follow(tree, path, root)
         tree = tree.reroot(root)
@@ -228,7 +234,7 @@ class TreeGrower:
         opinions = self._opinions(int(tree.key[node]))
         if not opinions:
             return
-        guesses = self._mixer.mix(opinions)
+        guesses = self.mixer.mix(opinions)
         for guess in guesses:
             child = tree.child(node, guess.token)
             if child is not None and guess.confidence != tree.confidence[child]:

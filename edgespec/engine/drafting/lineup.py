@@ -13,10 +13,11 @@ from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.recycling import RecyclingDrafter
-from edgespec.engine.drafting.trust import Trust
+from edgespec.engine.drafting.trust import Mixer
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GuessesBlocks, ReadsFeatures
+from edgespec.settings.config import Keeps
 
 
 def line_up(
@@ -24,7 +25,7 @@ def line_up(
     draft: LanguageModel | None,
     drafters: Sequence[Drafter],
     settings: EngineSettings,
-    trust: Trust | None = None,
+    mixer: Mixer | None = None,
 ) -> TreeGrower | None:
     """A grower with the drafters of one text of `target`, the draft model first; None without
     any."""
@@ -33,7 +34,8 @@ def line_up(
         return None
     eog_tokens = target.vocabulary.eog_tokens
     guessing = list(drafters)
-    growth = ACCEPTANCE_RULES[settings.acceptance].growth
+    rule = ACCEPTANCE_RULES[settings.acceptance]
+    growth = rule.growth
     if growth is not None:
         if draft is None:
             return None
@@ -57,4 +59,4 @@ def line_up(
             guessing.insert(0, HeadDrafter(draft, *terms))
         else:
             guessing.insert(0, ModelDrafter(draft, *terms, max_tokens=info.n_ctx))
-    return TreeGrower(guessing, trust) if guessing else None
+    return TreeGrower(guessing, mixer, foresees=rule.keeps is Keeps.DRAWS) if guessing else None

@@ -6,6 +6,7 @@ node of a tree. Owns an index of the text; knows no model.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 
@@ -117,6 +118,21 @@ def voted(places: Sequence[tuple[int, int]]) -> tuple[int, list[int], list[float
     return most, best, [votes[token] / total for token in best]
 
 
+def weighed(answer: Answer, luck: Sequence[float]) -> Answer:
+    """`answer` with shares and odds by the `luck` of its tokens in the draw, best first."""
+    if not any(luck):
+        return answer
+    tau = FreeDrafter.temperature
+    weights = [share * math.exp(one / tau) for share, one in zip(answer.shares, luck, strict=True)]
+    total = sum(weights)
+    best = sorted((n for n, weight in enumerate(weights) if weight), key=lambda n: -weights[n])
+    return answer._replace(
+        tokens=[answer.tokens[n] for n in best],
+        shares=[weights[n] / total for n in best],
+        odds=total / sum(answer.shares),
+    )
+
+
 class LookupDrafter(FreeDrafter):
     """Implements `Drafter` with the text so far, prompt included."""
 
@@ -130,15 +146,20 @@ class LookupDrafter(FreeDrafter):
         """Last tokens of the text down to a node, by key of the node."""
 
     def answer(self, tree: TokenTree, node: int) -> Answer | None:
-        return self._answer_after(self._words_at(tree, node))
+        words, depth = self._words_at(tree, node), int(tree.depth[node])
+        return self._answer_after(words, depth, self._branch(tree, node))
 
-    def _answer_after(self, words: Sequence[int]) -> Answer | None:
+    def _answer_after(
+        self, words: Sequence[int], n_ahead: int, ahead: Sequence[int] = ()
+    ) -> Answer | None:
         places = self._index.places(words)
         if not places:
             return None
         said = [(self._index.tokens[place + 1], alike) for place, alike in places]
         alike, tokens, shares = voted(said)
-        return Answer(kind_of(alike, is_sole=len(tokens) == 1), tokens, shares)
+        kind = kind_of(alike, is_sole=len(tokens) == 1)
+        luck = self._sampler.luck(tokens, n_ahead, ahead)
+        return weighed(Answer(kind, tokens, shares), luck)
 
     def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Ignore the logits: only picked tokens are part of the text."""
@@ -160,7 +181,8 @@ class LookupDrafter(FreeDrafter):
         n_read, said = len(self._index), []
         for place, token in enumerate(committed[n_read:], n_read):
             if place >= len(committed) - n_tokens:
-                answer = self._answer_after(self._index.tokens[-MAX_MATCH:])
+                n_ahead = place - len(committed)
+                answer = self._answer_after(self._index.tokens[-MAX_MATCH:], n_ahead)
                 said.append((self._opinion(answer), token))
             self._index.append(token)
         return said

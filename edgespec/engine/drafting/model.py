@@ -6,7 +6,6 @@ no other drafter.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.window import Window
-from edgespec.engine.sampling import Logits, top_tokens
+from edgespec.engine.sampling import Logits, Sampler, SamplingParams
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec.ports.texts import HoldsTexts, PassPart, TextOf
@@ -53,6 +52,7 @@ class ModelDrafter:
     ) -> None:
         self._temperature = temperature
         self._model = model
+        self._sampler = Sampler(SamplingParams())
         self.window = Window(model, max_tokens)
         self._n_candidates = n_candidates
         self._n_shared = min(n_vocab, model.info.n_vocab)
@@ -63,6 +63,9 @@ class ModelDrafter:
         """Logits of the next step, computed in advance together with those of other texts."""
         self._damage: Damage | None = None
         """Prevents guesses until the text is truncated to before it."""
+
+    def begin_text(self, sampler: Sampler) -> None:
+        self._sampler = sampler
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """Nodes that are not evaluated and not an end of text, within the model's limits of context
@@ -147,7 +150,7 @@ class ModelDrafter:
         for node, token in enumerate(text[1:]):
             tree.add(node, token, confidence=1.0)
         nodes = range(n_tokens)
-        self._take_opinions(tree, nodes)
+        self._take_opinions(tree, nodes, root_ahead=-n_tokens)
         said = [self._opinions[int(key)] for key in tree.key[: n_tokens - 1]]
         if n_read + n_tokens == len(committed) and self._damage is None:
             self._model.commit(tree, nodes)
@@ -177,39 +180,46 @@ class ModelDrafter:
     def _read(self, branch: TokenTree) -> None:
         """Evaluate a branch and commit all of it but its last node."""
         nodes = range(len(branch))
-        self._take_opinions(branch, nodes)
+        self._take_opinions(branch, nodes, root_ahead=-len(nodes) + 1)
         self._model.commit(branch, nodes[:-1], keep=nodes[-1:])
         end = int(branch.key[nodes[-1]])
         self._opinions = {end: self._opinions[end]}
 
-    def _take_opinions(self, tree: TokenTree, nodes: Sequence[int]) -> None:
-        """Evaluate `nodes` and store the guesses after them."""
+    def _take_opinions(self, tree: TokenTree, nodes: Sequence[int], root_ahead: int = 0) -> None:
+        """Evaluate `nodes` and store the guesses after them.
+
+        `root_ahead` is the number of draws until the one after the root; below 0, that draw and
+        some below it are made already.
+        """
         ahead, self._ahead = self._ahead, None
         logits = self._model.evaluate(tree, nodes) if ahead is None else ahead
         for node, row in zip(nodes, logits, strict=True):
             key = int(tree.key[node])
             try:
-                self._opinions[key] = self._opinion(key, row[: self._n_shared])
+                n_ahead = root_ahead + int(tree.depth[node])
+                needs_branch = root_ahead == 0 and self._sampler.needs_branches
+                branch = tree.branch_tokens(node) if needs_branch else ()
+                self._opinions[key] = self._opinion(key, row[: self._n_shared], n_ahead, branch)
             except ModelError as error:
                 self._opinions[key] = None
                 self._damage = Damage(self.window.n_read, str(error))
 
-    def _opinion(self, key: int, logits: Logits) -> Opinion:
-        """Guesses after a node from the model's `logits` [n_vocab] there.
+    def _opinion(
+        self, key: int, logits: Logits, n_ahead: int, ahead: Sequence[int]
+    ) -> Opinion | None:
+        """Guesses after the tokens `ahead` from the model's `logits` [n_vocab] there; None if none
+        is possible.
 
         Raises ModelError if the largest logit is not finite.
         """
-        best = logits.max()
-        if not math.isfinite(best):
-            raise ModelError(f"the draft's best logit is {best}: its weights are damaged")
-        tokens = top_tokens(logits, self._n_candidates)
-        weights = np.exp(logits - best)
-        probabilities = weights[tokens] / weights.sum()
+        tokens, shares = self._sampler.foresee(logits, self._n_candidates, n_ahead, ahead)
+        if not tokens:
+            return None
         return Opinion(
             self.source,
-            tokens.tolist(),
-            np.maximum(probabilities, np.finfo(np.float32).tiny).tolist(),
-            chance=min(1.0, float(probabilities.sum())),
+            tokens,
+            shares,
+            chance=min(1.0, sum(shares)),
             temperature=self._temperature,
             is_exhaustive=True,
         )

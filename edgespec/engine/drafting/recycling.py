@@ -1,4 +1,5 @@
-"""Guesses from the target's earlier logits: its most probable successors of the same token.
+"""Guesses from the target's earlier logits: the tokens that it would draw by them after the same
+token.
 
 Token recycling (Luo et al., arXiv 2408.08696): a pass also computes logits after rejected guesses.
 Owns tables of bounded size; knows no model.
@@ -17,10 +18,9 @@ from edgespec.tree import ROOT, TokenTree
 
 PAIR, SINGLE = "after the same two tokens", "after the same token"
 KINDS = {PAIR: 0.7, SINGLE: 0.4}
-N_SUCCESSORS = 4
-TEMPERATURE = 0.6
-"""Temperature of the shares, below 1: the target's best tokens are picked more often than its
-logits say."""
+N_SUCCESSORS = 16
+"""Number of logits that are kept after a token."""
+N_GUESSES = 4
 
 
 class SuccessorTable:
@@ -30,13 +30,13 @@ class SuccessorTable:
         self._row_of: dict[int, int] = {}
         self._key_of = np.full(n_rows, -1, np.int64)
         self._tokens = np.zeros((n_rows, N_SUCCESSORS), np.int32)
-        self._shares = np.zeros((n_rows, N_SUCCESSORS), np.float32)
+        self._logits = np.zeros((n_rows, N_SUCCESSORS), np.float32)
         self._n_put = 0
 
     def __len__(self) -> int:
         return len(self._row_of)
 
-    def put(self, key: int, tokens: np.ndarray, shares: np.ndarray) -> None:
+    def put(self, key: int, tokens: np.ndarray, logits: np.ndarray) -> None:
         row = self._row_of.get(key)
         if row is None:
             row = self._n_put % len(self._key_of)
@@ -45,14 +45,16 @@ class SuccessorTable:
             self._row_of[key] = row
             self._key_of[row] = key
         self._tokens[row, : len(tokens)] = tokens
-        self._shares[row] = 0.0
-        self._shares[row, : len(shares)] = shares
+        self._logits[row] = -np.inf
+        self._logits[row, : len(logits)] = logits
 
-    def get(self, key: int) -> tuple[list[int], list[float]] | None:
+    def get(self, key: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Tokens and logits, [n_successors]; None for an unknown key."""
         row = self._row_of.get(key)
         if row is None:
             return None
-        return self._tokens[row].tolist(), self._shares[row].tolist()
+        is_used = self._logits[row] > -np.inf
+        return self._tokens[row, is_used].astype(np.int64), self._logits[row, is_used]
 
 
 class RecyclingDrafter(FreeDrafter):
@@ -60,6 +62,7 @@ class RecyclingDrafter(FreeDrafter):
 
     source = "recycled"
     kinds = KINDS
+    temperature = 1.2
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         super().__init__(eog_tokens)
@@ -75,7 +78,10 @@ class RecyclingDrafter(FreeDrafter):
             (SINGLE, self._after_token.get(token)),
         ):
             if found is not None:
-                return Answer(kind, *found)
+                tokens, logits = found
+                depth, ahead = int(tree.depth[node]), self._branch(tree, node)
+                said = self._sampler.foresee(logits, N_GUESSES, depth, ahead, tokens)
+                return Answer(kind, said.tokens, said.shares)
         return None
 
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:
@@ -87,10 +93,8 @@ class RecyclingDrafter(FreeDrafter):
             if not math.isfinite(row.max()):
                 continue  # non-finite logits after a rejected guess are no error
             tokens = top_tokens(row, N_SUCCESSORS)
-            weights = np.exp((row[tokens] - row[tokens[0]]) / np.float32(TEMPERATURE))
-            shares = weights / weights.sum()
-            self._after_pair.put(self._pair(tree, node), tokens, shares)
-            self._after_token.put(int(tree.token[node]), tokens, shares)
+            self._after_pair.put(self._pair(tree, node), tokens, row[tokens])
+            self._after_token.put(int(tree.token[node]), tokens, row[tokens])
 
     def is_behind(self, committed: Sequence[int]) -> bool:
         return self._n_read < len(committed)

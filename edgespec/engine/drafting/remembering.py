@@ -15,8 +15,7 @@ from edgespec.values import ModelInfo
 
 Numbers = Mapping[str, float]
 Learnt = Mapping[str, Numbers]
-"""Learnt state by learner and key (`trust@0.7` at temperature 0.7), the least recently used
-first."""
+"""Learnt state by learner and key, the least recently used first."""
 
 T = TypeVar("T")
 

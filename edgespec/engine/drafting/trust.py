@@ -7,15 +7,15 @@ or drafter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgespec.engine.drafting.drafter import Guess, Opinion
-from edgespec.engine.drafting.remembering import Learnt, Numbers, renewed
+from edgespec.engine.drafting.remembering import Numbers
 
-MIN_TEMPERATURE = 0.6
-"""Sampling temperatures below this count as this: the text is about as predictable as at 0."""
+EVIDENCE = 1.0 / 0.6
+"""Prior offset of a source's log odds."""
 UNNAMED_LOG_ODDS = -2.0
 """Log odds of a token that an exhaustive source rated but did not name."""
 MIN_ERROR_RATE = 0.02
@@ -60,19 +60,18 @@ class _WeighedOpinion(NamedTuple):
 
 
 class Mixer:
-    """Mixes opinions and learns the weights of their sources, for one sampling temperature.
+    """Mixes opinions and learns the weights of their sources.
 
     The log odds of a token are a sum over the sources that name it,
 
         log softmax(sharpness * log p(token)) + logit(chance) + evidence,
 
     so that agreeing sources reinforce each other. The sharpness is the inverse temperature of a
-    source's probabilities; its logarithm is learnt for each source, the evidence for each source
-    and kind of opinion.
+    source's shares, whatever the text's temperature: how far its scores are from the target's. Its
+    logarithm is learnt for each source, the evidence for each source and kind of opinion.
     """
 
-    def __init__(self, temperature: float = 0.0) -> None:
-        self._temperature = temperature
+    def __init__(self) -> None:
         self._weights: dict[str, Weight] = {}
 
     def mix(self, opinions: Sequence[Opinion]) -> list[Guess]:
@@ -115,11 +114,8 @@ class Mixer:
 
     def _weigh(self, opinion: Opinion) -> _WeighedOpinion:
         source = opinion.source
-        evidence = self._weight(
-            f"{source} {opinion.kind} evidence", 1.0 / max(MIN_TEMPERATURE, self._temperature), 0.7
-        )
-        temperature = max(opinion.temperature, self._temperature)
-        sharpness = self._weight(f"{source} sharpness", -math.log(temperature), 4.0)
+        evidence = self._weight(f"{source} {opinion.kind} evidence", EVIDENCE, 0.7)
+        sharpness = self._weight(f"{source} sharpness", -math.log(opinion.temperature), 4.0)
         exponent = math.exp(sharpness.value)
         best = max(opinion.probabilities)
         logs = [exponent * math.log(max(p / best, MIN_PROBABILITY)) for p in opinion.probabilities]
@@ -140,35 +136,6 @@ class Mixer:
         if weight is None:
             weight = self._weights[name] = Weight(value, precision)
         return weight
-
-
-class Trust:
-    """The mixers of a pair, one per sampling temperature, shared by all texts."""
-
-    def __init__(self) -> None:
-        self._mixers: dict[str, Mixer] = {}
-        self._recalled: Learnt = {}
-
-    def at(self, temperature: float) -> Mixer:
-        """The mixer for a sampling temperature."""
-        name = f"trust@{temperature:g}"
-        mixer = self._mixers.get(name)
-        if mixer is None:
-            mixer = Mixer(temperature)
-            mixer.load_state_dict(self._recalled.get(name, {}))
-        self._mixers = renewed(self._mixers, {name: mixer})
-        return mixer
-
-    def recall(self, learnt: Learnt) -> None:
-        """Use the learnt state of an earlier run for mixers that are created from now on."""
-        self._recalled = learnt
-
-    def learnt(self) -> Learnt:
-        """Learnt state of this run and earlier ones, to be stored."""
-        now: Mapping[str, Numbers] = {
-            name: mixer.state_dict() for name, mixer in self._mixers.items()
-        }
-        return renewed(self._recalled, now)
 
 
 def _chances(weighed: Sequence[_WeighedOpinion]) -> dict[int, float]:

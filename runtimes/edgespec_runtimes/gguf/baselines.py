@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ _N_CANDIDATES = 10
 
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
-    """Continue the prompts greedily with baseline `name`. Raises ModelError and UsageError."""
+    """Continue the prompts with baseline `name`. Raises ModelError and UsageError."""
     check(name, request, BASELINES)
     if request.is_together:
         return _run_together(name, request)
@@ -98,8 +99,8 @@ def _run_together(name: str, request: BaselineRequest) -> BaselineRun:
         for prompt in encoded:
             check_room(prompt, request)
         read_before, began = request.bytes_read(), time.perf_counter()
-        picked = target.read_prompts(encoded)
-        texts = [[token] for token in picked]
+        first = target.read_prompts(encoded)
+        texts = [[request.pick(row, prompt)] for row, prompt in zip(first, encoded, strict=True)]
         ended_s = [0.0] * len(texts)
         prompt_s = time.perf_counter() - began
         n_passes = -(-sum(map(len, encoded)) // target.most)
@@ -115,7 +116,7 @@ def _run_together(name: str, request: BaselineRequest) -> BaselineRun:
                 for text in going
             ]
             for text, row in zip(going, target.decode(inputs), strict=True):
-                texts[text].append(int(row.argmax()))
+                texts[text].append(request.pick(row, [*encoded[text], *texts[text]]))
             now = time.perf_counter()
             for text in going:
                 if target.is_over(texts[text], request.n_tokens):
@@ -165,10 +166,11 @@ def _decoded(
     drafter: _Drafter | None,
     prompt: Sequence[int],
 ) -> tuple[list[int], list[RoundCost]]:
-    """Decode greedily by the algorithm of llama.cpp's example `speculative-simple`.
+    """Decode by the algorithm of llama.cpp's example `speculative-simple`.
 
     The draft guesses one branch until its probability is too low; one batch of the target verifies
-    it, and the draft then reads the same batch again. Without a draft, a pass gives one token.
+    it: a guess is accepted if it is what the target picks there. The draft then reads the same
+    batch again. Without a draft, a pass gives one token.
     """
     tokens: list[int] = []
     rounds: list[RoundCost] = []
@@ -181,15 +183,19 @@ def _decoded(
         guessed = time.perf_counter()
         logits = target.decode([last, *guesses], n_past)  # [1 + guesses, n_vocab]
         decoded = time.perf_counter()
-        picked = [int(row.argmax()) for row in logits]
-        accepted = next((n for n, guess in enumerate(guesses) if guess != picked[n]), len(guesses))
+        picked: list[int] = []
+        for row, guess in zip_longest(logits, guesses):
+            picked.append(request.pick(row, [*prompt, *tokens, *picked]))
+            if picked[-1] != guess:
+                break
+        accepted = len(picked) - 1
         draft_s = 0.0
         if drafter:
             drafter.draft.decode([last, *guesses], n_past, last_only=True)
             draft_s = guessed - began + time.perf_counter() - decoded
             for model in (target, drafter.draft):
                 model.forget_from(n_past + 1 + accepted)
-        gained = picked[: accepted + 1]
+        gained = picked
         end = next((n for n, token in enumerate(gained) if target.is_end(token)), accepted)
         gained = gained[: end + 1]
         tokens += gained
@@ -284,14 +290,14 @@ class _Texts(_Sequences):
     def is_over(self, tokens: Sequence[int], most: int) -> bool:
         return len(tokens) >= most or self.is_end(tokens[-1])
 
-    def read_prompts(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Prefill the prompts, which share batches; returns the first token of each text."""
+    def read_prompts(self, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Prefill the prompts, which share batches; returns the logits after each."""
         inputs = [
             (text, position, token, position == len(prompt) - 1)
             for text, prompt in enumerate(prompts)
             for position, token in enumerate(prompt)
         ]
-        return [int(row.argmax()) for row in self.decode(inputs)]
+        return self.decode(inputs)
 
     def decode(self, inputs: Sequence[Input]) -> list[np.ndarray]:
         """Copies of the requested logits, in the order of the inputs."""

@@ -19,7 +19,7 @@ from onnx import helper
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.memory.heap import trim_heap
-from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, check, measured
+from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, Pick, check, measured
 from edgespec.values import RoundCost
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
 from edgespec_runtimes.onnx.files.source import Source, named_model, read_source
@@ -42,7 +42,7 @@ _ERRORS_ONLY = 3
 
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
-    """Continue the prompt greedily with baseline `name`. Raises ModelError and UsageError."""
+    """Continue the prompt with baseline `name`. Raises ModelError and UsageError."""
     check(name, request, BASELINES)
     with ExitStack() as owned:
         began = time.perf_counter()
@@ -54,7 +54,7 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
             load_s,
             decoder.vocabulary,
             decoder.read,
-            lambda prompt: decoder.generate(prompt[-1], request.n_tokens),
+            lambda prompt: decoder.generate(prompt, request.n_tokens, request.pick),
         )
 
 
@@ -94,15 +94,18 @@ class _ExportedModel(Closeable):
         for begin in range(0, len(tokens), self._most):
             self.decode(tokens[begin : begin + self._most])
 
-    def generate(self, token: int, n_tokens: int) -> tuple[list[int], list[RoundCost]]:
-        """Generate greedily after `token`, one token per pass."""
+    def generate(
+        self, prompt: Sequence[int], n_tokens: int, pick: Pick
+    ) -> tuple[list[int], list[RoundCost]]:
+        """Generate after `prompt`, whose last token is not read yet, one token per pass."""
         tokens: list[int] = []
         rounds: list[RoundCost] = []
+        token = prompt[-1]
         while len(tokens) < n_tokens and not (tokens and token in self.vocabulary.eog_tokens):
             began = time.perf_counter()
             logits = self.decode([token])
             pass_s = time.perf_counter() - began
-            token = int(logits.argmax())
+            token = pick(logits, [*prompt, *tokens])
             tokens.append(token)
             wall_s = time.perf_counter() - began
             rounds.append(RoundCost(1, 0, 0, 1, 0.0, pass_s, 0.0, wall_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
 from edgespec_runtimes.gguf.file.header import GgufFile
@@ -37,9 +38,13 @@ def chat_format(header: GgufFile, token_table: Sequence[bytes]) -> ChatFormat:
         if type(token) is int and 0 <= token < len(token_table):
             text = token_table[token].decode(errors="replace")
             special_tokens[f"{_NAMES.get(name, name)}_token"] = text
-    sampling = {
+    return ChatFormat(templates, special_tokens, sampling=recommended_sampling(header))
+
+
+def recommended_sampling(header: GgufFile) -> dict[str, Any]:
+    """The sampling settings in the metadata."""
+    return {
         setting: header.metadata[f"general.sampling.{key}"]
         for key, setting in _SAMPLING.items()
         if f"general.sampling.{key}" in header.metadata
     }
-    return ChatFormat(templates, special_tokens, sampling=sampling)

@@ -42,11 +42,11 @@ def chat_format(folder: Path) -> ChatFormat:
     return ChatFormat(
         {name: text for name, text in templates.items() if text},
         special_tokens,
-        sampling=_sampling(read_json(folder / "generation_config.json")),
+        sampling=recommended_sampling(read_json(folder / "generation_config.json")),
     )
 
 
-def _sampling(config: Mapping[str, Any]) -> dict[str, Any]:
+def recommended_sampling(config: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling settings in generation_config.json."""
     settings = {
         setting: config[name] for name, setting in _SAMPLING.items() if config.get(name) is not None
