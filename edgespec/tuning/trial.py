@@ -26,7 +26,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 
 GROWTH_BYTES = 2 << 20
-"""What this process grows by while it waits for trials."""
+"""Growth of this process while it waits for trials."""
 STALLED_SHARE = 0.1
 """Passes that stalled for a larger share of their time measure the speed of storage."""
 
