@@ -130,6 +130,18 @@ def _budget(value: object, info: ValidationInfo) -> object:
     return n_bytes
 
 
+OWN_DRAFT = Path("<self>")
+"""Stands for a draft that is made from the target."""
+
+
+SELF = "self"
+"""Name of that draft in settings; a file of this name is written ./self."""
+
+
+def _draft(value: object) -> object:
+    return OWN_DRAFT if value == SELF else value
+
+
 def _biases(value: object) -> object:
     """llama.cpp's `TOKEN_ID+BIAS` and `TOKEN_ID-BIAS`, one or a list of them, as a mapping."""
     if isinstance(value, str):
@@ -181,8 +193,8 @@ class LoadSettings(Settings):
 
     model: Path
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
-    draft: Path | None = None
-    """None: the target decodes alone."""
+    draft: Annotated[Path | None, BeforeValidator(_draft)] = None
+    """None: the target decodes alone. "self": a draft that is made from the target, once."""
     optional_draft: bool = False
     """Leave the draft out where texts are expected to be faster without it, where it does not fit,
     and where it is a head, which follows one text, and `n_parallel` asks for more."""
@@ -435,7 +447,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise UsageError(f"--config {path}: unknown key {key!r}{nearest(key, names)}")
         if name in settings:
             raise UsageError(f"--config {path}: {key!r} is given twice, under two spellings")
-        is_path = name in _PATHS and isinstance(value, str)
+        is_path = name in _PATHS and isinstance(value, str) and (name, value) != ("draft", SELF)
         settings[name] = path.parent / expanded(value) if is_path else value
     return settings
 
