@@ -27,13 +27,12 @@ from edgespec.settings.base import Names, expanded, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
     DRAFTING,
-    OWN_DRAFT,
-    SELF,
     GenerateSettings,
     LoadSettings,
     SamplingParams,
     read_config,
 )
+from edgespec.settings.draft_name import OWN_DRAFT, SELF
 from edgespec.settings.options import option_names
 from edgespec.tuning import presets
 

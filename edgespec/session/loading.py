@@ -40,7 +40,8 @@ from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.pairing import check_one_text, check_pair
 from edgespec.session.prospect import tokens_per_byte
 from edgespec.settings import arguments
-from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, OWN_DRAFT, LoadSettings
+from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
+from edgespec.settings.draft_name import OWN_DRAFT
 from edgespec.settings.options import Role, refuse_unused
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
@@ -449,8 +450,7 @@ def _check_arguments(
     if settings.draft == OWN_DRAFT:
         from edgespec.session.own_draft import obtain
 
-        draft = obtain(settings, progress or _silent)
-        settings = settings.model_copy(update={"draft": draft})
+        settings = settings.model_copy(update={"draft": obtain(settings, progress)})
     engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
     if engine_settings.learn and settings.draft is None:
         raise UsageError(
@@ -458,10 +458,6 @@ def _check_arguments(
             f"{settings.names.of('draft')}"
         )
     return settings, engine_settings, arguments.callback("progress", progress)
-
-
-def _silent(what: str, share: float) -> None:
-    """Show no progress."""
 
 
 def _tree_sizes(rules: EngineSettings, n_texts: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -49,7 +50,7 @@ BUFFER_SHARE, MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 0.1, 16 * MIB, 256 * MIB
 """Share of the budget for rows of weights while a draft is made, and its limits."""
 DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
-_NAME = re.compile(rf".*-self-\w+-([0-9a-f]{{{DIGITS}}})\.gguf")
+_NAME = re.compile(rf".*-self-(\w+)-([0-9a-f]{{{DIGITS}}})\.gguf")
 N_CLASSES = 8
 """Budgets that are equal in eighths of the target's size share a choice."""
 
@@ -87,7 +88,7 @@ class _Speed:
         return len(self.tokens) / self.seconds if self.seconds else math.inf
 
 
-def obtain(settings: LoadSettings, progress: Progress) -> Path:
+def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     """Path of the draft made from the target for this budget, from the cache if it is there.
 
     Raises UsageError if no draft would be faster than none, and the errors of `make`.
@@ -107,7 +108,7 @@ def obtain(settings: LoadSettings, progress: Progress) -> Path:
     folder = cache_folder.make_folder()
     try:
         with scratch_folder(folder) as scratch:
-            made = make(target, scratch / "draft.gguf", settings, progress)
+            made = make(target, scratch / "draft.gguf", settings, progress or _silent)
             path = _cache_path(target, made.kind, digest)
             (scratch / "draft.gguf").replace(path)
     except _Slower as error:
@@ -115,6 +116,19 @@ def obtain(settings: LoadSettings, progress: Progress) -> Path:
         raise
     choices.write(known | {name: asdict(made)})
     return path
+
+
+def measured(draft: Path) -> OwnDraft | None:
+    """Figures of a draft that `obtain` keeps in the cache; None for any other file."""
+    match = _NAME.fullmatch(draft.name)
+    if match is None:
+        return None
+    known = JsonFile(cache_folder.drafts(), match[2]).read()
+    for one in known.values() if isinstance(known, dict) else ():
+        if one.get("kind") == match[1]:
+            with suppress(TypeError):
+                return OwnDraft(**one)
+    return None
 
 
 def forget(path: Path) -> int:
@@ -125,7 +139,7 @@ def forget(path: Path) -> int:
         raise UsageError(f"{path} is no draft made with -md self: delete it yourself")
     nbytes = path.stat().st_size
     path.unlink()
-    (cache_folder.drafts() / f"{match[1]}.json").unlink(missing_ok=True)
+    (cache_folder.drafts() / f"{match[2]}.json").unlink(missing_ok=True)
     return nbytes
 
 
@@ -184,6 +198,10 @@ def make(
             )
         draft.replace(out)
     return made
+
+
+def _silent(what: str, share: float) -> None:
+    """Show no progress."""
 
 
 class _Slower(UsageError):

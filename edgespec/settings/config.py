@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
 from edgespec.settings.base import Names, PythonNames, Settings, expanded, nearest, spell
+from edgespec.settings.draft_name import SELF, draft_named
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.units import parse_size
@@ -130,18 +131,6 @@ def _budget(value: object, info: ValidationInfo) -> object:
     return n_bytes
 
 
-OWN_DRAFT = Path("<self>")
-"""Stands for a draft that is made from the target."""
-
-
-SELF = "self"
-"""Name of that draft in settings; a file of this name is written ./self."""
-
-
-def _draft(value: object) -> object:
-    return OWN_DRAFT if value == SELF else value
-
-
 def _biases(value: object) -> object:
     """llama.cpp's `TOKEN_ID+BIAS` and `TOKEN_ID-BIAS`, one or a list of them, as a mapping."""
     if isinstance(value, str):
@@ -193,7 +182,7 @@ class LoadSettings(Settings):
 
     model: Path
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
-    draft: Annotated[Path | None, BeforeValidator(_draft)] = None
+    draft: Annotated[Path | None, BeforeValidator(draft_named)] = None
     """None: the target decodes alone. "self": a draft that is made from the target, once."""
     optional_draft: bool = False
     """Leave the draft out where texts are expected to be faster without it, where it does not fit,
