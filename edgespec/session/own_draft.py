@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from edgespec import runtimes
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.files import cache_folder
@@ -96,10 +97,11 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     target = settings.model
     _check_format(target, load_tool())
     budget_bytes = process.resolve_budget(settings.memory_budget)
-    digest = sampled_digest([target], with_times=False)[:DIGITS]
+    files = runtimes.describe(target).files
+    digest = sampled_digest(files, with_times=False)[:DIGITS]
     choices = JsonFile(cache_folder.drafts(), digest)
     known = choices.read() or {}
-    name = _budget_class(target, budget_bytes)
+    name = _budget_class(files, budget_bytes)
     if refusal := known.get(name, {}).get("refusal"):
         raise UsageError(refusal)
     for kind in (known.get(name, {}).get("kind"), *(one.get("kind") for one in known.values())):
@@ -270,8 +272,9 @@ def _cache_path(target: Path, kind: str, digest: str) -> Path:
     return cache_folder.folder() / f"{target.stem}-self-{kind}-{digest}.gguf"
 
 
-def _budget_class(target: Path, budget_bytes: int) -> str:
-    eighths = min(N_CLASSES, N_CLASSES * budget_bytes // max(1, target.stat().st_size))
+def _budget_class(files: Sequence[Path], budget_bytes: int) -> str:
+    size_bytes = sum(path.stat().st_size for path in files)
+    eighths = min(N_CLASSES, N_CLASSES * budget_bytes // max(1, size_bytes))
     return f"{eighths}/{N_CLASSES}"
 
 

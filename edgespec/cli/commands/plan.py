@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     for note in command.notes:
         console.note(note)
     made = own_draft.measured(command.load.draft) if command.load.draft else None
-    tokens = made and made.tokens_per_pass
+    tokens = made.tokens_per_pass if made else None
     table = reports.plan_table(memory_plan, bandwidth, source, predicted, tokens)
     console.write("\n".join(table))
     return 0
