@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.cli import entry
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
@@ -15,7 +16,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
 from edgespec.session import own_draft, session
 from edgespec.session.own_draft import OwnDraft
-from edgespec.settings.config import LoadSettings
+from edgespec.settings.config import LoadSettings, read_config
 from edgespec.settings.draft_name import OWN_DRAFT
 
 TARGET = embedded_pair().target
@@ -38,6 +39,29 @@ def kept(cache: Path) -> list[str]:
 def test_the_name_self_stands_for_it() -> None:
     assert LoadSettings(model=TARGET, draft="self").draft == OWN_DRAFT
     assert LoadSettings(model=TARGET, draft=Path("self")).draft == Path("self")
+
+
+def test_a_config_file_names_it_too(tmp_path: Path) -> None:
+    config = tmp_path / "edgespec.toml"
+    config.write_text('model = "m.gguf"\ndraft = "self"\n')
+    assert read_config(config) == {"model": tmp_path / "m.gguf", "draft": "self"}
+
+
+def test_the_command_line_makes_it_of_the_model_it_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.main(["plan", "-m", str(TARGET), "-md", "self", "--memory-budget", "1GiB"]) == 2
+    assert "would hardly be faster than none" in capsys.readouterr().err
+    assert entry.main(["models", "show", "self"]) == 3
+    assert "edgespec models draft TARGET OUT" in capsys.readouterr().err
+
+
+def test_the_command_line_deletes_it(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draft = cache / "big-self-Q2_K-0123456789ab.gguf"
+    draft.write_bytes(b"12345")
+    assert entry.main(["models", "forget", draft.stem, "--json"]) == 0
+    assert '"deleted_bytes": 5' in capsys.readouterr().out
+    assert not draft.exists()
 
 
 def test_a_target_that_fits_gets_none(cache: Path) -> None:

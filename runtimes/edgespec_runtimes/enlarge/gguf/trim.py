@@ -5,16 +5,14 @@ Does not choose the quantisation or the tokens of the head.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.errors import EdgespecError, ModelError
+from edgespec.errors import ModelError
 from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
 from edgespec.runtimes import vocabulary_fingerprint, without_padding
-from edgespec.settings.units import format_size
 from edgespec_runtimes.enlarge.gguf.packing import (
     CHUNK_BYTES,
     Description,
@@ -35,12 +33,13 @@ from edgespec_runtimes.gguf.file.trimmed import (
     TOKEN_IDS,
     VOCABULARY,
     can_be_trimmed,
+    has_large_blocks,
 )
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 
-VOCABULARY_TYPE = "Q3_K"
-"""Type of embeddings and head."""
+VOCABULARY_TYPE, NARROW_TYPE = "Q3_K", "Q4_0"
+"""Types of embeddings and head: in blocks of 256 elements, and of 32."""
 _OUTPUT_BIAS = "output.bias"
 _TOKENIZER = "tokenizer."
 
@@ -71,13 +70,10 @@ def trim(
     EdgespecError when the disk is too small or fails.
     """
     check_trimmable(source)
-    free = shutil.disk_usage(out.parent).free
+    vocabulary_type = VOCABULARY_TYPE if has_large_blocks(read_header(source)) else NARROW_TYPE
     with scratch_folder(out.parent) as folder:
         coarse = folder / "coarse.gguf"
-        try:
-            quantise(source, coarse, kind, progress, VOCABULARY_TYPE, buffer_bytes)
-        except EdgespecError as error:
-            raise EdgespecError(f"{error} ({format_size(free)} were free before)") from error
+        quantise(source, coarse, kind, progress, vocabulary_type, buffer_bytes)
         write_trimmed(coarse, out, token_ids, progress)
 
 

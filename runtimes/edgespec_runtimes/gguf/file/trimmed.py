@@ -34,6 +34,8 @@ SUPPORTED = frozenset(
 """Architectures that take embeddings in place of tokens, and the head from the embeddings' name."""
 HEAD_BITS, MAX_HEAD = 3.5, 64 << 10
 """Bits per weight, and most tokens of a head, for estimates."""
+NARROW_BITS = 4.5
+"""Least bits per weight where rows are no multiple of 256 elements."""
 _SCALED = ("gemma3",)
 """Architectures that scale the embeddings of tokens, but not embeddings that they are given."""
 
@@ -65,9 +67,15 @@ def can_be_trimmed(header: GgufFile) -> bool:
     """True if a trimmed copy of the model can be made."""
     return (
         header.architecture in SUPPORTED
+        and header.embedding_length % 32 == 0
         and EMBEDDINGS in header.tensors_by_name
         and not is_trimmed(header)
     )
+
+
+def has_large_blocks(header: GgufFile) -> bool:
+    """True if rows consist of blocks of 256 elements, which types of fewer than 4 bits need."""
+    return header.embedding_length % 256 == 0
 
 
 def trimmed_bytes(header: GgufFile, bits: float) -> int:
@@ -75,6 +83,8 @@ def trimmed_bytes(header: GgufFile, bits: float) -> int:
     be made."""
     if not can_be_trimmed(header):
         return 0
+    if not has_large_blocks(header):
+        bits = max(bits, NARROW_BITS)
     rest = (t for t in header.tensors if t.name not in (EMBEDDINGS, OUTPUT))
     n_head = header.embedding_length * min(header.n_vocab, MAX_HEAD)
     return int((bits * sum(math.prod(t.shape) for t in rest) + HEAD_BITS * n_head) / 8)
