@@ -125,8 +125,8 @@ def hint(name: str) -> str | None:
     """Advice about a name that is a URL, a repository, an Ollama tag or `self`; else None."""
     if name == SELF:
         return (
-            "self is a draft made from the target, for -md of chat, generate, serve, batch and plan: "
-            "edgespec models draft TARGET OUT makes it as a file"
+            "self is a draft made from the target, for -md of chat, generate, serve, batch and "
+            "plan: edgespec models draft TARGET OUT makes it as a file"
         )
     if re.match(r"[a-z]+://", name):
         return f"{name} is an address: download the file, or name its repository with -hf USER/REPO"
