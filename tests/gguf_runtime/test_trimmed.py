@@ -33,7 +33,7 @@ def trimmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def first_logits(draft: Path) -> tuple[np.ndarray, np.ndarray]:
+def first_logits(draft: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """Logits after the nodes of a small tree, and the tokens that they rate."""
     settings = LoadSettings(model=TARGET, draft=draft, memory_budget=BUDGET)
     with session.open_models(settings) as models:
@@ -49,7 +49,8 @@ def first_logits(draft: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def test_its_logits_are_those_of_the_whole_model(trimmed: Path) -> None:
     (whole, every), (some, rated) = first_logits(TARGET), first_logits(trimmed)
-    assert every.tolist() == [*range(4096)]
+    assert every is None
+    assert rated is not None
     assert rated.tolist() == RATED
     assert (some == whole[:, rated]).all()
 

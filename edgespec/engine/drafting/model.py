@@ -58,7 +58,9 @@ class ModelDrafter:
         self._n_candidates = n_candidates
         self._rated = token_ids_of(model, n_vocab)
         """Tokens of the model's logits; None for the first of the vocabulary."""
-        self._n_shared = min(n_vocab, model.info.n_vocab) if self._rated is None else len(self._rated)
+        self._n_shared = (
+            min(n_vocab, model.info.n_vocab) if self._rated is None else len(self._rated)
+        )
         self._eog_tokens = eog_tokens
         self._opinions: dict[int, Opinion | None] = {}
         """Guesses by key of the evaluated node; None if its logits were not finite."""
