@@ -13,6 +13,7 @@ from edgespec.errors import ModelError
 from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
 from edgespec.runtimes import vocabulary_fingerprint, without_padding
+from edgespec.values import ENLARGED_FROM
 from edgespec_runtimes.enlarge.gguf.packing import (
     CHUNK_BYTES,
     Description,
@@ -110,7 +111,7 @@ def _pairs(header: GgufFile, table: TensorEntry, token_ids: Sequence[int]) -> li
         TABLE_ROWS: pack_pair(TABLE_ROWS, table.shape[1]),
         TOKEN_IDS: pack_array(TOKEN_IDS, ValueType.INT32, token_ids),
     }
-    dropped = {key: b"" for key in header.entries if key.startswith(_TOKENIZER)}
+    dropped = {key: b"" for key in header.entries if key.startswith((_TOKENIZER, ENLARGED_FROM))}
     return [pair for pair in copied_pairs(header, dropped | new) if pair]
 
 
