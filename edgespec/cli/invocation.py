@@ -32,6 +32,7 @@ from edgespec.settings.config import (
     SamplingParams,
     read_config,
 )
+from edgespec.settings.draft_name import OWN_DRAFT, SELF
 from edgespec.settings.options import option_names
 from edgespec.tuning import presets
 
@@ -104,6 +105,9 @@ def settings_from(args: argparse.Namespace) -> CommandSettings:
     settings = config | flags
     names = Names(file, frozenset(config.keys() - flags.keys()))
     _choose_models(settings, notes, names)
+    if settings.get("draft") == OWN_DRAFT:
+        load = LoadSettings.model_validate(_part(settings, LoadSettings), context=names)
+        settings["draft"] = fetching.draft_from_target(load, Console(quiet="quiet" in args))
     if file is None and "no_tuned" not in args:
         _recall_tuned(settings, notes)
     if settings.get("draft") is None and not settings.get("lookup"):
@@ -258,15 +262,17 @@ def _settle_draft(
 
 def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> None:
     for role in ("model", "draft"):
-        if role in settings:
+        if role == "draft" and settings.get(role) == SELF:
+            settings[role] = OWN_DRAFT
+        elif role in settings:
             settings[role] = _named_in(names, role, settings[role])
     if "model" in settings:
         if not any(settings.get(name) for name in ("draft", "no_draft")):
             _add_own_draft(settings, notes)
         if not any(settings.get(name) for name in ("draft", "no_draft", "lookup")):
             notes.append(
-                "no draft: the target runs alone. -md names a draft model, and --lookup guesses "
-                "from the text itself"
+                "no draft: the target runs alone. -md names a draft model (-md self makes one from "
+                "the target), and --lookup guesses from the text itself"
             )
         return
     if "draft" in settings:

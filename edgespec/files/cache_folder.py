@@ -70,6 +70,11 @@ def learnt() -> Path:
     return folder() / "learnt"
 
 
+def drafts() -> Path:
+    """Folder of what is known about drafts made from targets, one small file per target."""
+    return folder() / "drafts"
+
+
 def models() -> list[Path]:
     """GGUF files and folders with ONNX files in the cache, sorted, without unfinished ones."""
     if not folder().is_dir():

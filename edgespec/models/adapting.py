@@ -18,8 +18,8 @@ from edgespec.files import cache_folder
 from edgespec.files.training_texts import TextsHeader, TrainingText, TrainingTexts, digest
 from edgespec.jobs.launching import launch
 from edgespec.models.describe import describe
-from edgespec.models.enlarging import ModelTool, load_tool
 from edgespec.ports import Progress
+from edgespec.tools import ModelTool, load_tool
 from edgespec.values import ModelInfo
 
 EXTRA = "adapt"

@@ -26,6 +26,7 @@ from edgespec.models.embedded import (
     models_folder,
 )
 from edgespec.settings.base import expanded, nearest
+from edgespec.settings.draft_name import SELF
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
@@ -121,7 +122,12 @@ def lookup(name: str) -> Path | None:
 
 
 def hint(name: str) -> str | None:
-    """Advice about a name that is a URL, a repository or an Ollama tag; else None."""
+    """Advice about a name that is a URL, a repository, an Ollama tag or `self`; else None."""
+    if name == SELF:
+        return (
+            "self is a draft made from the target, for -md of chat, generate, serve, batch and "
+            "plan: edgespec models draft TARGET OUT makes it as a file"
+        )
     if re.match(r"[a-z]+://", name):
         return f"{name} is an address: download the file, or name its repository with -hf USER/REPO"
     if repo := repository(name):

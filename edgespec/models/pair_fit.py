@@ -22,6 +22,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import GivesFeatures, GuessesBlocks, ReadsFeatures
+from edgespec.ports.reduced_head import token_ids_of
 from edgespec.settings.config import FallbackName
 from edgespec.tree import TokenTree
 from edgespec.values import (
@@ -257,6 +258,8 @@ def _first_choices(
     worker.run(partial(draft.prefill, tokens[:start]), draft.cancel)
     sampler = Sampler(sampling, text.prompt_tokens)
     choices: list[int] = []
+    rated = token_ids_of(draft, n_shared)
+    n_columns = n_shared if rated is None else len(rated)
     # later guesses of a block do not depend on the tokens before them
     step = 1 if isinstance(draft, GuessesBlocks) else draft.info.max_nodes
     for begin in range(start, end, step):
@@ -267,8 +270,12 @@ def _first_choices(
         nodes = range(len(chain))
         logits = worker.run(partial(draft.evaluate, tree, nodes), draft.cancel)
         draft.commit(tree, nodes)
-        for row, token in zip(logits[:, :n_shared], tokens[begin + 1 :], strict=False):
-            choices.append(sampler.draw(row) if sampling.temperature else int(row.argmax()))
+        for row, token in zip(logits[:, :n_columns], tokens[begin + 1 :], strict=False):
+            if rated is not None:
+                found = sampler.foresee(row, 1, tokens=rated).tokens
+                choices.append(found[0] if found else -1)
+            else:
+                choices.append(sampler.draw(row) if sampling.temperature else int(row.argmax()))
             sampler.accept(token, row)
     return choices
 

@@ -17,10 +17,10 @@ from edgespec.errors import UsageError
 from edgespec.files.unfinished import scratch_folder
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models import pair_fit
-from edgespec.models.enlarging import ModelTool, load_tool
 from edgespec.ports import Progress
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
+from edgespec.tools import ModelTool, load_tool
 from edgespec.values import GenerationResult
 
 BITS = {

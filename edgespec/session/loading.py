@@ -34,12 +34,14 @@ from edgespec.memory.needs import (
 from edgespec.memory.stable_count import stable_count
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
+from edgespec.ports.reduced_head import CanBeTrimmed
 from edgespec.runtimes import ModelRequest, PreparedModel
-from edgespec.session import pairing, reserving
+from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.pairing import check_one_text, check_pair
 from edgespec.session.prospect import tokens_per_byte
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
+from edgespec.settings.draft_name import OWN_DRAFT
 from edgespec.settings.options import Role, refuse_unused
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
@@ -417,6 +419,9 @@ class _Opening(Closeable):
         """Notes of both models, each once, and what of the settings cannot be reached."""
         notes = dict.fromkeys(note for model in self._prepared for note in model.notes(plan))
         notes |= dict.fromkeys(self._own_notes)
+        target = self._prepared[0]
+        if plan is not None and self._settings.draft is None and isinstance(target, CanBeTrimmed):
+            notes |= dict.fromkeys(draft_choice.hint(plan, target.trimmed_bytes))
         if plan is not None and (note := process.note_on_plan(plan.planned_bytes)):
             notes[note] = None
         rule = self._engine_settings
@@ -442,6 +447,10 @@ def _check_arguments(
     if engine_settings is None:
         engine_settings = EngineSettings()
     settings = arguments.instance("settings", settings, LoadSettings)
+    if settings.draft == OWN_DRAFT:
+        from edgespec.session.own_draft import obtain
+
+        settings = settings.model_copy(update={"draft": obtain(settings, progress)})
     engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
     if engine_settings.learn and settings.draft is None:
         raise UsageError(

@@ -13,6 +13,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import DRAFT_MODEL, note_before_loading
 from edgespec.paging import disk_speed
 from edgespec.ports.features import WantsFeatures
+from edgespec.ports.reduced_head import FitsVocabulary
 from edgespec.runtimes import PreparedModel
 from edgespec.session import prospect
 from edgespec.settings.config import LoadSettings
@@ -48,6 +49,13 @@ def note_on_texts(
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
     """Raise PairError at the first token id that has different text in the two models."""
+    if isinstance(draft, FitsVocabulary):
+        if runtimes.vocabulary_fingerprint(target.tokens()) != draft.vocabulary_fingerprint:
+            raise PairError(
+                f"{draft.info.name} was made from a model with another vocabulary than "
+                f"{target.info.name}: make a draft from this target (edgespec models draft)"
+            )
+        return
     ours, theirs = target.tokens(), draft.tokens()
     for token, (left, right) in enumerate(zip(ours, theirs, strict=False)):
         if left != right:

@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
 from edgespec.settings.base import Names, PythonNames, Settings, expanded, nearest, spell
+from edgespec.settings.draft_name import SELF, draft_named
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.units import parse_size
@@ -181,8 +182,8 @@ class LoadSettings(Settings):
 
     model: Path
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
-    draft: Path | None = None
-    """None: the target decodes alone."""
+    draft: Annotated[Path | None, BeforeValidator(draft_named)] = None
+    """None: the target decodes alone. "self": a draft that is made from the target, once."""
     optional_draft: bool = False
     """Leave the draft out where texts are expected to be faster without it, where it does not fit,
     and where it is a head, which follows one text, and `n_parallel` asks for more."""
@@ -435,7 +436,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise UsageError(f"--config {path}: unknown key {key!r}{nearest(key, names)}")
         if name in settings:
             raise UsageError(f"--config {path}: {key!r} is given twice, under two spellings")
-        is_path = name in _PATHS and isinstance(value, str)
+        is_path = name in _PATHS and isinstance(value, str) and (name, value) != ("draft", SELF)
         settings[name] = path.parent / expanded(value) if is_path else value
     return settings
 

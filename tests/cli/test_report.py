@@ -46,15 +46,20 @@ def test_a_paged_plan_says_what_a_pass_costs():
     assert "unused" not in text
 
 
-def test_a_paged_plan_says_what_the_guesses_of_its_trees_bring():
+def test_a_paged_plan_says_what_its_draft_brings_if_it_guesses_like_real_ones():
     text = "\n".join(plan_table(replace(PAGED, max_nodes=17), 100 * MIB, "as given"))
-    assert "3.00 s per token alone, 0.78 s with a draft whose trees of 16 guesses" in text
-    assert "yield 3.9 tokens a pass, as the embedded one's do" in text
+    assert "3.00 s per token alone, 0.38 to 2.00 s with this draft" in text
+    assert "if it yields 1.5 to 8 tokens a pass, as with real models" in text
 
 
-def test_without_a_draft_it_says_what_the_usual_trees_would_bring():
-    text = "\n".join(plan_table(PAGED, 100 * MIB, "as given"))
-    assert "0.60 s with a draft whose trees of 48 guesses yield" in text
+def test_a_draft_made_from_the_target_is_promised_what_was_measured():
+    text = "\n".join(plan_table(replace(PAGED, max_nodes=17), 100 * MIB, "", measured=6.0))
+    assert "0.50 s with 6.0 tokens a pass, as measured when this draft was made" in text
+
+
+def test_without_a_draft_it_says_what_the_text_itself_would_bring():
+    text = "\n".join(plan_table(replace(PAGED, rows=PAGED.rows[1:]), 100 * MIB, "as given"))
+    assert "1.00 to 2.73 s with --lookup if it yields 1.1 to 3 tokens a pass" in text
 
 
 def test_it_says_where_every_row_reads_experts_of_its_own():

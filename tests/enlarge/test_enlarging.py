@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import tools
 from edgespec.errors import EdgespecError, ModelError, UsageError
-from edgespec.models import enlarging
 from edgespec.models.enlarging import enlarge, quantised
 from edgespec.values import EnlargeReport
 
@@ -36,7 +36,7 @@ copier = Copier()
 
 def install(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
     found = [EntryPoint("gguf", value, "edgespec.tools") for value in values]
-    monkeypatch.setattr(enlarging, "entry_points", lambda **query: found)
+    monkeypatch.setattr(tools, "entry_points", lambda **query: found)
 
 
 @pytest.fixture

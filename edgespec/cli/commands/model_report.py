@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edgespec.models.describe import ModelDescription
     from edgespec.models.pair_fit import PairFit
     from edgespec.models.self_draft import DraftMemory, SelfDraft
+    from edgespec.session.own_draft import OwnDraft
     from edgespec.values import EnlargeReport, ExpertDetails, HeadDetails, OwnLayers
 
 UNKNOWN = "?"
@@ -261,6 +262,16 @@ def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
     best = compared[0]
     kept = ", ".join(map(str, best.layers))
     return [*lines, f"{out}: {best.type}, the target's layers {kept}", ""]
+
+
+def own_draft_lines(made: OwnDraft, target: Path, out: Path) -> list[str]:
+    """Lines about a draft made from its target, with what was measured."""
+    return [
+        f"{out}: {target.name} in {made.kind}, {format_size(made.size_bytes)}",
+        f"{made.tokens_per_pass:.2f} tokens per pass, {made.tokens_per_s:.2f} tokens/s under "
+        f"{format_size(made.budget_bytes)}; {made.alone_tokens_per_s:.2f} without a draft",
+        f"{made.missing_share:.1%} of the texts' tokens are not among those that it can guess",
+    ]
 
 
 def room_line(room: DraftMemory) -> str:

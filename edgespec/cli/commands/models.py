@@ -165,6 +165,9 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     if out.exists() and out.samefile(target):
         raise UsageError(f"{out} is the target itself: write the draft elsewhere")
     settings = _load_settings(args, target)
+    if not {"size", "types"} & vars(args).keys():
+        _make_copy(args, settings, out, console)
+        return
     file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
     quarter = int(self_draft.SHARE * target.stat().st_size) if target.is_file() else 1
     job = self_draft.DraftJob(
@@ -192,6 +195,21 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
         measured.report(out) | made,
         [model_report.room_line(room), *measured.table()],
     )
+
+
+def _make_copy(
+    args: argparse.Namespace, settings: LoadSettings, out: Path, console: Console
+) -> None:
+    """Make a draft of all layers, chosen by expected tokens per second."""
+    from edgespec.session import own_draft
+
+    prompts = read_prompts(Path(args.prompts)) if "prompts" in args else own_draft.PROMPTS
+    n_tokens = _max_tokens(args) if "max_tokens" in args else own_draft.N_TOKENS
+    show = console.progress_with_rest
+    made = own_draft.make(settings.model, out, settings, show, prompts, n_tokens)
+    console.end_of_progress()
+    report = asdict(made) | {"path": str(out)}
+    _show(args, console, report, model_report.own_draft_lines(made, settings.model, out))
 
 
 def run_adapt(args: argparse.Namespace, console: Console) -> None:
@@ -233,6 +251,16 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
 def run_forget(args: argparse.Namespace, console: Console) -> None:
     from edgespec.files.training_texts import TrainingTexts
 
+    if "draft" in args:
+        from edgespec.session import own_draft
+
+        path = catalogue.find(args.draft)
+        nbytes = own_draft.forget(path)
+        if "json" in args:
+            console.json({"path": str(path), "deleted_bytes": nbytes})
+        else:
+            console.note(f"{path}: {format_size(nbytes)} deleted")
+        return
     folder = cache_folder.learnt()
     try:
         nbytes = TrainingTexts(folder).forget()

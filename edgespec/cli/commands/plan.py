@@ -31,6 +31,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if bandwidth is None and memory_plan.paged:
         bandwidth = disk_speed.bytes_per_second(command.load.model)
     # imported after planning, because modules take memory
+    from edgespec.session import own_draft
     from edgespec.tuning import pair_figures
 
     load = command.load if memory_plan.has_draft else command.load.without_draft()
@@ -40,7 +41,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         return 0
     for note in command.notes:
         console.note(note)
-    console.write("\n".join(reports.plan_table(memory_plan, bandwidth, source, predicted)))
+    made = own_draft.measured(command.load.draft) if command.load.draft else None
+    tokens = made.tokens_per_pass if made else None
+    table = reports.plan_table(memory_plan, bandwidth, source, predicted, tokens)
+    console.write("\n".join(table))
     return 0
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from edgespec.settings.config import SamplingParams
     from edgespec.tuning.pair_figures import Prediction
 
+LOOKUP_TOKENS, DRAFT_TOKENS = (1.1, 3.0), (1.5, 8.0)
+"""Tokens per pass of real models: from the text alone, and with a draft or head."""
+
 
 def generation_report(
     result: GenerationResult,
@@ -153,8 +156,12 @@ def plan_table(
     disk_bytes_per_s: float | None = None,
     disk_source: str = "",
     predicted: Prediction | None = None,
+    measured: float | None = None,
 ) -> list[str]:
-    """Lines about the memory plan and the predicted cost of a pass."""
+    """Lines about the memory plan and the predicted cost of a pass.
+
+    `measured` are tokens per pass of a draft made from the target.
+    """
     width = max(len(row.what) for row in (*plan.rows, *plan.gpu_rows))
     lines = _row_lines(plan.rows, width)
     enforced = "" if plan.enforced else ", which is not enforced on this platform"
@@ -174,7 +181,7 @@ def plan_table(
     lines.append(f"A prompt is read in batches of {plan.batch_size:,} tokens or less.")
     if plan.n_parallel > 1:
         lines.append(f"Up to {plan.n_parallel} texts are generated at once.")
-    lines += _pass_lines(plan, disk_bytes_per_s, disk_source, predicted)
+    lines += _pass_lines(plan, disk_bytes_per_s, disk_source, predicted, measured)
     return [*lines, *plan.notes]
 
 
@@ -209,6 +216,7 @@ def _pass_lines(
     disk_bytes_per_s: float | None,
     disk_source: str,
     predicted: Prediction | None,
+    measured: float | None,
 ) -> list[str]:
     if not plan.paged:
         lines = ["The target fits into memory: its weights stay there, and no pass reads the disk."]
@@ -232,7 +240,7 @@ def _pass_lines(
         if predicted:
             lines += [f"{reading}.", _predicted_line(predicted)]
         else:
-            lines.append(f"{reading}: {_bound(plan, disk_bytes_per_s)}")
+            lines.append(f"{reading}: {_bound(plan, disk_bytes_per_s, measured)}")
     return lines
 
 
@@ -248,20 +256,29 @@ def _pass_s(plan: MemoryPlan, disk_bytes_per_s: float) -> float:
     return _planner(plan, disk_bytes_per_s).experience.curve.second(1)
 
 
-def _bound(plan: MemoryPlan, disk_bytes_per_s: float) -> str:
-    """Line with the upper bound set by storage, if compute and guesses were not measured."""
-    if plan.max_nodes == 1:  # without a draft, show what one would gain
+def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) -> str:
+    """Line with the upper bound set by storage, if compute and guesses were not measured here.
+
+    `measured` are the draft's tokens per pass if it was made from the target.
+    """
+    has_draft = plan.has_draft
+    if plan.max_nodes == 1:  # without guesses, show what they would gain
         plan = replace(plan, max_nodes=1 + USUAL_DRAFT_MAX)
     best = _planner(plan, disk_bytes_per_s).prospect()
-    tokens, n_guesses = 1 + best.accepted, best.n_rows - 1
+    low, high = DRAFT_TOKENS if has_draft else LOOKUP_TOKENS
     guessed = ", and guesses hardly pay"
-    if n_guesses:
+    if best.n_rows > 1 and measured:
         guessed = (
-            f", {best.seconds / tokens:.2f} s with a draft whose trees of {n_guesses} guesses "
-            f"yield {tokens:.1f} tokens a pass, as the embedded one's do"
+            f", {best.seconds / measured:.2f} s with {measured:.1f} tokens a pass, as measured "
+            "when this draft was made"
+        )
+    elif best.n_rows > 1:
+        guesser = "this draft" if has_draft else "--lookup"
+        guessed = (
+            f", {best.seconds / high:.2f} to {best.seconds / low:.2f} s with {guesser} if it "
+            f"yields {low:g} to {high:g} tokens a pass, as with real models"
         )
     return (
         f"{_pass_s(plan, disk_bytes_per_s):.2f} s per token alone{guessed}.\n"
-        "Computing may take longer, and other drafts guess less well: `edgespec doctor` with these "
-        "models measures it."
+        "Computing may take longer: `edgespec doctor` with these models measures it."
     )

@@ -42,7 +42,8 @@ def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
         metavar="FILE",
         dest="draft",
         action="append" if tuning else "store",
-        help="draft model: a small one of the same family, which guesses (default: none with -m)"
+        help="draft model: a small one of the same family, which guesses; self makes one from the "
+        "target, once, and keeps it in the cache (default: none with -m)"
         + ("; may be given several times to find the best one" if tuning else ""),
     )
     group.add_argument(

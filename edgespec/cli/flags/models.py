@@ -87,10 +87,14 @@ examples:
 DRAFT_TYPES = "Q8_0,Q4_0,Q2_K"
 
 _DRAFT = """\
-Make a draft for TARGET from some of TARGET's own layers in a coarser quantisation, for a model
-without a small one of its family.
+Make a draft for TARGET from TARGET itself, for a model without a small one of its family.
 
-The target continues some prompts greedily, once. Then layers are removed one by one, always the one
+OUT has all layers in a coarse quantisation, no tokenizer, and a head for the tokens that texts use.
+Its coarseness is chosen by expected tokens per second under the memory budget, and the pair is
+measured on a few texts. Nothing is written that would be slower than no draft. `-md self` does the
+same and keeps the draft in the cache.
+
+With --size or --types, OUT is a subset of the layers: layers are removed one by one, always the one
 whose removal keeps most of the target's tokens ranked first, until the rest fits the size in each
 of the types. The best draft is written and measured as in `models check`, on greedy texts.
 
@@ -99,7 +103,7 @@ their vocabularies are the same."""
 
 _DRAFT_EXAMPLES = """\
 examples:
-  edgespec models draft big.gguf draft.gguf --prompts mine.txt
+  edgespec models draft big.gguf draft.gguf --memory-budget 4GiB
   edgespec models draft big.gguf draft.gguf --size 700MiB --types Q4_0,Q2_K --memory-budget 4GiB
   edgespec models check big-onnx draft.gguf      (the draft comes from a GGUF file of big-onnx)"""
 
@@ -134,9 +138,9 @@ def add_to(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser
         "path": (_path, "print the path of a model"),
         "pull": (_pull, "download a model"),
         "enlarge": (_enlarge, "write a larger model that generates the same text"),
-        "draft": (_draft, "make a draft from some of a model's layers"),
+        "draft": (_draft, "make a draft from the target itself"),
         "adapt": (_adapt, "train a draft on what its target wrote with --learn"),
-        "forget": (_forget, "delete the texts that --learn kept"),
+        "forget": (_forget, "delete the texts that --learn kept, or a draft made with -md self"),
     }
     commands = {}
     for name, (grammar, text) in grammars.items():
@@ -218,12 +222,14 @@ def _draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="a GGUF file or a name")
     parser.add_argument("out", metavar="OUT", help="the GGUF file to write")
     parser.add_argument(
-        "--size", metavar="SIZE", help="largest size of OUT (default: a quarter of TARGET)"
+        "--size",
+        metavar="SIZE",
+        help="largest size of OUT (default with --types: a quarter of TARGET)",
     )
     parser.add_argument(
         "--types",
         metavar="TYPES",
-        help=f"quantisations to compare, separated by commas (default: {DRAFT_TYPES})",
+        help=f"quantisations to compare, separated by commas (default with --size: {DRAFT_TYPES})",
     )
     parser.add_argument("--force", action="store_true", help="overwrite OUT")
     _measuring_flags(parser)
@@ -246,7 +252,11 @@ def _adapt(parser: argparse.ArgumentParser) -> None:
 
 def _forget(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Delete the prompts and answers that --learn kept in the cache folder, of all models."
+        "Delete the prompts and answers that --learn kept in the cache folder, of all models.\n"
+        "With DRAFT, delete a draft that -md self made instead."
+    )
+    parser.add_argument(
+        "draft", metavar="DRAFT", nargs="?", help="a draft made with -md self, as in `models list`"
     )
     _output_flags(parser)
 

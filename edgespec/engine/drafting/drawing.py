@@ -88,6 +88,8 @@ class DrawingDrafter(ModelDrafter):
         if opinion is None or self.is_greedy:
             return opinion
         tokens, q = distribution(logits, self._params)
+        if self._rated is not None:
+            tokens = self._rated[tokens]
         guesses = self._growth.draw(tokens, q, self._random)
         self._best_probability[key] = opinion.probabilities[0]
         self._draws[key] = Draws(tokens, q, tuple(guesses))

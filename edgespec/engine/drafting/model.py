@@ -16,6 +16,7 @@ from edgespec.engine.drafting.window import Window
 from edgespec.engine.sampling import Logits, Sampler, SamplingParams
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
+from edgespec.ports.reduced_head import token_ids_of
 from edgespec.ports.texts import HoldsTexts, PassPart, TextOf
 from edgespec.tree import ROOT, TokenTree
 
@@ -55,7 +56,11 @@ class ModelDrafter:
         self._sampler = Sampler(SamplingParams())
         self.window = Window(model, max_tokens)
         self._n_candidates = n_candidates
-        self._n_shared = min(n_vocab, model.info.n_vocab)
+        self._rated = token_ids_of(model, n_vocab)
+        """Tokens of the model's logits; None for the first of the vocabulary."""
+        self._n_shared = (
+            min(n_vocab, model.info.n_vocab) if self._rated is None else len(self._rated)
+        )
         self._eog_tokens = eog_tokens
         self._opinions: dict[int, Opinion | None] = {}
         """Guesses by key of the evaluated node; None if its logits were not finite."""
@@ -207,12 +212,14 @@ class ModelDrafter:
     def _opinion(
         self, key: int, logits: Logits, n_ahead: int, ahead: Sequence[int]
     ) -> Opinion | None:
-        """Guesses after the tokens `ahead` from the model's `logits` [n_vocab] there; None if none
+        """Guesses after the tokens `ahead` from the model's `logits` [columns] there; None if none
         is possible.
 
         Raises ModelError if the largest logit is not finite.
         """
-        tokens, shares = self._sampler.foresee(logits, self._n_candidates, n_ahead, ahead)
+        tokens, shares = self._sampler.foresee(
+            logits, self._n_candidates, n_ahead, ahead, self._rated
+        )
         if not tokens:
             return None
         return Opinion(

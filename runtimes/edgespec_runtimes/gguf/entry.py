@@ -23,6 +23,7 @@ from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import GgufFile, is_gguf, read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import N_LAYERS, can_guess, has_layers
+from edgespec_runtimes.gguf.file.trimmed import is_trimmed
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -121,6 +122,10 @@ class GgufRuntime:
 def _prepared(request: ModelRequest, header: GgufFile) -> PreparedGguf:
     is_its_own_draft = request.target is not None and request.path.samefile(request.target)
     guesses_itself = is_its_own_draft and has_layers(header)
+    if is_trimmed(header):
+        from edgespec_runtimes.gguf.trimmed import PreparedTrimmed
+
+        return PreparedTrimmed(request, header)
     if not guesses_itself and not is_head(header):
         return PreparedGguf(request, header)
     from edgespec_runtimes.gguf.prepared_head import PreparedHead, PreparedOwnHead

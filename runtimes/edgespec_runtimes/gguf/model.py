@@ -272,7 +272,7 @@ class GgufModel:
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Logits of the latest pass, valid until the next one."""
-        n_vocab = self.info.n_vocab
+        n_vocab = self._model.n_vocab
         address = ctypes.cast(lib.llama_get_logits(self._context), ctypes.c_void_p).value
         # not ctypeslib.as_array, which creates a type for every shape and takes longer than a copy
         content: Any = (ctypes.c_float * (n_rows * n_vocab)).from_address(address or 0)

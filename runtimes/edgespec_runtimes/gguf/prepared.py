@@ -23,6 +23,7 @@ from edgespec_runtimes.gguf import weights
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
+from edgespec_runtimes.gguf.file.trimmed import trimmed_bytes
 from edgespec_runtimes.gguf.llama import contexts, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.invariant_products import can_replace_products
@@ -47,7 +48,8 @@ one millisecond."""
 
 
 class PreparedGguf:
-    """A prepared GGUF model; implements `PreparedModel`, `UsesGpu` and `OffersFeatures`."""
+    """A prepared GGUF model; implements `PreparedModel`, `UsesGpu`, `OffersFeatures` and
+    `CanBeTrimmed`."""
 
     def __init__(
         self, request: ModelRequest, header: GgufFile, lender: Any = None, mtp: bool = False
@@ -131,6 +133,9 @@ class PreparedGguf:
             f"-ctk q8_0 -ctv q8_0 would save {saved_bytes / MIB:.0f} MiB of the KV cache of "
             f"{self.info.name}, and may change the text"
         ]
+
+    def trimmed_bytes(self, bits: float) -> int:
+        return trimmed_bytes(self._header, bits)
 
     def tokens(self) -> Sequence[bytes]:
         return without_padding(self._token_table)

@@ -11,20 +11,24 @@ from edgespec_runtimes.adapt import adaptable
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.enlarge.gguf.heads import fit_head
 from edgespec_runtimes.enlarge.gguf.subset import subset, subset_bytes
+from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
+from edgespec_runtimes.gguf.file.trimmed import trimmed_bytes
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 
 
 class GgufTool:
-    """Implements `ModelTool` of `edgespec.models.enlarging`."""
+    """Implements `ModelTool` of `edgespec.tools`."""
 
     recognises = staticmethod(runtime.recognises)
     enlarge = staticmethod(enlarge)
     fit_head = staticmethod(fit_head)
     subset = staticmethod(subset)
     weight_bytes = staticmethod(subset_bytes)
+    check_trimmable = staticmethod(check_trimmable)
+    trim = staticmethod(trim)
 
     def quantise(
         self, source: Path, folder: Path, kind: str, progress: Progress | None = None
@@ -32,6 +36,9 @@ class GgufTool:
         out = folder / f"{source.stem}-{kind}.gguf"
         quantise(source, out, kind, progress)
         return out
+
+    def trimmed_bytes(self, source: Path, bits: float) -> int:
+        return trimmed_bytes(read_header(source), bits)
 
     def is_head(self, draft: Path) -> bool:
         return is_head(read_header(draft))

@@ -36,6 +36,8 @@ class NewModel:
     pairs: Sequence[bytes]
     tensors: Sequence[Description]
     alignment: int
+    tail_bytes: int = 0
+    """Size of what follows the tensors, the last of the contents."""
 
     @cached_property
     def head(self) -> bytes:
@@ -53,7 +55,8 @@ class NewModel:
     @property
     def size_bytes(self) -> int:
         weights = (kind.nbytes(math.prod(shape)) for _, kind, shape in self.tensors)
-        return len(self.head) + sum(padded(nbytes, self.alignment) for nbytes in weights)
+        sizes = (*weights, self.tail_bytes)
+        return len(self.head) + sum(padded(nbytes, self.alignment) for nbytes in sizes)
 
     def write(
         self,

@@ -19,6 +19,7 @@ from edgespec_runtimes.gguf.file.chat_format import recommended_sampling
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head, missing_matrices, read_states
 from edgespec_runtimes.gguf.file.mtp import N_LAYERS, has_layers, obstacle
+from edgespec_runtimes.gguf.file.trimmed import is_trimmed, trimmed_shape
 
 
 def details_of(header: GgufFile) -> ModelDetails:
@@ -46,7 +47,7 @@ def details_of(header: GgufFile) -> ModelDetails:
         head=_head(header) if is_head(header) else None,
         own_layers=_own_layers(header),
         files=header.paths,
-        **_alone(header),
+        **(_trimmed(header) if is_trimmed(header) else _alone(header)),
     )
 
 
@@ -65,16 +66,25 @@ def _alone(header: GgufFile) -> dict[str, Any]:
     """Info and vocabulary of a head that cannot be prepared without its target."""
     if not is_head(header) or not missing_matrices(header):
         return {}
-    info = ModelInfo(
+    tokens = without_padding(header.token_table())
+    return {"info": _info(header, header.n_vocab), "fingerprint": vocabulary_fingerprint(tokens)}
+
+
+def _trimmed(header: GgufFile) -> dict[str, Any]:
+    """Info and vocabulary of a trimmed copy, which has no token table."""
+    shape = trimmed_shape(header)
+    return {"info": _info(header, shape.n_vocab), "fingerprint": shape.vocabulary}
+
+
+def _info(header: GgufFile, n_vocab: int) -> ModelInfo:
+    return ModelInfo(
         name=header.name or header.path.stem,
         architecture=header.architecture,
-        n_vocab=header.n_vocab,
+        n_vocab=n_vocab,
         n_ctx=header.context_length,
         n_layers=header.n_layers,
         size_bytes=header.weight_bytes,
     )
-    tokens = without_padding(header.token_table())
-    return {"info": info, "fingerprint": vocabulary_fingerprint(tokens)}
 
 
 def _experts(header: GgufFile) -> ExpertDetails | None:

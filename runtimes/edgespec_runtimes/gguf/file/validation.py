@@ -14,6 +14,7 @@ from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.architectures import check_purpose
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.heads import is_head
+from edgespec_runtimes.gguf.file.trimmed import is_trimmed, trimmed_shape
 
 MAX_LAYERS = 512
 MAX_EXPERTS = 1024
@@ -91,7 +92,10 @@ def validate(header: GgufFile, as_draft: bool = False) -> None:
     _check_rotation(header)
     _check_signs(header)
     _check_tensor_types(header)
-    _check_vocabulary(header)
+    if is_trimmed(header):
+        trimmed_shape(header)
+    else:
+        _check_vocabulary(header)
 
 
 def _check_depth(header: GgufFile) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -194,6 +194,29 @@ def quantised(kind: int, values: Sequence[float], n_in: int) -> bytes:
     sizes = [ctypes.c_int64(n) for n in (0, n_rows, n_in)]
     _call(ctypes.c_size_t, "ggml_quantize_chunk", ctypes.c_int(kind), floats, out, *sizes, None)
     return out.raw
+
+
+class _TypeTraits(ctypes.Structure):
+    """`struct ggml_type_traits`."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("block_size", ctypes.c_int64),
+        ("interleaved", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.c_void_p),
+        ("from_float", ctypes.c_void_p),
+    )
+
+
+def to_float(kind: int) -> Callable[[int, int, int], object]:
+    """ggml's function that converts weights to float32: their address, the result's, elements."""
+    traits = _TypeTraits.from_address(_address("ggml_get_type_traits", ctypes.c_int(kind)))
+    if not traits.to_float:  # float32
+        return lambda source, out, n: ctypes.memmove(out, source, 4 * n)
+    signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    return signature(traits.to_float)
 
 
 def new_backend(owned: ExitStack, device: int) -> int:

@@ -74,20 +74,31 @@ _STEP = re.compile(r"\[ *(\d+)/ *(\d+)\]")
 _REASON = re.compile(r"failed to quantize: (.+)")
 _UNWRITTEN = "iostream error"
 """Words of C++ for a file that cannot be written."""
-_BUFFER_BYTES = 1 << 30
+BUFFER_BYTES = 1 << 30
+"""Most bytes of rows in memory while quantising."""
 
 
-def quantise(source: Path, out: Path, name: str, progress: Progress | None = None) -> None:
+def quantise(
+    source: Path,
+    out: Path,
+    name: str,
+    progress: Progress | None = None,
+    vocabulary_type: str = "",
+    buffer_bytes: int = BUFFER_BYTES,
+) -> None:
     """Write the model `source` to `out` in the quantisation `name`.
 
     In the attention output projection, the heads of each KV head begin at a block boundary, so that
-    the model can be enlarged. Raises UsageError for an unknown name, ModelError for an invalid
-    source, EdgespecError if llama.cpp fails.
+    the model can be enlarged. `vocabulary_type` is the tensor type of embeddings and output head,
+    otherwise llama.cpp's choice; rows take up to `buffer_bytes` of memory at a time. Raises
+    UsageError for an unknown name, ModelError for an invalid source, EdgespecError if llama.cpp
+    fails.
     """
     name = _known(name)
     header = read_header(source)
     validate(header)
     command = [sys.executable, "-m", __name__, str(source), str(out), name, _narrow(header, name)]
+    command += [vocabulary_type, str(buffer_bytes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         try:
             last_line = _follow(process, f"quantising to {name}", progress)
@@ -140,7 +151,7 @@ def _follow(process: subprocess.Popen[str], what: str, progress: Progress | None
     return last_line
 
 
-def _run(source: str, out: str, name: str, narrow: str) -> int:
+def _run(source: str, out: str, name: str, narrow: str, vocabulary: str, n_bytes: str) -> int:
     """Quantise in the child process; writes the current tensor, or the error, to stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends the child
 
@@ -155,15 +166,20 @@ def _run(source: str, out: str, name: str, narrow: str) -> int:
     lib.llama_log_set(receive, None)
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize = FILE_TYPES[name].ftype, True
-    params.max_buf_size = _BUFFER_BYTES
+    params.max_buf_size = int(n_bytes)
+    if vocabulary:
+        params.output_tensor_type = params.token_embedding_type = _code(vocabulary)
     if narrow:
-        code = next(kind.code for kind in TENSOR_TYPES.values() if kind.name == narrow)
         override = lib.llama_model_tensor_override
-        overrides = (override * 2)(override(b"attn_output", code), override(None, 0))
+        overrides = (override * 2)(override(b"attn_output", _code(narrow)), override(None, 0))
         params.tt_overrides = overrides
     return int(
         lib.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
     )
+
+
+def _code(tensor_type: str) -> int:
+    return next(kind.code for kind in TENSOR_TYPES.values() if kind.name == tensor_type)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
+import numpy as np
 
 from edgespec.ports.texts import PassPart
 from edgespec_runtimes.gguf.llama.sequences import Texts, likely_first
@@ -84,9 +86,13 @@ class ForestRows(Rows):
 class RowBatch:
     """llama.cpp's batch of the rows of a pass."""
 
-    def __init__(self, n_rows: int, n_sequences: int) -> None:
-        """Allocate a batch of `n_rows` rows in up to `n_sequences` sequences each."""
-        self._batch = lib.llama_batch_init(n_rows, 0, n_sequences)
+    def __init__(self, n_rows: int, n_sequences: int, n_values: int = 0) -> None:
+        """Allocate a batch of `n_rows` rows in up to `n_sequences` sequences each.
+
+        Rows are tokens, or embeddings of `n_values`.
+        """
+        self._batch = lib.llama_batch_init(n_rows, n_values, n_sequences)
+        self._n_values = n_values
 
     @property
     def n_rows(self) -> int:
@@ -101,13 +107,20 @@ class RowBatch:
         row_token, row_position, row_n_ids, row_ids, row_logits = fields
         columns = zip(rows.tokens, rows.positions, rows.sequences, strict=True)
         for i, (token, position, ids) in enumerate(columns):
-            row_token[i] = token
+            if not self._n_values:
+                row_token[i] = token
             row_position[i] = position
             row_n_ids[i] = len(ids)
             ids_of_row = row_ids[i]
             for j, sequence in enumerate(ids):
                 ids_of_row[j] = sequence
             row_logits[i] = i in with_logits
+
+    def embeddings(self, n_rows: int) -> np.ndarray:
+        """Embeddings of the first `n_rows` rows, float32 [n_rows, n_values], to be written."""
+        address = ctypes.cast(self._batch.embd, ctypes.c_void_p).value
+        content: Any = (ctypes.c_float * (n_rows * self._n_values)).from_address(address or 0)
+        return np.frombuffer(content, np.float32).reshape(n_rows, self._n_values)
 
     def compute(self, context: Any) -> int:
         """Call llama_decode; returns its code."""

@@ -1,0 +1,109 @@
+"""Chooses the coarseness of a draft made from the target, by expected tokens per second.
+
+Pure arithmetic on a plan without a draft: tokens per pass of real pairs over the seconds of a pass
+with the memory that the draft leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE
+from edgespec.settings.units import format_size
+
+
+@dataclass(frozen=True, slots=True)
+class Coarseness:
+    """A quantisation of drafts, with figures of Qwen2.5-Coder-1.5B in Q8_0 as the target."""
+
+    kind: str
+    bits: float
+    """Bits per weight of layers."""
+    tokens_per_pass: tuple[float, float]
+    """In conversation, and on code."""
+
+
+COARSENESSES = (
+    Coarseness("Q4_0", 4.5, (5.6, 9.0)),
+    Coarseness("Q3_K_S", 3.5, (5.3, 8.5)),
+    Coarseness("Q2_K", 3.0, (4.7, 7.7)),
+)
+COMPUTE_BYTES = 20 * MIB
+"""Compute buffers of a draft, and the embeddings of a batch."""
+MAKING_BYTES = 16 * MIB
+"""Growth of a process that makes a draft, before it loads the pair to measure it."""
+MAX_LOGITS_BYTES = 17 * MIB
+"""Logits of a draft's nodes, for the largest head."""
+N_DRAFT_NODES = 33
+N_STEPS = 10
+"""Draft steps of a round that are not hidden behind reads."""
+DRAFT_BYTES_PER_S, TREE_BYTES_PER_S, TOKEN_BYTES_PER_S = 6e9, 3e9, 10e9
+"""Weights that two cores multiply per second: in a draft step, in a pass over a tree, and in a pass
+over one token."""
+USUAL_DISK_BYTES_PER_S = 1e9
+MIN_SPEEDUP = 1.1
+"""Least expected speedup for which a draft is made: it takes disk space and minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCandidate:
+    """A draft that could be made, and the speed that it is expected to bring."""
+
+    coarseness: Coarseness
+    file_bytes: int
+    draft_bytes: int
+    """Memory that it takes."""
+    speedup: tuple[float, float]
+    """Tokens per second with it, relative to none: in conversation, and on code."""
+
+
+def candidates(
+    plan: MemoryPlan, trimmed_bytes: Callable[[float], int], disk_bytes_per_s: float | None = None
+) -> list[DraftCandidate]:
+    """Drafts that fit beside a target under its `plan` without a draft, the fastest first.
+
+    `trimmed_bytes` gives the size of a draft with so many bits per weight.
+    """
+    disk = disk_bytes_per_s or USUAL_DISK_BYTES_PER_S
+    weight_bytes = sum(segment.nbytes for segment in plan.segments)
+    if not plan.paged or not weight_bytes:
+        return []
+    alone_s = max(plan.bytes_per_pass / disk, weight_bytes / TOKEN_BYTES_PER_S)
+    found = []
+    for one in COARSENESSES:
+        file_bytes = trimmed_bytes(one.bits)
+        draft_bytes = file_bytes + buffer_bytes(plan)
+        if not file_bytes or plan.smallest_bytes + draft_bytes > plan.budget_bytes:
+            continue
+        read_bytes = min(weight_bytes, plan.bytes_per_pass + draft_bytes)
+        pass_s = max(read_bytes / disk, weight_bytes / TREE_BYTES_PER_S)
+        round_s = pass_s + N_STEPS * file_bytes / DRAFT_BYTES_PER_S
+        low, high = (tokens * alone_s / round_s for tokens in one.tokens_per_pass)
+        found.append(DraftCandidate(one, file_bytes, draft_bytes, (low, high)))
+    return sorted(found, key=lambda candidate: -sum(candidate.speedup))
+
+
+def buffer_bytes(plan: MemoryPlan) -> int:
+    """Estimated memory of a draft besides its weights, beside the target of `plan`."""
+    target = {row.what: row.nbytes for row in plan.rows if row.owner == "target"}
+    kv_bytes = sum(nbytes for what, nbytes in target.items() if what.startswith("KV cache"))
+    kv_bytes = kv_bytes * min(plan.ctx_size, DEFAULT_DRAFT_CTX_SIZE) // max(1, plan.ctx_size)
+    logits_bytes = sum(nbytes for what, nbytes in target.items() if what.startswith("logits"))
+    logits_bytes = N_DRAFT_NODES * logits_bytes // plan.max_nodes
+    graph_bytes = target.get("compute graphs", 0)
+    fixed_bytes = COMPUTE_BYTES + MAKING_BYTES + graph_bytes
+    return fixed_bytes + kv_bytes + min(MAX_LOGITS_BYTES, logits_bytes)
+
+
+def hint(plan: MemoryPlan, trimmed_bytes: Callable[[float], int]) -> Sequence[str]:
+    """A note about what a draft made from the target would bring; none if it would be slower."""
+    found = candidates(plan, trimmed_bytes)
+    if not found or min(found[0].speedup) < MIN_SPEEDUP:
+        return []
+    file_bytes, (low, high) = found[0].file_bytes, found[0].speedup
+    return [
+        f"-md self makes a draft from the target, once, in minutes ({format_size(file_bytes)} in "
+        f"the cache): expect {low:.1f} to {high:.1f} times as many tokens per second"
+    ]

@@ -1,0 +1,294 @@
+"""Drafts made from the target itself: chosen for a budget, made, measured and kept in the cache.
+
+`obtain` is behind `-md self`, `make` behind `edgespec models draft`. The format is the tool's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from edgespec import runtimes
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError, EdgespecError, UsageError
+from edgespec.files import cache_folder
+from edgespec.files.json_file import JsonFile
+from edgespec.files.sampled import sampled_digest
+from edgespec.files.unfinished import scratch_folder
+from edgespec.memory import heap, process
+from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.paging import disk_speed
+from edgespec.ports import Progress
+from edgespec.session import draft_choice, session
+from edgespec.session.draft_choice import MIN_SPEEDUP, DraftCandidate
+from edgespec.session.frequent_tokens import frequent_tokens
+from edgespec.session.loading import LoadedModels
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.units import format_size
+from edgespec.tools import ModelTool, load_tool
+
+PROMPTS = (
+    "import os\nimport sys\n\n\ndef count_lines(folder):\n"
+    '    """Count the lines of all Python files below a folder."""\n',
+    "User: What should I see in Lisbon in two days?\nAssistant: ",
+    "The history of the lighthouse begins long before electric lamps. In the second century",
+)
+"""Beginnings of code, conversation and prose that the target continues."""
+N_TOKENS, N_TOKENS_ALONE = 16, 3
+"""Tokens of each text with the draft, and of one text without."""
+MEASURING_S = 30.0
+"""Seconds after which no further text is begun."""
+MIN_MEASURED = 1.0
+"""Least measured speedup of a draft that is kept."""
+BUFFER_SHARE, MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 0.1, 16 * MIB, 256 * MIB
+"""Share of the budget for rows of weights while a draft is made, and its limits."""
+DIGITS = 12
+"""Digits of a target's digest in the names of its drafts."""
+_NAME = re.compile(rf".*-self-(\w+)-([0-9a-f]{{{DIGITS}}})\.gguf")
+N_CLASSES = 8
+"""Budgets that are equal in eighths of the target's size share a choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDraft:
+    """A draft that was made from its target, as measured."""
+
+    kind: str
+    """Quantisation of its layers."""
+    size_bytes: int
+    budget_bytes: int
+    tokens_per_pass: float
+    tokens_per_s: float
+    alone_tokens_per_s: float
+    """Tokens per second without a draft under the same budget."""
+    missing_share: float
+    """Share of the texts' tokens that its head does not rate: none of them can be guessed."""
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens_per_s / self.alone_tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """Tokens of some texts, and their cost."""
+
+    tokens: tuple[int, ...]
+    seconds: float
+    rounds: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return len(self.tokens) / self.seconds if self.seconds else math.inf
+
+
+def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
+    """Path of the draft made from the target for this budget, from the cache if it is there.
+
+    Raises UsageError if no draft would be faster than none, and the errors of `make`.
+    """
+    target = settings.model
+    _check_format(target, load_tool())
+    budget_bytes = process.resolve_budget(settings.memory_budget)
+    files = runtimes.describe(target).files
+    digest = sampled_digest(files, with_times=False)[:DIGITS]
+    choices = JsonFile(cache_folder.drafts(), digest)
+    known = choices.read() or {}
+    name = _budget_class(files, budget_bytes)
+    if refusal := known.get(name, {}).get("refusal"):
+        raise UsageError(refusal)
+    for kind in (known.get(name, {}).get("kind"), *(one.get("kind") for one in known.values())):
+        if kind and (path := _cache_path(target, kind, digest)).exists() and _fits(settings, path):
+            return path
+    folder = cache_folder.make_folder()
+    try:
+        with scratch_folder(folder) as scratch:
+            made = make(target, scratch / "draft.gguf", settings, progress or _silent)
+            path = _cache_path(target, made.kind, digest)
+            (scratch / "draft.gguf").replace(path)
+    except _Slower as error:
+        choices.write(known | {name: {"refusal": str(error)}})
+        raise
+    choices.write(known | {name: asdict(made)})
+    return path
+
+
+def measured(draft: Path) -> OwnDraft | None:
+    """Figures of a draft that `obtain` keeps in the cache; None for any other file."""
+    match = _NAME.fullmatch(draft.name)
+    if match is None:
+        return None
+    known = JsonFile(cache_folder.drafts(), match[2]).read()
+    for one in known.values() if isinstance(known, dict) else ():
+        if one.get("kind") == match[1]:
+            with suppress(TypeError):
+                return OwnDraft(**one)
+    return None
+
+
+def forget(path: Path) -> int:
+    """Delete a draft that `obtain` keeps in the cache, and what is known about its target's drafts;
+    returns its size. Raises UsageError for any other file."""
+    match = _NAME.fullmatch(path.name)
+    if match is None or path.parent != cache_folder.folder():
+        raise UsageError(f"{path} is no draft made with -md self: delete it yourself")
+    nbytes = path.stat().st_size
+    path.unlink()
+    (cache_folder.drafts() / f"{match[2]}.json").unlink(missing_ok=True)
+    return nbytes
+
+
+def make(
+    target: Path,
+    out: Path,
+    settings: LoadSettings,
+    progress: Progress,
+    prompts: Sequence[str] = PROMPTS,
+    n_tokens: int = N_TOKENS,
+) -> OwnDraft:
+    """Write `out`, the draft of `target` with the most expected tokens per second, and measure it
+    on texts of `n_tokens`.
+
+    Raises UsageError, and writes nothing, if it would be slower than no draft; BudgetError if none
+    fits; ModelError for a target of which none can be made; EdgespecError for a full disk.
+    """
+    tool = load_tool()
+    _check_format(target, tool)
+    tool.check_trimmable(target)
+    alone = settings.model_copy(update={"model": target, "draft": None})
+    plan = session.plan(alone)
+    chosen = _choose(target, plan, tool)
+    needed = 2 * chosen.file_bytes
+    if (free := shutil.disk_usage(out.parent).free) < needed:
+        raise EdgespecError(
+            f"making a draft needs {format_size(needed)} in {out.parent}, {format_size(free)} are "
+            "free there: make room, or choose another disk"
+        )
+    speed_alone, token_ids = _without_draft(alone, prompts, progress)
+    buffer_bytes = int(BUFFER_SHARE * plan.budget_bytes)
+    buffer_bytes = min(max(buffer_bytes, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
+    with scratch_folder(out.parent) as folder:
+        draft = folder / "draft.gguf"
+        kind = chosen.coarseness.kind
+        tool.trim(target, draft, kind, token_ids, buffer_bytes, progress)
+        pair = alone.model_copy(update={"draft": draft})
+        with session.open_models(pair) as models:
+            speed = _measured(models, prompts, n_tokens, progress)
+        rated = set(token_ids)
+        made = OwnDraft(
+            kind=kind,
+            size_bytes=draft.stat().st_size,
+            budget_bytes=plan.budget_bytes,
+            tokens_per_pass=len(speed.tokens) / max(1, speed.rounds),
+            tokens_per_s=speed.tokens_per_s,
+            alone_tokens_per_s=speed_alone.tokens_per_s,
+            missing_share=sum(t not in rated for t in speed.tokens) / max(1, len(speed.tokens)),
+        )
+        if made.speedup < MIN_MEASURED:
+            raise _Slower(
+                f"a draft made from {target.name} ({kind}, {format_size(made.size_bytes)}) was "
+                f"slower than none under {format_size(plan.budget_bytes)}: {made.tokens_per_s:.2f} "
+                f"tokens/s, {made.alone_tokens_per_s:.2f} without; it was not kept: raise "
+                "--memory-budget, or use --lookup"
+            )
+        draft.replace(out)
+    return made
+
+
+def _silent(what: str, share: float) -> None:
+    """Show no progress."""
+
+
+class _Slower(UsageError):
+    """A draft would be slower than none."""
+
+
+def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> DraftCandidate:
+    """The candidate with the most expected tokens per second."""
+    if not plan.paged:
+        raise UsageError(
+            f"{target.name} fits into {format_size(plan.budget_bytes)}: a draft made from it would "
+            "hardly be faster than none; name a small model of its family with -md, or use --lookup"
+        )
+    trimmed_bytes = partial(tool.trimmed_bytes, target)
+    found = draft_choice.candidates(plan, trimmed_bytes, disk_speed.bytes_per_second(target))
+    if not found:
+        least = min(trimmed_bytes(one.bits) for one in draft_choice.COARSENESSES)
+        smallest = plan.smallest_bytes + least + draft_choice.buffer_bytes(plan)
+        raise BudgetError(
+            f"a draft made from {target.name} takes at least {format_size(least)} beside "
+            f"{format_size(plan.smallest_bytes)} for the target, more than "
+            f"{format_size(plan.budget_bytes)}: --memory-budget {format_size(smallest)} has room",
+            smallest,
+        )
+    if max(found[0].speedup) < MIN_SPEEDUP:
+        raise UsageError(
+            f"a draft made from {target.name} would be slower than none under "
+            f"{format_size(plan.budget_bytes)}: its {format_size(found[0].draft_bytes)} hold "
+            "weights of the target now; raise --memory-budget, or use --lookup"
+        )
+    return found[0]
+
+
+def _without_draft(
+    settings: LoadSettings, prompts: Sequence[str], progress: Progress
+) -> tuple[_Speed, list[int]]:
+    """Speed of the target alone, and the tokens for a draft's head."""
+    with session.open_models(settings) as models:
+        target = models.target
+        progress("counting tokens", 0.0)
+        token_ids = frequent_tokens(target.vocabulary, target.info.n_vocab, prompts)
+        heap.trim_heap()
+        return _measured(models, prompts[:1], N_TOKENS_ALONE, progress), token_ids
+
+
+def _measured(
+    models: LoadedModels, prompts: Sequence[str], n_tokens: int, progress: Progress
+) -> _Speed:
+    """Speed of a pair, or a target alone, while it continues `prompts` greedily."""
+    tokens: list[int] = []
+    seconds, rounds, began = 0.0, 0, time.monotonic()
+    # what it learns about the pair is kept for the first text
+    with session.Session(models, EngineSettings(step_aside=False)) as loaded:
+        for n, prompt in enumerate(prompts):
+            if n and time.monotonic() - began > MEASURING_S:
+                break
+            progress("measuring", n / len(prompts))
+            result = loaded.generate(prompt, max_tokens=n_tokens)
+            tokens += result.tokens
+            seconds += result.timings.decode_s
+            rounds += result.speculation.rounds
+    return _Speed(tuple(tokens), seconds, rounds)
+
+
+def _cache_path(target: Path, kind: str, digest: str) -> Path:
+    return cache_folder.folder() / f"{target.stem}-self-{kind}-{digest}.gguf"
+
+
+def _budget_class(files: Sequence[Path], budget_bytes: int) -> str:
+    size_bytes = sum(path.stat().st_size for path in files)
+    eighths = min(N_CLASSES, N_CLASSES * budget_bytes // max(1, size_bytes))
+    return f"{eighths}/{N_CLASSES}"
+
+
+def _fits(settings: LoadSettings, draft: Path) -> bool:
+    try:
+        session.plan(settings.model_copy(update={"draft": draft}))
+    except BudgetError:
+        return False
+    return True
+
+
+def _check_format(target: Path, tool: ModelTool) -> None:
+    if not tool.recognises(target):
+        raise UsageError(
+            f"{target}: drafts are made from GGUF models: name the GGUF twin of this one in "
+            "`edgespec models draft`, and use the draft with either"
+        )

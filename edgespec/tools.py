@@ -1,0 +1,104 @@
+"""The tool that changes model files: quantises, removes or adds layers, adapts weights.
+
+It comes from the entry point group `edgespec.tools`; no model library is imported before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol
+
+from edgespec import extras
+from edgespec.errors import EdgespecError
+from edgespec.files.training_texts import TrainingText
+from edgespec.ports import Progress
+from edgespec.values import EnlargeReport
+
+GROUP, NAME = "edgespec.tools", "gguf"
+
+
+class ModelTool(Protocol):
+    """Protocol of the entry point. Its output files are written atomically."""
+
+    def recognises(self, source: Path) -> bool:
+        """True if the file or folder looks like a model in the tool's format."""
+
+    def quantise(
+        self, source: Path, folder: Path, kind: str, progress: Progress | None = None
+    ) -> Path:
+        """Write `source` in quantisation `kind` to `folder`; returns the path. Raises UsageError if
+        `kind` is unknown."""
+
+    def enlarge(
+        self, source: Path, out: Path, size_bytes: int, progress: Progress | None = None
+    ) -> EnlargeReport:
+        """Write `out`, about `size_bytes` large, which computes the same function as `source`."""
+
+    def is_head(self, draft: Path) -> bool:
+        """True if the draft is a head, which reads its target's hidden states."""
+
+    def fit_head(self, head: Path, source: Path, enlarged: Path, out: Path) -> None:
+        """Write `out`, the head of `source` adapted to the model enlarged from `source`."""
+
+    def n_layers(self, source: Path) -> int: ...
+
+    def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
+        """Bytes of `layers` and of all tensors outside layers."""
+
+    def subset(
+        self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
+    ) -> None:
+        """Write `out` with `layers` of `source`, which are ascending."""
+
+    def check_trimmable(self, source: Path) -> None:
+        """Raise ModelError for a model of which `trim` cannot write a draft."""
+
+    def trimmed_bytes(self, source: Path, bits: float) -> int:
+        """Estimated weights of a trimmed copy with so many bits per weight of its layers; 0 if none
+        can be made."""
+
+    def trim(
+        self,
+        source: Path,
+        out: Path,
+        kind: str,
+        token_ids: Sequence[int],
+        buffer_bytes: int,
+        progress: Progress | None = None,
+    ) -> None:
+        """Write `out`, the trimmed copy of `source` in quantisation `kind`, whose head rates
+        `token_ids`, ascending.
+
+        Rows of weights take about `buffer_bytes` while it is made. Raises EdgespecError for a full
+        disk."""
+
+    def check_adaptable(self, source: Path) -> None:
+        """Raise ModelError for a model that `adapt` cannot train."""
+
+    def adapt(
+        self,
+        source: Path,
+        out: Path,
+        name: str,
+        texts: Sequence[TrainingText],
+        n_threads: int,
+        report: Callable[[float], None],
+    ) -> float:
+        """Train `source` on `texts`, write it to `out` under `name`, and return the final loss.
+
+        Changes settings of the process. `report` is called with the share that is done.
+        """
+
+
+def load_tool() -> ModelTool:
+    """Import the tool. Raises EdgespecError if it is not installed."""
+    try:
+        (entry,) = entry_points(group=GROUP, name=NAME)
+        tool: ModelTool = entry.load()
+    except (ImportError, ValueError) as error:
+        raise EdgespecError(
+            f"changing a model's file needs {extras.install_command(NAME)} ({error})"
+        ) from error
+    return tool

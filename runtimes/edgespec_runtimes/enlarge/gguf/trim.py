@@ -1,0 +1,132 @@
+"""Writes trimmed copies: drafts with only what a draft needs (see `gguf.file.trimmed`).
+
+Does not choose the quantisation or the tokens of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec.errors import ModelError
+from edgespec.files.unfinished import scratch_folder
+from edgespec.ports import Progress
+from edgespec.runtimes import vocabulary_fingerprint, without_padding
+from edgespec.values import ENLARGED_FROM
+from edgespec_runtimes.enlarge.gguf.packing import (
+    CHUNK_BYTES,
+    Description,
+    NewModel,
+    copied_pairs,
+    copied_tensor,
+    pack_array,
+    pack_pair,
+    read_bytes,
+)
+from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
+from edgespec_runtimes.gguf.file.trimmed import (
+    EMBEDDINGS,
+    NO_TOKENIZER,
+    OUTPUT,
+    TABLE_ROWS,
+    TABLE_TYPE,
+    TOKEN_IDS,
+    VOCABULARY,
+    can_be_trimmed,
+    has_large_blocks,
+)
+from edgespec_runtimes.gguf.file.validation import validate
+from edgespec_runtimes.gguf.llama.quantiser import quantise
+
+VOCABULARY_TYPE, NARROW_TYPE = "Q3_K", "Q4_0"
+"""Types of embeddings and head: in blocks of 256 elements, and of 32."""
+_OUTPUT_BIAS = "output.bias"
+_TOKENIZER = "tokenizer."
+
+
+def check_trimmable(source: Path) -> None:
+    """Raise ModelError for a model of which no trimmed copy can be made."""
+    header = read_header(source)
+    validate(header)
+    if not can_be_trimmed(header):
+        raise ModelError(
+            f"{source.name} is of the architecture {header.architecture}, of which no draft can be "
+            "made from the target itself: name a smaller model of its family, or a head, with -md"
+        )
+
+
+def trim(
+    source: Path,
+    out: Path,
+    kind: str,
+    token_ids: Sequence[int],
+    buffer_bytes: int,
+    progress: Progress | None = None,
+) -> None:
+    """Write `out`, the trimmed copy of `source` in quantisation `kind`, whose head rates
+    `token_ids`, ascending.
+
+    Rows of weights take about `buffer_bytes`. Raises ModelError for a model that cannot be trimmed,
+    EdgespecError when the disk is too small or fails.
+    """
+    check_trimmable(source)
+    vocabulary_type = VOCABULARY_TYPE if has_large_blocks(read_header(source)) else NARROW_TYPE
+    with scratch_folder(out.parent) as folder:
+        coarse = folder / "coarse.gguf"
+        quantise(source, coarse, kind, progress, vocabulary_type, buffer_bytes)
+        write_trimmed(coarse, out, token_ids, progress)
+
+
+def write_trimmed(
+    source: Path, out: Path, token_ids: Sequence[int], progress: Progress | None = None
+) -> None:
+    """Write `out`, the trimmed copy of `source` in its quantisation. Memory stays constant."""
+    header = read_header(source)
+    table = header.tensors_by_name[EMBEDDINGS]
+    head = replace(header.tensors_by_name.get(OUTPUT, table), name=EMBEDDINGS)
+    described: list[Description] = [(EMBEDDINGS, head.type, (head.shape[0], len(token_ids)))]
+    contents: list[Iterable[bytes]] = [_rows(header, head, token_ids)]
+    for tensor in header.tensors:
+        if tensor.name == _OUTPUT_BIAS:
+            described.append((tensor.name, tensor.type, (len(token_ids),)))
+            contents.append(_rows(header, replace(tensor, shape=(1, *tensor.shape)), token_ids))
+        elif tensor.name not in (EMBEDDINGS, OUTPUT):
+            described.append((tensor.name, tensor.type, tensor.shape))
+            contents.append(copied_tensor(header, tensor))
+    pairs = _pairs(header, table, token_ids)
+    model = NewModel(pairs, described, header.alignment, tail_bytes=table.nbytes)
+    model.write(out, [*contents, copied_tensor(header, table)], "writing the draft", progress)
+
+
+def _pairs(header: GgufFile, table: TensorEntry, token_ids: Sequence[int]) -> list[bytes]:
+    """The metadata without the tokenizer, and with what describes a trimmed copy."""
+    vocab_size, tokenizer = header.key("vocab_size"), "tokenizer.ggml.model"
+    fingerprint = vocabulary_fingerprint(without_padding(header.token_table()))
+    new = {
+        tokenizer: pack_pair(tokenizer, NO_TOKENIZER),
+        vocab_size: pack_pair(vocab_size, len(token_ids)),
+        VOCABULARY: pack_pair(VOCABULARY, fingerprint),
+        TABLE_TYPE: pack_pair(TABLE_TYPE, table.type.code),
+        TABLE_ROWS: pack_pair(TABLE_ROWS, table.shape[1]),
+        TOKEN_IDS: pack_array(TOKEN_IDS, ValueType.INT32, token_ids),
+    }
+    dropped = {key: b"" for key in header.entries if key.startswith((_TOKENIZER, ENLARGED_FROM))}
+    return [pair for pair in copied_pairs(header, dropped | new) if pair]
+
+
+def _rows(header: GgufFile, tensor: TensorEntry, rows: Sequence[int]) -> Iterator[bytes]:
+    """Rows of a tensor as they are stored; neighbours are read together."""
+    row_bytes = tensor.type.nbytes(tensor.shape[0])
+    path, begin = header.paths[tensor.file_index], 0
+    while begin < len(rows):
+        end = begin + 1
+        while (
+            end < len(rows)
+            and rows[end] == rows[end - 1] + 1
+            and (end - begin) * row_bytes < CHUNK_BYTES
+        ):
+            end += 1
+        offset = tensor.offset + rows[begin] * row_bytes
+        yield read_bytes(path, offset, (end - begin) * row_bytes)
+        begin = end

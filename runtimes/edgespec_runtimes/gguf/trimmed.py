@@ -1,0 +1,120 @@
+"""Trimmed copies on llama.cpp: drafts that get embeddings of tokens and rate some of the tokens.
+
+Embeddings are read from the file by rows, so that llama.cpp holds only the layers and the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edgespec.concurrency.owning import close_all
+from edgespec.errors import ModelError
+from edgespec.memory.budget import MemoryRow
+from edgespec.memory.needs import ModelNeeds
+from edgespec.runtimes import ModelRequest
+from edgespec.values import ModelInfo
+from edgespec_runtimes.gguf import row_tables
+from edgespec_runtimes.gguf.file.header import GgufFile
+from edgespec_runtimes.gguf.file.trimmed import TrimmedShape, trimmed_shape
+from edgespec_runtimes.gguf.llama import ggml, loading
+from edgespec_runtimes.gguf.llama.contexts import ContextShape
+from edgespec_runtimes.gguf.llama.rows import RowBatch, Rows
+from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.prepared import PreparedGguf
+from edgespec_runtimes.gguf.row_tables import RowTable
+
+
+class PreparedTrimmed(PreparedGguf):
+    """A prepared trimmed copy; implements `PreparedModel` and `FitsVocabulary`."""
+
+    def __init__(self, request: ModelRequest, header: GgufFile) -> None:
+        if request.owner != "draft":
+            raise ModelError(
+                f"{header.path} is a draft without a tokenizer, made from a target: name the "
+                "target with -m, and this one with -md"
+            )
+        self._trimmed = trimmed_shape(header)
+        super().__init__(request, header)
+
+    @property
+    def info(self) -> ModelInfo:
+        return replace(super().info, n_vocab=self._trimmed.n_vocab)
+
+    @property
+    def vocabulary_fingerprint(self) -> str:
+        return self._trimmed.vocabulary
+
+    @property
+    def _token_table(self) -> list[bytes]:
+        return []
+
+    def needs(self) -> ModelNeeds:
+        needs = super().needs()
+        table, (shape, _) = self._trimmed.table, self._measured.contexts[0]
+        nbytes = row_tables.bytes_for(table, shape.largest_batch)
+        nbytes += 4 * table.shape[0] * shape.largest_batch  # llama.cpp's batch
+        row = MemoryRow(self._request.owner, "embedding rows", nbytes)
+        return replace(needs, fixed=(*needs.fixed, row))
+
+    def _new_model(
+        self, model: loading.Model, shape: ContextShape, *parts: Any, **settings: Any
+    ) -> GgufModel:
+        path = self._header.path
+        table = TokenEmbeddings(
+            self._trimmed, RowTable(self._trimmed.table, path, shape.largest_batch)
+        )
+        try:
+            return TrimmedModel(model, shape, *parts, table=table, **settings)
+        except BaseException:
+            table.close()
+            raise
+
+
+class TokenEmbeddings:
+    """The embeddings of all tokens, in memory only for the tokens of recent passes."""
+
+    def __init__(self, shape: TrimmedShape, rows: RowTable) -> None:
+        """Takes ownership of `rows`."""
+        self.token_ids = shape.token_ids
+        self.n_values, self._scale = shape.table.shape[0], np.float32(shape.scale)
+        self._row_bytes = shape.table.nbytes // shape.n_vocab
+        self._rows = rows
+        self._convert = ggml.to_float(shape.table.type.code)
+
+    def write(self, tokens: Sequence[int], out: np.ndarray) -> None:
+        """Write the embeddings of `tokens` to `out`, float32 [tokens, values]."""
+        self._rows.fetch(tokens)
+        for token, row in zip(tokens, out, strict=True):
+            address = self._rows.address + token * self._row_bytes
+            self._convert(address, row.ctypes.data, self.n_values)
+        if self._scale != 1.0:
+            out *= self._scale
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class TrimmedModel(GgufModel):
+    """A loaded trimmed copy; implements `RatesSomeTokens`."""
+
+    def __init__(self, *parts: Any, table: TokenEmbeddings, **settings: Any) -> None:
+        """Open it like a `GgufModel`; takes ownership of `table`."""
+        super().__init__(*parts, **settings)
+        self._table = table
+        self._batch.free()
+        self._batch = RowBatch(self._shape.largest_batch, self._shape.n_seq, table.n_values)
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return self._table.token_ids
+
+    def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
+        self._table.write(rows.tokens, self._batch.embeddings(len(rows)))
+        return super()._compute(rows, with_logits)
+
+    def _release(self) -> None:
+        close_all(super()._release, self._table.close)

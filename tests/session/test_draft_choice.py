@@ -1,0 +1,56 @@
+"""The choice of a draft made from the target, on plans without models."""
+
+from __future__ import annotations
+
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.session.draft_choice import candidates, hint
+
+SLOW = 300e6
+
+
+def plan(budget_mib: int, weights_mib: int = 1800, smallest_mib: int = 150) -> MemoryPlan:
+    """A plan of a target alone that pins what the budget leaves."""
+    n_pinned = max(0, min(weights_mib, budget_mib - smallest_mib)) // 10
+    segments = tuple(SegmentSize(f"{n}", 10 * MIB, 10 * MIB) for n in range(weights_mib // 10))
+    rows = (MemoryRow("target", "KV cache (4096 tokens)", 28 * MIB),)
+    pinned = frozenset(range(n_pinned))
+    is_paged = n_pinned < len(segments)
+    return MemoryPlan(
+        budget_mib * MIB, rows, segments, pinned, 0, is_paged, smallest_mib * MIB, ctx_size=4096
+    )
+
+
+def sizes(bits: float) -> int:
+    """Sizes of drafts of a model with 1,300 million weights."""
+    return int(1.3e9 * bits / 8)
+
+
+def test_the_finest_that_leaves_room_is_chosen_where_memory_is_plentiful() -> None:
+    kinds = [candidates(plan(mib), sizes, SLOW)[0].coarseness.bits for mib in (900, 1400)]
+    assert kinds[0] <= kinds[1]
+
+
+def test_what_does_not_fit_is_no_candidate() -> None:
+    assert candidates(plan(600), sizes, SLOW) == []
+    fitting = candidates(plan(700), sizes, SLOW)
+    assert [one.coarseness.kind for one in fitting] == ["Q2_K"]
+
+
+def test_a_slow_disk_gains_more_than_a_fast_one() -> None:
+    slow, fast = (candidates(plan(900), sizes, disk)[0].speedup for disk in (SLOW, 3e9))
+    assert slow > fast
+
+
+def test_a_target_that_fits_gets_none() -> None:
+    assert candidates(plan(4000), sizes, SLOW) == []
+    assert hint(plan(4000), sizes) == []
+
+
+def test_a_target_of_which_none_can_be_made_gets_none() -> None:
+    assert hint(plan(900), lambda bits: 0) == []
+
+
+def test_the_hint_names_the_flag_and_what_it_brings() -> None:
+    (line,) = hint(plan(900), sizes)
+    assert line.startswith("-md self makes a draft from the target")
+    assert "times as many tokens per second" in line

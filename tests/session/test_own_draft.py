@@ -1,0 +1,176 @@
+"""Drafts made from the target: where they are kept, and what is refused before anything is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli import entry
+from edgespec.errors import BudgetError, UsageError
+from edgespec.files import cache_folder
+from edgespec.files.json_file import JsonFile
+from edgespec.memory.budget import MIB, MemoryPlan, SegmentSize
+from edgespec.models.embedded import embedded_pair
+from edgespec.paging import disk_speed
+from edgespec.session import own_draft, session
+from edgespec.session.own_draft import OwnDraft
+from edgespec.settings.config import LoadSettings, read_config
+from edgespec.settings.draft_name import OWN_DRAFT
+
+TARGET = embedded_pair().target
+ONNX = Path(__file__).parents[2] / "models/edgespec-target-onnx-fp16"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return cache_folder.make_folder()
+
+
+def kept(cache: Path) -> list[str]:
+    return sorted(
+        path.name for path in cache.rglob("*") if "self" in path.name or ".part" in path.name
+    )
+
+
+def test_the_name_self_stands_for_it() -> None:
+    assert LoadSettings(model=TARGET, draft="self").draft == OWN_DRAFT
+    assert LoadSettings(model=TARGET, draft=Path("self")).draft == Path("self")
+
+
+def test_a_config_file_names_it_too(tmp_path: Path) -> None:
+    config = tmp_path / "edgespec.toml"
+    config.write_text('model = "m.gguf"\ndraft = "self"\n')
+    assert read_config(config) == {"model": tmp_path / "m.gguf", "draft": "self"}
+
+
+def test_the_command_line_makes_it_of_the_model_it_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.main(["plan", "-m", str(TARGET), "-md", "self", "--memory-budget", "1GiB"]) == 2
+    assert "would hardly be faster than none" in capsys.readouterr().err
+    assert entry.main(["models", "show", "self"]) == 3
+    assert "edgespec models draft TARGET OUT" in capsys.readouterr().err
+
+
+def test_the_command_line_deletes_it(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draft = cache / "big-self-Q2_K-0123456789ab.gguf"
+    draft.write_bytes(b"12345")
+    assert entry.main(["models", "forget", draft.stem, "--json"]) == 0
+    assert '"deleted_bytes": 5' in capsys.readouterr().out
+    assert not draft.exists()
+
+
+def test_a_target_that_fits_gets_none(cache: Path) -> None:
+    with pytest.raises(UsageError, match=r"fits into 1\.0 GiB"):
+        session.plan(LoadSettings(model=TARGET, draft="self", memory_budget="1GiB"))
+    assert kept(cache) == []
+
+
+def test_an_onnx_target_is_told_of_its_twin() -> None:
+    with pytest.raises(UsageError, match="name the GGUF twin"):
+        session.plan(LoadSettings(model=ONNX, draft="self", memory_budget="1GiB"))
+
+
+class Tool:
+    """A tool whose drafts have this size."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.trimmed_bytes = lambda target, bits: size_bytes
+
+
+def choose(size_mib: int, monkeypatch: pytest.MonkeyPatch, disk: float = 1e8) -> str:
+    """Kind of the draft chosen beside a target of 1,000 MiB, 500 of which are pinned."""
+    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: disk)
+    segments = tuple(SegmentSize(f"{n}", 100 * MIB, 100 * MIB) for n in range(10))
+    pinned = frozenset(range(5))
+    plan = MemoryPlan(600 * MIB, (), segments, pinned, 0, True, 100 * MIB, ctx_size=512)
+    chosen = own_draft._choose(TARGET, plan, Tool(size_mib * MIB))  # type: ignore[arg-type]
+    return chosen.coarseness.kind
+
+
+def test_a_draft_that_does_not_fit_is_refused_with_the_budget_that_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(BudgetError, match="--memory-budget 636 MiB has room") as caught:
+        choose(500, monkeypatch)
+    assert caught.value.smallest_bytes == 636 * MIB
+
+
+def test_a_draft_that_fits_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose(200, monkeypatch) == "Q4_0"
+
+
+def test_a_draft_that_would_be_slower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="slower than none"):
+        choose(460, monkeypatch, disk=1e11)
+
+
+def test_only_drafts_of_the_cache_are_deleted(tmp_path: Path) -> None:
+    other = tmp_path / "mine-self-Q2_K-0123456789ab.gguf"
+    other.write_bytes(b"mine")
+    with pytest.raises(UsageError, match="delete it yourself"):
+        own_draft.forget(other)
+    assert other.exists()
+
+
+def test_a_draft_is_deleted_with_what_is_known_about_it(cache: Path) -> None:
+    draft = cache / "big-self-Q2_K-0123456789ab.gguf"
+    draft.write_bytes(b"12345")
+    figures = asdict(OwnDraft("Q2_K", 5, 9, 4.5, 3.0, 1.0, 0.0))
+    JsonFile(cache_folder.drafts(), "0123456789ab").write({"4/8": figures})
+    made = own_draft.measured(draft)
+    assert made is not None
+    assert (made.tokens_per_pass, made.speedup) == (4.5, 3.0)
+    assert own_draft.forget(draft) == 5
+    assert own_draft.measured(draft) is None
+    assert kept(cache) == []
+
+
+@pytest.mark.slow
+def test_it_is_made_once_and_used_from_then_on(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgespec.models.enlarging import enlarge
+
+    big = cache.parent / "big.gguf"
+    enlarge(TARGET, big, 200 << 20)
+    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: 1e8)
+    monkeypatch.setattr(own_draft, "MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(own_draft, "MIN_MEASURED", 0.0)
+    settings = LoadSettings(model=big, draft="self", memory_budget="330MiB", ctx_size=512)
+    path = own_draft.obtain(settings)
+    assert kept(cache) == [path.name]
+    written = path.stat().st_mtime_ns
+    alone = settings.model_copy(update={"draft": None})
+    with session.load(alone) as loaded:
+        text = loaded.generate("def read(path):", max_tokens=12).tokens
+    with session.load(settings) as loaded:
+        assert loaded.draft is not None
+        assert loaded.generate("def read(path):", max_tokens=12).tokens == text
+    assert path.stat().st_mtime_ns == written
+    made = own_draft.measured(path)
+    assert made is not None
+    assert made.tokens_per_pass > 1
+
+
+@pytest.mark.slow
+def test_interrupted_work_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.models.enlarging import enlarge
+
+    big = cache.parent / "big.gguf"
+    enlarge(TARGET, big, 200 << 20)
+    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: 1e8)
+    monkeypatch.setattr(own_draft, "MIN_SPEEDUP", 0.0)
+
+    def interrupt(what: str, share: float) -> None:
+        if what.startswith("quantising") and share > 0.2:
+            raise KeyboardInterrupt
+
+    settings = LoadSettings(model=big, draft="self", memory_budget="330MiB", ctx_size=512)
+    with pytest.raises(KeyboardInterrupt):
+        own_draft.obtain(settings, interrupt)
+    assert [path for path in cache.iterdir() if "part" in path.name or "self" in path.name] == []
