@@ -29,7 +29,7 @@ MAX_RECALLED = 6.0
 
 COSTS = ("seen_step_s", "seen_token_read_s", "seen_overhead_s", "seen_plain_overhead_s")
 COUNTS = ("tries", "hits", "right", "claimed")
-PAYOFF = ("tokens", "plain_tokens", "pause", "left")
+PAYOFF = ("tokens", "plain_tokens", "rounds", "pause", "left")
 
 
 class Yield(NamedTuple):
@@ -55,6 +55,8 @@ class Payoff:
     """Fading sum of the tokens of rounds with guesses."""
     plain_tokens: float = 0.0
     """Fading sum of the tokens that would have taken their time without guesses."""
+    rounds: float = 0.0
+    """Fading number of these rounds."""
     pause: int = 0
     """Rounds without guesses that the latest pause lasted; 0 while guesses pay."""
     left: int = 0
@@ -80,6 +82,7 @@ class Payoff:
             self,
             tokens=FADE * self.tokens + tokens,
             plain_tokens=FADE * self.plain_tokens + plain_tokens,
+            rounds=FADE * self.rounds + 1,
         )
         if after.pays:
             return replace(after, pause=0, left=0)
@@ -92,7 +95,12 @@ class Payoff:
 
     def faded(self, kept: float) -> Payoff:
         """The value with less weight of earlier rounds."""
-        return replace(self, tokens=kept * self.tokens, plain_tokens=kept * self.plain_tokens)
+        return replace(
+            self,
+            tokens=kept * self.tokens,
+            plain_tokens=kept * self.plain_tokens,
+            rounds=kept * self.rounds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +317,7 @@ class Experience:
         payoff = Payoff(
             within(numbers, "tokens", 1e3 * plain_tokens),
             plain_tokens,
+            within(numbers, "rounds", 1e3),
             int(within(numbers, "pause", Payoff.max_pause)),
             int(within(numbers, "left", Payoff.max_pause)),
         )

@@ -322,7 +322,7 @@ def test_a_reading_that_other_work_held_up_is_charged_in_part() -> None:
     assert value.experience.reading_s(100) == pytest.approx(0.1)
     read = value.observe_reading(0.9)
     assert read.experience.reading_s(100) == pytest.approx(0.3)
-    assert read.account.lost == pytest.approx(0.1 / 0.04)
+    assert read.account.lost == pytest.approx(0.3 / 0.04)
     assert value.observe_reading(0.05).account.lost == pytest.approx(0.05 / 0.04)
 
 

