@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from edgespec.engine.drafting.remembering import Learnt, Memory, renewed
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import ActiveRequest
@@ -19,6 +21,7 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports.text_request import TextRequest
+from edgespec.tree import TokenTree
 from edgespec.values import GenerationResult, PagingStats, PassReport
 from engine_cases import finish
 from fake_model import FakeModel, Language
@@ -40,6 +43,8 @@ class VirtualTarget(FakeModel):
             language, N_VOCAB, n_ctx=n_ctx, max_nodes=n_nodes, n_texts=n_texts, cost=cost
         )
         self._clock = clock
+        self.timing_s = 0.0
+        """Seconds of passes that were made to time them."""
         self.info = replace(
             self.info,
             size_bytes=1 << 30,
@@ -47,6 +52,13 @@ class VirtualTarget(FakeModel):
             n_threads=2,
             latency_s=clock.machine.latency_s,
         )
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+        begun, is_round = self._clock.now, self._clock.running is not None
+        logits = super().evaluate(tree, nodes)
+        if not is_round:
+            self.timing_s += self._clock.now - begun
+        return logits
 
     def paging(self) -> PagingStats:
         is_paged = self._clock.machine.read_s > 0
@@ -125,7 +137,7 @@ class Measured:
     """One text on one machine."""
 
     seconds: float
-    """After the target has read the prompt; the draft's reading of it counts."""
+    """After the target has read the prompt and timed its passes; the draft's reading counts."""
     result: GenerationResult = field(repr=False)
 
     @property
@@ -154,7 +166,7 @@ def run(
         cast(Any, engine)._passes.worker = VirtualWorker(clock)
         for n in range(n_texts):
             engine.forget()
-            begun = clock.now
+            begun, timing_s = clock.now, target.timing_s
             prompt_s = max(machine.read_s, machine.compute_s(text.n_prompt - 1))
             prompt_s += machine.choice_s(text.n_prompt - 1)
             sampling = SamplingParams(temperature=temperature, seed=n)
@@ -163,7 +175,8 @@ def run(
                 while True:
                     next(events)
             except StopIteration as end:
-                measured.append(Measured(clock.now - begun - prompt_s, end.value))
+                seconds = clock.now - begun - prompt_s - (target.timing_s - timing_s)
+                measured.append(Measured(seconds, end.value))
     return measured
 
 

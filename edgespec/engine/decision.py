@@ -6,7 +6,6 @@ A frozen value; each round returns its successor. It reads no clock and calls no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
@@ -14,28 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import theory
+from edgespec.engine.account import TextAccount
 from edgespec.engine.drafting.remembering import Numbers
-from edgespec.engine.experience import (
-    CREDIT_SHARE,
-    MAX_REHEARSAL,
-    MIN_REHEARSAL,
-    PROMISED_TOKENS,
-    Experience,
-    Floats,
-    TextAccount,
-)
-from edgespec.engine.outcome import Rehearsed, RoundOutcome
+from edgespec.engine.experience import FADE, Experience, Floats
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits, most_probable
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 
-PROVEN_SHARE = 0.1
-"""Share of a text's time that proven guesses may cost."""
-MIN_READING_GAIN = 1.75
-"""Tokens whose time must be expected to be saved, net, before the draft reads a longer text."""
-SAFE_MARGIN = 1.15
-"""Speedup that guesses must have shown in a text without credit."""
+HIT_ROUNDS = 8
+"""Rounds of a pause that a right guess counts for which cost nothing and was not verified."""
+MAX_LINE = 16
+"""Longest line of guesses that is considered before any was drafted."""
+TRIAL_SHARE = 0.5
+"""Share of what guesses may cost a text that one round may cost before guesses have paid."""
 
 
 class Point(NamedTuple):
@@ -56,12 +48,10 @@ class RoundPlan:
     """Decision before a round: to guess or not, and at what risk."""
 
     guesses: bool
-    credit_s: float = math.inf
+    risk_s: float = math.inf
     """Most seconds that the guesses may cost."""
     is_trial: bool = False
-    """True if guesses are not proven to pay in this text."""
-    n_rehearsed: int = 0
-    """Latest tokens on which the draft is rehearsed before a round without guesses."""
+    """True if guesses have not paid yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +59,12 @@ class RoundPlanner:
     """Chooses the round with the most expected tokens per second.
 
     The candidates (`Point`) are no guesses, a line, and trees of any size, with or without drafting
-    during the pass. Expected tokens follow from the calibrated confidences of the tree's nodes and
-    the acceptance rates of nodes yet to be drafted; seconds from the pass curve and the cost of
-    draft steps. The best point maximises (T + tokens) / (S + seconds), where T and S are the tokens
-    and seconds of the recent best rounds.
+    during the pass. Expected tokens follow from the confidences of the tree's nodes and the hit
+    rate of nodes yet to be drafted; seconds from the pass curve and the cost of draft steps.
 
-    A point is allowed if the text's credit covers its cost in case all guesses are rejected (a
-    conservative bandit: Wu et al., arXiv 1602.04282). The credit is a share of the text's time,
-    larger once guesses are proven to pay, plus the time that guesses have saved.
+    What a draft brings is found by trying it: a real tree early in a text, and after rounds that
+    did not pay again after 2, 4, 8, ... rounds without guesses (`Payoff`). What trying may cost a
+    text is bounded (`TextAccount`).
     """
 
     horizons: ClassVar[tuple[int, ...]] = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -114,15 +102,15 @@ class RoundPlanner:
         n_guesses = np.arange(len(tokens))
         seconds = self.experience.guessing_s(n_guesses)
         seconds[0] = self.experience.curve.second(1) + self.experience.plain_overhead_s
-        best = int(self.experience.recent_best().rate_with(tokens, seconds).argmax())
+        best = int((tokens / np.maximum(seconds, 1e-9)).argmax())
         return Point(1 + best, best, float(tokens[best]) - 1, float(seconds[best]))
 
     # Before a round
 
     @property
-    def credit_s(self) -> float:
-        """Seconds that unproven guesses may cost the text from now on."""
-        return self.account.credit_s(self._plain_s, self.n_texts)
+    def risk_s(self) -> float:
+        """Seconds that guesses may cost the text from now on."""
+        return self.account.left * self._plain_s
 
     @property
     def _plain_s(self) -> float:
@@ -131,55 +119,28 @@ class RoundPlanner:
 
     def plan(self) -> RoundPlan:
         """Decide whether the next round guesses."""
-        known, text, none = self.experience, self.account, RoundPlan(False, 0.0)
+        known, text, plain_s = self.experience, self.account, self._plain_s
         if not self.may_step_aside:
             return RoundPlan(True)
-        if (
-            not known.is_sure
-            or known.guessing_rate(self.n_texts, self.max_rows) * self._plain_s <= 1
-        ):
+        payoff, none = known.payoff, RoundPlan(False, 0.0)
+        max_guesses = max(1, min(MAX_LINE, self.max_rows // self.n_texts - 1))
+        if not known.is_sure or payoff.left:
             return none
-        gain_s, least_s = self._expected_gain_s, known.step_s + known.overhead_s
-        if gain_s > 0:
-            # with fine-grained experts a rejected guess may cost as much as a token
-            is_fine = known.curve.has_fine_experts
-            share = CREDIT_SHARE if is_fine else PROVEN_SHARE
-            credit_s = text.credit_s(self._plain_s, self.n_texts, share)
-            least_gain_s = known.reading_s(text.unread)
-            if text.unread > MIN_REHEARSAL and not is_fine:
-                least_gain_s += MIN_READING_GAIN * self._plain_s
-            if gain_s <= least_gain_s:
-                return replace(none, n_rehearsed=self._rehearsal)
-        else:
-            credit_s = self.credit_s - text.unpaid_s(known.reading_s(text.unread))
-            # a trial without a verified guess is no evidence
-            row_s = known.curve.second(2) - known.curve.second(1)
-            least_s += (1 - known.chances.text_evidence) * row_s
-        if credit_s < least_s:
-            return replace(none, n_rehearsed=self._rehearsal)
-        return RoundPlan(True, credit_s, is_trial=not gain_s)
-
-    @property
-    def _expected_gain_s(self) -> float:
-        """Expected seconds that guesses save the rest of the text; 0 unless proven to pay."""
-        known, text, plain_s = self.experience, self.account, self._plain_s
-        rate = max(known.proven_rate, known.line_rate(self.n_texts, self.max_rows))
-        if rate * plain_s <= (1.0 if self.credit_s > 0 else SAFE_MARGIN):
-            return 0.0
-        n_tokens = min(text.room, max(PROMISED_TOKENS * self.n_texts, text.n_tokens))
-        return n_tokens * (plain_s - 1 / rate)
-
-    @property
-    def _rehearsal(self) -> int:
-        """Number of tokens to rehearse the draft on, as the credit allows; 0 for none."""
-        text = self.account
-        if text.n_tokens - text.n_tried < MIN_REHEARSAL:
-            return 0
-        n_tokens = min(MAX_REHEARSAL, text.n_tokens)
-        if text.unread <= MAX_REHEARSAL:
-            n_tokens = text.unread
-        cost_s = self.experience.reading_s(n_tokens) + self.experience.step_s
-        return n_tokens if cost_s <= self.credit_s else 0
+        promise = known.promise(self.n_texts, max_guesses)
+        if promise <= 1:
+            return none
+        reading_s = known.reading_s(text.unread)
+        gain = 1 - 1 / payoff.speedup if payoff.pays else (1 - 1 / promise) / 2
+        if reading_s > gain * text.expected_tokens(self.n_texts) * plain_s:
+            return none
+        risk_s = self.risk_s - text.unpaid_s(reading_s)
+        row_s = known.curve.second(self.n_texts + 1) - known.curve.second(self.n_texts)
+        least_s = known.step_s + known.overhead_s + row_s
+        if risk_s < least_s:
+            return none
+        if payoff.pays:
+            return RoundPlan(True, risk_s)
+        return RoundPlan(True, max(risk_s * TRIAL_SHARE, least_s), is_trial=True)
 
     @property
     def _prompts_s(self) -> float:
@@ -221,13 +182,9 @@ class RoundPlanner:
             return Point(n_rows, 0, accepted, self.experience.curve.second(n_rows))
         return self._best(plan, so_far, ())
 
-    def imagined(self, plan: RoundPlan, so_far: RoundSoFar) -> Point:
-        """The best point from here on, ignoring the credit."""
-        return self._best(replace(plan, credit_s=math.inf), so_far, self.horizons)
-
     def min_confidence(self) -> float:
         """Least cumulative confidence of guesses that need no draft step."""
-        if self.stop_rule is not None or not self.experience.rounds:
+        if self.stop_rule is not None or not self.experience.tries:
             return 0.0
         first, last = self.experience.curve.compute_s(np.array([1, self.max_rows]))
         row_s = (last - first) / max(1, self.max_rows - 1)
@@ -247,7 +204,7 @@ class RoundPlanner:
         order, rows = self._rows(tree, n_grown)
         ranked = tree.cumulative[order]
         # an error of the confidences is compounded at every depth
-        corrections = known.chances.calibration ** tree.depth[: len(tree)]
+        corrections = known.calibration ** tree.depth[: len(tree)]
         calibrated = np.minimum(1.0, tree.cumulative[: len(tree)] * corrections)
         expected = np.cumsum(calibrated[order]) - 1.0
         n_nodes = len(order)
@@ -260,19 +217,19 @@ class RoundPlanner:
         # drafting during a pass has half of the cores
         pass_s -= np.clip(self._saved_beside_s(rows), 0.0, 0.5 * pass_s)
         step_s = known.step_s
-        recent = known.recent_best()
+        late = known.late(self.n_texts)
         best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
 
         def consider(n_steps: int, accepted: NDArray[np.float64], first_row: int) -> None:
             nonlocal best, best_value
             steps_s = -(-n_steps // so_far.step_depth) * step_s
             seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + steps_s
-            values = recent.rate_with(self.n_texts + accepted, spent_s + seconds)
+            values = late.rate_with(self.n_texts + accepted, spent_s + seconds)
             if tree.draws:  # drawn guesses must all be verified
                 values[: n_nodes + n_steps - first_row] = -math.inf
-            if plan.credit_s != math.inf:
-                risk_s, left_s = seconds - pass_s[0], max(0.0, plan.credit_s - spent_s)
-                values = np.where(risk_s <= left_s, values, -math.inf)
+            if plan.risk_s != math.inf:
+                at_risk_s = seconds - pass_s[0]
+                values = np.where(at_risk_s <= max(0.0, plan.risk_s - spent_s), values, -math.inf)
             at = len(values) - 1 - int(values[::-1].argmax())
             if values[at] > best_value + 1e-12:
                 best_value = float(values[at])
@@ -284,10 +241,8 @@ class RoundPlanner:
             best_first = np.argsort(-tree.cumulative[open_nodes], kind="stable")
             ends = [open_nodes[n] for n in best_first[: so_far.n_ends]]
             rank = int((ranked >= tree.cumulative[ends[0]]).sum())
-            line = np.zeros(horizons[-1])
-            for node in ends:
-                accepted = known.chances.line(float(tree.confidence[node]), horizons[-1])
-                line += calibrated[node] * np.cumsum(accepted)
+            stands = np.cumsum(known.hit_rate ** np.arange(1, horizons[-1] + 1))
+            line = float(calibrated[ends].sum()) * stands
             for n_steps in horizons:
                 n_rows = n_steps * len(ends)
                 end = most - n_rows
@@ -310,16 +265,17 @@ class RoundPlanner:
     def begin_text(self, n_unread: int, room: int) -> RoundPlanner:
         """The planner for a new text of at most `room` tokens, `n_unread` of which the draft has
         yet to read."""
-        chances = self.experience.chances.for_another_text()
+        payoff = self.experience.payoff.in_another_text()
         return replace(
             self,
-            experience=replace(self.experience, chances=chances),
-            account=TextAccount(unread=n_unread, room=room),
+            experience=replace(self.experience, payoff=payoff),
+            account=TextAccount.of(n_unread, room),
         )
 
     def join_text(self, n_unread: int, room: int) -> RoundPlanner:
         """The planner after one more text joined the active ones."""
-        return replace(self, account=self.account.with_text(n_unread, room))
+        other = TextAccount.of(n_unread, room)
+        return replace(self, account=self.account.with_text(other))
 
     def with_texts(self, n_unread: int, room: int) -> RoundPlanner:
         """The planner for texts with `n_unread` tokens that the draft has not read and at most
@@ -331,59 +287,70 @@ class RoundPlanner:
         after = replace(self, n_prompt_rows=n_prompt_rows)
         if n_texts == self.n_texts:
             return after
-        known = self.experience
-        # with more texts in a pass, a token takes less time
-        ratio = min(1.0, known.plain_s_of(n_texts) / self._plain_s)
-        return replace(
-            after,
-            n_texts=n_texts,
-            experience=known.for_texts(self.n_texts, n_texts),
-            account=self.account.with_savings(ratio),
-        )
+        kept = 1.0 if n_texts < self.n_texts else 0.0
+        known = replace(self.experience, payoff=self.experience.payoff.faded(kept))
+        return replace(after, n_texts=n_texts, experience=known)
 
     def observe_prompt(self, report: PassReport, n_context: int | None = None) -> RoundPlanner:
         """The planner after the target read a prompt, at whose end the context has `n_context`
         tokens; None if passes serve several texts."""
-        account = replace(self.account, prompt_s=report.wall_s)
         known = self.experience.observe_prompt(report, n_context)
+        account = replace(self.account, prompt_s=report.wall_s)
         return replace(self, experience=known, account=account)
 
-    def observe_reading(self, seconds: float, tried: Sequence[Rehearsed] = ()) -> RoundPlanner:
-        """The planner after the draft read its unread tokens and was rehearsed on the last ones
-        (`tried`)."""
-        if not self.account.unread:
+    def observe_size(self, n_rows: int, report: PassReport) -> RoundPlanner:
+        """The planner after a pass over `n_rows` that was made to time it."""
+        curve = self.experience.curve.with_pass(n_rows, report, drafted_beside=False)
+        return replace(self, experience=replace(self.experience, curve=curve))
+
+    def observe_reading(self, seconds: float) -> RoundPlanner:
+        """The planner after the draft read its unread tokens in this time."""
+        known, text = self.experience, self.account
+        if not text.unread:
             return self
-        known = self.experience.observe_reading(self.account.unread, seconds)
-        # delays by other processes are not charged to guesses
-        charged_s = min(seconds, known.reading_s(self.account.unread))
-        return replace(
-            self,
-            experience=known.observe_prompt_rehearsal(tried),
-            account=self.account.with_reading(charged_s),
-        )
+        known = known.observe_reading(text.unread, seconds)
+        # what other processes hold up is not charged to guesses
+        charged_s = text.unpaid_s(min(seconds, known.reading_s(text.unread)))
+        account = replace(text, unread=0, lost=text.lost + charged_s / self._plain_s)
+        return replace(self, experience=known, account=account)
 
     def observe(self, outcome: RoundOutcome) -> RoundPlanner:
         """The planner after a round."""
-        known, rule, saved_s = self.experience.observe(outcome), self.stop_rule, 0.0
-        if outcome.guessed:
+        known = self.experience.observe_costs(outcome)
+        account = self.account.with_round(outcome)
+        if not outcome.guessed:
+            n_rounds = HIT_ROUNDS if any(one.was_first for one in outcome.found) else 1
+            known = known.faded(FADE)
+            known = replace(known, payoff=known.payoff.with_plain_round(n_rounds))
+            return replace(self, experience=known, account=account)
+        known = known.observe_nodes(outcome.path_nodes)
+        # half of what came, which chance moves, and half of what was to be expected
+        expected = known.calibration / self.experience.calibration * outcome.expected
+        tokens = (outcome.n_tokens + outcome.n_texts + expected) / 2
+        token_s, seconds = self._charged_s(known, outcome)
+        reading_s = 0.0
+        if self.account.unread and outcome.reading_s:
             known = known.observe_reading(self.account.unread, outcome.reading_s)
-            rule = rule.observe(outcome) if rule is not None else None
-            # the part of a pass that exceeds its prediction is not charged to its guesses
-            pass_s = known.curve.second(outcome.n_rows, beside=outcome.steps_beside > 0)
-            pass_s += outcome.choice_stall_s - known.curve.expert_s(outcome.n_rows)
-            delay_s = max(0.0, outcome.pass_s - pass_s)
-            token_s = known.plain_s_of(outcome.n_texts)
-            if outcome.n_texts == 1 and outcome.first_row_stall_s is not None:
-                # predictable tokens use experts that are in memory more often than others
-                token_s += outcome.first_row_stall_s - known.curve.expert_s(1)
-            saved_s = outcome.n_tokens * token_s - (outcome.wall_s - delay_s - self._prompts_s)
-        elif outcome.rehearsed:
-            saved_s = -outcome.reading_s
-        account = self.account.with_round(outcome, saved_s)
-        if len(account.found) >= MIN_REHEARSAL:
-            known = known.observe_free_rehearsal(account.found, SAFE_MARGIN)
-            account = replace(account, found=())
+            reading_s = min(outcome.reading_s, known.reading_s(self.account.unread))
+        known = replace(known, payoff=known.payoff.with_round(tokens, seconds / token_s))
+        lost = (seconds + reading_s) / token_s - outcome.n_tokens
+        rule = self.stop_rule.observe(outcome) if self.stop_rule is not None else None
+        account = replace(account, lost=account.lost + lost)
         return replace(self, experience=known, account=account, stop_rule=rule)
+
+    def _charged_s(self, known: Experience, outcome: RoundOutcome) -> tuple[float, float]:
+        """Seconds of a token without guesses, and of this round as its guesses are charged for it:
+        what other processes held up is not their fault."""
+        curve, n_rows = known.curve, outcome.n_rows
+        token_s = known.plain_s_of(outcome.n_texts)
+        pass_s = curve.second(n_rows, beside=outcome.steps_beside > 0) - self._prompts_s
+        if outcome.first_row_stall_s is not None:
+            pass_s += outcome.choice_stall_s - curve.expert_s(n_rows)
+            if outcome.n_texts == 1:
+                # predictable tokens use experts that are in memory more often than others
+                token_s += outcome.first_row_stall_s - curve.expert_s(1)
+        steps_s = min(outcome.growing_s, outcome.draft_steps * known.step_s)
+        return max(token_s, 1e-9), min(pass_s, outcome.pass_s) + steps_s + known.overhead_s
 
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""

@@ -1,4 +1,4 @@
-"""Learnt costs and yields of rounds, and the time account of one text.
+"""Learnt costs of rounds, acceptance rates of guesses, and what guesses brought of late.
 
 Frozen values; each round returns a successor. They read no clock and call no model.
 """
@@ -8,106 +8,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.chances import Chances
 from edgespec.engine.drafting.remembering import Numbers
-from edgespec.engine.outcome import PathNode, Rehearsed, RoundOutcome
+from edgespec.engine.outcome import PathNode, RoundOutcome
 from edgespec.engine.pass_curve import MAX_S, PassCurve, within
 from edgespec.values import PassReport
 
 Floats = NDArray[np.float64]
 
-CREDIT_SHARE = 0.02
-"""Share of a text's time that unproven guesses may cost."""
-PROMISED_TOKENS = 32
-"""Tokens for whose time a text has credit from the start: the bound on the loss holds for texts of
-this length."""
-MIN_REHEARSAL, MAX_REHEARSAL = 8, 16
-"""Number of tokens in one rehearsal (see `Rehearsed`)."""
-PROMPT_WEIGHT = 0.25
-"""Weight of a rehearsal on the prompt, whose tokens the target has not picked."""
-MAX_LINE = 16
-"""Longest line, in draft steps, whose rate is estimated."""
-WIDTH = 3
-"""Guesses per token in the wide lines whose rate is estimated."""
+MIN_READ = 8
+"""Fewest tokens whose reading by the draft is timed."""
 FADE = 0.95
 """Factor by which a round reduces the weight of earlier ones."""
 MAX_RECALLED = 6.0
-"""Most rounds and tries that the state of an earlier run counts for."""
+"""Most rounds and guesses that the state of an earlier run counts for."""
 
-
-@dataclass(frozen=True, slots=True)
-class TextAccount:
-    """The time account of one text: elapsed and saved seconds, and the credit for guesses."""
-
-    unread: int = 0
-    """Committed tokens that the draft has not read."""
-    n_tokens: int = 0
-    """Tokens generated so far."""
-    room: int = 0
-    """Most tokens that may follow."""
-    n_tried: int = 0
-    """`n_tokens` when the draft last guessed or was rehearsed."""
-    prompt_s: float = 0.0
-    """Seconds in which the target read the prompt."""
-    elapsed_s: float = 0.0
-    """Seconds of all rounds so far."""
-    saved_s: float = 0.0
-    """Seconds saved by guesses so far; negative if they cost time."""
-    found: tuple[Rehearsed, ...] = ()
-    """Rehearsals of a free drafter since the latest round with guesses."""
-
-    def credit_s(self, plain_s: float, n_texts: int = 1, share: float = CREDIT_SHARE) -> float:
-        """Seconds that guesses may cost: `share` of the text's time, plus what they saved.
-
-        A token without guesses takes `plain_s`.
-        """
-        earned_s = max(self.elapsed_s, min(PROMISED_TOKENS * n_texts, self.room) * plain_s)
-        return share * earned_s + self.saved_s
-
-    def with_reading(self, seconds: float) -> TextAccount:
-        """The account after the draft read its unread tokens in this time."""
-        return replace(self, unread=0, saved_s=self.saved_s - self.unpaid_s(seconds))
-
-    def unpaid_s(self, reading_s: float) -> float:
-        """Part of the draft's reading time that is charged: what exceeds `CREDIT_SHARE` of the
-        target's time for the prompt."""
-        return max(0.0, reading_s - CREDIT_SHARE * self.prompt_s)
-
-    def with_savings(self, share: float) -> TextAccount:
-        """The account with a share of its savings; a loss stays as it is."""
-        return replace(self, saved_s=min(self.saved_s, share * self.saved_s))
-
-    def with_text(self, n_unread: int, room: int) -> TextAccount:
-        """The account after one more text joined."""
-        return replace(self, unread=n_unread, room=self.room + room)
-
-    def _unread_after(self, outcome: RoundOutcome) -> int:
-        """Unread tokens before this round's own: a rehearsal of all of them counts as reading."""
-        n_tried = len(outcome.rehearsed) + 1
-        return 0 if n_tried > 1 and self.unread <= n_tried else self.unread
-
-    def with_round(self, outcome: RoundOutcome, saved_s: float) -> TextAccount:
-        """The account after a round that saved `saved_s`."""
-        return replace(
-            self,
-            unread=0 if outcome.guessed else self._unread_after(outcome) + outcome.n_tokens,
-            n_tokens=self.n_tokens + outcome.n_tokens,
-            n_tried=self.n_tokens if outcome.guessed or outcome.rehearsed else self.n_tried,
-            room=max(0, self.room - outcome.n_tokens),
-            elapsed_s=self.elapsed_s + outcome.wall_s,
-            saved_s=self.saved_s + saved_s,
-            found=() if outcome.guessed else (*self.found, *outcome.found),
-        )
+COSTS = ("seen_step_s", "seen_token_read_s", "seen_overhead_s", "seen_plain_overhead_s")
+COUNTS = ("tries", "hits", "right", "claimed")
+PAYOFF = ("tokens", "plain_tokens", "rounds", "pause", "left")
 
 
 class Yield(NamedTuple):
-    """Total tokens and seconds of several rounds."""
+    """Tokens and seconds of several rounds."""
 
     tokens: float
     seconds: float
@@ -118,15 +44,74 @@ class Yield(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Experience:
-    """Learnt costs of passes and draft steps, acceptance rates, and the yield of recent rounds.
+class Payoff:
+    """Yield of rounds with guesses of late, and the pause after rounds that did not pay."""
 
-    A round counts with its best point, with or without the credit for it: what was possible, not
-    what was done.
-    """
+    first_pause: ClassVar[int] = 2
+    max_pause: ClassVar[int] = 64
+    longest_begun: ClassVar[int] = 8
+
+    tokens: float = 0.0
+    """Fading sum of the tokens of rounds with guesses."""
+    plain_tokens: float = 0.0
+    """Fading sum of the tokens that would have taken their time without guesses."""
+    rounds: float = 0.0
+    """Fading number of these rounds."""
+    pause: int = 0
+    """Rounds without guesses that the latest pause lasted; 0 while guesses pay."""
+    left: int = 0
+    """Rounds left of it."""
+
+    @property
+    def speedup(self) -> float:
+        """Tokens of rounds with guesses to those without in the same time; 1 before the first."""
+        return (self.tokens + 1) / (self.plain_tokens + 1)
+
+    @property
+    def pays(self) -> bool:
+        """True if guesses were faster than none."""
+        return self.speedup > 1
+
+    def in_another_text(self) -> Payoff:
+        """The value at the start of a text, which may be easier to guess than the last one."""
+        return replace(self, left=min(self.left, self.longest_begun))
+
+    def with_round(self, tokens: float, plain_tokens: float) -> Payoff:
+        """The value after a round with guesses, which begins a pause if guesses do not pay."""
+        after = replace(
+            self,
+            tokens=FADE * self.tokens + tokens,
+            plain_tokens=FADE * self.plain_tokens + plain_tokens,
+            rounds=FADE * self.rounds + 1,
+        )
+        if after.pays:
+            return replace(after, pause=0, left=0)
+        pause = min(self.max_pause, max(self.first_pause, 2 * self.pause))
+        return replace(after, pause=pause, left=pause)
+
+    def with_plain_round(self, n_rounds: int) -> Payoff:
+        """The value after a round without guesses that counts as so many of the pause."""
+        return replace(self.faded(FADE), left=max(0, self.left - n_rounds))
+
+    def faded(self, kept: float) -> Payoff:
+        """The value with less weight of earlier rounds."""
+        return replace(
+            self,
+            tokens=kept * self.tokens,
+            plain_tokens=kept * self.plain_tokens,
+            rounds=kept * self.rounds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """Learnt costs of passes and draft steps, acceptance rates, and the payoff of guesses."""
+
+    usual_hit_rate: ClassVar[float] = 0.9
+    """Share of first guesses expected to be right before any was verified."""
 
     curve: PassCurve = field(default_factory=PassCurve)
-    chances: Chances = field(default_factory=Chances)
+    payoff: Payoff = field(default_factory=Payoff)
     draft_share: float = 0.0
     """Size of the draft relative to the target: the prior of a step's time relative to a pass."""
     latency_s: float = 0.0
@@ -142,14 +127,18 @@ class Experience:
     """Mean seconds of a round with guesses besides steps and pass, at slowdown 1."""
     seen_plain_overhead_s: float = 0.0
     """Mean seconds of a round without guesses besides its pass, at slowdown 1."""
-    rounds: float = 0.0
-    """Fading number of rounds with guesses, rehearsed ones included."""
-    claimed: float = 0.0
-    """Fading sum of their expected accepted guesses, before calibration."""
-    plain_tokens: float = 0.0
-    """Fading sum of their time, in tokens that would have taken it without guesses."""
     kept_s: float = 0.0
     """Drafting time that growth during a pass saves the next round."""
+    tries: float = 0.0
+    """Fading number of nodes on accepted paths that had guesses after them."""
+    hits: float = 0.0
+    """Those whose most probable guess was right."""
+    right: float = 0.0
+    """Those of which any guess was right."""
+    claimed: float = 0.0
+    """Expected `right`: the sum of the confidences of all guesses after these nodes."""
+
+    # Costs
 
     @property
     def plain_s(self) -> float:
@@ -188,78 +177,46 @@ class Experience:
         """Seconds of a round without guesses besides its pass."""
         return self.curve.slowdown * self.seen_plain_overhead_s
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of the recent best rounds, at the machine's current speed."""
-        return self.plain_tokens * self.plain_s
-
     def reading_s(self, n_tokens: int) -> float:
         """Seconds for the draft to read `n_tokens`, at least one draft step."""
         token_s = self.curve.slowdown * self.seen_token_read_s
         token_s = token_s or self.draft_share * self.prompt_token_s
         return max(n_tokens * token_s, self.step_s) if n_tokens else 0.0
 
+    def guessing_s(self, n_guesses: NDArray[np.int64], n_texts: int = 1) -> Floats:
+        """Seconds of rounds that draft lines of so many guesses in every text."""
+        pass_s = self.curve.seconds(n_texts * (1 + n_guesses))
+        return pass_s + n_guesses * self.step_s + self.overhead_s
+
+    # Yields
+
+    @property
+    def calibration(self) -> float:
+        """Ratio of right guesses to expected ones."""
+        return (self.right + 1) / (self.claimed + 1)
+
+    @property
+    def hit_rate(self) -> float:
+        """Probability that the first guess after an accepted node is right."""
+        return (self.hits + 2 * self.usual_hit_rate) / (self.tries + 2)
+
+    def late(self, n_texts: int) -> Yield:
+        """Tokens and seconds of rounds with guesses of late, in passes over `n_texts`."""
+        return Yield(self.payoff.tokens, self.payoff.plain_tokens * self.plain_s_of(n_texts))
+
     @property
     def rate(self) -> float:
-        """Tokens per second of the recent best rounds, at least that without guesses."""
-        expected = self.rounds + self.chances.calibration * self.claimed
-        plain_s = self.plain_s
-        return max(1 / plain_s, (expected + 1) / (self.plain_tokens * plain_s + plain_s))
+        """Tokens per second of late, at least that without guesses."""
+        return max(1.0, self.payoff.speedup) / self.plain_s
 
-    def recent_best(self) -> Yield:
-        """Expected tokens and seconds of the recent best rounds."""
-        return Yield(self.rounds + self.chances.calibration * self.claimed, self.seconds)
-
-    def guessing_rate(self, n_texts: int, max_rows: int) -> float:
-        """Tokens per second of the recent best rounds and a hypothetical one on the best line."""
-        tokens, seconds = self._lines(n_texts, max_rows, 1.0)
-        return float(self.recent_best().rate_with(tokens, seconds).max())
-
-    def line_rate(self, n_texts: int, max_rows: int) -> float:
-        """Tokens per second of the best line, from the hit rates weighted by `text_evidence`."""
-        tokens, seconds = self._lines(n_texts, max_rows, self.chances.text_evidence)
-        return float((tokens / np.maximum(seconds, 1e-9)).max())
-
-    def _lines(self, n_texts: int, max_rows: int, share: float) -> tuple[Floats, Floats]:
-        """Expected tokens and seconds of rounds on lines of 1, 2, ... steps in each text, with one
-        guess per token and with `WIDTH`; acceptance rates are multiplied by `share`."""
-        tokens, seconds = [], []
-        for width in (1, WIDTH):
-            steps = np.arange(1, max(2, min(MAX_LINE, (max_rows // n_texts - 1) // width) + 1))
-            accepted = self.chances.line(0.0, len(steps), is_wide=width > 1)
-            tokens.append(n_texts * (1 + share * np.cumsum(accepted)))
-            seconds.append(self.guessing_s(steps, n_texts, width))
-        return np.concatenate(tokens), np.concatenate(seconds)
-
-    def guessing_s(self, n_steps: NDArray[np.int64], n_texts: int = 1, width: int = 1) -> Floats:
-        """Seconds of rounds of `n_steps` draft steps, which add `width` nodes each to every
-        text."""
-        pass_s = self.curve.seconds(n_texts * (1 + width * n_steps))
-        return pass_s + n_steps * self.step_s + self.overhead_s
-
-    @property
-    def proven_rate(self) -> float:
-        """Tokens per second of the recent best rounds, their guesses weighted by
-        `text_evidence`."""
-        proven = self.rounds + self.chances.text_evidence * self.chances.calibration * self.claimed
-        return proven / self.seconds if self.seconds > 0 else 0.0
+    def promise(self, n_texts: int, max_guesses: int) -> float:
+        """Speedup by the best line of guesses, were they right as often as usual."""
+        n_guesses = np.arange(1, max_guesses + 1)
+        accepted = np.cumsum(self.usual_hit_rate**n_guesses)
+        rates = n_texts * (1 + accepted) / self.guessing_s(n_guesses, n_texts)
+        return float(rates.max()) * self.plain_s_of(n_texts)
 
     # What is learnt
-
-    def for_texts(self, before: int, now: int) -> Experience:
-        """The value for passes over another number of texts.
-
-        With fewer texts, the recent best rounds keep their speed relative to rounds without
-        guesses; with more, they are discarded.
-        """
-        share = now / before if now < before else 0.0
-        share_s = share * self.plain_s_of(now) / self.plain_s_of(before)
-        return replace(
-            self,
-            rounds=share * self.rounds,
-            claimed=share * self.claimed,
-            plain_tokens=share_s * self.plain_tokens,
-        )
 
     def observe_prompt(self, report: PassReport, n_context: int | None = None) -> Experience:
         """The value after the target read a prompt, at whose end the context has `n_context`
@@ -273,58 +230,14 @@ class Experience:
 
     def observe_reading(self, n_tokens: int, seconds: float) -> Experience:
         """The value after the draft read `n_tokens`."""
-        if n_tokens < MIN_REHEARSAL or not seconds:
+        if n_tokens < MIN_READ or not seconds:
             return self
         expected_s = self.reading_s(n_tokens) / n_tokens
         token_s = self._mean(self.seen_token_read_s, seconds / n_tokens, expected_s)
         return replace(self, seen_token_read_s=token_s)
 
-    def observe_prompt_rehearsal(self, tried: Sequence[Rehearsed]) -> Experience:
-        """The value after a rehearsal on a prompt: evidence for the calibration of confidences
-        rather than for hit rates."""
-        n_right = PROMPT_WEIGHT * sum(one.was_right for one in tried)
-        n_wrong = 0.5 * PROMPT_WEIGHT * sum(one.claimed for one in tried if not one.was_right)
-        return replace(self, chances=self.chances.with_calibration(n_right, n_right + n_wrong))
-
-    def observe_rehearsal(self, tried: Sequence[Rehearsed]) -> Experience:
-        """The value after a rehearsal on generated text: as if rounds had drafted lines there, each
-        of the length with the highest expected rate."""
-        chances, rounds, claimed, spent_s = self.chances, 0, 0.0, 0.0
-        is_sure = False
-        for one in tried:
-            chances = chances.with_node(
-                PathNode(is_sure, one.claimed, one.was_right, one.was_first)
-            )
-            is_sure = one.was_first and one.confidence >= Chances.high_confidence
-        at = 0
-        while at < len(tried):
-            line = np.array([one.confidence for one in tried[at:]])
-            honest = np.cumprod(np.minimum(1.0, chances.calibration * line))
-            accepted = np.cumsum([0.0, *honest])
-            steps = np.arange(len(accepted))
-            round_s = self.guessing_s(steps)
-            late = replace(self, chances=chances).recent_best()
-            best = int(late.rate_with(1 + accepted, round_s).argmax())
-            rounds, claimed = rounds + 1, claimed + float(accepted[best]) / chances.calibration
-            spent_s += float(round_s[best])
-            right = takewhile(lambda one: one.was_first, tried[at : at + best])
-            at += 1 + len(list(right))
-        return replace(
-            self,
-            chances=chances,
-            rounds=self.rounds + rounds,
-            claimed=self.claimed + claimed,
-            plain_tokens=self.plain_tokens + spent_s / self.plain_s,
-        )
-
-    def observe_free_rehearsal(self, found: Sequence[Rehearsed], margin: float) -> Experience:
-        """The value after a rehearsal of a free drafter on the text; the same value unless its
-        guesses were `margin` times as fast as none, as it says little about a draft model."""
-        after = self.observe_rehearsal(found)
-        return after if after.proven_rate * after.plain_s > margin else self
-
-    def observe(self, outcome: RoundOutcome) -> Experience:
-        """The value after a round."""
+    def observe_costs(self, outcome: RoundOutcome) -> Experience:
+        """The value after the costs of a round."""
         report = PassReport(
             wall_s=outcome.pass_s,
             stall_s=outcome.stall_s,
@@ -332,45 +245,43 @@ class Experience:
             first_row_stall_s=outcome.first_row_stall_s,
             read_s=outcome.read_s,
         )
-        after = replace(
-            self,
-            curve=self.curve.with_pass(outcome.n_rows, report, outcome.steps_beside > 0),
-            rounds=FADE * self.rounds,
-            claimed=FADE * self.claimed,
-            plain_tokens=FADE * self.plain_tokens,
-        )
-        return after._after_guesses(outcome) if outcome.guessed else after._after_none(outcome)
-
-    def _after_none(self, outcome: RoundOutcome) -> Experience:
-        rest_s = max(0.0, outcome.wall_s - outcome.pass_s - outcome.draft_s)
-        after = replace(
-            self,
-            seen_plain_overhead_s=self._mean(self.seen_plain_overhead_s, rest_s),
-            chances=self.chances.faded(FADE),
-        )
-        return after.observe_rehearsal(outcome.rehearsed) if outcome.rehearsed else after
-
-    def _after_guesses(self, outcome: RoundOutcome) -> Experience:
-        chances = self.chances
-        for node in outcome.path_nodes:
-            chances = chances.with_node(node)
-        steps, beside = outcome.draft_steps, outcome.steps_beside
+        curve = self.curve.with_pass(outcome.n_rows, report, outcome.steps_beside > 0)
+        after, steps = replace(self, curve=curve), outcome.draft_steps
+        rest_s = outcome.wall_s - outcome.growing_s - outcome.reading_s - outcome.pass_s
+        if not outcome.guessed:
+            plain_s = after._mean(self.seen_plain_overhead_s, max(0.0, rest_s))
+            return replace(after, seen_plain_overhead_s=plain_s)
         step_s, overhead_s = self.seen_step_s, self.seen_overhead_s
         if outcome.reading_s <= max(outcome.growing_s, self.step_s):  # the draft's caches are warm
-            rest_s = outcome.wall_s - outcome.growing_s - outcome.reading_s - outcome.pass_s
-            overhead_s = self._mean(overhead_s, max(0.0, rest_s))
+            overhead_s = after._mean(overhead_s, max(0.0, rest_s))
             if steps:
-                step_s = self._mean(step_s, outcome.growing_s / steps, self.step_s)
+                step_s = after._mean(step_s, outcome.growing_s / steps, self.step_s)
         kept = outcome.provisional_kept / max(1, outcome.provisional_drafted)
+        kept_s = outcome.steps_beside * kept * curve.slowdown * step_s
         return replace(
-            self,
-            chances=chances,
+            after,
             seen_step_s=step_s,
             seen_overhead_s=overhead_s,
-            kept_s=0.5 * self.kept_s + 0.5 * beside * kept * self.curve.slowdown * step_s,
-            rounds=self.rounds + outcome.n_texts,
-            claimed=self.claimed + outcome.expected / self.chances.calibration,
-            plain_tokens=self.plain_tokens + outcome.expected_s / self.plain_s,
+            kept_s=0.5 * self.kept_s + 0.5 * kept_s,
+        )
+
+    def observe_nodes(self, nodes: Sequence[PathNode]) -> Experience:
+        """The value after a round whose accepted path had guesses after `nodes`."""
+        tries, hits, right, claimed = self.tries, self.hits, self.right, self.claimed
+        for node in nodes:
+            tries, hits = FADE * tries + 1, FADE * hits + node.was_first
+            right, claimed = FADE * right + node.was_right, FADE * claimed + node.claimed
+        return replace(self, tries=tries, hits=hits, right=right, claimed=claimed)
+
+    def faded(self, kept: float) -> Experience:
+        """The value with less weight of earlier guesses; costs keep theirs."""
+        return replace(
+            self,
+            payoff=self.payoff.faded(kept),
+            tries=kept * self.tries,
+            hits=kept * self.hits,
+            right=kept * self.right,
+            claimed=kept * self.claimed,
         )
 
     def _mean(self, before: float, now_s: float, expected_s: float = 0.0) -> float:
@@ -390,58 +301,25 @@ class Experience:
 
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""
-        known = self.chances
-        (h0, h1), (w0, w1), (t0, t1) = known.hits, known.wide_hits, known.tries
-        return {
-            **self.curve.state_dict(),
-            "step_s": self.seen_step_s,
-            "overhead_s": self.seen_overhead_s,
-            "plain_overhead_s": self.seen_plain_overhead_s,
-            "token_read_s": self.seen_token_read_s,
-            "rounds": self.rounds,
-            "claimed": self.claimed,
-            "plain tokens": self.plain_tokens,
-            "hits": h0,
-            "sure hits": h1,
-            "tries": t0,
-            "sure tries": t1,
-            "wide hits": w0,
-            "sure wide hits": w1,
-            "claimed tries": known.claimed,
-        }
+        numbers: dict[str, float] = {name: getattr(self, name) for name in (*COSTS, *COUNTS)}
+        numbers |= {name: getattr(self.payoff, name) for name in PAYOFF}
+        return {**self.curve.state_dict(), **numbers}
 
     def load_state_dict(self, numbers: Numbers) -> Experience:
         """The value with the state of an earlier run, which counts for at most `MAX_RECALLED`
         rounds; invalid numbers are ignored."""
-
-        def seconds(name: str) -> float:
-            return within(numbers, name, MAX_S)
-
-        after = replace(
-            self,
-            curve=self.curve.load_state_dict(numbers),
-            seen_step_s=self.seen_step_s or seconds("step_s"),
-            seen_overhead_s=self.seen_overhead_s or seconds("overhead_s"),
-            seen_plain_overhead_s=self.seen_plain_overhead_s or seconds("plain_overhead_s"),
-            seen_token_read_s=self.seen_token_read_s or seconds("token_read_s"),
-        )
-        if self.rounds or self.chances.claimed:
+        costs: Any = {name: getattr(self, name) or within(numbers, name, MAX_S) for name in COSTS}
+        after = replace(self, curve=self.curve.load_state_dict(numbers), **costs)
+        if self.tries or self.payoff.plain_tokens:
             return after
-        tries = within(numbers, "tries", 1e3), within(numbers, "sure tries", 1e3)
-        hits = within(numbers, "hits", tries[0]), within(numbers, "sure hits", tries[1])
-        wide = (
-            within(numbers, "wide hits", tries[0], hits[0]),
-            within(numbers, "sure wide hits", tries[1], hits[1]),
+        tries, plain_tokens = within(numbers, "tries", 1e3), within(numbers, "plain_tokens", 1e3)
+        counts: Any = {name: within(numbers, name, tries) for name in COUNTS}
+        payoff = Payoff(
+            within(numbers, "tokens", 1e3 * plain_tokens),
+            plain_tokens,
+            within(numbers, "rounds", 1e3),
+            int(within(numbers, "pause", Payoff.max_pause)),
+            int(within(numbers, "left", Payoff.max_pause)),
         )
-        claimed = within(numbers, "claimed tries", sum(tries))
-        kept = min(1.0, MAX_RECALLED / max(sum(tries), 1e-9))
-        plain_tokens = within(numbers, "plain tokens", 1e4)
-        rounds = within(numbers, "rounds", 1e3) if plain_tokens else 0.0
-        kept_rounds = min(1.0, MAX_RECALLED / max(rounds, 1e-9))
-        return replace(
-            after,
-            chances=Chances(hits, wide, tries, claimed).faded(kept),
-            rounds=kept_rounds * rounds,
-            claimed=kept_rounds * within(numbers, "claimed", 1e3 * max(rounds, 1e-9)),
-            plain_tokens=kept_rounds * plain_tokens,
-        )
+        kept = min(1.0, MAX_RECALLED / max(tries, plain_tokens, 1e-9))
+        return replace(after, payoff=payoff, **counts).faded(kept)

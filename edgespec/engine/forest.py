@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from edgespec.concurrency.worker import Running
-from edgespec.engine.decision import Point, RoundPlan, RoundPlanner
+from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.drafting.model import ModelDrafter, step_ahead
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits
@@ -100,7 +100,7 @@ class Forest:
         self._plan = growths[-1].round.plan if growths else RoundPlan(False)
         self._draft_steps = 0
         self._growing_s = 0.0
-        self._imagined: Point | None = None
+        self._expected = 0.0
 
     @property
     def _guesses(self) -> bool:
@@ -140,12 +140,9 @@ class Forest:
         """Nodes of each tree to verify, ascending, at most `max_nodes` in total."""
         if not self._growths:
             return []
-        plan = self._plan if self._guesses else replace(self._plan, credit_s=math.inf)
-        point = self._imagined = self._planner.best(plan, self._so_far([]))
-        if self._guesses and math.isfinite(self._plan.credit_s):
-            self._imagined = self._planner.imagined(self._plan, self._so_far(self._open_nodes()))
-        for growth in self._growths:
-            growth.round.imagined = self._imagined
+        plan = self._plan if self._guesses else replace(self._plan, risk_s=math.inf)
+        point = self._planner.best(plan, self._so_far([]))
+        self._expected = point.accepted
         if self._growths[0].tree.draws:
             [growth] = self._growths
             return [list(range(min(len(growth.tree), growth.round.limits.max_nodes)))]
@@ -188,8 +185,7 @@ class Forest:
             reading_s=sum(o.reading_s for o in outcomes),
             guessed=any(o.guessed for o in outcomes),
             growing_s=self._growing_s,
-            expected=self._imagined.accepted if self._imagined else 0.0,
-            expected_s=self._growing_s + (self._imagined.seconds if self._imagined else 0.0),
+            expected=self._expected,
             path_nodes=[node for o in outcomes for node in o.path_nodes],
             verified_by=sum((Counter(o.verified_by) for o in outcomes), Counter()),
             accepted_by=sum((Counter(o.accepted_by) for o in outcomes), Counter()),

@@ -13,7 +13,7 @@ from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.remembering import Learnt, Memory, Numbers, renewed
 from edgespec.engine.experience import Experience
-from edgespec.engine.outcome import Rehearsed, RoundOutcome
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
@@ -24,6 +24,10 @@ CONFIDENCES = "confidences"
 """Name of the calibration of drafters in the stored state."""
 MIN_DRAFT_SHARE = 0.05
 """Lower bound of a draft step's prior time relative to a pass, for the overhead of small drafts."""
+
+TIMED_ROWS = (8, 2)
+"""Rows of the passes that are timed before the first guess: where the time of a pass takes a step,
+besides one row."""
 
 
 class Learning:
@@ -43,6 +47,7 @@ class Learning:
         self.planner = _new_planner(target, draft, settings)
         """The planner of the next round."""
         self._grower = grower
+        self._is_resident = target.info.tree_capable and not target.paging().segments
         self._memory = memory
         threads = (target.info.n_threads, draft.info.n_threads if draft is not None else 0)
         self._key = CostKey.of(target.paging(), threads, settings.unusual)
@@ -101,9 +106,23 @@ class Learning:
         is_known = self.planner.experience.curve.is_known
         return replace(self.planner, max_rows=most).n_hidden if is_known else 0
 
-    def see_reading(self, seconds: float, tried: Sequence[Rehearsed]) -> None:
-        """Learn from the drafters' time for reading a prompt, and their rehearsal on its end."""
-        self.planner = self.planner.observe_reading(seconds, tried)
+    def untimed(self, most: int) -> list[tuple[int, float]]:
+        """Numbers of rows, up to `most`, whose passes are worth timing before the first guess, with
+        the expected seconds of one: sizes of a resident target that neither this run nor an earlier
+        one knows."""
+        planner = self.planner
+        if self._grower is None or not self._is_resident or not planner.may_step_aside:
+            return []
+        curve = planner.experience.curve
+        return [(n, curve.second(n)) for n in TIMED_ROWS if n <= most and not curve.has_size(n)]
+
+    def see_size(self, n_rows: int, report: PassReport) -> None:
+        """Learn from a pass over `n_rows` that was made to time it."""
+        self.planner = self.planner.observe_size(n_rows, report)
+
+    def see_reading(self, seconds: float) -> None:
+        """Learn from the drafters' time for reading a prompt."""
+        self.planner = self.planner.observe_reading(seconds)
 
     def see_round(self, outcome: RoundOutcome) -> None:
         """Learn from a round. After the first one, costs of earlier runs are no longer loaded."""

@@ -14,8 +14,6 @@ from edgespec.values import RoundCost, SourceStats, SpeculationStats, Timings
 class PathNode(NamedTuple):
     """A node of the accepted path that had guesses below it."""
 
-    is_sure: bool
-    """True if the node's own confidence was at least `Chances.high_confidence`."""
     claimed: float
     """Sum of the confidences of the guesses after it."""
     was_right: bool
@@ -84,11 +82,7 @@ class RoundOutcome:
     steps_beside: int = 0
     """Draft steps during the pass."""
     expected: float = 0.0
-    """Expected number of accepted guesses in the best round for this tree, ignoring the credit."""
-    expected_s: float = 0.0
-    """Expected seconds of that round."""
-    rehearsed: Sequence[Rehearsed] = ()
-    """Rehearsal of the draft on the latest tokens; its time is part of `reading_s`."""
+    """Expected number of accepted guesses."""
     found: Sequence[Rehearsed] = ()
     """Rehearsal of a free drafter on the latest token, in a round without guesses."""
     path_nodes: Sequence[PathNode] = ()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.passes import Passes
 from edgespec.engine.request import ActiveRequest
 from edgespec.ports import LanguageModel, Progress
@@ -92,17 +91,6 @@ class Pair:
                 catch_up = partial(grower.catch_up, text)
                 self.passes.worker.run(catch_up, grower.cancel, self.check_cancelled)
         self.n_drafted = len(text)
-
-    def rehearse(
-        self, grower: TreeGrower, n_tokens: int, learns: bool = True
-    ) -> Sequence[Rehearsed]:
-        """Rehearse the draft on the last `n_tokens` committed tokens."""
-        with self.trace.span(Track.ENGINE, "rehearsal"):
-            rehearse = partial(grower.rehearse, self.committed, n_tokens, learns)
-            tried = self.passes.worker.run(rehearse, grower.cancel, self.check_cancelled)
-        if 0 < len(self.committed) - self.n_drafted <= len(tried) + 1:
-            self.n_drafted = len(self.committed)
-        return tried
 
     def rewind(self, n_tokens: int) -> None:
         """Truncate the models to at most `n_tokens` of the committed text; drops provisional KV."""

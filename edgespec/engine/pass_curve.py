@@ -144,6 +144,10 @@ class PassCurve:
         """True if at least one pass was measured."""
         return bool(self.knots) or self.read_s > 0
 
+    def has_size(self, n_rows: int) -> bool:
+        """True if passes over about `n_rows` were measured."""
+        return any(_octave(knot.rows) == _octave(n_rows) for knot in self.knots)
+
     def with_prompt(self, report: PassReport, n_context: int | None = None) -> PassCurve:
         """The curve after reading a prompt, at whose end the context has `n_context` tokens; None
         if passes serve several texts."""
@@ -178,11 +182,10 @@ class PassCurve:
         if not self.knots:
             return np.zeros(len(n_rows))
         rows, seconds = self._points
-        slope = (
-            (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
-            if len(rows) > 1
-            else self.guessed_slope * seconds[-1]
-        )
+        slope = self.guessed_slope * seconds[-1]
+        if len(rows) > 1:  # times that noise made equal do not make further rows free
+            mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
+            slope = max(0.5 * mean, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
         beyond = slope * np.maximum(0.0, n_rows - rows[-1])
         return self.slowdown * np.asarray(np.interp(n_rows, rows, seconds) + beyond)
 
@@ -292,7 +295,7 @@ class PassCurve:
             elif knot.variance <= self.max_variance:
                 kept.append(knot._replace(variance=knot.variance + self.ageing_variance))
         if mine is None:
-            if self.knots and self.knots[0].rows < rows < self.knots[-1].rows:
+            if self.knots and 1 < rows < self.knots[-1].rows:
                 seconds = min(seconds, math.sqrt(seconds * expected_s))
             mine = Knot(rows, seconds / self.measured_slowdown, self.initial_variance)
             return replace(self, knots=tuple(sorted([*kept, mine])))

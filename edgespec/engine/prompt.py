@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from edgespec.engine.experience import MAX_REHEARSAL, MIN_REHEARSAL
 from edgespec.engine.learning import Learning
-from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
@@ -25,6 +24,8 @@ from edgespec.values import ModelInfo, PassReport, TokenEvent
 N_LEFT = 8
 """Last tokens of a prompt that a model with recurrent state reads in one pass. The state before
 them is kept, as a template may omit them in the next turn."""
+MAX_TIMING_S = 0.3
+"""Most seconds in which passes of few rows are timed, once for a model and machine."""
 MIN_PROMPT_ROWS = 64
 """Prompt tokens that a pass of several texts reads even if reads do not hide their compute time."""
 
@@ -122,22 +123,46 @@ def _draft_reads(
     report: PassReport | None,
     n_others: int,
 ) -> None:
-    """Let the drafters read the prompt and rehearse on its end, if guesses are planned."""
+    """Let the drafters read the prompt if guesses are planned."""
     if pair.grower is None:
         return
     room = request.transcript.room
     n_context = None if n_others else len(pair.committed)
     learning.begin_text(pair.n_unread, room, report, n_others, n_context)
+    if not n_others:
+        _time_sizes(pair, learning)
     if learning.planner.plan().guesses:
         pair.grower.prepare(pair.committed, request.reading[-1])
         begun = pair.clock()
-        n_tried = min(MAX_REHEARSAL, learning.planner.account.unread)
-        tried: Sequence[Rehearsed] = ()
-        if n_tried >= MIN_REHEARSAL:
-            pair.catch_up(pair.grower, n_tried)
-            tried = pair.rehearse(pair.grower, n_tried, learns=False)
         pair.catch_up(pair.grower)
-        learning.see_reading(pair.clock() - begun, tried)
+        learning.see_reading(pair.clock() - begun)
+
+
+def _time_sizes(pair: Pair, learning: Learning) -> None:
+    """Time passes over few rows, so that the first guesses know their price. Their KV is dropped.
+
+    Sizes are timed once for a model and machine, twice each if that takes no longer than
+    `MAX_TIMING_S`; the faster pass counts.
+    """
+    n_free = min(pair.target.info.n_ctx - len(pair.committed), pair.target.info.max_nodes)
+    sizes, spent_s = learning.untimed(n_free), 0.0
+    fastest: dict[int, PassReport] = {}
+    for n_rows, expected_s in sizes * 2:
+        if spent_s + expected_s > MAX_TIMING_S:
+            continue
+        tree = TokenTree(0, n_rows)
+        for node in range(n_rows - 1):
+            tree.add(node, 0, confidence=1.0)
+        evaluate = partial(pair.target.evaluate, tree, range(n_rows))
+        with pair.trace.span(Track.ENGINE, "time a pass").note(nodes=n_rows):
+            pair.passes.worker.run(evaluate, pair.target.cancel, pair.check_cancelled)
+        report = pair.target.last_report
+        pair.target.truncate(len(pair.committed))
+        spent_s += report.wall_s
+        if n_rows not in fastest or report.wall_s < fastest[n_rows].wall_s:
+            fastest[n_rows] = report
+    for n_rows, report in fastest.items():
+        learning.see_size(n_rows, report)
 
 
 class Tail:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.engine.acceptance import Accepted, accept
-from edgespec.engine.chances import Chances
-from edgespec.engine.decision import Point, RoundPlan, RoundPlanner
+from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.outcome import PathNode, Rehearsed, RoundOutcome, Tally
@@ -39,14 +38,11 @@ def begin_round(
     begun = pair.clock()
     plan = planner.plan()
     grower = _ready_grower(pair, plan, int(tree.token[ROOT]), request.tally)
-    rehearsed: Sequence[Rehearsed] = ()
     found: Sequence[Rehearsed] = ()
     if grower is not None:
         pair.catch_up(grower)
     elif not n_others and pair.grower is not None and pair.grower.is_ready:
         found = pair.grower.rehearse(pair.committed, 1, free=True)
-        if plan.n_rehearsed:
-            rehearsed = pair.rehearse(pair.grower, plan.n_rehearsed)
     reading_s = pair.clock() - begun
     room = request.transcript.room
     limits = rules.limits(
@@ -67,7 +63,6 @@ def begin_round(
         guesses_before=grower.n_guesses if grower else 0,
         draft_s=reading_s,
         reading_s=reading_s,
-        rehearsed=rehearsed,
         found=found,
     )
 
@@ -108,12 +103,9 @@ class RoundInProgress:
     draft_steps: int = 0
     draft_s: float = 0.0
     reading_s: float = 0.0
-    rehearsed: Sequence[Rehearsed] = ()
     found: Sequence[Rehearsed] = ()
     growing_s: float = 0.0
     """Seconds of the draft steps before the pass, for all texts together."""
-    imagined: Point | None = None
-    """The best point for this tree, ignoring the credit."""
     path_nodes: Sequence[PathNode] = ()
     steps_beside: int = 0
     provisional: range = range(0)
@@ -248,7 +240,6 @@ class RoundInProgress:
             wall_s=self.pair.clock() - self.begun,
             n_line_rows=n_line_rows,
             reading_s=self.reading_s,
-            rehearsed=self.rehearsed,
             found=self.found,
         )
         if self.grower is None:
@@ -270,8 +261,6 @@ class RoundInProgress:
             guessed=True,
             growing_s=self.growing_s,
             steps_beside=self.steps_beside,
-            expected=self.imagined.accepted if self.imagined else 0.0,
-            expected_s=self.growing_s + (self.imagined.seconds if self.imagined else 0.0),
             path_nodes=self.path_nodes,
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
             accepted_by=Counter(tree.source[node] for node in accepted.path[1:]),
@@ -322,12 +311,11 @@ def _path_nodes(tree: TokenTree, accepted: Accepted, has_stop_rule: bool) -> lis
         children = tree.children(node)
         if children:
             claimed = min(1.0, float(tree.confidence[children].sum()))
-            is_sure = node != ROOT and bool(tree.confidence[node] >= Chances.high_confidence)
             best = children[int(tree.confidence[children].argmax())]
             was_right = tree.child(node, token) is not None
             was_first = int(tree.token[best]) == token
             entropy = tree.entropy(node) if has_stop_rule else 0.0
-            found.append(PathNode(is_sure, claimed, was_right, was_first, entropy))
+            found.append(PathNode(claimed, was_right, was_first, entropy))
     return found
 
 

@@ -112,5 +112,5 @@ def _compute_s(costs: Numbers) -> float:
 
 def _tokens_per_round(costs: Numbers) -> float:
     """Expected tokens of the rounds with guesses; 0 if there were none."""
-    known = Experience().load_state_dict(costs)
-    return known.recent_best().tokens / known.rounds if known.rounds else 0.0
+    payoff = Experience().load_state_dict(costs).payoff
+    return payoff.tokens / payoff.rounds if payoff.rounds else 0.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from edgespec.engine.chances import Chances
+from edgespec.engine.account import TextAccount
 from edgespec.engine.decision import RoundPlan, RoundPlanner
-from edgespec.engine.experience import Experience, TextAccount
+from edgespec.engine.experience import Experience
 from edgespec.engine.outcome import PathNode
 from edgespec.engine.pacer import Limits, most_probable
 from edgespec.engine.pass_curve import PassCurve
@@ -39,11 +39,9 @@ def planner(read_s: float, row_s: float = 0.1) -> RoundPlanner:
         pass_s = max(read_s, compute_s)
         report = PassReport(pass_s, pass_s - compute_s, read_s=read_s)
         passes = passes.with_pass(n_rows, report, drafted_beside=False)
-    chances = Chances()
-    for n in range(30):
-        chances = chances.with_node(PathNode(False, 0.8, n % 5 > 0, n % 5 > 0))
-    experience = Experience(passes, chances, seen_step_s=0.001, seen_overhead_s=0.001)
-    return RoundPlanner(experience, TextAccount(room=99), lines=LINES)
+    nodes = [PathNode(0.8, n % 5 > 0, n % 5 > 0) for n in range(30)]
+    experience = Experience(passes, seen_step_s=0.001, seen_overhead_s=0.001)
+    return RoundPlanner(experience.observe_nodes(nodes), TextAccount.of(0, 99), lines=LINES)
 
 
 def n_best(value: RoundPlanner) -> int:

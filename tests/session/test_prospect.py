@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.engine.chances import Chances
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.remembering import Learnt
-from edgespec.engine.experience import Experience
+from edgespec.engine.experience import Experience, Payoff
 from edgespec.engine.pass_curve import Knot, PassCurve
 from edgespec.memory.budget import MIB, MemoryPlan, SegmentSize
 from edgespec.memory.experts import ExpertSizes
@@ -104,9 +103,9 @@ def test_what_a_run_found_decides() -> None:
     """Rounds whose guesses were wrong, and rounds of six tokens."""
 
     def learnt(accepted: float) -> Learnt:
-        tokens = Chances((20.0, 0.0), (20.0, 0.0), (20.0, 0.0), 20.0)
+        payoff = Payoff(tokens=20 * (1 + accepted), plain_tokens=20.0, rounds=20.0)
         curve = PassCurve(knots=(Knot(1.0, 0.01, 0.01),))
-        found = Experience(curve, tokens, rounds=20.0, claimed=20 * accepted, plain_tokens=20.0)
+        found = Experience(curve, payoff)
         return {"rounds@8 tenths streamed, 2+2 threads, 128 MB/s": found.state_dict()}
 
     assert gain(reading(3), reading(2)) < 1 < gain(reading(3), reading(2), learnt(0.0))

@@ -1,0 +1,86 @@
+"""The virtual clock's table holds what is promised: see `virtual_table`.
+
+A few of its texts run each time, all 288 with the slow tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from virtual_clock import MACHINES
+from virtual_pair import run
+from virtual_table import Figures, TableText, cases, figures, gain, session_gain
+from virtual_text import TEXTS
+
+USELESS = TEXTS["useless"]
+
+
+def of(gains: dict[TableText, float], machine: str, draft: str | None = None) -> Figures:
+    """Figures of the texts at temperature 0 on a machine."""
+    return figures(
+        [
+            one
+            for case, one in gains.items()
+            if machine == case.machine and case.temperature == 0 and draft in (None, case.draft)
+        ]
+    )
+
+
+@pytest.mark.slow
+def test_texts_are_as_fast_as_ever() -> None:
+    """With credit instead of pauses, the mean was 1.313, in memory with a good draft 1.098, and on
+    noisy machines 1.108. The time of the prompt is left out, in which the draft may read it for
+    5 %."""
+    gains = {case: gain(case) for case in cases()}
+    total = figures([*gains.values()])
+    assert total.mean >= 1.32
+    assert total.least >= 0.87
+    assert total.n_below <= 8
+    assert of(gains, "in memory", "good").mean >= 1.34
+    noisy = figures([one for case, one in gains.items() if "noisy" in case.machine])
+    assert noisy.mean >= 1.12
+
+
+def test_good_drafts_are_found_in_memory() -> None:
+    """A trial was too dear for a credit of 2 %: 1.1."""
+    gains = {case: gain(case) for case in cases(["in memory"], ["good"])}
+    assert of(gains, "in memory").mean >= 1.34
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("n_tokens", "least"), [(64, 0.92), pytest.param(256, 0.97, marks=pytest.mark.slow)]
+)
+def test_a_draft_that_is_never_right_costs_what_is_promised(
+    machine: str, n_tokens: int, least: float
+) -> None:
+    drafted, alone = (
+        run(MACHINES[machine], USELESS, n_tokens, drafts=drafts)[0] for drafts in (True, False)
+    )
+    assert drafted.result.tokens == alone.result.tokens
+    prompt_s = alone.result.timings.prompt_s
+    assert (alone.seconds + prompt_s) / (drafted.seconds + prompt_s) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["resident", "in memory", "80 %", "mixture"])
+def test_a_session_with_a_draft_that_is_never_right_loses_less_than_its_first_text(
+    machine: str,
+) -> None:
+    texts = [replace(USELESS, seed=seed) for seed in range(5)]
+    assert session_gain(MACHINES[machine], texts, 64) >= 0.95
+
+
+@pytest.mark.parametrize("machine", ["resident, tiny", "in memory", "80 %", "mixture"])
+def test_what_pays_is_found_within_a_dozen_tokens(machine: str) -> None:
+    """The first text of a pair, with a draft that is right nine times of ten everywhere."""
+    text = replace(TEXTS["good"], right=0.9, easy=0.91, hard=0.89)
+    (measured,) = run(MACHINES[machine], text, 64)
+    n_tokens = 0
+    for cost in measured.result.speculation.round_costs:
+        n_tokens += cost.n_tokens
+        if cost.accepted:
+            break
+    assert n_tokens <= 12
