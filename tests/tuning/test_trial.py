@@ -24,6 +24,12 @@ from edgespec_runtimes.gguf.options import GgufOptions
 BUDGET = 200 << 20
 
 
+@pytest.fixture(autouse=True)
+def small_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' own process is larger than the command's."""
+    monkeypatch.setattr("edgespec.tuning.trial.own_bytes", lambda: 0)
+
+
 def trial(budget: int = BUDGET) -> TuningTrial:
     pair = embedded_pair()
     load = LoadSettings(model=pair.target, draft=pair.draft, memory_budget=budget, ctx_size=256)
