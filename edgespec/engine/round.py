@@ -42,7 +42,7 @@ def begin_round(
     if grower is not None:
         pair.catch_up(grower)
     elif not n_others and pair.grower is not None and pair.grower.is_ready:
-        found = pair.grower.rehearse(pair.committed, 1, free=True)
+        found = pair.grower.rehearse(pair.committed, 1)
     reading_s = pair.clock() - begun
     room = request.transcript.room
     limits = rules.limits(

@@ -194,18 +194,6 @@ def test_what_follows_an_accepted_path_is_guessed_anew(
     assert guesses.open_nodes(tree.reroot(root)) == [ROOT] and not guesses.is_free
 
 
-def test_a_rehearsal_is_one_block_and_reads_the_text(
-    drafter: tuple[FakeBlockHead, BlockDrafter],
-) -> None:
-    head, guesses = drafter
-    text = [*PROMPT, *range(20, 30)]
-    feed(head, text)
-    said = guesses.rehearse(text, 9)
-    assert [token for _, token in said] == text[-5:]
-    assert len(head.roots) == 1 and head.committed == tuple(text)
-    assert not guesses.is_free and guesses.rehearse(text, 1) == []
-
-
 @pytest.mark.parametrize("n_ctx", [1, 7, 20])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_no_limit_of_the_head_changes_a_token(temperature: float, n_ctx: int) -> None:

@@ -176,28 +176,10 @@ def test_a_model_s_damaged_logits_teach_nothing() -> None:
     assert "best logit is nan" in str(drafter.obstacle([*PROMPT, 3], 5))
 
 
-def test_a_rehearsal_of_a_text_read_alone_leaves_the_model_as_it_was() -> None:
-    model = counting()
-    model.prefill([1, 2, 3, 4])
-    grower = TreeGrower([model_drafter(model)])
-    tried = grower.rehearse([1, 2, 3, 4, 5, 0, 1, 2, 9, 9], 5)
-    assert [one.was_first for one in tried] == [True, True, False, False]
-    assert all(0 < one.confidence <= one.claimed <= 1 for one in tried)
-    assert (model.n_committed, model.n_provisional) == (4, 0)
-
-
 def test_a_free_drafter_is_tried_on_the_last_token_and_reads_it() -> None:
     grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()])
     text = [1, 2, 3, 4, 1, 2]
-    assert grower.rehearse(text, 1, free=True) == [Rehearsed(0.0, False, 0.0, False)]
-    (tried,) = grower.rehearse([*text, 3], 1, free=True)
+    assert grower.rehearse(text, 1) == [Rehearsed(0.0, False, 0.0, False)]
+    (tried,) = grower.rehearse([*text, 3], 1)
     assert tried.was_first and 0 < tried.confidence <= 1
     assert not lookup.is_behind([*text, 3])
-
-
-def test_a_rehearsal_reads_what_follows_the_text_that_the_model_has_read() -> None:
-    model = counting()
-    model.prefill([1, 2, 3, 4])
-    tried = TreeGrower([model_drafter(model)]).rehearse([1, 2, 3, 4, 0, 1, 9], 3)
-    assert [one.was_first for one in tried] == [True, False]
-    assert (model.n_committed, model.n_provisional) == (7, 0)

@@ -240,15 +240,3 @@ def test_features_after_a_rewind_are_forgotten(drafter: tuple[FakeHead, HeadDraf
     assert (
         guesses.obstacle(PROMPT[:5], 1) == "the target's hidden states of this text are not known"
     )
-
-
-def test_what_does_not_follow_what_was_read_is_not_rehearsed(
-    drafter: tuple[FakeHead, HeadDrafter],
-) -> None:
-    head, guesses = drafter
-    feed(head, PROMPT)
-    assert guesses.rehearse(PROMPT, 6) == []
-    guesses.catch_up(PROMPT[:2])
-    assert guesses.rehearse(PROMPT, 3) == []
-    assert len(guesses.rehearse(PROMPT, 4)) == 3
-    assert head.n_committed == len(PROMPT)

@@ -48,47 +48,23 @@ class BlockDrafter(HeadDrafter):
         ]
 
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        self._guess(tree, nodes)
-        return list(nodes)
-
-    def _guess(self, tree: TokenTree, nodes: Sequence[int], root_ahead: int = 0) -> None:
-        """Guess the tokens after `nodes`; `root_ahead` as in `_take_opinions`."""
         unseen = {self._place(tree, node): node for node in nodes}
         unseen = {place: node for place, node in unseen.items() if place not in self._said}
         if unseen:
-            self._take_opinions(tree, [*unseen.values()], root_ahead)
+            self._take_opinions(tree, [*unseen.values()])
         for place, node in unseen.items():
             said = self._opinions[int(tree.key[node])]
             self._said[place] = said and said._replace(kind=f"{1 + place[0]} ahead")
         for node in nodes:
             self._opinions[int(tree.key[node])] = self._said[self._place(tree, node)]
         self.is_free = True
+        return list(nodes)
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         """Read `path` and drop all guesses, which did not depend on all of it."""
         self.rest()
         if self._head.n_committed + len(path) <= self._head.info.n_ctx:
             self._head.prefill(tree.token[list(path)].tolist())
-
-    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion, int]]:
-        """Opinions about the last tokens, at most one block; reads all committed tokens, which is
-        free."""
-        n_read = len(committed) - min(n_tokens, 1 + self.step_depth)
-        text = committed[n_read:]
-        if len(text) < 2 or max(text) >= self._head.info.n_vocab:
-            return []
-        self.rest()
-        self._head.truncate(min(n_read, self._head.n_committed))
-        self._head.prefill(committed[self._head.n_committed : n_read])
-        tree = TokenTree(text[0], len(text))
-        for node, token in enumerate(text[1:-1]):
-            tree.add(node, token, confidence=1.0)
-        self._guess(tree, range(len(tree)), root_ahead=-len(text))
-        said = [self._opinions[int(key)] for key in tree.key[: len(tree)]]
-        self.rest()
-        self._head.prefill(text)
-        pairs = zip(said, text[1:], strict=True)
-        return [(opinion, token) for opinion, token in pairs if opinion is not None]
 
     def rest(self) -> None:
         self._said.clear()

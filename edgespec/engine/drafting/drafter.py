@@ -46,19 +46,13 @@ class Opinion(NamedTuple):
 
 @runtime_checkable
 class Rehearses(Protocol):
-    """A drafter that can rehearse: guess tokens of the text that are already committed."""
-
-    is_free: bool
-    """True if a rehearsal costs almost nothing."""
+    """A drafter that can rehearse at almost no cost: guess tokens that are already committed."""
 
     def rehearse(
         self, committed: Sequence[int], n_tokens: int
     ) -> Sequence[tuple[Opinion | None, int]]:
-        """Opinions about the last `n_tokens` committed tokens, each with the actual token.
-
-        If these tokens directly follow those that it has read, they count as read; otherwise its
-        state is unchanged.
-        """
+        """Opinions about the last `n_tokens` committed tokens, each with the actual token, which
+        count as read."""
 
 
 class Drafter(Protocol):

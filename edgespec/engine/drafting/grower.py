@@ -105,25 +105,19 @@ class TreeGrower:
             if drafter.is_behind(committed):
                 drafter.catch_up(committed)
 
-    def rehearse(
-        self, committed: Sequence[int], n_tokens: int, learns: bool = True, free: bool = False
-    ) -> list[Rehearsed]:
-        """Rehearse the draft model, or a `free` drafter, on the last `n_tokens` committed tokens.
-
-        `learns` updates the calibration; it is off for prompts, which the target has not generated.
-        """
+    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[Rehearsed]:
+        """Rehearse the lookup in the text on the last `n_tokens` committed tokens, and learn."""
         for drafter in self._ready:
-            if isinstance(drafter, Rehearses) and drafter.is_free == free:
+            if isinstance(drafter, Rehearses):
                 said = drafter.rehearse(committed, n_tokens)
-                return [self._rehearsed(opinion, token, learns) for opinion, token in said]
+                return [self._rehearsed(opinion, token) for opinion, token in said]
         return []
 
-    def _rehearsed(self, opinion: Opinion | None, token: int, learns: bool) -> Rehearsed:
+    def _rehearsed(self, opinion: Opinion | None, token: int) -> Rehearsed:
         if opinion is None:
             return Rehearsed(0.0, False, 0.0, False)
         guesses = self.mixer.mix([opinion])
-        if learns:
-            self.mixer.observe([opinion], token)
+        self.mixer.observe([opinion], token)
         return Rehearsed(
             guesses[0].confidence,
             guesses[0].token == token,

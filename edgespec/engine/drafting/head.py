@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.ports.features import ReadsFeatures
 from edgespec.tree import ROOT, TokenTree
@@ -50,15 +49,6 @@ class HeadDrafter(ModelDrafter):
         if reason is None and self._head.lacks_features(len(committed)):
             return "the target's hidden states of this text are not known"
         return reason
-
-    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion, int]]:
-        """Opinions about the last tokens if they directly follow those that it has read; others
-        have no features."""
-        n_read, info = self._head.n_committed, self._head.info
-        n_tokens = min(n_tokens, info.max_nodes, info.n_ctx - n_read)
-        if not n_read or n_read + n_tokens != len(committed):
-            return []
-        return super().rehearse(committed, n_tokens)
 
     def rest(self) -> None:
         if self._opinions:

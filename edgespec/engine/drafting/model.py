@@ -144,30 +144,6 @@ class ModelDrafter:
         self.rest()
         self.window.read(committed)
 
-    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion, int]]:
-        self.rest()
-        info, n_read = self._model.info, self.window.n_read
-        n_tokens = min(n_tokens, info.max_nodes, self.window.room)
-        text = committed[-n_tokens:]
-        if n_tokens < 2 or max(text) >= info.n_vocab:
-            return []
-        tree = TokenTree(text[0], n_tokens)
-        for node, token in enumerate(text[1:]):
-            tree.add(node, token, confidence=1.0)
-        nodes = range(n_tokens)
-        self._take_opinions(tree, nodes, root_ahead=-n_tokens)
-        said = [self._opinions[int(key)] for key in tree.key[: n_tokens - 1]]
-        if n_read + n_tokens == len(committed) and self._damage is None:
-            self._model.commit(tree, nodes)
-            self._opinions.clear()
-        else:
-            self.rest()
-        return [
-            (opinion, token)
-            for opinion, token in zip(said, text[1:n_tokens], strict=True)
-            if opinion is not None
-        ]
-
     def rest(self) -> None:
         if self._opinions:
             self.rewind(self.window.n_read)
