@@ -1,4 +1,4 @@
-"""The session that tests of the server share; a module that needs another one has its own."""
+"""The session that the tests of a module of the server share, unless it has its own."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from edgespec.session.session import Session
 from server_running import pair
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
     with pair() as loaded:
         yield loaded
