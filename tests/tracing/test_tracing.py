@@ -269,6 +269,7 @@ def test_the_sums_are_those_of_the_statistics(paged: tuple[list[Event], PagingSt
     assert stall_s == pytest.approx(stats.stall_s, abs=1e-6)
 
 
+@pytest.mark.usefixtures("own_cache_folder")  # where passes were timed before, none is timed
 def test_the_command_line_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("llama_cpp")
     path = tmp_path / "trace.json"
