@@ -14,7 +14,8 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.paging.eviction import LeastLikely
-from edgespec_runtimes.gguf.llama import abi, contexts, loading
+from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 
 Pass = list[tuple[int, np.ndarray]]

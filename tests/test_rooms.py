@@ -55,7 +55,7 @@ RUNTIMES = RESOURCES | {"runtimes"}
 """Parts of `edgespec` that any runtime may import: ports and what lies below them."""
 
 RUNTIME_ROOMS: dict[str, list[str]] = {
-    "gguf": ["file", "llama", ""],
+    "gguf": ["file", "llama", "kernels", "context", "weights", ""],
     "onnx": ["ort", "files", "graph", "memory", "weights", "prepare", ""],
 }
 """Parts of each runtime from the lowest up; each may import those before it."""

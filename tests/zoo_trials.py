@@ -24,8 +24,8 @@ from edgespec.memory import process
 from edgespec.memory.process import peak_rss_bytes
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
+from edgespec_runtimes.gguf.kernels.reference_kernels import ReferenceKernels, captured_backends
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.reference_kernels import ReferenceKernels, captured_backends
 from zoo_files import write_impostor, write_model
 from zoo_species import NEVER_PAGED, NO_TEXT, Species
 

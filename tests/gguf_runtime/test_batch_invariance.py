@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec_runtimes.gguf.llama import batch_invariance
-from edgespec_runtimes.gguf.llama.batch_invariance import N_ROWS, is_invariant_in
+from edgespec_runtimes.gguf.kernels import batch_invariance
+from edgespec_runtimes.gguf.kernels.batch_invariance import N_ROWS, is_invariant_in
 
 
 class Kernels:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.llama.sequences import Texts, likely_first
+from edgespec_runtimes.gguf.context.sequences import Texts, likely_first
 
 HOME = 0
 

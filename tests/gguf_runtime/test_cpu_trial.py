@@ -28,7 +28,7 @@ from edgespec_runtimes.gguf.llama.cpu import (
     TrialResult,
 )
 from edgespec_runtimes.gguf.llama.quantiser import quantise
-from edgespec_runtimes.gguf.packing import placement_as_stored, resident_weights
+from edgespec_runtimes.gguf.weights.packing import placement_as_stored, resident_weights
 
 PAIR = embedded_pair()
 AMX = "CPU : AVX512 = 1 | AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1 | "

@@ -24,7 +24,8 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.llama import contexts, loading
+from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions

@@ -25,9 +25,9 @@ from edgespec_runtimes.gguf.llama import abi, devices, ggml, gpu, loading
 from edgespec_runtimes.gguf.llama.devices import DeviceMemory
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
-from edgespec_runtimes.gguf.offloading import STAGING_BYTES, offloading
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+from edgespec_runtimes.gguf.weights.offloading import STAGING_BYTES, offloading
 from paging_contract import load_paged, one_by_one
 from port_contract import TEXT
 
@@ -218,7 +218,7 @@ def test_tensors_that_went_elsewhere_than_planned_are_an_error(monkeypatch: pyte
     target = prepared(3)
     target.needs()
     monkeypatch.setattr(
-        "edgespec_runtimes.gguf.segments.in_host_memory",
+        "edgespec_runtimes.gguf.weights.segments.in_host_memory",
         lambda tensor: b"ffn_up" not in abi.name_of(tensor),
     )
     with pytest.raises(ModelError, match="otherwise than planned"):

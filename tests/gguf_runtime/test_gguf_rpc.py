@@ -25,9 +25,9 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import devices
 from edgespec_runtimes.gguf.llama.devices import DeviceMemory
-from edgespec_runtimes.gguf.offloading import to_servers
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+from edgespec_runtimes.gguf.weights.offloading import to_servers
 from paging_contract import load_paged, one_by_one
 from port_contract import TEXT, PortContract
 from rpc_servers import free_port, needs_rpc, running, use_as_gpu

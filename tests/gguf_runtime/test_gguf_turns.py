@@ -14,8 +14,8 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.llama.recurrent import N_CHECKPOINTS
-from edgespec_runtimes.gguf.llama.rows import RowBatch
+from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
+from edgespec_runtimes.gguf.context.rows import RowBatch
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import GREEDY, finish
 from paging_contract import load_paged

@@ -18,10 +18,10 @@ from edgespec.ports.texts import PassPart
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama.invariant_products import HALF
+from edgespec_runtimes.gguf.kernels.invariant_products import HALF
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.packing import packed_matrices
-from edgespec_runtimes.gguf.rounding import multiplied_types
+from edgespec_runtimes.gguf.weights.packing import packed_matrices
+from edgespec_runtimes.gguf.weights.rounding import multiplied_types
 from paging_contract import load_paged, one_by_one
 from reference import LlamaCpp
 

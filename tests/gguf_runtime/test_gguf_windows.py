@@ -19,10 +19,10 @@ from edgespec.ports.texts import PassPart
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.llama import windows
-from edgespec_runtimes.gguf.llama.contexts import window_shape
-from edgespec_runtimes.gguf.llama.rows import RowBatch
-from edgespec_runtimes.gguf.llama.windows import SLACK_TOKENS, PromptEnds, WindowShape
+from edgespec_runtimes.gguf.context import windows
+from edgespec_runtimes.gguf.context.contexts import window_shape
+from edgespec_runtimes.gguf.context.rows import RowBatch
+from edgespec_runtimes.gguf.context.windows import SLACK_TOKENS, PromptEnds, WindowShape
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import finish
 from paging_contract import load_paged, one_by_one

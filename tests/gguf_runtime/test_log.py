@@ -13,7 +13,8 @@ import llama_cpp.llama_cpp as lib
 import pytest
 
 from edgespec.models.embedded import embedded_pair
-from edgespec_runtimes.gguf.llama import abi, contexts, loading
+from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.llama import abi, loading
 
 SHAPE = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
 

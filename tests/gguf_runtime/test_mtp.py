@@ -32,10 +32,11 @@ from edgespec.ports.features import ReadsFeatures, WantsFeatures
 from edgespec.settings.config import LoadSettings
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import entry, runtime
+from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file import mtp
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.head import GgufOwnHead
-from edgespec_runtimes.gguf.llama import contexts, loading
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions

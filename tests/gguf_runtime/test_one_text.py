@@ -24,7 +24,7 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.packing import name_patterns, packed_matrices
+from edgespec_runtimes.gguf.weights.packing import name_patterns, packed_matrices
 from engine_cases import finish
 from fake_model import FakeModel, fixed_text
 from gguf_files import Gguf, tiny_llama

@@ -16,11 +16,11 @@ from test_reference_kernels import line
 
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES, Packer
 from edgespec_runtimes.gguf.llama import abi, ggml, loading
 from edgespec_runtimes.gguf.llama.cpu import PackingDecision
-from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES, Packer
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.packing import packed_matrices
+from edgespec_runtimes.gguf.weights.packing import packed_matrices
 
 Q4_0 = 2
 

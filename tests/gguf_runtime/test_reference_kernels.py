@@ -16,8 +16,8 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, even_parts
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.reference_kernels import MIN_TILED_BATCH
 from paging_contract import load_paged, one_by_one
 from port_contract import TEXT
 

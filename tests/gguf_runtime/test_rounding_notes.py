@@ -18,7 +18,7 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.rounding import rounding_notes
+from edgespec_runtimes.gguf.weights.rounding import rounding_notes
 from gguf_files import TYPE_CODES, Tensor, tiny_llama
 from session_cases import PLAN
 from zoo_files import write_model
@@ -84,7 +84,9 @@ def test_turns_of_a_hybrid_with_k_quants_are_told(
     request = replace(REQUEST, path=path)
     with closing(runtime.prepare(request)) as prepared:
         assert not [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
-        monkeypatch.setattr("edgespec_runtimes.gguf.rounding.TILED_TYPES", frozenset({"Q8_0"}))
+        monkeypatch.setattr(
+            "edgespec_runtimes.gguf.weights.rounding.TILED_TYPES", frozenset({"Q8_0"})
+        )
         assert [note for note in prepared.notes(PAGED) if "a further turn may differ" in note]
 
 
@@ -101,7 +103,7 @@ def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
     monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
     assert notes(request, PAGED) == []
     # on every processor, as on x86-64
-    monkeypatch.setattr("edgespec_runtimes.gguf.rounding.varies_as_stored", "IQ4_NL".__eq__)
+    monkeypatch.setattr("edgespec_runtimes.gguf.weights.rounding.varies_as_stored", "IQ4_NL".__eq__)
     monkeypatch.setattr("edgespec_runtimes.gguf.prepared.can_replace_products", lambda: False)
     (note,) = notes(request, PAGED)
     assert "42 of its matrices are IQ4_NL, as stored" in note

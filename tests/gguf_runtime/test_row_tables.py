@@ -18,7 +18,7 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import TensorEntry, read_header
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.row_tables import RowTable, bytes_for
+from edgespec_runtimes.gguf.weights.row_tables import RowTable, bytes_for
 from paging_contract import load_paged
 from reference import LlamaCpp
 from zoo_files import write_model

@@ -15,9 +15,10 @@ import pytest
 
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf import runtime, segments
+from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.weights import segments
 from gguf_files import tiny_llama
 from paging_contract import PagingContract, load_paged, one_by_one
 from reference import LlamaCpp

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("-c", "--ctx-size", type=int, default=1024)
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
+    parser.add_argument("--rules", nargs="+", choices=list(KEPT_BY), default=list(KEPT_BY))
     parser.add_argument("--guesses", type=int, default=16, help="verified by a pass, at most")
     parser.add_argument("--fallback", choices=list(FallbackName), default=FallbackName.FULL)
     parser.add_argument("--show", action="store_true", help="print lossy texts beside the target's")
@@ -70,7 +71,7 @@ def measure(args: argparse.Namespace) -> None:
             own = [texts(models, args, prompts, temperature) for prompts in files.values()]
             if args.memory:
                 print_row(args, temperature, "no draft", own, own)
-            for rule in KEPT_BY:
+            for rule in args.rules:
                 results = [
                     texts(models, args, prompts, temperature, rule) for prompts in files.values()
                 ]

@@ -24,11 +24,11 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
+from edgespec_runtimes.gguf.kernels.batch_invariance import RowTrial
+from edgespec_runtimes.gguf.kernels.packer import packs_invariantly
 from edgespec_runtimes.gguf.llama import ggml, loading
-from edgespec_runtimes.gguf.llama.batch_invariance import RowTrial
-from edgespec_runtimes.gguf.llama.packer import packs_invariantly
 from edgespec_runtimes.gguf.llama.quantiser import FILE_TYPES, quantise
-from edgespec_runtimes.gguf.packing import multiplied_matrices, packed_matrices
+from edgespec_runtimes.gguf.weights.packing import multiplied_matrices, packed_matrices
 from paging_contract import load_paged, one_by_one
 
 MOST_ROWS = 16

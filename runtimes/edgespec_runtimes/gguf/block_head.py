@@ -18,10 +18,10 @@ from edgespec.errors import EdgespecError, UsageError
 from edgespec.ports import Progress
 from edgespec.ports.state import Read, Write
 from edgespec.tree import ROOT, TokenTree
+from edgespec_runtimes.gguf.context.rows import Rows
+from edgespec_runtimes.gguf.context.sequences import HOME
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.head import HiddenStateReader
-from edgespec_runtimes.gguf.llama.rows import Rows
-from edgespec_runtimes.gguf.llama.sequences import HOME
 
 
 class GgufBlockHead(HiddenStateReader):

@@ -15,12 +15,13 @@ from edgespec.memory.budget import MemoryRow
 from edgespec.paging.mirror import open_reader
 from edgespec.paging.pager import PinnedSegments
 from edgespec.paging.reader import Extent, Segment
-from edgespec_runtimes.gguf import row_tables
+from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.heads import HeadShape
-from edgespec_runtimes.gguf.llama import abi, contexts, loading
+from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.row_tables import RowTable
+from edgespec_runtimes.gguf.weights import row_tables
+from edgespec_runtimes.gguf.weights.row_tables import RowTable
 
 _SHAPE = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
 

@@ -20,10 +20,10 @@ from edgespec.ports import Progress
 from edgespec.ports.state import Read, Write
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf.borrowed import CopiedWeights
+from edgespec_runtimes.gguf.context.cells import PIECE_BYTES
+from edgespec_runtimes.gguf.context.rows import Rows
+from edgespec_runtimes.gguf.context.sequences import HOME, likely_first
 from edgespec_runtimes.gguf.file.heads import HeadShape
-from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES
-from edgespec_runtimes.gguf.llama.rows import Rows
-from edgespec_runtimes.gguf.llama.sequences import HOME, likely_first
 from edgespec_runtimes.gguf.model import GgufModel
 
 _N_KNOWN = struct.Struct("<I")

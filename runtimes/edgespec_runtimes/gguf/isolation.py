@@ -29,7 +29,7 @@ from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
-from edgespec_runtimes.gguf.offloading import Offloading
+from edgespec_runtimes.gguf.weights.offloading import Offloading
 
 _PROGRAM = (
     "import sys; from edgespec_runtimes.gguf.isolated import main; sys.exit(main(sys.argv[1:]))"

@@ -21,21 +21,22 @@ from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports.kept_features import check_layers, feature_bytes, no_features
 from edgespec.runtimes import GpuMemory, ModelRequest
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf import row_tables, segments
-from edgespec_runtimes.gguf.experts import expert_sizes
+from edgespec_runtimes.gguf.context import contexts, windows
+from edgespec_runtimes.gguf.context.recurrent import MAX_LAG, N_CHECKPOINTS
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
-from edgespec_runtimes.gguf.llama import contexts, devices, loading, windows
+from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
+from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH, TILE_ROWS
+from edgespec_runtimes.gguf.llama import devices, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.llama.recurrent import MAX_LAG, N_CHECKPOINTS
-from edgespec_runtimes.gguf.llama.reference_kernels import MIN_TILED_BATCH, TILE_ROWS
-from edgespec_runtimes.gguf.mapped_weights import MappedWeights
-from edgespec_runtimes.gguf.offloading import Offloading, offloading, to_servers
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.packing import packed_matrices, resident_weights
+from edgespec_runtimes.gguf.weights import row_tables, segments
+from edgespec_runtimes.gguf.weights.experts import expert_sizes
+from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
+from edgespec_runtimes.gguf.weights.offloading import Offloading, offloading, to_servers
+from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
 
 BATCH_SIZES = (512, MIN_TILED_BATCH)
 """Prompt batch sizes in tokens; smaller ones would change the text of models with tiles."""

@@ -1,6 +1,6 @@
 """Models on llama.cpp behind the engine's port: draft or target, resident or paged.
 
-`llama.rows` assembles the rows of a pass, `llama.sequences` assigns branches to sequences, and
+`context.rows` assembles the rows of a pass, `context.sequences` assigns branches to sequences, and
 `weights` provides the weights.
 """
 
@@ -31,20 +31,21 @@ from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf import state
+from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.context.cells import LlamaMemory
+from edgespec_runtimes.gguf.context.recurrent import RecurrentText
+from edgespec_runtimes.gguf.context.rows import ForestRows, RowBatch, Rows
+from edgespec_runtimes.gguf.context.sequences import HOME, Texts
 from edgespec_runtimes.gguf.features import FeatureTap
-from edgespec_runtimes.gguf.llama import abi, contexts, loading
-from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.cells import LlamaMemory
-from edgespec_runtimes.gguf.llama.invariant_products import InvariantProducts
-from edgespec_runtimes.gguf.llama.recurrent import RecurrentText
-from edgespec_runtimes.gguf.llama.reference_kernels import (
+from edgespec_runtimes.gguf.kernels.invariant_products import InvariantProducts
+from edgespec_runtimes.gguf.kernels.reference_kernels import (
     MIN_TILED_BATCH,
     ReferenceKernels,
     captured_backends,
 )
-from edgespec_runtimes.gguf.llama.rows import ForestRows, RowBatch, Rows
-from edgespec_runtimes.gguf.llama.sequences import HOME, Texts
-from edgespec_runtimes.gguf.weights import PagedWeights
+from edgespec_runtimes.gguf.llama import abi, loading
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.weights.paged import PagedWeights
 
 _ABORTED = 2
 

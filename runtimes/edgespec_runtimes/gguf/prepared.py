@@ -19,21 +19,22 @@ from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
 from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf import weights
+from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
 from edgespec_runtimes.gguf.file.trimmed import trimmed_bytes
-from edgespec_runtimes.gguf.llama import contexts, loading
+from edgespec_runtimes.gguf.kernels.invariant_products import can_replace_products
+from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.invariant_products import can_replace_products
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.offloading import Offloading
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.packing import placement_as_stored
-from edgespec_runtimes.gguf.rounding import (
+from edgespec_runtimes.gguf.weights import paged as weights
+from edgespec_runtimes.gguf.weights.offloading import Offloading
+from edgespec_runtimes.gguf.weights.packing import placement_as_stored
+from edgespec_runtimes.gguf.weights.rounding import (
     expert_types,
     invariant_types,
     rounding_notes,

@@ -23,12 +23,12 @@ from edgespec_runtimes.gguf.borrowed import (
     copied_rows,
     layer_bytes,
 )
+from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile, is_gguf, read_header
 from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, missing_matrices
 from edgespec_runtimes.gguf.file.mtp import own_part, own_shape
 from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.contexts import ContextShape
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf

@@ -13,8 +13,8 @@ from typing import Any
 
 from edgespec.errors import StateError
 from edgespec.ports.state import Read, Write
-from edgespec_runtimes.gguf.llama.cells import PIECE_BYTES, LlamaMemory
-from edgespec_runtimes.gguf.llama.sequences import HOME
+from edgespec_runtimes.gguf.context.cells import PIECE_BYTES, LlamaMemory
+from edgespec_runtimes.gguf.context.sequences import HOME
 
 _STEP = struct.Struct("<I")
 """Header of a piece: its number of tokens."""

@@ -19,8 +19,8 @@ from threading import Timer
 
 from edgespec.errors import EdgespecError
 from edgespec.memory import process
+from edgespec_runtimes.gguf.kernels.batch_invariance import distinct_values
 from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
-from edgespec_runtimes.gguf.llama.batch_invariance import distinct_values
 from edgespec_runtimes.gguf.llama.cpu import PACKED, PLAIN, WRONG
 from edgespec_runtimes.gguf.llama.devices import NO_ANSWER
 

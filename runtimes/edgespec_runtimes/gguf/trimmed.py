@@ -17,15 +17,15 @@ from edgespec.memory.budget import MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.runtimes import ModelRequest
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf import row_tables
+from edgespec_runtimes.gguf.context.contexts import ContextShape
+from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.trimmed import TrimmedShape, trimmed_shape
 from edgespec_runtimes.gguf.llama import ggml, loading
-from edgespec_runtimes.gguf.llama.contexts import ContextShape
-from edgespec_runtimes.gguf.llama.rows import RowBatch, Rows
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.prepared import PreparedGguf
-from edgespec_runtimes.gguf.row_tables import RowTable
+from edgespec_runtimes.gguf.weights import row_tables
+from edgespec_runtimes.gguf.weights.row_tables import RowTable
 
 
 class PreparedTrimmed(PreparedGguf):

@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from edgespec.errors import ModelError
-from edgespec_runtimes.gguf import segments
-from edgespec_runtimes.gguf.experts import Mixture, mixtures
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.offloading import Offloading
+from edgespec_runtimes.gguf.weights import segments
+from edgespec_runtimes.gguf.weights.experts import Mixture, mixtures
+from edgespec_runtimes.gguf.weights.offloading import Offloading
 
 
 class MappedWeights:

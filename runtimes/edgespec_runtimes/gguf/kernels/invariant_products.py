@@ -17,14 +17,14 @@ from collections.abc import Callable, Collection
 from typing import Self
 
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
-from edgespec_runtimes.gguf.llama import abi, ggml
-from edgespec_runtimes.gguf.llama.batch_invariance import (
+from edgespec_runtimes.gguf.kernels.batch_invariance import (
     N_ROWS,
     is_invariant_as_stored,
     is_invariant_from_two_rows,
 )
+from edgespec_runtimes.gguf.kernels.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
+from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.imports import Import
-from edgespec_runtimes.gguf.llama.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
 
 UNQUANTISED = ("F32", "F16", "BF16")
 """Types with different kernels for one and several rows on every processor."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable
+from edgespec_runtimes.gguf.kernels.node_graph import NodeGraph
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.node_graph import NodeGraph
 
 BUFFER_BYTES = 1 << 20
 """Bytes for the rows that are computed at once, which a plan's headroom holds."""

@@ -23,11 +23,11 @@ from edgespec.memory.experts import ExpertSizes
 from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
 from edgespec.paging.reader import BLOCK_BYTES
 from edgespec_runtimes.gguf.file.header import TensorEntry
+from edgespec_runtimes.gguf.kernels.expert_products import ExpertProducts
+from edgespec_runtimes.gguf.kernels.node_graph import SkippedNode
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.expert_products import ExpertProducts
-from edgespec_runtimes.gguf.llama.node_graph import SkippedNode
-from edgespec_runtimes.gguf.segments import ExpertChoice, TracedWeight, extent_of
+from edgespec_runtimes.gguf.weights.segments import ExpertChoice, TracedWeight, extent_of
 
 if TYPE_CHECKING:
     from edgespec.paging.experts import ExpertCache

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from edgespec_runtimes.gguf.llama.windows import WindowCells
+from edgespec_runtimes.gguf.context.windows import WindowCells
 
 MIN_WASTE = 256
 """Dropped cells for which compacting is not worthwhile: attention processes cells in such units."""

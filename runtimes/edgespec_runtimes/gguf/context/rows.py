@@ -11,7 +11,7 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.ports.texts import PassPart
-from edgespec_runtimes.gguf.llama.sequences import Texts, likely_first
+from edgespec_runtimes.gguf.context.sequences import Texts, likely_first
 
 
 @dataclass(slots=True)

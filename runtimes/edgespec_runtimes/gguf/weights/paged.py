@@ -24,21 +24,21 @@ from edgespec.paging.store import Store, paging_stats
 from edgespec.ports import Progress
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import PagingStats
-from edgespec_runtimes.gguf.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.file.header import GgufFile
+from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer
-from edgespec_runtimes.gguf.packing import packed_fields
-from edgespec_runtimes.gguf.row_tables import LOOKUP, RowTable, rows_named
-from edgespec_runtimes.gguf.segments import (
+from edgespec_runtimes.gguf.weights.experts import Mixture, PagedExperts
+from edgespec_runtimes.gguf.weights.packing import packed_fields
+from edgespec_runtimes.gguf.weights.row_tables import LOOKUP, RowTable, rows_named
+from edgespec_runtimes.gguf.weights.segments import (
     MATMULS,
     TracedWeight,
     WeightGroup,
     extent_of,
     join_pinned,
 )
-from edgespec_runtimes.gguf.sliced import SlicedMatrices
+from edgespec_runtimes.gguf.weights.sliced import SlicedMatrices
 
 POINTER_BYTES = 8
 

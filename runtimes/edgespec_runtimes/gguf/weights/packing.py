@@ -2,7 +2,7 @@
 
 They are the same whether a model is resident or paged, so that results do not depend on the
 budget. llama.cpp packs resident ones while loading; paged ones are packed in place by
-`llama.packer`: pinned ones after reading, streamed ones when they are used. The file is unchanged.
+`kernels.packer`: pinned ones after reading, streamed ones when they are used. The file is unchanged.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer, packs_invariantly
 from edgespec_runtimes.gguf.llama import ggml, loading
-from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer, packs_invariantly
-from edgespec_runtimes.gguf.segments import WeightGroup
+from edgespec_runtimes.gguf.weights.segments import WeightGroup
 
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
 _LOOKED_UP = (_EMBEDDINGS, "per_layer_token_embd.weight", "position_embd.weight")

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.llama.layout import CellLayout, SequenceMemory, UsedCell
-from edgespec_runtimes.gguf.llama.windows import PromptEnds, WindowCells
+from edgespec_runtimes.gguf.context.layout import CellLayout, SequenceMemory, UsedCell
+from edgespec_runtimes.gguf.context.windows import PromptEnds, WindowCells
 
 HOME = 0
 """The sequence of the first text, the only one that is saved in files."""

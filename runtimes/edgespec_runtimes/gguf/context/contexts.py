@@ -17,17 +17,17 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB
-from edgespec_runtimes.gguf.llama import abi, log
-from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.imports import replaced_import
-from edgespec_runtimes.gguf.llama.layout import MIN_WASTE
-from edgespec_runtimes.gguf.llama.loading import Model
-from edgespec_runtimes.gguf.llama.windows import (
+from edgespec_runtimes.gguf.context.layout import MIN_WASTE
+from edgespec_runtimes.gguf.context.windows import (
     WindowCells,
     WindowShape,
     is_for_windows,
     n_ends,
 )
+from edgespec_runtimes.gguf.llama import abi, log
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.imports import replaced_import
+from edgespec_runtimes.gguf.llama.loading import Model
 
 CACHE_TYPES = {
     "f32": 0,

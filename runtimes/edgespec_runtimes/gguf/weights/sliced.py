@@ -10,10 +10,10 @@ import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from edgespec.concurrency.owning import Closeable
+from edgespec_runtimes.gguf.kernels.node_graph import NodeGraph, SkippedNode
+from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.node_graph import NodeGraph, SkippedNode
-from edgespec_runtimes.gguf.llama.packer import BufferFields, Packer
-from edgespec_runtimes.gguf.segments import WeightGroup
+from edgespec_runtimes.gguf.weights.segments import WeightGroup
 
 _FLOAT_BYTES = 4
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.llama.invariant_products import UNQUANTISED, varies_as_stored
-from edgespec_runtimes.gguf.llama.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
-from edgespec_runtimes.gguf.packing import multiplied_matrices, packed_matrices
+from edgespec_runtimes.gguf.kernels.invariant_products import UNQUANTISED, varies_as_stored
+from edgespec_runtimes.gguf.kernels.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
+from edgespec_runtimes.gguf.weights.packing import multiplied_matrices, packed_matrices
 
 _EXPERTS = "_exps."
 

@@ -16,7 +16,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama import ggml, gpu
 from edgespec_runtimes.gguf.llama.devices import DeviceMemory
 from edgespec_runtimes.gguf.llama.loading import NOWHERE, LayerPlacement
-from edgespec_runtimes.gguf.segments import TracedWeight
+from edgespec_runtimes.gguf.weights.segments import TracedWeight
 
 STAGING_BYTES = 4 << 20
 """Bytes of the pinned buffers for uploads; on devices without them, each tensor is read whole and

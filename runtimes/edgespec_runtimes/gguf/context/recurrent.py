@@ -20,10 +20,10 @@ from typing import Any
 
 from edgespec.errors import UsageError
 from edgespec.tree import TokenTree
-from edgespec_runtimes.gguf.llama.cells import LlamaMemory
-from edgespec_runtimes.gguf.llama.rows import Rows
-from edgespec_runtimes.gguf.llama.sequences import HOME, Texts, likely_first
-from edgespec_runtimes.gguf.llama.windows import least_useful
+from edgespec_runtimes.gguf.context.cells import LlamaMemory
+from edgespec_runtimes.gguf.context.rows import Rows
+from edgespec_runtimes.gguf.context.sequences import HOME, Texts, likely_first
+from edgespec_runtimes.gguf.context.windows import least_useful
 
 MAX_LAG = 16
 """Most tokens that every line of a pass computes again; more are read in a pass of their own."""

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from edgespec.concurrency.owning import Closeable
+from edgespec_runtimes.gguf.kernels.batch_invariance import is_invariant_in
 from edgespec_runtimes.gguf.llama import abi, ggml
-from edgespec_runtimes.gguf.llama.batch_invariance import is_invariant_in
 
 BUFFER_TYPE = "CPU_REPACK"
 """The buffer type for packing, which keeps the size of weights and their groups of rows. Others

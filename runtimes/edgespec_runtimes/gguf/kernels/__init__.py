@@ -1,0 +1,1 @@
+"""Products of matrices that round equally whatever stands beside a row, and how they are packed."""
