@@ -29,8 +29,10 @@ threads, buffers of Python."""
 BATCH_SHARE = 0.05
 """Largest share of the budget for the buffers of a batch: a larger batch reads a prompt in fewer
 passes and leaves less memory for weights."""
-TREE_SIZES = (1 + 96, 1 + 64, 1 + USUAL_DRAFT_MAX, 1 + 16)
+TREE_SIZES = (1 + 96, 1 + 64, 1 + USUAL_DRAFT_MAX, 1 + 32, 1 + 16)
 """Tree sizes that a plan chooses from, the root included, largest first."""
+LARGER_TREE_COST = 0.02
+"""Largest share of the score that a plan loses for larger trees, which few texts need."""
 FOREST_SIZE, FOREST_TEXTS = 1 + 192, 4
 """A larger tree size for FOREST_TEXTS or more texts, which share the nodes of a pass."""
 
@@ -209,7 +211,8 @@ def _divide(
 
 
 def best_tree_size(plans: Sequence[MemoryPlan], score: Callable[[MemoryPlan], float]) -> MemoryPlan:
-    """The plan with the highest score, of plans that differ in `max_nodes`.
+    """The plan for the largest trees that has about the highest score, of plans that differ in
+    `max_nodes`.
 
     A resident target reads nothing, so its trees are small: the default size is enough.
     """
@@ -217,7 +220,10 @@ def best_tree_size(plans: Sequence[MemoryPlan], score: Callable[[MemoryPlan], fl
     if resident:
         usual = [plan for plan in resident if plan.max_nodes <= 1 + USUAL_DRAFT_MAX]
         return (usual or resident[:1])[-1]
-    return max(plans, key=score)
+    scores = [score(plan) for plan in plans]
+    least = (1 - LARGER_TREE_COST) * max(scores)
+    good = [plan for plan, its in zip(plans, scores, strict=True) if its >= least]
+    return max(good, key=lambda plan: plan.max_nodes)
 
 
 def best_n_parallel(plans: Sequence[MemoryPlan]) -> int:

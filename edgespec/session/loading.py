@@ -38,7 +38,7 @@ from edgespec.ports.reduced_head import CanBeTrimmed
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.pairing import check_one_text, check_pair
-from edgespec.session.prospect import tokens_per_byte
+from edgespec.session.prospect import plan_score
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT
@@ -397,13 +397,14 @@ class _Opening(Closeable):
         others = reserving.reserved_rows(settings, self._engine_settings, target, needs, grammars)
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
         footprint_bytes = stable_count(process.footprint_bytes())
+        n_threads = settings.threads or process.usable_cores()
         try:
             return plan_models(
                 self._budget_bytes,
                 process.round_up_to_step(footprint_bytes),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
-                score=partial(tokens_per_byte, n_texts=self._n_parallel),
+                score=partial(plan_score, n_texts=self._n_parallel, n_threads=n_threads),
                 enforced=target.enforced,
                 largest_process_bytes=process.round_up_to_step(
                     footprint_bytes + process.PROCESS_SPREAD_BYTES

@@ -23,6 +23,11 @@ model on two cores."""
 PAGED_COST = 1.5
 """Time to compute with paged weights, relative to resident ones, which are packed and computed
 without stops."""
+USUAL_DISK_BYTES_PER_S = 0.5e9
+"""Disk that the size of trees is chosen for."""
+FURTHER_ROW_COST = 0.5
+"""Time to compute a further row of a pass, relative to the first: 0.5 to 0.7 measured, Q8_0 and
+Q4_K with AVX2."""
 USUAL_TOKENS, USUAL_STEPS, USUAL_ROWS_COST = 2.5, 3, 2.2
 """A round with a draft that has not run yet: its tokens, its draft steps, and the time to compute
 its rows, relative to one row. Measured with the head of smollm2 (decision 0084) on conversation and
@@ -34,11 +39,12 @@ def planner_of(
     disk_bytes_per_s: float | None,
     compute_s: float = 0.0,
     rest_s: float = 0.0,
+    further_row_s: float | None = None,
 ) -> RoundPlanner:
     """A round planner for passes under `plan` that read from a disk of this speed.
 
-    `compute_s` are the seconds of compute in a pass, `rest_s` those of a round outside its pass; 0
-    means unknown.
+    `compute_s` are the seconds of compute in a pass over one row, `further_row_s` those of a
+    further row, None if unknown; `rest_s` are those of a round outside its pass. 0 means unknown.
     """
     used_share, read_s, all_experts_s = 1.0, 0.0, 0.0
     if disk_bytes_per_s:
@@ -47,7 +53,10 @@ def planner_of(
         used_share = plan.experts.used_share
     if plan.experts is not None and plan.paged and disk_bytes_per_s:
         all_experts_s = plan.experts.missing_bytes(plan.expert_bytes) / disk_bytes_per_s
-    knots = (Knot(1.0, compute_s, 1.0),) if compute_s else ()
+    knots: tuple[Knot, ...] = (Knot(1.0, compute_s, 1.0),) if compute_s else ()
+    if further_row_s is not None and plan.max_nodes > 1:
+        n_further = plan.max_nodes - 1
+        knots += (Knot(1.0 + n_further, compute_s + n_further * further_row_s, 1.0),)
     experience = Experience(
         PassCurve(used_share, all_experts_s, read_s=read_s, knots=knots),
         seen_overhead_s=rest_s,
@@ -56,12 +65,20 @@ def planner_of(
     return RoundPlanner(experience, max_rows=plan.max_nodes)
 
 
-def tokens_per_byte(plan: MemoryPlan, n_texts: int = 1) -> float:
-    """Tokens per byte read of the best round with `n_texts` texts under `plan`."""
+def plan_score(plan: MemoryPlan, n_texts: int = 1, n_threads: int = 2) -> float:
+    """Expected tokens per second of the best round with `n_texts` texts under `plan`, on a usual
+    disk with `n_threads` usual cores."""
     n_guesses = np.arange(max(1, plan.max_nodes - n_texts + 1), dtype=np.float64)
     tokens = n_texts * theory.tree_tokens(n_guesses / n_texts)
-    best = planner_of(plan, disk_bytes_per_s=1.0).prospect(tokens)
-    return (1 + best.accepted) / max(1.0, best.seconds)
+    used_bytes = sum(segment.nbytes for segment in plan.segments)
+    if plan.experts is not None:
+        used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
+    row_s = used_bytes / (COMPUTE_BYTES_PER_S * n_threads / 2)
+    planner = planner_of(
+        plan, USUAL_DISK_BYTES_PER_S, row_s, further_row_s=FURTHER_ROW_COST * row_s
+    )
+    best = planner.prospect(tokens)
+    return (1 + best.accepted) / max(1e-9, best.seconds)
 
 
 def gain_without_draft(

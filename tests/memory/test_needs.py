@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable, plan_models
-from edgespec.session.prospect import tokens_per_byte
+from edgespec.session.prospect import plan_score
 
 PROCESS_BYTES = 80 * MIB
-plan_pair = partial(plan_models, score=tokens_per_byte)
+plan_pair = partial(plan_models, score=plan_score)
 
 
 def model(owner: str, layers: int, batch_mib: tuple[int, ...] = (40, 10)) -> ModelNeeds:

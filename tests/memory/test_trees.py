@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from edgespec.memory.needs import (
     ModelNeeds,
     plan_models,
 )
-from edgespec.session.prospect import tokens_per_byte
+from edgespec.session.prospect import plan_score
 
 PROCESS_BYTES = 80 * MIB
 USUAL = 49
@@ -43,7 +45,7 @@ def target(n_vocab: int, nodes: tuple[int, ...] = TREE_SIZES, mib: int = 1000) -
 
 
 def planned(budget_mib: float, needs: ModelNeeds) -> MemoryPlan:
-    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, score=tokens_per_byte)
+    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, score=plan_score)
 
 
 def smallest(needs: ModelNeeds) -> int:
@@ -57,6 +59,16 @@ def test_a_small_vocabulary_affords_the_largest_trees() -> None:
 def test_a_large_vocabulary_affords_them_where_weights_are_many() -> None:
     few, many = planned(500, target(150_000)), planned(4000, target(150_000, mib=8000))
     assert few.max_nodes < many.max_nodes == TREE_SIZES[0]
+
+
+def test_rows_that_no_read_hides_get_no_memory() -> None:
+    """Two cores compute some 40 rows while a pass of half of the weights is read."""
+    needs = target(150_000)
+    few, many = (
+        plan_models(500 * MIB, PROCESS_BYTES, needs, score=partial(plan_score, n_threads=n))
+        for n in (2, 16)
+    )
+    assert few.max_nodes <= USUAL < many.max_nodes
 
 
 def test_a_resident_target_has_the_usual_buffers() -> None:

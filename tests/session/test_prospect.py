@@ -13,7 +13,7 @@ from edgespec.engine.experience import Experience, Payoff
 from edgespec.engine.pass_curve import Knot, PassCurve
 from edgespec.memory.budget import MIB, MemoryPlan, SegmentSize
 from edgespec.memory.experts import ExpertSizes
-from edgespec.session.prospect import gain_without_draft, planner_of, tokens_per_byte
+from edgespec.session.prospect import gain_without_draft, plan_score, planner_of
 from edgespec.values import ModelInfo
 
 DISK = 100.0 * MIB
@@ -60,9 +60,11 @@ def test_rounds_that_were_measured_are_priced_as_they_were() -> None:
     assert (best.n_rows, best.accepted, best.seconds) == (1, 2.0, 4.5)
 
 
-def test_a_plan_is_worth_more_for_larger_trees_and_for_fewer_reads() -> None:
-    assert tokens_per_byte(replace(DENSE, max_nodes=97)) > tokens_per_byte(DENSE)
-    assert tokens_per_byte(replace(DENSE, pinned=frozenset({0, 1}))) > tokens_per_byte(DENSE)
+def test_a_plan_is_worth_more_for_fewer_reads_and_for_larger_trees_that_reads_hide() -> None:
+    larger = replace(DENSE, max_nodes=97)
+    assert plan_score(larger, n_threads=16) > plan_score(DENSE, n_threads=16)
+    assert plan_score(larger, n_threads=2) == plan_score(DENSE, n_threads=2)
+    assert plan_score(replace(DENSE, pinned=frozenset({0, 1}))) > plan_score(DENSE)
 
 
 def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
@@ -70,7 +72,7 @@ def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
 
     def gained(n_texts: int) -> float:
         few, many = (replace(DENSE, max_nodes=n) for n in (97, 193))
-        return tokens_per_byte(many, n_texts) / tokens_per_byte(few, n_texts)
+        return plan_score(many, n_texts, 16) / plan_score(few, n_texts, 16)
 
     assert gained(1) < 1.05
     assert gained(8) > 1.1

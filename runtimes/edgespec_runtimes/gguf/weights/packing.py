@@ -2,7 +2,7 @@
 
 They are the same whether a model is resident or paged, so that results do not depend on the
 budget. llama.cpp packs resident ones while loading; paged ones are packed in place by
-`kernels.packer`: pinned ones after reading, streamed ones when they are used. The file is unchanged.
+`kernels.packer`: pinned ones after reading, streamed ones when they are used. The file stays.
 """
 
 from __future__ import annotations
