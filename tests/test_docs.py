@@ -17,6 +17,7 @@ PAPERS += [*(ROOT / "docs").glob("*.md"), ROOT / "examples" / "README.md"]
 MAX_WORDS = 700
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+PAGES = runpy.run_path(str(ROOT / "docs/pages.py"))
 PLACE = re.compile(r"`((?:edgespec|tests|runtimes|docs|configs|models|examples)/[\w/.-]*)`")
 
 
@@ -46,9 +47,39 @@ def test_places_in_the_code_exist(paper: Path) -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    shown = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8").split()
-    missing = {name for name in edgespec.__all__ if f"edgespec.{name}" not in shown}
+    shown = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8").splitlines()
+    missing = {name for name in edgespec.__all__ if f"### {name}" not in shown}
     assert not {name for name in missing if not hasattr(errors, name)}
+
+
+def test_the_reference_says_what_the_code_says() -> None:
+    """Where it does not, `python docs/pages.py` writes it again."""
+    assert PAGES["reference"]() == (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+def test_the_programs_of_a_page_are_those_that_run() -> None:
+    """Where they are not, `python docs/pages.py` writes them again."""
+    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    assert PAGES["with_examples"](page) == page
+
+
+def test_embedding_names_the_flags_that_the_makefile_builds_with() -> None:
+    made = (ROOT / "Makefile").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    flags = re.findall(r"^NO_AMX := (.*)$", made, re.MULTILINE)
+    flags += re.findall(r'CMAKE_ARGS="(-D\S+) \$', made)
+    assert len(flags) == 2
+    assert not [each for each in flags if each not in page]
+
+
+def test_the_map_has_every_folder() -> None:
+    shown = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    folders = [
+        path.parent.relative_to(ROOT)
+        for package in ("edgespec", "runtimes/edgespec_runtimes")
+        for path in (ROOT / package).glob("*/__init__.py")
+    ]
+    assert not [folder for folder in folders if f"`{folder}/`" not in shown]
 
 
 def test_the_figure_is_what_the_bench_draws() -> None:
