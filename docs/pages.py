@@ -11,6 +11,7 @@ import ast
 import inspect
 import re
 import textwrap
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -160,17 +161,20 @@ def _table(rows: list[tuple[str, str, str, str]]) -> str:
 def _code(node: ast.FunctionDef | ast.AsyncFunctionDef, prefix: str, constructed: str = "") -> str:
     """The signature as a block of code."""
     arguments = node.args
-    if arguments.args and arguments.args[0].arg in {"self", "cls"}:
-        del arguments.args[0]
+    names = [*arguments.args, *arguments.kwonlyargs]
     name, returned = node.name, f" -> {_type(node.returns)}"
     if name == "__init__":
         name, returned = constructed, ""
     n_bare = len(arguments.args) - len(arguments.defaults)
     defaults = [*[None] * n_bare, *arguments.defaults, *arguments.kw_defaults]
     each = [
-        ast.unparse(name) + (f" = {ast.unparse(default)}" if default else "")
-        for name, default in zip([*arguments.args, *arguments.kwonlyargs], defaults, strict=True)
+        ast.unparse(one) + (f" = {ast.unparse(default)}" if default else "")
+        for one, default in zip(names, defaults, strict=True)
     ]
+    if arguments.kwonlyargs:
+        each.insert(len(arguments.args), "*")
+    if each and each[0] in {"self", "cls"}:
+        del each[0]
     if arguments.kwarg:
         each.append(f"**{ast.unparse(arguments.kwarg)}")
     start = "await " if isinstance(node, ast.AsyncFunctionDef) else ""
@@ -195,7 +199,13 @@ def _docstring(node: ast.AST) -> str:
 
 
 def _node(thing: Any) -> ast.AST:
-    return ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
+    module = _parsed(Path(inspect.getfile(thing)))
+    return next(node for node in module.body if getattr(node, "name", "") == thing.__name__)
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

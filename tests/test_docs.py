@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 
 import edgespec
 from edgespec import errors
+from edgespec.cli.flags import parser
+from edgespec.models.embedded import embedded_pair
 
 ROOT = Path(__file__).parents[1]
 PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -18,7 +21,40 @@ MAX_WORDS = 700
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PAGES = runpy.run_path(str(ROOT / "docs/pages.py"))
+COMMAND = re.compile(r"(?:\.venv/bin/)?edgespec")
 PLACE = re.compile(r"`((?:edgespec|tests|runtimes|docs|configs|models|examples)/[\w/.-]*)`")
+
+
+def _blocks(language: str) -> list[tuple[str, int, str]]:
+    """Page, line and content of the blocks of code in a language."""
+    block = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    texts = {paper.name: paper.read_text(encoding="utf-8") for paper in PAPERS}
+    return [
+        (name, text.count("\n", 0, match.start()) + 1, match[1])
+        for name, text in texts.items()
+        for match in block.finditer(text)
+    ]
+
+
+def _commands() -> list[tuple[str, ...]]:
+    """Arguments of the commands of edgespec in blocks for a shell."""
+    found = []
+    for _, _, block in _blocks("sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(re.sub(r" &$|   +\(.*\)$", "", line), comments=True)
+            names = [i for i, word in enumerate(words) if COMMAND.fullmatch(word)]
+            if names and words[0] in {"sudo", words[names[0]]}:
+                found.append((*words[names[0] + 1 :],))
+    return found
+
+
+COMMANDS = _commands()
+SNIPPETS = {
+    program: (page, line)
+    for page, line, program in _blocks("python")
+    if page not in {"embedding.md", "reference.md"}
+}
+"""Programs with their places; those of embedding.md are files with tests of their own."""
 
 
 def test_the_readme_is_short() -> None:
@@ -80,6 +116,23 @@ def test_the_map_has_every_folder() -> None:
         for path in (ROOT / package).glob("*/__init__.py")
     ]
     assert not [folder for folder in folders if f"`{folder}/`" not in shown]
+
+
+def test_commands_of_the_pages_are_understood() -> None:
+    for command in COMMANDS:
+        parser.parse(list(command))  # raises UsageError for an unknown command or flag
+
+
+@pytest.mark.parametrize("program", SNIPPETS, ids=lambda program: SNIPPETS[program][0])
+def test_programs_of_the_pages_run(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = embedded_pair()
+    for name, model in (("big.gguf", pair.target), ("small.gguf", pair.draft)):
+        (tmp_path / name).symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    settings = edgespec.LoadSettings(model="big.gguf", draft="small.gguf")
+    exec(program, {"settings": settings, "edgespec": edgespec})
 
 
 def test_the_figure_is_what_the_bench_draws() -> None:
