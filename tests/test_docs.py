@@ -89,12 +89,12 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_the_reference_says_what_the_code_says() -> None:
-    """Where it does not, `python docs/pages.py` writes it again."""
+    """Run `python docs/pages.py` if it does not."""
     assert PAGES["reference"]() == (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
 
 def test_the_programs_of_a_page_are_those_that_run() -> None:
-    """Where they are not, `python docs/pages.py` writes them again."""
+    """Run `python docs/pages.py` if they are not."""
     page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
     assert PAGES["with_examples"](page) == page
 
