@@ -14,7 +14,7 @@ FOLDER = ROOT / "docs" / "decisions"
 HISTORY = FOLDER / "history.md"
 MAX_WORDS = 300
 RECORDS = sorted(FOLDER.glob("[0-9][0-9][0-9][0-9]-*.md"))
-STATUS = re.compile(r"^\*{0,2}Status:?\*{0,2}:? (accepted|superseded by \[\d{4}\]\()", re.MULTILINE)
+STATUS = re.compile(r"^Status: accepted", re.MULTILINE)
 CITATION = re.compile(r"(?:decision|record) (0\d{3})\b|decisions/(\d{4})-")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
 

@@ -21,6 +21,8 @@ MAX_WORDS = 700
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PAGES = runpy.run_path(str(ROOT / "docs/pages.py"))
+FLAG = re.compile(r"`(--?[a-z][\w-]*)")
+OF_OTHER_PROGRAMS = {"--build-arg", "--no-cache-dir", "--no-mtp"}
 COMMAND = re.compile(r"(?:\.venv/bin/)?edgespec")
 PLACE = re.compile(r"`((?:edgespec|tests|runtimes|docs|configs|models|examples)/[\w/.-]*)`")
 
@@ -121,6 +123,20 @@ def test_the_map_has_every_folder() -> None:
 def test_commands_of_the_pages_are_understood() -> None:
     for command in COMMANDS:
         parser.parse(list(command))  # raises UsageError for an unknown command or flag
+
+
+def test_flags_that_the_pages_name_exist() -> None:
+    _, commands, of_models = parser._parsers()
+    known = OF_OTHER_PROGRAMS | {
+        flag for one in (*commands.values(), *of_models.values()) for flag in one.known_flags()
+    }
+    named = {
+        f"{paper.name}: {flag}"
+        for paper in PAPERS
+        for flag in FLAG.findall(CODE.sub("", paper.read_text(encoding="utf-8")))
+        if flag not in known
+    }
+    assert not named
 
 
 @pytest.mark.parametrize("program", SNIPPETS, ids=lambda program: SNIPPETS[program][0])
