@@ -17,10 +17,14 @@ from edgespec.models.embedded import embedded_pair
 ROOT = Path(__file__).parents[1]
 PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAPERS += [*(ROOT / "docs").glob("*.md"), ROOT / "examples" / "README.md"]
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+ROOTS = (ROOT, ROOT / "edgespec", ROOT / "runtimes" / "edgespec_runtimes", ROOT / "models")
+"""Folders below which pages name modules."""
 MAX_WORDS = 700
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PAGES = runpy.run_path(str(ROOT / "docs/pages.py"))
+MODULE = re.compile(r"`([\w.]+/[\w/.-]*\.py)`")
 FLAG = re.compile(r"`(--?[a-z][\w-]*)")
 OF_OTHER_PROGRAMS = {"--build-arg", "--no-cache-dir", "--no-mtp"}
 COMMAND = re.compile(r"(?:\.venv/bin/)?edgespec")
@@ -82,6 +86,13 @@ def test_places_in_the_code_exist(paper: Path) -> None:
     places = set(PLACE.findall(CODE.sub("", paper.read_text(encoding="utf-8"))))
     places = {place for place in places if not re.search("NAME|NNNN", place)}
     assert not [place for place in places if not (ROOT / place).exists()]
+
+
+@pytest.mark.parametrize("paper", [*PAPERS, *RECORDS], ids=lambda paper: paper.name)
+def test_modules_that_are_named_exist(paper: Path) -> None:
+    modules = set(MODULE.findall(CODE.sub("", paper.read_text(encoding="utf-8"))))
+    modules = {name for name in modules if "NAME" not in name}
+    assert not [name for name in modules if not any((root / name).exists() for root in ROOTS)]
 
 
 def test_the_reference_has_every_public_name() -> None:
