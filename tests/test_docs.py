@@ -4,20 +4,63 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 
 import edgespec
 from edgespec import errors
+from edgespec.cli.flags import parser
+from edgespec.models.embedded import embedded_pair
 
 ROOT = Path(__file__).parents[1]
 PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAPERS += [*(ROOT / "docs").glob("*.md"), ROOT / "examples" / "README.md"]
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+ROOTS = (ROOT, ROOT / "edgespec", ROOT / "runtimes" / "edgespec_runtimes", ROOT / "models")
+"""Folders below which pages name modules."""
 MAX_WORDS = 700
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+PAGES = runpy.run_path(str(ROOT / "docs/pages.py"))
+MODULE = re.compile(r"`([\w.]+/[\w/.-]*\.py)`")
+FLAG = re.compile(r"`(--?[a-z][\w-]*)")
+OF_OTHER_PROGRAMS = {"--build-arg", "--no-cache-dir", "--no-mtp"}
+COMMAND = re.compile(r"(?:\.venv/bin/)?edgespec")
 PLACE = re.compile(r"`((?:edgespec|tests|runtimes|docs|configs|models|examples)/[\w/.-]*)`")
+
+
+def _blocks(language: str) -> list[tuple[str, int, str]]:
+    """Page, line and content of the blocks of code in a language."""
+    block = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    texts = {paper.name: paper.read_text(encoding="utf-8") for paper in PAPERS}
+    return [
+        (name, text.count("\n", 0, match.start()) + 1, match[1])
+        for name, text in texts.items()
+        for match in block.finditer(text)
+    ]
+
+
+def _commands() -> list[tuple[str, ...]]:
+    """Arguments of the commands of edgespec in blocks for a shell."""
+    found = []
+    for _, _, block in _blocks("sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(re.sub(r" &$|   +\(.*\)$", "", line), comments=True)
+            names = [i for i, word in enumerate(words) if COMMAND.fullmatch(word)]
+            if names and words[0] in {"sudo", words[names[0]]}:
+                found.append((*words[names[0] + 1 :],))
+    return found
+
+
+COMMANDS = _commands()
+SNIPPETS = {
+    program: (page, line)
+    for page, line, program in _blocks("python")
+    if page not in {"embedding.md", "reference.md"}
+}
+"""Programs with their places; those of embedding.md are files with tests of their own."""
 
 
 def test_the_readme_is_short() -> None:
@@ -45,10 +88,78 @@ def test_places_in_the_code_exist(paper: Path) -> None:
     assert not [place for place in places if not (ROOT / place).exists()]
 
 
+@pytest.mark.parametrize("paper", [*PAPERS, *RECORDS], ids=lambda paper: paper.name)
+def test_modules_that_are_named_exist(paper: Path) -> None:
+    modules = set(MODULE.findall(CODE.sub("", paper.read_text(encoding="utf-8"))))
+    modules = {name for name in modules if "NAME" not in name}
+    assert not [name for name in modules if not any((root / name).exists() for root in ROOTS)]
+
+
 def test_the_reference_has_every_public_name() -> None:
-    shown = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8").split()
-    missing = {name for name in edgespec.__all__ if f"edgespec.{name}" not in shown}
+    shown = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8").splitlines()
+    missing = {name for name in edgespec.__all__ if f"### {name}" not in shown}
     assert not {name for name in missing if not hasattr(errors, name)}
+
+
+def test_the_reference_says_what_the_code_says() -> None:
+    """Run `python docs/pages.py` if it does not."""
+    assert PAGES["reference"]() == (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+def test_the_programs_of_a_page_are_those_that_run() -> None:
+    """Run `python docs/pages.py` if they are not."""
+    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    assert PAGES["with_examples"](page) == page
+
+
+def test_embedding_names_the_flags_that_the_makefile_builds_with() -> None:
+    made = (ROOT / "Makefile").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    flags = re.findall(r"^NO_AMX := (.*)$", made, re.MULTILINE)
+    flags += re.findall(r'CMAKE_ARGS="(-D\S+) \$', made)
+    assert len(flags) == 2
+    assert not [each for each in flags if each not in page]
+
+
+def test_the_map_has_every_folder() -> None:
+    shown = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    folders = [
+        path.parent.relative_to(ROOT)
+        for package in ("edgespec", "runtimes/edgespec_runtimes")
+        for path in (ROOT / package).glob("*/__init__.py")
+    ]
+    assert not [folder for folder in folders if f"`{folder}/`" not in shown]
+
+
+def test_commands_of_the_pages_are_understood() -> None:
+    for command in COMMANDS:
+        parser.parse(list(command))  # raises UsageError for an unknown command or flag
+
+
+def test_flags_that_the_pages_name_exist() -> None:
+    _, commands, of_models = parser._parsers()
+    known = OF_OTHER_PROGRAMS | {
+        flag for one in (*commands.values(), *of_models.values()) for flag in one.known_flags()
+    }
+    named = {
+        f"{paper.name}: {flag}"
+        for paper in PAPERS
+        for flag in FLAG.findall(CODE.sub("", paper.read_text(encoding="utf-8")))
+        if flag not in known
+    }
+    assert not named
+
+
+@pytest.mark.parametrize("program", SNIPPETS, ids=lambda program: SNIPPETS[program][0])
+def test_programs_of_the_pages_run(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = embedded_pair()
+    for name, model in (("big.gguf", pair.target), ("small.gguf", pair.draft)):
+        (tmp_path / name).symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    settings = edgespec.LoadSettings(model="big.gguf", draft="small.gguf")
+    exec(program, {"settings": settings, "edgespec": edgespec})
 
 
 def test_the_figure_is_what_the_bench_draws() -> None:

@@ -143,6 +143,6 @@ def test_every_example_is_shown() -> None:
     listing = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"README.md"}
     programs = {name for name in files if not name.endswith(".jsonl")}
-    assert not [name for name in programs if f"\n--8<--\nexamples/{name}\n" not in page]
+    assert not [name for name in programs if f"`examples/{name}`:\n\n```" not in page]
     assert not [name for name in files - programs if f"examples/{name}" not in about_batches]
     assert not [name for name in files if f"({name})" not in listing]
