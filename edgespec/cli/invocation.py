@@ -30,10 +30,10 @@ from edgespec.settings.config import (
     GenerateSettings,
     LoadSettings,
     SamplingParams,
-    read_config,
 )
 from edgespec.settings.draft_name import OWN_DRAFT, SELF
 from edgespec.settings.options import option_names
+from edgespec.settings.toml_file import read_config
 from edgespec.tuning import presets
 
 MEASURED_SEED = 0
@@ -59,20 +59,7 @@ class CommandSettings:
         """The engine's part of the settings."""
         from edgespec.engine.settings import EngineSettings
 
-        settings = self.generate
-        return EngineSettings(
-            pacer=settings.pacer,
-            fallback=settings.fallback,
-            acceptance=settings.acceptance,
-            draft_max=settings.draft_max,
-            pins_draft_max="draft_max" in settings.model_fields_set,
-            max_depth=settings.max_depth,
-            lookup=settings.lookup,
-            context_shift=settings.context_shift,
-            keep=settings.keep,
-            overlap=not settings.no_overlap,
-            learn=settings.learn,
-        )
+        return EngineSettings.of(self.generate)
 
     @contextmanager
     def opened(self, console: Console, template: str | None = None) -> Iterator[Session]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from typing import Any, get_args
@@ -54,13 +54,13 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast, TrialFigures]:
     """The forecast of a pair, and the short run that it is based on."""
-    load, engine = command.load, replace(command.engine, learn=False)
+    load, engine = command.load, command.engine.but(learn=False)
     plan = plan_trial(load, engine)
     if not plan.has_draft:  # it came by itself, and was left out
         load = load.without_draft()
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
     sampling = measured_sampling(load.model, command.generate)
-    engine_alone = replace(engine, remember=False)
+    engine_alone = engine.but(remember=False)
     trial = TuningTrial(load, engine_alone, prompts, N_TOKENS, SECONDS, sampling)
     began = time.monotonic()
     run = run_trial(

@@ -92,7 +92,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
         runtimes.find(path)
     job = TuningJob(
         load=load,
-        engine=replace(command.engine, learn=False),
+        engine=command.engine.but(learn=False),
         drafts=known,
         default_threads=process.usable_cores(),
         fixed=frozenset((load.model_fields_set | command.generate.model_fields_set) & TUNED),

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, _ArgumentGroup
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import get_origin
+from typing import Any, get_origin
 
 from edgespec.chat.sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.settings.base import Settings, descriptions, spell
+from edgespec.settings.base import Flag, Settings, descriptions, spell
 from edgespec.settings.config import (
-    KEPT_BY,
-    AcceptanceName,
-    FallbackName,
+    ContextEnd,
     GenerateSettings,
-    Keeps,
     LoadSettings,
-    PacerName,
+    RuleName,
+    Speculation,
 )
 from edgespec.settings.options import declared
 
@@ -81,15 +79,13 @@ def add_memory(parser: ArgumentParser) -> None:
     add(group, LoadSettings, threads="-t N", threads_draft="-td N", gpu_memory_budget="SIZE")
     for options in declared().values():
         group = parser.add_argument_group(f"for {options.kind}")
-        for name, flag in options.flags():
-            short = [flag.short] if flag.short else []
-            group.add_argument(*short, spell(name), metavar=flag.metavar, dest=name, help=flag.help)
+        add_flags(group, options)
 
 
 def add_context(parser: ArgumentParser) -> None:
     """Flags for texts that exceed the context."""
     group = parser.add_argument_group("at the context's end")
-    add(group, GenerateSettings, context_shift="", keep="N")
+    add_flags(group, ContextEnd)
 
 
 def add_parallel(parser: ArgumentParser) -> None:
@@ -117,11 +113,6 @@ def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = Fal
         add(group, GenerateSettings, stop="TEXT")
 
 
-def _rules(kept: Keeps) -> str:
-    """Names of the acceptance rules that keep `kept` of the target."""
-    return ", ".join(name for name, keeps in KEPT_BY.items() if keeps is kept)
-
-
 def add_measured_temperature(group: _ArgumentGroup | ArgumentParser) -> None:
     """The flag of commands that measure greedy texts and sampled ones."""
     group.add_argument(
@@ -134,21 +125,12 @@ def add_measured_temperature(group: _ArgumentGroup | ArgumentParser) -> None:
 
 
 def add_speculation(parser: ArgumentParser) -> None:
-    defaults = {name: field.default for name, field in GenerateSettings.model_fields.items()}
     group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
-    add(group, GenerateSettings, pacer=_choices(PacerName), fallback=_choices(FallbackName))
-    group.add_argument(
-        "--acceptance",
-        metavar=_choices(AcceptanceName),
-        help=f"which guesses are accepted: {_rules(Keeps.DRAWS)} keeps the target's text; "
-        f"{_rules(Keeps.DISTRIBUTION)} keep its distribution, not a seed's text; "
-        f"{_rules(Keeps.NEITHER)} CHANGE THE TEXT (default: {defaults['acceptance']})",
-    )
-    add(group, GenerateSettings, draft_max="N", max_depth="N", lookup="")
+    add_flags(group, Speculation)
     group.add_argument(
         "--no-lookup", action="store_false", dest="lookup", help="only the draft model guesses"
     )
-    add(group, GenerateSettings, no_overlap="", learn="")
+    add(group, GenerateSettings, no_overlap="")
 
 
 def add(
@@ -164,22 +146,49 @@ def add(
     placeholder; switches have no placeholder.
     """
     for name, spelling in spellings.items():
-        *flags, metavar = spelling.split(" ")
-        field, text = settings.model_fields[name], descriptions(settings).get(name, "")
-        text = (text[:1].lower() + text[1:]).removesuffix(".")
-        text, _, default = text.partition(". Default: ")
-        if not default and isinstance(field.default, int | float | str):
-            default = str(field.default)
-        default = defaults.get(name, default)
-        text += f" (default: {default})" if default and metavar else ""
-        text = text.replace("%", "%%")  # argparse formats it
-        flags.append(spell(name))
-        if not metavar:
-            group.add_argument(*flags, dest=name, action="store_true", help=text)
-            continue
-        repeats = get_origin(field.annotation) in (tuple, Mapping)
-        action = "append" if repeats else "store"
-        group.add_argument(*flags, dest=name, metavar=metavar, action=action, help=text)
+        *short, metavar = spelling.split(" ")
+        flag = Flag(metavar=metavar, short=short[0] if short else None)
+        _add_flag(group, settings, name, flag, defaults.get(name))
+
+
+def add_flags(group: _ArgumentGroup | ArgumentParser, settings: type[Settings]) -> None:
+    """Add flags for all settings of a class that say how they are spelled."""
+    for name, flag in settings.flags():
+        _add_flag(group, settings, name, flag)
+
+
+def _add_flag(
+    group: _ArgumentGroup | ArgumentParser,
+    settings: type[Settings],
+    name: str,
+    flag: Flag,
+    default: str | None = None,
+) -> None:
+    annotation = settings.model_fields[name].annotation
+    given: dict[str, Any] = {"action": "store_true"}
+    if flag.metavar:
+        repeats = get_origin(annotation) in (tuple, Mapping)
+        given = {"metavar": flag.metavar, "action": "append" if repeats else "store"}
+    text = flag.help or _described(settings, name, default)
+    flags = [flag.short] if flag.short else []
+    # argparse formats the text
+    group.add_argument(*flags, spell(name), dest=name, help=text.replace("%", "%%"), **given)
+
+
+def _described(settings: type[Settings], name: str, default: str | None) -> str:
+    """Help text of a setting: its docstring, the rules that it chooses from, and its default."""
+    field = settings.model_fields[name]
+    text = descriptions(settings).get(name, "")
+    text = (text[:1].lower() + text[1:]).removesuffix(".")
+    text, _, usual = text.partition(". Default: ")
+    if isinstance(field.annotation, type) and issubclass(field.annotation, RuleName):
+        text += f": {field.annotation.listed()}"
+    if field.default is False:
+        usual = usual or "off"
+    elif isinstance(field.default, int | float | str):
+        usual = usual or str(field.default)
+    usual = default or usual
+    return f"{text} (default: {usual})" if usual else text
 
 
 def add_output(parser: ArgumentParser) -> _ArgumentGroup:
@@ -195,7 +204,3 @@ def add_max_body(group: _ArgumentGroup) -> None:
         help="largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
         "each token of the context)",
     )
-
-
-def _choices(names: Iterable[str]) -> str:
-    return f"{{{','.join(names)}}}"
