@@ -5,19 +5,22 @@ Knows terminals and colours; commands decide what to write and when.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edgespec.errors import BudgetError
 from edgespec.settings.units import format_duration
+from edgespec.tables import wrapped
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
@@ -105,8 +108,25 @@ class Console:
             self._midline = False
         self._out.flush()
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal that stdout is; None for a file or pipe."""
+        return _width(self._out)
+
+    def result(
+        self, args: argparse.Namespace, report: Mapping[str, Any], lines: Iterable[str]
+    ) -> None:
+        """Write a command's result: the report as JSON with --json, otherwise lines of text."""
+        if "json" in args:
+            self.json(report)
+        else:
+            self.write("\n".join(lines))
+
     def write(self, text: str) -> None:
-        """Write a result, such as a table or JSON, on lines of its own."""
+        """Write a result, such as a table, on lines of its own, which fit into a terminal."""
+        self._write(wrapped(text, self.width))
+
+    def _write(self, text: str) -> None:
         self._progress.clear()
         text = self._cleaned(text)
         self._out.write(f"\n{text}\n" if self._midline else f"{text}\n")
@@ -115,7 +135,7 @@ class Console:
 
     def json(self, content: Mapping[str, Any]) -> None:
         """Write a JSON object on one line."""
-        self.write(_as_json(content, self._out.encoding))
+        self._write(_as_json(content, self._out.encoding))
 
     def note(self, text: str) -> None:
         """Write a note to stderr, unless --quiet."""
@@ -125,7 +145,7 @@ class Console:
     def complain(self, text: str) -> None:
         """Write a message about a failure to stderr, even with --quiet."""
         self._progress.clear()
-        self._err.write(printable_on(self._err, text) + "\n")
+        self._err.write(wrapped(printable_on(self._err, text), _width(self._err)) + "\n")
         self._err.flush()
 
     def _cleaned(self, text: str) -> str:
@@ -246,8 +266,14 @@ def report_failure(
     with suppress(OSError):
         rest_of_progress = CLEAR_REST if sys.stderr.isatty() else ""
         shown = printable_on(sys.stderr, message)
-        print(f"edgespec: error: {shown}{rest_of_progress}", file=sys.stderr, flush=True)
+        text = wrapped(f"edgespec: error: {shown}", _width(sys.stderr))
+        print(f"{text}{rest_of_progress}", file=sys.stderr, flush=True)
     return exit_code
+
+
+def _width(stream: TextIO) -> int | None:
+    """Columns of a terminal, or those of COLUMNS; None for a file or pipe: lines stay whole."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def printable(text: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from edgespec.chat.sampling import chat_sampling
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config
@@ -27,6 +27,7 @@ from edgespec.settings.base import Names, expanded, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
     DRAFTING,
+    USUAL_DRAFT_MAX,
     GenerateSettings,
     LoadSettings,
     SamplingParams,
@@ -74,6 +75,20 @@ class CommandSettings:
                 console.note(f"note: {note}")
             loaded.use_chat_template(template)
             yield loaded
+
+    @contextmanager
+    def mentioning_draft_max(self) -> Iterator[None]:
+        """Mention --draft-max in a budget error if it exceeds its default."""
+        try:
+            yield
+        except BudgetError as error:
+            n_nodes = self.generate.draft_max
+            if self.load.draft is None or n_nodes <= USUAL_DRAFT_MAX:
+                raise
+            message = (
+                f"{error}, or --draft-max: buffers hold {n_nodes} nodes, usually {USUAL_DRAFT_MAX}"
+            )
+            raise BudgetError(message, error.smallest_bytes) from error
 
 
 def settings_from(args: argparse.Namespace) -> CommandSettings:

@@ -45,7 +45,7 @@ def _part(title: str, text: str, place: Path) -> list[str]:
 
 def _line(line: str) -> str:
     if line.startswith("{"):
-        return json.dumps(shape(json.loads(line)), indent=1)
+        return json.dumps(shape(json.loads(line)), indent=1, sort_keys=True)
     return without_figures(line)
 
 

@@ -23,9 +23,9 @@ from bench_rows import row
 from edgespec import runtimes
 from edgespec.cli import fetching
 from edgespec.cli.commands import bench, demo, doctor
-from edgespec.cli.commands import models as models_command
 from edgespec.cli.commands import tune as tune_command
-from edgespec.cli.commands.pair_report import MeasuredPair, SampledFit
+from edgespec.cli.commands.models import checking
+from edgespec.cli.commands.models.pair_report import MeasuredPair, SampledFit
 from edgespec.diagnosis.forecast import Forecast, Speedup
 from edgespec.errors import BudgetError
 from edgespec.memory import process
@@ -259,7 +259,7 @@ MEASURED = MeasuredPair(
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs that were measured at once; the draft `target` cannot be used."""
     pairs = iter((MEASURED, replace(MEASURED, fit=fit(*[1.05] * 5, n_compared=0), sampled=None)))
-    monkeypatch.setattr(models_command, "_measured", lambda *args: next(pairs))
+    monkeypatch.setattr(checking, "measured", lambda *args: next(pairs))
 
 
 JSON_FLAG = pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])

@@ -24,50 +24,54 @@ MEASURED_TEMPERATURE = f"what chat uses: the model's own, otherwise {CHAT_DEFAUL
 NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 
 
+def flag(group: _ArgumentGroup | ArgumentParser, spelling: str, text: str, **more: Any) -> None:
+    """Add a flag that is no setting, such as `-p --port N`; without a placeholder it is a switch.
+
+    `text` is its help, and `more` are arguments of `add_argument`.
+    """
+    words = spelling.split(" ")
+    flags = [word for word in words if word.startswith("-")]
+    placeholder = " ".join(words[len(flags) :])
+    given = {"metavar": placeholder} if placeholder else {"action": "store_true"}
+    group.add_argument(*flags, help=text.replace("%", "%%"), **given | more)
+
+
 def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
     """Flags for models. With `tuning`, several drafts may be given and presets are not used."""
     group = parser.add_argument_group("models")
-    group.add_argument(
-        "-m",
-        "--model",
-        metavar="FILE",
-        help="target model: a GGUF file, an ONNX model's folder, or a name from `edgespec models "
+    flag(
+        group,
+        "-m --model FILE",
+        "target model: a GGUF file, an ONNX model's folder, or a name from `edgespec models "
         "list` (default: the pair that comes with edgespec)",
     )
-    group.add_argument(
-        "-md",
-        "--model-draft",
-        metavar="FILE",
-        dest="draft",
-        action="append" if tuning else "store",
-        help="draft model: a small one of the same family, which guesses; self makes one from the "
+    flag(
+        group,
+        "-md --model-draft FILE",
+        "draft model: a small one of the same family, which guesses; self makes one from the "
         "target, once, and keeps it in the cache (default: none with -m)"
         + ("; may be given several times to find the best one" if tuning else ""),
+        action="append" if tuning else "store",
+        dest="draft",
     )
-    group.add_argument(
-        "-hf",
-        "--hf-repo",
-        metavar=HUB_NAME,
-        help="download the target from Hugging Face, once (QUANT: Q4_K_M, otherwise the first)",
+    flag(
+        group,
+        f"-hf --hf-repo {HUB_NAME}",
+        "download the target from Hugging Face, once (QUANT: Q4_K_M, otherwise the first)",
     )
-    group.add_argument(
-        "-hfd",
-        "--hf-repo-draft",
-        metavar=HUB_NAME,
-        help="download the draft from Hugging Face, once",
-    )
-    group.add_argument("--no-draft", action="store_true", help="use no draft model")
-    group.add_argument(
-        "--config",
-        metavar="FILE",
-        help="TOML file of settings, or the name of a preset; keys are the long flags' names, and "
+    flag(group, f"-hfd --hf-repo-draft {HUB_NAME}", "download the draft from Hugging Face, once")
+    flag(group, "--no-draft", "use no draft model")
+    flag(
+        group,
+        "--config FILE",
+        "TOML file of settings, or the name of a preset; keys are the long flags' names, and "
         "flags take precedence",
     )
     if not tuning:
-        group.add_argument(
+        flag(
+            group,
             "--no-tuned",
-            action="store_true",
-            help="ignore the settings that `edgespec tune` found for these models and this budget",
+            "ignore the settings that `edgespec tune` found for these models and this budget",
         )
 
 
@@ -115,21 +119,19 @@ def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = Fal
 
 def add_measured_temperature(group: _ArgumentGroup | ArgumentParser) -> None:
     """The flag of commands that measure greedy texts and sampled ones."""
-    group.add_argument(
-        "--temp",
-        metavar="T",
-        dest="temperature",
-        help="measure at this temperature, too, with the filters of `edgespec chat`; 0: greedy "
+    flag(
+        group,
+        "--temp T",
+        "measure at this temperature, too, with the filters of `edgespec chat`; 0: greedy "
         f"texts alone, in half of the time (default: {MEASURED_TEMPERATURE})",
+        dest="temperature",
     )
 
 
 def add_speculation(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
     add_flags(group, Speculation)
-    group.add_argument(
-        "--no-lookup", action="store_false", dest="lookup", help="only the draft model guesses"
-    )
+    flag(group, "--no-lookup", "only the draft model guesses", action="store_false", dest="lookup")
     add(group, GenerateSettings, no_overlap="")
 
 
@@ -193,14 +195,20 @@ def _described(settings: type[Settings], name: str, default: str | None) -> str:
 
 def add_output(parser: ArgumentParser) -> _ArgumentGroup:
     group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    flag(group, "--json", "print one JSON object on stdout")
     return group
 
 
+def add_plain_output(parser: ArgumentParser) -> None:
+    """The flags of commands that print one report."""
+    flag(parser, "--json", "print one JSON object on stdout")
+    flag(parser, "--quiet", "print no notes or progress")
+
+
 def add_max_body(group: _ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-body",
-        metavar="SIZE",
-        help="largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
+    flag(
+        group,
+        "--max-body SIZE",
+        "largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
         "each token of the context)",
     )

@@ -10,13 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.commands.model_report import UNKNOWN, aligned
 from edgespec.cli.commands.reports import memory_line, memory_report, sampling_line
+from edgespec.tables import UNKNOWN, Column, Table, aligned
 
 if TYPE_CHECKING:
     from edgespec.memory.budget import MemoryPlan
-    from edgespec.models.pair_fit import PairFit, SourcesFit
+    from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
     from edgespec.settings.config import SamplingParams
+    from edgespec.values import SourceStats
 
 MIN_USE = 1.1
 """Tokens per pass below which a draft does not help; without a draft it is 1."""
@@ -65,9 +66,7 @@ class MeasuredPair:
         return [
             f"The models form a pair. {_text_line(fit, 'greedily')}:",
             "",
-            *_agreement_lines(fit, "ranks first"),
-            *_tree_lines(fit),
-            *_source_lines(fit),
+            *_fit_lines(fit, "ranks first"),
             _conclusion(fit),
             *(_sampled_lines(sampled) if sampled else ()),
             memory_line(self.plan, self.peak_bytes),
@@ -81,6 +80,29 @@ class MeasuredPair:
         return {"sampling": sampling, **_fit_report(self.sampled.fit)}
 
 
+_TREES: list[Column[TreeFit]] = [
+    Column("drafted_nodes", "guesses", lambda tree: tree.drafted_nodes),
+    Column("passes", "", lambda tree: tree.rounds),
+    Column(
+        "verified_per_pass",
+        "verified per pass",
+        lambda tree: tree.verified_per_pass,
+        lambda tree: f"{tree.verified_per_pass:.1f}",
+    ),
+    Column(
+        "tokens_per_pass",
+        "tokens per pass",
+        lambda tree: tree.tokens_per_pass,
+        lambda tree: f"{tree.tokens_per_pass:.2f}",
+    ),
+]
+_SOURCES: list[Column[SourceStats]] = [
+    Column("source", "source", lambda by: by.source, is_left=True),
+    Column("verified", "verified", lambda by: by.verified),
+    Column("accepted", "accepted", lambda by: by.accepted),
+]
+
+
 def _fit_report(fit: PairFit) -> dict[str, Any]:
     """Measurements on texts, as JSON values."""
     return {
@@ -90,49 +112,36 @@ def _fit_report(fit: PairFit) -> dict[str, Any]:
             "compared": fit.compared,
             "agreed": fit.agreed,
         },
-        "trees": [
-            {
-                "drafted_nodes": tree.drafted_nodes,
-                "passes": tree.rounds,
-                "verified_per_pass": tree.verified_per_pass,
-                "tokens_per_pass": tree.tokens_per_pass,
-            }
-            for tree in fit.trees
-        ],
+        "trees": Table(_TREES, fit.trees).as_list(),
         "sources": sources_report(fit.together) if fit.together else None,
         "large_enough": fit.large_enough.drafted_nodes,
     }
+
+
+def _fit_lines(fit: PairFit, how: str) -> list[str]:
+    """Agreement, and the tables of tree sizes and of sources."""
+    share = f"{100 * fit.agreement:.1f} %" if fit.compared else UNKNOWN
+    counts = f"{fit.agreed:,} of {fit.compared:,} tokens the draft {how}"
+    lines = [f"top-1 agreement: {share} ({counts})", "", *Table(_TREES, fit.trees).lines(), ""]
+    if (together := fit.together) is not None:
+        lines += [
+            f"All sources of guesses together, {together.drafted_nodes} guesses per pass: "
+            f"{together.tokens_per_pass:.2f} tokens per pass",
+            "",
+            *Table(_SOURCES, together.sources).lines(),
+            "",
+        ]
+    return lines
 
 
 def _text_line(fit: PairFit, how: str) -> str:
     return f"{fit.n_tokens:,} tokens that the target wrote after {fit.n_prompts} prompts, {how}"
 
 
-def _agreement_lines(fit: PairFit, how: str) -> list[str]:
-    share = f"{100 * fit.agreement:.1f} %" if fit.compared else UNKNOWN
-    counts = f"{fit.agreed:,} of {fit.compared:,} tokens the draft {how}"
-    return [f"top-1 agreement: {share} ({counts})", ""]
-
-
-def _tree_lines(fit: PairFit) -> list[str]:
-    """Table of the yields by tree size."""
-    rows = (
-        f"{tree.drafted_nodes:>13}  {tree.verified_per_pass:>17.1f}  {tree.tokens_per_pass:>15.2f}"
-        for tree in fit.trees
-    )
-    return ["      guesses  verified per pass  tokens per pass", *rows, ""]
-
-
 def _sampled_lines(sampled: SampledFit) -> list[str]:
-    fit = sampled.fit
-    return [
-        "",
-        f"{_text_line(fit, f'sampled with {sampling_line(sampled.sampling)}')}:",
-        "",
-        *_agreement_lines(fit, "draws by the same noise"),
-        *_tree_lines(fit),
-        *_source_lines(fit),
-    ]
+    how = f"sampled with {sampling_line(sampled.sampling)}"
+    lines = _fit_lines(sampled.fit, "draws by the same noise")
+    return ["", f"{_text_line(sampled.fit, how)}:", "", *lines]
 
 
 def sources_report(together: SourcesFit) -> dict[str, Any]:
@@ -145,6 +154,7 @@ def drafters_table(
     lookups: SourcesFit,
     left_out: Mapping[str, str],
     sampling: SamplingParams | None = None,
+    width: int | None = None,
 ) -> list[str]:
     """Table of the drafts by name and of lookups alone, and reasons of drafts that cannot guess."""
     some = next(iter(fits.values()))
@@ -161,23 +171,9 @@ def drafters_table(
     return [
         f"Tokens per pass by guesses in a tree, of {_text_line(some, how)}:",
         "",
-        *aligned(rows, n_left=1),
+        *aligned(rows, [name == 0 for name in range(len(rows[0]))], width),
         *(f"{name}: left out, {reason}" for name, reason in left_out.items()),
         *(f"note: {note}" for note in notes),
-    ]
-
-
-def _source_lines(fit: PairFit) -> list[str]:
-    together = fit.together
-    if together is None:
-        return []
-    return [
-        f"All sources of guesses together, {together.drafted_nodes} guesses per pass: "
-        f"{together.tokens_per_pass:.2f} tokens per pass",
-        "",
-        "source       verified  accepted",
-        *(f"{by.source:<11}{by.verified:>10,}{by.accepted:>10,}" for by in together.sources),
-        "",
     ]
 
 
