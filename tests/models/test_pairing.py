@@ -205,7 +205,7 @@ def test_the_report_says_who_guessed() -> None:
     lines = pair.table()
     assert "All sources of guesses together, 16 guesses per pass: 4.20 tokens per pass" in lines
     assert "draft        1,200       300" in lines
-    assert "recycled           40        20" in lines
+    assert "recycled        40        20" in lines
     said = pair.report(Path("b"))["sources"]
     assert said["tokens_per_pass"] == pytest.approx(4.2)
     assert said["sources"][1] == {"source": "recycled", "verified": 40, "accepted": 20}

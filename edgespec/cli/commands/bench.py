@@ -154,7 +154,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         if name is not None and name != "-":
             check_output(Path(name))
     report = measure(settings, spelled(args), console)
-    lines = "\n".join(table.summary_table(report))
+    lines = "\n".join(table.summary_table(report, console.width))
     if "svg" in args:
         Path(args.svg).write_text(picture(report), encoding="utf-8")
         console.note(f"picture: {args.svg}")

@@ -126,7 +126,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     when = datetime.now().astimezone().isoformat(timespec="minutes")
     reasons = [*report.preset_reasons(tuned, when, installed_version()), *helps]
     told = report.as_dict(tuned) | {"preset": str(out), "budget_bytes": plan.budget_bytes}
-    console.result(args, told, ["", *report.lines(tuned), *helps])
+    console.result(args, told, ["", *report.lines(tuned, console.width), *helps])
     presets.save(presets.toml(report.preset_settings(tuned), reasons), out)
     console.note(f"preset: {out}")
     return 0

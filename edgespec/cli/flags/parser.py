@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec import extras
+from edgespec.cli.flags.help_text import HelpFormatter
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 
@@ -51,6 +52,7 @@ examples:
 
 exit codes: 0 success, 1 failure, 2 wrong usage, 3 unusable model, 4 impossible memory budget,
 130 interrupted
+
 The environment variable EDGESPEC_DEBUG=1 shows the traceback of an error."""
 
 GREETING = """\
@@ -80,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises UsageError instead of printing its usage."""
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **kwargs)
 
     def error(self, message: str) -> NoReturn:
