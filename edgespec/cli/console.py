@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import sys
 import time
 import traceback
@@ -34,6 +33,8 @@ REDRAW_S = 0.1
 REPEAT_S = 5.0
 """Seconds between progress lines that cannot be redrawn, as in a log file."""
 
+USUAL_WIDTH = 80
+"""Columns of a terminal that does not say how many it has."""
 MIN_SHARE = 0.01
 """Share done from which on the remaining time is estimated."""
 
@@ -144,8 +145,12 @@ class Console:
 
     def complain(self, text: str) -> None:
         """Write a message about a failure to stderr, even with --quiet."""
+        self.log(wrapped(text, _width(self._err)))
+
+    def log(self, line: str) -> None:
+        """Write a line to stderr as it is, however long, even with --quiet."""
         self._progress.clear()
-        self._err.write(wrapped(printable_on(self._err, text), _width(self._err)) + "\n")
+        self._err.write(printable_on(self._err, line) + "\n")
         self._err.flush()
 
     def _cleaned(self, text: str) -> str:
@@ -210,6 +215,8 @@ class _Progress:
                 left_s = (now - self._began_s) * (1 - share) / share
                 parts.append(f"about {format_duration(left_s)} left")
         line = f"{printable(what)}: {', '.join([*parts, *filter(None, [counts])])}"
+        if (width := _width(self._stream)) is not None:
+            line = line[: width - 1]  # a line that wraps could not be drawn over
         # move the cursor back, so that a following error overwrites the line
         self._stream.write(f"{_CLEAR_LINE}{line}\r" if is_terminal else line + "\n")
         self._stream.flush()
@@ -273,7 +280,15 @@ def report_failure(
 
 def _width(stream: TextIO) -> int | None:
     """Columns of a terminal, or those of COLUMNS; None for a file or pipe: lines stay whole."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    if not stream.isatty():
+        return None
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or USUAL_WIDTH
+    except OSError:
+        return USUAL_WIDTH
 
 
 def printable(text: str) -> str:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from golden_output import hold
+from golden_output import hold, hold_width
 
 from bench_rows import report as bench_report
 from bench_rows import row
@@ -80,16 +80,23 @@ DRAFTED = (SourceStats("draft", 90, 40), SourceStats("lookup", 30, 9))
 Golden = Callable[..., None]
 
 
-@pytest.fixture
+@pytest.fixture(params=[None, 80, 120], ids=["", "80", "120"])
 def golden(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Golden:
-    """Runs a command and compares what it writes with the golden file of a name."""
+    """Runs a command and compares what it writes with the golden file of a name, or checks that it
+    fits into a terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "peak_rss_bytes", lambda: 80 * MIB)
 
     def holds(name: str, *words: object) -> None:
-        hold(name, tuple(map(str, words)), capsys, tmp_path)
+        if request.param is None:
+            hold(name, tuple(map(str, words)), capsys, tmp_path)
+        else:
+            hold_width(tuple(map(str, words)), request.param, monkeypatch)
 
     return holds
 

@@ -6,7 +6,6 @@ Measuring, arithmetic and drawing are in `edgespec.bench`.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from edgespec.bench.settings import QUICK, BenchSettings
 from edgespec.bench.summary import ModeSummary, Row, spread, summarise
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
-from edgespec.cli.console import STDOUT, Console, report_failure
+from edgespec.cli.console import STDOUT, Console, report_failure, write_json
 from edgespec.cli.flags import groups
 from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import Interrupts
@@ -158,13 +157,12 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if "svg" in args:
         Path(args.svg).write_text(picture(report), encoding="utf-8")
         console.note(f"picture: {args.svg}")
-    as_json = json.dumps(report.as_dict(), ensure_ascii=False, allow_nan=False)
     if json_name == "-":
         console.note(lines)
-        console.write(as_json)
+        console.json(report.as_dict())
     else:
         if json_name is not None:
-            Path(json_name).write_text(as_json + "\n", encoding="utf-8")
+            write_json(json_name, report.as_dict())
         console.write("\n" + lines)
     if report.failures:
         error = EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
