@@ -38,6 +38,9 @@ USUAL_WIDTH = 80
 MIN_SHARE = 0.01
 """Share done from which on the remaining time is estimated."""
 
+RESTARTED = 0.1
+"""Share by which progress falls back where the same phase begins again; less is held."""
+
 _GUESSED = "\x1b[32m"
 _DIM = "\x1b[2m"
 _PLAIN = "\x1b[0m"
@@ -195,26 +198,34 @@ class _Progress:
         self._began_s = 0.0
         self._shown_s = 0.0
         self._on_screen = False
+        self._share = 0.0
+        """Largest share of this phase, which parts that are found late do not take back."""
+        self._line = ""
 
     def show(
         self, what: str, share: float | None, with_rest: bool = False, counts: str = ""
     ) -> None:
         now = self._clock()
-        if what != self._what:
+        if what != self._what or (share is not None and share < self._share - RESTARTED):
             self._what, self._began_s, self._shown_s = what, now, 0.0
+            self._share, self._line = 0.0, ""
         is_terminal = self._stream.isatty()
         wait = REDRAW_S if is_terminal else REPEAT_S
+        if share is not None:
+            share = self._share = min(max(share, self._share), 1.0)
         if now - self._began_s < PATIENCE_S or now - self._shown_s < wait:
             return
         self._shown_s = now
         parts = []
         if share is not None:
-            share = min(max(share, 0.0), 1.0)
             parts.append(f"{100 * share:.0f}%")
             if with_rest and share >= MIN_SHARE:
                 left_s = (now - self._began_s) * (1 - share) / share
                 parts.append(f"about {format_duration(left_s)} left")
         line = f"{printable(what)}: {', '.join([*parts, *filter(None, [counts])])}"
+        if line == self._line and not is_terminal:
+            return  # a log need not say it twice
+        self._line = line
         if (width := _width(self._stream)) is not None:
             line = line[: width - 1]  # a line that wraps could not be drawn over
         # move the cursor back, so that a following error overwrites the line

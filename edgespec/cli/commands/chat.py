@@ -288,6 +288,7 @@ class Chat:
         for part in splitter.finish():
             self._show(part.kind, part.text, said)
         self._console.end_of_answer()
+        self._console.note(reports.speed_line(self._last))
         if self._last.finish_reason == "context":
             self._console.note(
                 "the context is full: /reset starts a new conversation, --context-shift goes on"

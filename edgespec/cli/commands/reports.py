@@ -79,6 +79,14 @@ def generation_summary(
     return lines + [f"note: {note}" for note in _notes_on_result(plan, result)]
 
 
+def speed_line(result: GenerationResult) -> str:
+    """The closing line of an answer: `64 tokens, 26.7 tokens/s, 3.10 per pass`."""
+    guesses = result.speculation
+    a_pass = f", {guesses.tokens_per_pass:.2f} per pass" if guesses.verified else ""
+    n_tokens = len(result.tokens)
+    return f"{n_tokens} token{'s' * (n_tokens != 1)}, {result.timings.tokens_per_s:.1f} tokens/s{a_pass}"
+
+
 def _notes_on_result(plan: MemoryPlan, result: GenerationResult) -> list[str]:
     """Notes about a text; those of the plan are told when it is loaded."""
     on_draft = note_on_draft(plan, result.speculation)

@@ -197,7 +197,7 @@ _FILE_COLUMNS: list[Column[KnownFile]] = [
 ]
 _COLUMNS: list[Column[KnownModel]] = [
     Column("name", "name", lambda model: model.name, is_left=True),
-    Column("path", "file", lambda m: str(m.path), lambda m: m.path.name, is_left=True),
+    Column("path", "", lambda model: str(model.path)),
     Column("embedded", "", lambda model: model.is_embedded),
     Column("role", "", lambda model: model.role),
     Column(
