@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {
-    "concurrency", "errors", "extras", "files", "settings", "theory", "tracing", "tree", "values",
+    "concurrency", "errors", "extras", "files", "settings", "tables", "theory", "tracing",
+    "tree", "values",
 }  # fmt: skip
 PORTS = CORE | {"ports"}
 RESOURCES = PORTS | {"memory", "paging"}

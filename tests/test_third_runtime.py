@@ -19,8 +19,8 @@ from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import Progress
 from edgespec.runtimes import ModelRequest
 from edgespec.settings import options
-from edgespec.settings.config import read_config
 from edgespec.settings.options import Flag, RuntimeOptions
+from edgespec.settings.toml_file import read_config
 from edgespec.tuning.candidates import TuningJob, candidates
 from edgespec.values import ModelDetails
 from fake_model import FakeModel, FakeVocabulary, fixed_text

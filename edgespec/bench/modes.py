@@ -75,7 +75,7 @@ class Mode:
         return not self.resident and not guesses
 
 
-def _rules(pacer: str, fallback: str) -> EngineSettings:
+def _rules(pacer: Pacer, fallback: Fallback) -> EngineSettings:
     """Settings with fixed rules: the engine neither skips guessing nor drafts during passes."""
     return EngineSettings(
         pacer=pacer,

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from edgespec.errors import UsageError
 from edgespec.settings.base import Settings
-from edgespec.settings.config import MAX_TEXTS
+from edgespec.settings.parsing import MAX_TEXTS
 from edgespec.settings.units import parse_rate, parse_size
 
 UNLIMITED = "unlimited"

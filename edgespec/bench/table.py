@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from edgespec.bench.report import BenchReport
 from edgespec.bench.summary import ModeSummary, Row
 from edgespec.settings.units import format_duration, format_size
+from edgespec.tables import Column, Table, aligned
 
 MB = 1e6
 
@@ -56,31 +57,25 @@ def figure(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def name_width(names: Iterable[str]) -> int:
-    """Width of the column of modes."""
-    return max(15, 1 + max(map(len, names), default=0))
-
-
-def summary_table(report: BenchReport) -> list[str]:
-    """Lines of the final table, with settings and explanations."""
-    width = name_width(mode.name for mode in report.modes)
-    to_reference = f"to {report.reference or ''}"
-    header = (
-        f"{'mode':<{width}}{'tokens/s':>9}{'least - most':>16}  {to_reference:>8}"
-        f"{'per pass':>10}{'MiB/pass':>10}{'MB/s':>7}{'bound':>8}{'share':>7}{'peak':>11}  agrees"
-    )
-    lines = [*setting_lines(report), "", header]
-    lines += [_mode_line(mode, width) for mode in report.modes]
+def summary_table(report: BenchReport, width: int | None = None) -> list[str]:
+    """Lines of the final table, with settings and explanations; columns beyond `width` follow on
+    lines of their own."""
+    table = Table(_columns(report.reference or ""), report.modes)
     raw = report.raw_bytes_per_s
-    lines.append(
-        f"{'raw':<{width}}{'':<45}{raw.median / MB:>17.0f}  "
-        f"({raw.least / MB:.0f} - {raw.most / MB:.0f}) MB/s of plain direct reads"
-    )
-    lines += ["", *curve_lines(report), *source_lines(report), *reading_lines(report)]
-    return lines
+    return [
+        *setting_lines(report),
+        "",
+        *table.lines(width),
+        f"raw: {raw.median / MB:.0f} MB/s ({raw.least / MB:.0f} - {raw.most / MB:.0f}) of plain "
+        "direct reads",
+        "",
+        *curve_lines(report, width),
+        *source_lines(report),
+        *reading_lines(report),
+    ]
 
 
-def curve_lines(report: BenchReport) -> list[str]:
+def curve_lines(report: BenchReport, width: int | None = None) -> list[str]:
     """Table of tokens per second by mode and number of texts; empty for single texts."""
     rates: dict[str, dict[int, str]] = {}
     for mode in report.modes:
@@ -91,13 +86,10 @@ def curve_lines(report: BenchReport) -> list[str]:
     if not rates:
         return []
     numbers = sorted({number for by_number in rates.values() for number in by_number})
-    lines = ["tokens/s of all texts together (and of each), prompts included, by texts at once:"]
-    width = name_width(rates)
-    lines.append(f"{'mode':<{width}}" + "".join(f"{number:>15}" for number in numbers))
-    for name, by_number in rates.items():
-        cells = (f"{by_number.get(number, '-'):>15}" for number in numbers)
-        lines.append(f"{name:<{width}}{''.join(cells)}")
-    return [*lines, ""]
+    rows = [["mode", *map(str, numbers)]]
+    rows += [[name, *(cells.get(n, "-") for n in numbers)] for name, cells in rates.items()]
+    title = "tokens/s of all texts together (and of each), prompts included, by texts at once:"
+    return [title, *aligned(rows, [True, *(False for _ in numbers)], width), ""]
 
 
 def source_lines(report: BenchReport) -> list[str]:
@@ -175,16 +167,26 @@ def _temperatures(report: BenchReport) -> str:
     return f"greedy, and with @{warmth} at temperature {warmth} with the filters of `edgespec chat`"
 
 
-def _mode_line(mode: ModeSummary, width: int) -> str:
-    rates = mode.tokens_per_s
-    ratio = f"{mode.ratio.median:.2f}" if mode.ratio else "-"
-    most = figure(mode.bound_tokens_per_s) if mode.bound_tokens_per_s else "-"
-    share = f"{100 * mode.share_of_bound:.0f}%" if mode.share_of_bound else "-"
-    lengths = f"{figure(rates.least)} - {figure(rates.most)}"
-    agrees = f"{mode.agreement.tokens} of {mode.agreement.compared}" if mode.agreement else "-"
-    return (
-        f"{mode.name:<{width}}{figure(rates.median):>9}{lengths:>16}  {ratio:>8}"
-        f"{mode.tokens_per_pass:>10.2f}{mode.pass_bytes / 2**20:>10.0f}"
-        f"{mode.disk_bytes_per_s.median / MB:>7.0f}{most:>8}{share:>7}"
-        f"{format_size(mode.peak_bytes):>11}  {agrees}"
-    )
+def _columns(reference: str) -> list[Column[ModeSummary]]:
+    """Columns of the final table, ratios being those to `reference`."""
+    columns: dict[str, Callable[[ModeSummary], str]] = {
+        "mode": lambda mode: mode.name,
+        "tokens/s": lambda mode: figure(mode.tokens_per_s.median),
+        "least - most": lambda mode: (
+            f"{figure(mode.tokens_per_s.least)} - {figure(mode.tokens_per_s.most)}"
+        ),
+        f"to {reference}": lambda mode: f"{mode.ratio.median:.2f}" if mode.ratio else "-",
+        "per pass": lambda mode: f"{mode.tokens_per_pass:.2f}",
+        "MiB/pass": lambda mode: f"{mode.pass_bytes / 2**20:.0f}",
+        "MB/s": lambda mode: f"{mode.disk_bytes_per_s.median / MB:.0f}",
+        "bound": lambda mode: figure(mode.bound_tokens_per_s) if mode.bound_tokens_per_s else "-",
+        "share": lambda mode: f"{mode.share_of_bound:.0%}" if mode.share_of_bound else "-",
+        "peak": lambda mode: format_size(mode.peak_bytes),
+        "agrees": lambda mode: (
+            f"{mode.agreement.tokens} of {mode.agreement.compared}" if mode.agreement else "-"
+        ),
+    }
+    return [
+        Column("", label, text, is_left=label in {"mode", "agrees"})
+        for label, text in columns.items()
+    ]

@@ -5,19 +5,21 @@ Knows terminals and colours; commands decide what to write and when.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edgespec.errors import BudgetError
 from edgespec.settings.units import format_duration
+from edgespec.tables import wrapped
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
@@ -31,8 +33,13 @@ REDRAW_S = 0.1
 REPEAT_S = 5.0
 """Seconds between progress lines that cannot be redrawn, as in a log file."""
 
+USUAL_WIDTH = 80
+"""Columns of a terminal that does not say how many it has."""
 MIN_SHARE = 0.01
 """Share done from which on the remaining time is estimated."""
+
+RESTARTED = 0.1
+"""Share by which progress falls back where the same phase begins again; less is held."""
 
 _GUESSED = "\x1b[32m"
 _DIM = "\x1b[2m"
@@ -105,8 +112,25 @@ class Console:
             self._midline = False
         self._out.flush()
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal that stdout is; None for a file or pipe."""
+        return _width(self._out)
+
+    def result(
+        self, args: argparse.Namespace, report: Mapping[str, Any], lines: Iterable[str]
+    ) -> None:
+        """Write a command's result: the report as JSON with --json, otherwise lines of text."""
+        if "json" in args:
+            self.json(report)
+        else:
+            self.write("\n".join(lines))
+
     def write(self, text: str) -> None:
-        """Write a result, such as a table or JSON, on lines of its own."""
+        """Write a result, such as a table, on lines of its own, which fit into a terminal."""
+        self._write(wrapped(text, self.width))
+
+    def _write(self, text: str) -> None:
         self._progress.clear()
         text = self._cleaned(text)
         self._out.write(f"\n{text}\n" if self._midline else f"{text}\n")
@@ -115,7 +139,7 @@ class Console:
 
     def json(self, content: Mapping[str, Any]) -> None:
         """Write a JSON object on one line."""
-        self.write(_as_json(content, self._out.encoding))
+        self._write(_as_json(content, self._out.encoding))
 
     def note(self, text: str) -> None:
         """Write a note to stderr, unless --quiet."""
@@ -124,8 +148,12 @@ class Console:
 
     def complain(self, text: str) -> None:
         """Write a message about a failure to stderr, even with --quiet."""
+        self.log(wrapped(text, _width(self._err)))
+
+    def log(self, line: str) -> None:
+        """Write a line to stderr as it is, however long, even with --quiet."""
         self._progress.clear()
-        self._err.write(printable_on(self._err, text) + "\n")
+        self._err.write(printable_on(self._err, line) + "\n")
         self._err.flush()
 
     def _cleaned(self, text: str) -> str:
@@ -170,26 +198,36 @@ class _Progress:
         self._began_s = 0.0
         self._shown_s = 0.0
         self._on_screen = False
+        self._share = 0.0
+        """Largest share of this phase, which parts that are found late do not take back."""
+        self._line = ""
 
     def show(
         self, what: str, share: float | None, with_rest: bool = False, counts: str = ""
     ) -> None:
         now = self._clock()
-        if what != self._what:
+        if what != self._what or (share is not None and share < self._share - RESTARTED):
             self._what, self._began_s, self._shown_s = what, now, 0.0
+            self._share, self._line = 0.0, ""
         is_terminal = self._stream.isatty()
         wait = REDRAW_S if is_terminal else REPEAT_S
+        if share is not None:
+            share = self._share = min(max(share, self._share), 1.0)
         if now - self._began_s < PATIENCE_S or now - self._shown_s < wait:
             return
         self._shown_s = now
         parts = []
         if share is not None:
-            share = min(max(share, 0.0), 1.0)
             parts.append(f"{100 * share:.0f}%")
             if with_rest and share >= MIN_SHARE:
                 left_s = (now - self._began_s) * (1 - share) / share
                 parts.append(f"about {format_duration(left_s)} left")
         line = f"{printable(what)}: {', '.join([*parts, *filter(None, [counts])])}"
+        if line == self._line and not is_terminal:
+            return  # a log need not say it twice
+        self._line = line
+        if (width := _width(self._stream)) is not None:
+            line = line[: width - 1]  # a line that wraps could not be drawn over
         # move the cursor back, so that a following error overwrites the line
         self._stream.write(f"{_CLEAR_LINE}{line}\r" if is_terminal else line + "\n")
         self._stream.flush()
@@ -246,8 +284,22 @@ def report_failure(
     with suppress(OSError):
         rest_of_progress = CLEAR_REST if sys.stderr.isatty() else ""
         shown = printable_on(sys.stderr, message)
-        print(f"edgespec: error: {shown}{rest_of_progress}", file=sys.stderr, flush=True)
+        text = wrapped(f"edgespec: error: {shown}", _width(sys.stderr))
+        print(f"{text}{rest_of_progress}", file=sys.stderr, flush=True)
     return exit_code
+
+
+def _width(stream: TextIO) -> int | None:
+    """Columns of a terminal, or those of COLUMNS; None for a file or pipe: lines stay whole."""
+    if not stream.isatty():
+        return None
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or USUAL_WIDTH
+    except OSError:
+        return USUAL_WIDTH
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
-from importlib import import_module
 from pathlib import Path
 
 from edgespec.cli.console import STDOUT, Console, report_failure
@@ -52,12 +51,7 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
         if not arguments:
             Console().write(parser.GREETING)
         args = parser.parse(arguments)
-        if args.command == "completion":
-            Console().write(parser.completion(args.shell))
-            return 0
-        command: Command = import_module(
-            f"edgespec.cli.commands.{args.command.replace('-', '_')}"
-        ).run
+        command: Command = parser.command_module(args.command).run
         return command(args, interrupts)
     except SystemExit as end:  # argparse, after --help and --version
         return int(end.code or 0)

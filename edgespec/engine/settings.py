@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.engine.pacer import PACERS, Limits, LinearPacer, Pacer
@@ -12,98 +14,72 @@ from edgespec.engine.shifting import ContextShift
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.errors import UsageError
 from edgespec.ports.texts import PassPart
-from edgespec.settings import arguments
-from edgespec.settings.base import nearest
-from edgespec.settings.config import (
-    KEPT_BY,
-    USUAL_DRAFT_MAX,
-    AcceptanceName,
-    FallbackName,
-    Keeps,
-    PacerName,
-)
+from edgespec.settings.base import Names, PythonNames
+from edgespec.settings.config import USUAL_DRAFT_MAX, ContextEnd, GenerateSettings, Speculation
 from edgespec.values import ModelInfo
 
 PROVISIONAL_FACTOR = 8
 """Capacity of a tree, as a multiple of the nodes of one pass."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
+class EngineSettings(Speculation, ContextEnd):
     """Names of the engine's rules, and options of drafting."""
 
-    pacer: str = PacerName.BEST_FIRST
-    fallback: str = FallbackName.MARGINAL
-    acceptance: str = AcceptanceName.EXACT_REPLAY
-    draft_max: int = USUAL_DRAFT_MAX
-    """Most guesses that one pass verifies. With the default, the memory plan chooses the number,
-    unless `pins_draft_max`."""
+    names: ClassVar[Names] = PythonNames()
+
     pins_draft_max: bool = False
-    """Use `draft_max` even if it is the default; other values are always used."""
-    max_depth: int | None = None
-    """Most guesses in one verified branch; None for no limit besides `draft_max`."""
-    n_candidates: int = 8
+    """Use `draft_max` even if it is the default, instead of the number that the memory plan
+    chooses; other values are always used."""
+    n_candidates: int = Field(default=8, ge=1)
     """Number of successors of a node that the pacer chooses from."""
-    draft_temperature: float = 0.6
+    draft_temperature: float = Field(default=0.6, gt=0)
     """Initial T of the confidences softmax(draft logits / T), unless the target samples at a higher
     one; T is learnt from accepted guesses."""
-    lookup: bool | None = None
-    """Also guess from the text so far and from the target's earlier logits. None: only with a draft
-    model."""
     overlap: bool = True
     """Draft during a pass while it waits for reads."""
     remember: bool = True
     """Load the learnt state of earlier runs of this pair and store it at the end, in a small file
     in the cache folder. It influences guesses, never the text."""
-    learn: bool = False
-    """Store texts in the cache folder, prompts included, with the target's distribution where all
-    guesses were wrong: `edgespec models adapt` trains the draft on them. It changes no text."""
-    context_shift: bool = False
-    """Continue when the context is full: drop half of the text after its first tokens, and read the
-    rest again. False ends the text there."""
-    keep: int = 0
-    """Number of first tokens that a context shift keeps, at least 4; -1 keeps the prompt."""
     step_aside: bool = True
     """Decode without the draft while that is measured to be faster."""
 
-    def __post_init__(self) -> None:
-        _check_known("pacer", self.pacer, PACERS)
-        _check_known("fallback", self.fallback, tuple(FallbackName))
-        _check_known("acceptance", self.acceptance, ACCEPTANCE_RULES)
-        for name in ("draft_max", "max_depth", "n_candidates"):
-            value = getattr(self, name)
-            if value is not None and arguments.whole(name, value) < 1:
-                raise UsageError(f"{name} must be >= 1, not {value}")
-        arguments.number("draft_temperature", self.draft_temperature)
-        for name in ("pins_draft_max", "overlap", "learn", "context_shift", "step_aside"):
-            arguments.instance(name, getattr(self, name), bool)
-        if not 0 < self.draft_temperature < math.inf:
-            raise UsageError(f"draft_temperature must be > 0, not {self.draft_temperature}")
-        if arguments.whole("keep", self.keep) < -1:
-            raise UsageError(f"keep must be >= -1, not {self.keep}")
-        if self.keep and not self.context_shift:
-            raise UsageError("keep has no effect without context_shift: leave it out")
+    if TYPE_CHECKING:  # pydantic converts names of rules, which type checkers do not know
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    @classmethod
+    def of(cls, text: GenerateSettings) -> EngineSettings:
+        """The engine's part of the settings of a text."""
+        shared = text.model_dump(include=cls.model_fields.keys() & text.known())
+        return cls(
+            **shared,
+            pins_draft_max="draft_max" in text.model_fields_set,
+            overlap=not text.no_overlap,
+        )
+
+    def but(self, **changed: Any) -> EngineSettings:
+        """These settings with some others."""
+        return type(self).model_validate(self.model_dump() | changed)
+
+    @model_validator(mode="after")
+    def _settle(self) -> Self:
         if self.lookup and self.draws_guesses:
             raise UsageError(
                 f"the acceptance rule {self.acceptance} compares probabilities, and guesses looked "
                 "up in the text have none: leave out lookup"
             )
-        if self.learn and KEPT_BY[AcceptanceName(self.acceptance)] is Keeps.NEITHER:
-            raise UsageError(
-                f"the acceptance rule {self.acceptance} lets guesses of the draft into the text, "
-                "from which it would learn its own mistakes: leave out learn"
-            )
         if self.draft_max != USUAL_DRAFT_MAX:
             object.__setattr__(self, "pins_draft_max", True)
+        return self
 
     @property
     def unusual(self) -> str:
         """Settings that differ from their defaults, as text; part of the cache key of costs."""
         changed = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in {"remember", "learn", "context_shift", "keep"}
-            and getattr(self, field.name) != field.default
+            name: getattr(self, name)
+            for name, field in type(self).model_fields.items()
+            if name not in {"remember", "learn", *ContextEnd.model_fields}
+            and getattr(self, name) != field.default
         }
         return ", ".join(f"{name}={value}" for name, value in changed.items())
 
@@ -205,9 +181,3 @@ class RoundRules:
             max_branches=self.max_branches,
             max_depth=min(2 * self.max_depth + 1, room - 1),
         )
-
-
-def _check_known(kind: str, name: str, known: Collection[str]) -> None:
-    if arguments.text(kind, name) not in known:
-        hint = nearest(name, map(str, known))
-        raise UsageError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}{hint}")

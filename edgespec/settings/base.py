@@ -9,13 +9,13 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -39,6 +39,22 @@ FLAGS = {
     "n_parallel": "--parallel",
 }
 """Flags that differ from the setting's name; most are llama.cpp's."""
+
+
+Role = Literal["target", "draft"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Spelling of a setting on the command line, in the annotation of its field."""
+
+    help: str = ""
+    """Help text; without one it is the field's docstring."""
+    metavar: str = ""
+    """Placeholder of the value; a switch has none."""
+    short: str | None = None
+    role: Role | None = None
+    """Role of the models that an option of a runtime applies to; None: all of the runtime's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +107,12 @@ class Settings(BaseModel):
     def known(cls) -> set[str]:
         """Names of the settings."""
         return set(cls.model_fields)
+
+    @classmethod
+    def flags(cls) -> Iterator[tuple[str, Flag]]:
+        """Names of the settings that say how they are spelled as flags, and those flags."""
+        for name, info in cls.model_fields.items():
+            yield from ((name, flag) for flag in info.metadata if isinstance(flag, Flag))
 
     @model_validator(mode="wrap")
     @classmethod

@@ -1,17 +1,13 @@
-"""Validated settings of loading and of generating, and TOML files of them.
+"""Validated settings of loading and of generating.
 
 Knows names and ranges; opens no model and measures no memory.
 """
 
 from __future__ import annotations
 
-import math
-import re
-import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -22,18 +18,25 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
-from edgespec.files.regular import read_regular
-from edgespec.settings.base import Names, PythonNames, Settings, expanded, nearest, spell
-from edgespec.settings.draft_name import SELF, draft_named
+from edgespec.settings.base import Flag, Names, PythonNames, Settings
+from edgespec.settings.draft_name import draft_named
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
-from edgespec.settings.units import parse_size
+from edgespec.settings.parsing import MAX_BIAS, biases, budget, checked_biases, texts_at_once
 
 
-class PacerName(StrEnum):
+class RuleName(StrEnum):
+    """Names of one kind of rules."""
+
+    @classmethod
+    def listed(cls) -> str:
+        """The names for a help text."""
+        return ", ".join(cls)
+
+
+class PacerName(RuleName):
     """Rules that decide which branch of the token tree grows next; `engine.pacer` has them."""
 
     BEST_FIRST = "best-first"
@@ -41,8 +44,9 @@ class PacerName(StrEnum):
     LINEAR = "linear"
 
 
-class FallbackName(StrEnum):
-    """Rules that decide when the target verifies: the round planner (marginal) or a stop rule."""
+class FallbackName(RuleName):
+    """Stop rules, which decide when the target verifies: `engine.stop_rules` has them, and the
+    round planner is `marginal`."""
 
     MARGINAL = "marginal"
     LLMCAD = "llmcad"
@@ -53,19 +57,10 @@ class FallbackName(StrEnum):
     DISCO = "disco"
     BILD = "bild"
 
-
-class AcceptanceName(StrEnum):
-    """Rules that decide which guesses are accepted; `engine.acceptance` has them."""
-
-    EXACT_REPLAY = "exact-replay"
-    REJECTION = "rejection"
-    SPECINFER = "specinfer"
-    SEQUOIA = "sequoia"
-    SPECTR = "spectr"
-    BLOCK = "block"
-    LENIENCE = "lenience"
-    TYPICAL = "typical"
-    BILD = "bild"
+    @classmethod
+    def listed(cls) -> str:
+        first, *others = cls
+        return f"{first}, which weighs measured times, or {', '.join(others)}"
 
 
 class Keeps(StrEnum):
@@ -79,14 +74,36 @@ class Keeps(StrEnum):
     """The draft changes what is written."""
 
 
-KEPT_BY: Mapping[AcceptanceName, Keeps] = MappingProxyType(
-    dict.fromkeys(AcceptanceName, Keeps.DISTRIBUTION)
-    | dict.fromkeys(
-        (AcceptanceName.LENIENCE, AcceptanceName.TYPICAL, AcceptanceName.BILD), Keeps.NEITHER
-    )
-    | {AcceptanceName.EXACT_REPLAY: Keeps.DRAWS}
-)
-"""Part of the target's text that each acceptance rule keeps."""
+class AcceptanceName(RuleName):
+    """Rules that decide which guesses are accepted, with what each keeps of the target's text;
+    `engine.acceptance` has them."""
+
+    keeps: Keeps
+
+    def __new__(cls, name: str, keeps: Keeps = Keeps.DISTRIBUTION) -> Self:
+        rule = str.__new__(cls, name)
+        rule._value_, rule.keeps = name, keeps
+        return rule
+
+    EXACT_REPLAY = "exact-replay", Keeps.DRAWS
+    REJECTION = "rejection"
+    SPECINFER = "specinfer"
+    SEQUOIA = "sequoia"
+    SPECTR = "spectr"
+    BLOCK = "block"
+    LENIENCE = "lenience", Keeps.NEITHER
+    TYPICAL = "typical", Keeps.NEITHER
+    BILD = "bild", Keeps.NEITHER
+
+    @classmethod
+    def listed(cls) -> str:
+        draws, distribution, neither = (
+            ", ".join(rule for rule in cls if rule.keeps is kept) for kept in Keeps
+        )
+        return (
+            f"{draws} keeps the target's text; {distribution} keep its distribution, not a seed's "
+            f"text; {neither} CHANGE THE TEXT"
+        )
 
 
 DEFAULT_CTX_SIZE = 4096
@@ -101,77 +118,7 @@ USUAL_DRAFT_MAX = 48
 """Guesses that one pass verifies, at most, where no plan says otherwise."""
 MAX_DRAFTED = 1024
 """Most nodes of one pass, whose buffers grow with them."""
-MAX_BIAS = 10_000.0
-"""Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
-MAX_TEXTS = 64
-"""Texts of one pass at most: what a pass costs besides reading grows with them."""
-MAX_CONFIG_BYTES = 1 << 20
-MIN_BUDGET_BYTES = 1 << 20
-"""Smallest budget that text may give without a unit; less is taken for a missing unit."""
 
-
-def _budget(value: object, info: ValidationInfo) -> object:
-    """`auto` and percentages stay: what they mean depends on the machine and the moment."""
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        return value
-    names = info.context or Settings.names
-    shown = names.with_value(info.field_name or "memory_budget", value)
-    text = str(value).strip().lower()
-    if text == "auto":
-        return text
-    if text.endswith("%"):
-        whole = 1 << 40
-        if parse_size(text, whole, shown) > whole:
-            raise UsageError(f"{shown}: at most 100% of the memory can be used")
-        return text
-    n_bytes = parse_size(value, named=shown)
-    if value == str(n_bytes) and n_bytes < MIN_BUDGET_BYTES:
-        unit = "GiB" if n_bytes < 128 else "MiB"
-        raise UsageError(f"{shown} means {n_bytes:,} bytes; did you mean {text}{unit}?")
-    return n_bytes
-
-
-def _biases(value: object) -> object:
-    """llama.cpp's `TOKEN_ID+BIAS` and `TOKEN_ID-BIAS`, one or a list of them, as a mapping."""
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list | tuple):
-        return value
-    biases = {}
-    for text in value:
-        match = _BIAS.fullmatch(str(text).strip())
-        if match is None:
-            raise PydanticCustomError(
-                "bias", "write a token's id and its bias like 15043+1.5, or 15043-inf to forbid it"
-            )
-        biases[int(match[1])] = float(match[2])
-    return biases
-
-
-def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
-    for token, bias in biases.items():
-        if token < 0 or not (bias == -math.inf or abs(bias) <= MAX_BIAS):
-            raise PydanticCustomError(
-                "bias",
-                "token ids start at 0, and a bias is finite, or -inf to forbid the token: up to "
-                f"{MAX_BIAS:,.0f}, down to as much",
-            )
-    return FrozenDict(biases)
-
-
-def _texts_at_once(value: object) -> object:
-    """`auto` stays: what the budget affords depends on the models."""
-    if isinstance(value, str) and value.strip().lower() == "auto":
-        return "auto"
-    text = str(value).strip()
-    if text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_TEXTS:
-        return int(text)
-    raise PydanticCustomError(
-        "texts_at_once", f"it must be auto, or a whole number from 1 to {MAX_TEXTS}"
-    )
-
-
-_BIAS = re.compile(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", re.ASCII)
 
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 AtLeastOne = Annotated[int, Field(ge=1, le=INT32_MAX)]
@@ -187,7 +134,7 @@ class LoadSettings(Settings):
     optional_draft: bool = False
     """Leave the draft out where texts are expected to be faster without it, where it does not fit,
     and where it is a head, which follows one text, and `n_parallel` asks for more."""
-    memory_budget: Annotated[int | str, BeforeValidator(_budget)] = "auto"
+    memory_budget: Annotated[int | str, BeforeValidator(budget)] = "auto"
     """Most memory of the whole process, at its peak: bytes, 6GiB, 512M, 75% of the machine's, or
     auto, which is what is free now less a margin."""
     ctx_size: Count = 0
@@ -197,7 +144,7 @@ class LoadSettings(Settings):
     up to 2048."""
     batch_size: AtLeastOne | None = None
     """Prompt tokens per pass. Default: planned."""
-    n_parallel: Annotated[int | Literal["auto"], BeforeValidator(_texts_at_once)] = 1
+    n_parallel: Annotated[int | Literal["auto"], BeforeValidator(texts_at_once)] = 1
     """Texts that are generated at once, in shared passes, or auto for as many as the budget
     affords; others wait in line."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -207,7 +154,7 @@ class LoadSettings(Settings):
     options: Mapping[str, Annotated[RuntimeOptions, SkipValidation]] = Field(default_factory=dict)
     """Options of runtimes, by the runtime's name. Each can be given by its own name, too, as
     on the command line: `cache_type_k="q8_0"`."""
-    gpu_memory_budget: Annotated[int | str | None, BeforeValidator(_budget)] = None
+    gpu_memory_budget: Annotated[int | str | None, BeforeValidator(budget)] = None
     """Most memory of the GPU that computes ONNX models, the draft's first: 6GiB, 512M, 75%, or
     auto, which is what is free there now less a margin. Default: auto."""
     grammars: bool = False
@@ -314,8 +261,8 @@ class Sampling(Settings):
     """Latest tokens, prompt included, that the three penalties look at; -1 is all of them."""
     logit_bias: Annotated[
         Mapping[int, Annotated[float, Field(allow_inf_nan=True)]],
-        BeforeValidator(_biases),
-        AfterValidator(_checked_biases),
+        BeforeValidator(biases),
+        AfterValidator(checked_biases),
     ] = Field(default_factory=FrozenDict[int, float])
     """Make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf): added to its
     logit. May be given several times."""
@@ -340,7 +287,62 @@ class SamplingParams(Sampling):
         )
 
 
-class GenerateSettings(Sampling):
+class Speculation(Settings):
+    """Rules and limits of guessing. The engine's settings and those of a text both inherit them;
+    each is a flag."""
+
+    pacer: Annotated[PacerName, Flag(metavar="RULE")] = PacerName.BEST_FIRST
+    """Rule that chooses the branch of the token tree that grows next."""
+    fallback: Annotated[FallbackName, Flag(metavar="RULE")] = FallbackName.MARGINAL
+    """Stop rule, which says when there are enough guesses and the target verifies them."""
+    acceptance: Annotated[AcceptanceName, Flag(metavar="RULE")] = AcceptanceName.EXACT_REPLAY
+    """Rule that says which guesses are accepted."""
+    draft_max: Annotated[int, Flag(metavar="N"), Field(ge=1, le=MAX_DRAFTED)] = USUAL_DRAFT_MAX
+    """Most guesses that one pass verifies; 0 on the command line: no draft. Default: planned, since
+    their buffers take memory from the weights; 48 where nothing is paged."""
+    max_depth: Annotated[int | None, Flag(metavar="N"), Field(ge=1, le=MAX_DRAFTED)] = None
+    """Most guesses in a row, down one branch. Default: as many as one pass verifies."""
+    lookup: Annotated[bool | None, Flag()] = None
+    """Guess from the text so far, too: what followed when its last words occurred before. Default:
+    beside a draft model, not without one."""
+    learn: Annotated[bool, Flag()] = False
+    """Keep ALL TEXTS, prompts and answers, in the cache folder, so that `edgespec models adapt` can
+    train the draft on what the target said where no guess was right: 64 MiB at most, readable by
+    you alone; `edgespec models forget` deletes them."""
+
+    @model_validator(mode="after")
+    def _can_learn(self, info: ValidationInfo) -> Self:
+        if self.learn and self.acceptance.keeps is Keeps.NEITHER:
+            names: Names = info.context or self.names
+            raise UsageError(
+                f"the acceptance rule {self.acceptance} lets guesses of the draft into the text, "
+                f"from which it would learn its own mistakes: leave out {names.of('learn')}"
+            )
+        return self
+
+
+class ContextEnd(Settings):
+    """Settings of a text that reaches the end of the context; each is a flag."""
+
+    context_shift: Annotated[bool, Flag()] = False
+    """Go on when the context is full: forget half of the text behind its first tokens, and read
+    what is left again. Otherwise the text ends there."""
+    keep: Annotated[int, Flag(metavar="N"), Field(ge=-1, le=INT32_MAX)] = 0
+    """First tokens that --context-shift keeps, if that is more than 4; -1 keeps the prompt.
+    Default: 4."""
+
+    @model_validator(mode="after")
+    def _shifts(self, info: ValidationInfo) -> Self:
+        names: Names = info.context or self.names
+        if self.keep and not self.context_shift:
+            raise UsageError(
+                f"{names.of('keep')} has no effect without {names.of('context_shift')}: "
+                "leave it out"
+            )
+        return self
+
+
+class GenerateSettings(Sampling, Speculation, ContextEnd):
     """Settings of generating a text."""
 
     max_tokens: int = Field(default=256, ge=-1, le=INT32_MAX)
@@ -351,30 +353,8 @@ class GenerateSettings(Sampling):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """End the text before this string. May be given several times."""
     no_draft: bool = False
-    pacer: PacerName = PacerName.BEST_FIRST
-    """Rule that chooses the branch of the token tree that grows next."""
-    fallback: FallbackName = FallbackName.MARGINAL
-    """Rule that says when the target verifies the guesses."""
-    acceptance: AcceptanceName = AcceptanceName.EXACT_REPLAY
-    draft_max: int = Field(default=USUAL_DRAFT_MAX, ge=1, le=MAX_DRAFTED)
-    """Most guesses that one pass verifies; 0 on the command line: no draft. Default: planned, since
-    their buffers take memory from the weights; 48 where nothing is paged."""
-    max_depth: Annotated[int, Field(ge=1, le=MAX_DRAFTED)] | None = None
-    """Most guesses in a row, down one branch. Default: as many as one pass verifies."""
-    lookup: bool | None = None
-    """Guess from the text so far, too: what followed when its last words occurred before. Default:
-    beside a draft model, not without one."""
-    context_shift: bool = False
-    """Go on when the context is full: forget half of the text behind its first tokens, and read
-    what is left again. Otherwise the text ends there."""
-    keep: int = Field(default=0, ge=-1, le=INT32_MAX)
-    """First tokens that --context-shift keeps, 4 at least; -1 keeps the prompt."""
     no_overlap: bool = False
     """Do not draft while the target verifies."""
-    learn: bool = False
-    """Keep ALL TEXTS, prompts and answers, in the cache folder, so that `edgespec models adapt` can
-    train the draft on what the target said where no guess was right: 64 MiB at most, readable by
-    you alone; `edgespec models forget` deletes them."""
 
     @property
     def limit(self) -> int | None:
@@ -397,8 +377,6 @@ class GenerateSettings(Sampling):
     @model_validator(mode="after")
     def _applies(self, info: ValidationInfo) -> Self:
         names: Names = info.context or self.names
-        if self.keep and not self.context_shift:
-            raise UsageError(f"{names.of('keep')} has no effect without --context-shift")
         if self.no_draft and not self.lookup:
             idle = sorted(DRAFTING & self.model_fields_set)
             if idle:
@@ -406,39 +384,5 @@ class GenerateSettings(Sampling):
         return self
 
 
-DRAFTING = frozenset(
-    {"pacer", "fallback", "acceptance", "draft_max", "max_depth", "no_overlap", "learn"}
-)
+DRAFTING = frozenset(Speculation.model_fields.keys() - {"lookup"} | {"no_overlap"})
 """Settings of GenerateSettings that mean nothing without a draft."""
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Settings of a TOML file, by their Python names.
-
-    A key is a setting's name or its long flag's, with `-` or `_`; all are at the top level. Paths
-    are relative to the file. Raises UsageError for what is no TOML and for unknown keys.
-    """
-    try:
-        content = tomllib.loads(read_regular(path, MAX_CONFIG_BYTES).decode("utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from error
-    except RecursionError as error:
-        raise UsageError(f"--config {path}: not TOML: nested too deep") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config {path}: not TOML: {error}") from error
-    known = LoadSettings.known() | GenerateSettings.known()
-    names = {spell(name).removeprefix("--"): name for name in known}
-    names |= {name.replace("_", "-"): name for name in known}
-    settings = {}
-    for key, value in content.items():
-        name = names.get(key.replace("_", "-"))
-        if name is None:
-            raise UsageError(f"--config {path}: unknown key {key!r}{nearest(key, names)}")
-        if name in settings:
-            raise UsageError(f"--config {path}: {key!r} is given twice, under two spellings")
-        is_path = name in _PATHS and isinstance(value, str) and (name, value) != ("draft", SELF)
-        settings[name] = path.parent / expanded(value) if is_path else value
-    return settings
-
-
-_PATHS = frozenset({"model", "draft"})

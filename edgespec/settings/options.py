@@ -7,34 +7,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from edgespec.errors import UsageError
-from edgespec.settings.base import Names, Settings, spell
+from edgespec.settings.base import Flag, Names, Role, Settings, spell
 
 if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
 
+__all__ = ["ENTRY_POINTS", "Flag", "Role", "RuntimeOptions"]
+
 ENTRY_POINTS = "edgespec.runtimes"
 """Entry point group of runtimes. The module of an entry point may define `OPTIONS`, a subclass of
 `RuntimeOptions`. It is imported before any model is opened, so it must import no model library."""
-
-Role = Literal["target", "draft"]
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """Spelling and help text of an option on the command line, in the annotation of its field."""
-
-    help: str
-    metavar: str
-    short: str | None = None
-    role: Role | None = None
-    """Role of the models that the option applies to; None: all models of the runtime."""
 
 
 class RuntimeOptions(Settings):
@@ -47,12 +35,6 @@ class RuntimeOptions(Settings):
     def of(cls, options: RuntimeOptions | None) -> Self:
         """`options` if they are of this class, otherwise the defaults."""
         return options if isinstance(options, cls) else cls()
-
-    @classmethod
-    def flags(cls) -> Iterator[tuple[str, Flag]]:
-        """Names of the options and their flags."""
-        for name, field in cls.model_fields.items():
-            yield from ((name, flag) for flag in field.metadata if isinstance(flag, Flag))
 
     def check(self, load: LoadSettings, names: Names) -> None:
         """Raise UsageError for options that contradict the settings for loading."""

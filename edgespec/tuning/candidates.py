@@ -73,8 +73,7 @@ class Candidate:
         """`settings` with this candidate's changes and without `remember`, so that all runs start
         equal."""
         changed = self.changed
-        return replace(
-            settings,
+        return settings.but(
             draft_max=changed.get("draft_max", settings.draft_max),
             pins_draft_max="draft_max" in changed or settings.pins_draft_max,
             overlap=not changed.get("no_overlap", not settings.overlap),

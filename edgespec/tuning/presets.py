@@ -17,8 +17,9 @@ from edgespec.files import cache_folder
 from edgespec.files.unfinished import unfinished_file
 from edgespec.memory import process
 from edgespec.settings.base import spell
-from edgespec.settings.config import LoadSettings, read_config
+from edgespec.settings.config import LoadSettings
 from edgespec.settings.options import option_names
+from edgespec.settings.toml_file import read_config
 
 TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "lookup", "no_draft"})
 """Settings of a preset that apply automatically, because they do not change the text; options of a

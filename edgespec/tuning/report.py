@@ -8,6 +8,7 @@ from typing import Any
 from edgespec.engine.settings import EngineSettings
 from edgespec.jobs.other_work import DISTURBING_SHARE
 from edgespec.settings.units import format_size
+from edgespec.tables import Column, Table
 from edgespec.tuning.successive_halving import Trials, TuningResult, label
 from edgespec.tuning.trial import TrialFigures
 
@@ -47,21 +48,15 @@ def preset_reasons(tuned: TuningResult, when: str, version: str) -> list[str]:
     return [*reasons, *interference_warning(tuned.others)]
 
 
-def lines(tuned: TuningResult) -> list[str]:
-    """Lines of the result: the table and the verdict."""
+def lines(tuned: TuningResult, width: int | None = None) -> list[str]:
+    """Lines of the result: the table, with columns beyond `width` below, and the verdict."""
     ran = [one for one in tuned.trials if one.runs or one.failure]
-    names = [label(one.candidate, tuned.job.defaults) for one in ran]
-    width = max(map(len, names))
-    table = [f"{'settings':<{width}}  tokens/s  to defaults  per pass        peak  runs"]
-    for name, one in zip(names, ran, strict=True):
-        if not one.runs:
-            table.append(f"{name:<{width}}  left out: {one.failure}")
-            continue
-        table.append(
-            f"{name:<{width}}  {one.tokens_per_s:>8.2f}  {1 + one.gain(tuned.defaults):>11.2f}  "
-            f"{one.runs[-1].tokens_per_pass:>8.2f}  {format_size(one.peak_bytes):>10}  "
-            f"{len(one.runs):>4}" + (f"  left out: {one.failure}" if one.failure else "")
-        )
+    table = Table(_columns(tuned), [one for one in ran if one.runs]).lines(width)
+    table += [
+        f"{label(one.candidate, tuned.job.defaults)}: left out: {one.failure}"
+        for one in ran
+        if one.failure
+    ]
     n_untried = len(tuned.trials) - len(ran)
     if n_untried:
         table.append(f"{n_untried} others were not tried for lack of time: raise --seconds")
@@ -75,6 +70,17 @@ def lines(tuned: TuningResult) -> list[str]:
         *_temperature_lines(tuned),
         *interference_warning(tuned.others),
         _verdict(tuned),
+    ]
+
+
+def _columns(tuned: TuningResult) -> list[Column[Trials]]:
+    return [
+        Column("", "settings", lambda one: label(one.candidate, tuned.job.defaults), is_left=True),
+        Column("", "tokens/s", lambda one: f"{one.tokens_per_s:.2f}"),
+        Column("", "to defaults", lambda one: f"{1 + one.gain(tuned.defaults):.2f}"),
+        Column("", "per pass", lambda one: f"{one.runs[-1].tokens_per_pass:.2f}"),
+        Column("", "peak", lambda one: format_size(one.peak_bytes)),
+        Column("", "runs", lambda one: len(one.runs)),
     ]
 
 

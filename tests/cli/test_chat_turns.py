@@ -15,7 +15,7 @@ from edgespec.cli.commands.chat import Chat
 from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError
 from edgespec.settings.config import GenerateSettings
-from edgespec.values import TokenEvent
+from edgespec.values import GenerationResult, TokenEvent
 
 
 class ScriptedAnswer:
@@ -23,7 +23,7 @@ class ScriptedAnswer:
 
     def __init__(self, words: tuple[str, ...], reason: str) -> None:
         self._events = iter([TokenEvent(word, 1, "target", 0) for word in words])
-        self.result = SimpleNamespace(text="".join(words), finish_reason=reason)
+        self.result = GenerationResult("".join(words), (1,), (1,) * len(words), reason)
 
     def __enter__(self) -> ScriptedAnswer:
         return self
@@ -161,4 +161,5 @@ def test_a_long_prompt_shows_the_time_that_remains():
     session, err = LongPrompt(), io.StringIO()
     console = Console("never", stdout=io.StringIO(), stderr=err, clock=lambda: session.now_s)
     Chat(session, Dialogue(), GenerateSettings(), None, console).take("Is it?")
-    assert err.getvalue() == "reading the prompt: 25%, about 30 s left\n"
+    shown = err.getvalue().splitlines()
+    assert shown == ["reading the prompt: 25%, about 30 s left", "1 token, 0.0 tokens/s"]

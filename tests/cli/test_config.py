@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.cli.flags import parser
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.pacer import PACERS
 from edgespec.engine.sampling import SamplingParams
@@ -18,16 +19,18 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.stop_rules import STOP_RULES
 from edgespec.errors import BudgetError, UsageError
 from edgespec.grammar.specification import json_schema
-from edgespec.settings.base import Names, nearest
+from edgespec.settings.base import Names, nearest, spell
 from edgespec.settings.config import (
-    KEPT_BY,
+    USUAL_DRAFT_MAX,
     AcceptanceName,
+    ContextEnd,
     FallbackName,
     GenerateSettings,
     LoadSettings,
     PacerName,
-    read_config,
+    Speculation,
 )
+from edgespec.settings.toml_file import read_config
 from edgespec.settings.units import parse_size
 
 
@@ -160,21 +163,58 @@ def test_every_rule_of_the_engine_can_be_named():
     assert set(PacerName) == set(PACERS)
     assert set(FallbackName) == {FallbackName.MARGINAL, *STOP_RULES}
     assert set(AcceptanceName) == set(ACCEPTANCE_RULES)
-    assert {name: rule.keeps for name, rule in ACCEPTANCE_RULES.items()} == KEPT_BY
+    assert all(rule.keeps is AcceptanceName(name).keeps for name, rule in ACCEPTANCE_RULES.items())
     assert EngineSettings().acceptance in ACCEPTANCE_RULES
 
 
-def test_defaults_are_those_of_the_engine_and_the_sampler():
-    ours, engine, sampler = GenerateSettings(), EngineSettings(), SamplingParams()
-    assert (ours.pacer, ours.fallback, ours.draft_max, not ours.no_overlap) == (
-        engine.pacer,
-        engine.fallback,
-        engine.draft_max,
-        engine.overlap,
-    )
-    assert (ours.acceptance, ours.max_depth) == (engine.acceptance, engine.max_depth)
+def test_defaults_are_those_of_the_sampler():
+    ours, sampler = GenerateSettings(), SamplingParams()
     for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"):
         assert getattr(ours, name) == getattr(sampler, name)
+
+
+GIVEN = {
+    "pacer": "linear",
+    "fallback": "fixed",
+    "acceptance": "rejection",
+    "draft_max": "5",
+    "max_depth": "4",
+    "lookup": True,
+    "learn": True,
+    "context_shift": True,
+    "keep": "7",
+}
+
+
+def test_settings_of_the_engine_are_inherited_and_passed_on_by_no_list_of_names():
+    """A setting added to Speculation or ContextEnd is a flag, a key of files, and the engine's."""
+    of_engine = {*Speculation.model_fields, *ContextEnd.model_fields}
+    assert GIVEN.keys() == of_engine
+    assert of_engine == {name for of in (Speculation, ContextEnd) for name, _ in of.flags()}
+    assert EngineSettings.of(GenerateSettings()) == EngineSettings()
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_setting_of_the_engine_is_a_flag_and_a_key_and_reaches_it(name: str, tmp_path: Path):
+    value, beside = GIVEN[name], {"context_shift": True} if name == "keep" else {}
+    words = [spell(name)] if value is True else [spell(name), str(value)]
+    beside_words = ["--context-shift"] if beside else []
+    args = parser.parse(["generate", "-p", "x", *words, *beside_words])
+    assert getattr(args, name) == value
+    key = spell(name).removeprefix("--")
+    told = "true" if value is True else f'"{value}"'
+    assert read_config(write(tmp_path, f"{key} = {told}\n")) == {name: value}
+    given = GenerateSettings.model_validate({name: value} | beside)
+    assert getattr(EngineSettings.of(given), name) == getattr(given, name) != DEFAULTS[name]
+
+
+DEFAULTS = {name: getattr(EngineSettings(), name) for name in GIVEN}
+
+
+def test_overlapping_and_a_pinned_number_of_guesses_reach_the_engine():
+    assert EngineSettings.of(GenerateSettings(no_overlap=True)) == EngineSettings(overlap=False)
+    pinned = EngineSettings.of(GenerateSettings(draft_max=USUAL_DRAFT_MAX))
+    assert pinned == EngineSettings(pins_draft_max=True)
 
 
 def test_every_setting_of_the_sampler_can_be_set():

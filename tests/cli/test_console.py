@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
+import termios
 
 import pytest
 
@@ -84,6 +89,61 @@ def test_a_log_gets_plain_lines_now_and_then():
         console.progress("loading", share / 100)
         clock.now_s += 2
     assert err.getvalue() == "loading: 10%\nloading: 40%\nloading: 70%\n"
+
+
+def test_a_log_does_not_say_the_same_twice():
+    err, clock = io.StringIO(), FakeClock()
+    console = Console(stderr=err, clock=clock)
+    for _ in range(10):
+        console.progress("measuring", 1.0)
+        clock.now_s += 6
+    assert err.getvalue() == "measuring: 100%\n"
+
+
+def test_progress_falls_back_only_where_a_phase_begins_again():
+    err, clock = io.StringIO(), FakeClock()
+    console = Console(stderr=err, clock=clock)
+    for share in (0.5, 0.98, 0.97, 0.0, 0.5):
+        console.progress("fetching", share)
+        clock.now_s += 6
+    assert err.getvalue() == "fetching: 98%\nfetching: 50%\n"
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_progress_on_a_terminal_is_one_line(width: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    err, clock = FakeTerminal(), FakeClock()
+    console = Console(stderr=err, clock=clock)
+    for share in (0.0, 0.5):
+        console.progress("fetching a model with a long name", share)
+        clock.now_s += 6
+    assert len(err.getvalue().strip("\r").removeprefix("\x1b[K")) <= width - 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_notes_and_results_wrap_at_words_in_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch):
+    """A pseudo-terminal of this size, as a shell gives it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    said = " ".join(f"word{n}" for n in range(40))
+    with io.TextIOWrapper(io.FileIO(slave, "w")) as stream:
+        console = Console("never", stdout=stream, stderr=stream)
+        console.note(said)
+        console.write(said)
+        shown = b""
+        while shown.count(b"word39") < 2:
+            shown += os.read(master, 4096)
+    os.close(master)
+    lines = shown.decode().splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()) == f"{said} {said}"
+
+
+def test_a_file_gets_whole_lines():
+    out, said = io.StringIO(), "word " * 100
+    Console("never", stdout=out, stderr=out).write(said)
+    assert out.getvalue() == f"{said}\n"
 
 
 def test_every_phase_has_its_own_patience():

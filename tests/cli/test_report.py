@@ -11,7 +11,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize, plan_memo
 from edgespec.memory.experts import ExpertSizes
 from edgespec.settings.units import format_size
 from edgespec.tuning.pair_figures import Prediction
-from edgespec.values import ExpertStats, GenerationResult, PagingStats
+from edgespec.values import ExpertStats, GenerationResult, PagingStats, SpeculationStats
 
 MIB = 1 << 20
 SEGMENTS = tuple(SegmentSize(f"layer {i}", 100 * MIB, 100 * MIB) for i in range(4))
@@ -95,6 +95,14 @@ def test_the_summary_of_a_paged_run_names_what_was_read():
     assert "paging: 300 MiB read in 2 passes, 0.00 s waited for storage" in lines
     assert any("peak 390 MiB" in line and "not enforced here" in line for line in lines)
     assert not any(line.startswith("draft:") for line in lines)
+
+
+def test_the_summary_says_why_a_draft_did_nothing():
+    drafting = replace(PAGED, max_nodes=17)
+    assert drafting.has_draft
+    result = GenerationResult("text", (1,), (2, 3), "stop", speculation=SpeculationStats(rounds=2))
+    lines = generation_summary(result, drafting, {"total": 1.0}, peak_bytes=390 * MIB)
+    assert "draft: no guess was tried, since passes without guesses seem faster here" in lines
 
 
 def test_a_gpus_memory_is_a_table_of_its_own():

@@ -3,7 +3,8 @@
 import pytest
 
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
-from edgespec.settings.config import INT32_MAX, MAX_BIAS
+from edgespec.settings.config import INT32_MAX
+from edgespec.settings.parsing import MAX_BIAS
 
 WEB_UI = {
     "messages": [{"role": "user", "content": "a"}],

@@ -21,16 +21,16 @@ from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports.text_request import TextRequest
-from edgespec.settings.config import KEPT_BY, AcceptanceName, Keeps
+from edgespec.settings.config import AcceptanceName, Keeps
 from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import N_VOCAB, PROMPT, counting, generate
 from fake_model import FakeModel, blend, random_language
 
 LANGUAGE = random_language(3, N_VOCAB)
 OTHER = blend(LANGUAGE, random_language(4, N_VOCAB), 0.4)
-OTHERS = [name for name, keeps in KEPT_BY.items() if keeps is not Keeps.DRAWS]
-KEEPING = [name for name, keeps in KEPT_BY.items() if keeps is Keeps.DISTRIBUTION]
-LOSSY = [name for name, keeps in KEPT_BY.items() if keeps is Keeps.NEITHER]
+OTHERS = [rule for rule in AcceptanceName if rule.keeps is not Keeps.DRAWS]
+KEEPING = [rule for rule in AcceptanceName if rule.keeps is Keeps.DISTRIBUTION]
+LOSSY = [rule for rule in AcceptanceName if rule.keeps is Keeps.NEITHER]
 DRAWING = [name for name, rule in ACCEPTANCE_RULES.items() if rule.growth is not None]
 WARM = SamplingParams(temperature=1.0, seed=5)
 
@@ -52,7 +52,10 @@ def test_greedy_text_is_the_targets_own(rule: str, penalty: float) -> None:
 def test_a_rule_that_changes_the_text_is_told(rule: str) -> None:
     result = generate(*pair(), acceptance=rule)
     assert f"the acceptance rule {rule}" in result.notes[0]
-    assert (result.speculation.acceptance, result.speculation.keeps) == (rule, KEPT_BY[rule])
+    assert (result.speculation.acceptance, result.speculation.keeps) == (
+        rule,
+        AcceptanceName(rule).keeps,
+    )
 
 
 def test_exact_replay_needs_no_note() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +86,7 @@ def test_a_text_that_cannot_be_kept_is_told_in_a_note() -> None:
 def test_a_session_keeps_texts_by_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "edgespec" / "learnt"
-    for rules in (RULES, replace(RULES, learn=True)):
+    for rules in (RULES, RULES.but(learn=True)):
         assert not folder.exists()
         target, draft = counting(), counting()
         with Session(

@@ -19,7 +19,7 @@ from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Growth
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import Logits, Sampler, SamplingParams, distribution
 from edgespec.engine.settings import EngineSettings
-from edgespec.settings.config import KEPT_BY, Keeps
+from edgespec.settings.config import AcceptanceName, Keeps
 from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import finish
 from fake_model import FakeModel, Language, blend, random_language
@@ -140,7 +140,7 @@ def test_a_rule_keeps_the_distribution_that_it_claims(name: str, settings: dict[
 
 
 def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
-    claimed = {name for name, keeps in KEPT_BY.items() if keeps is Keeps.DISTRIBUTION}
+    claimed = {rule for rule in AcceptanceName if rule.keeps is Keeps.DISTRIBUTION}
     assert claimed == {*LINES, *TREES}
 
 

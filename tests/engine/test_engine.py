@@ -351,9 +351,9 @@ def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
         ({"stop": [""]}, "not empty"),
         ({"sampling": SamplingParams(logit_bias={N_VOCAB: 1.0})}, "logit_bias names token 12"),
         ({"pacer": "best-frist"}, "did you mean 'best-first'"),
-        ({"fallback": "none"}, "unknown fallback 'none'"),
-        ({"draft_max": 0}, "draft_max must be >= 1"),
-        ({"draft_temperature": 0.0}, "draft_temperature must be > 0"),
+        ({"fallback": "none"}, "fallback 'none' is unknown"),
+        ({"draft_max": 0}, "draft_max 0: it must be greater"),
+        ({"draft_temperature": 0.0}, "draft_temperature 0.0: it must be greater than 0"),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_refused(request_: Any, message: str) -> None:

@@ -18,7 +18,6 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +29,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.jobs import limits
 from edgespec.jobs.launching import drop_cache
 from edgespec.session.loading import LoadedModels, open_models
-from edgespec.settings.config import KEPT_BY, AcceptanceName, FallbackName, LoadSettings
+from edgespec.settings.config import AcceptanceName, FallbackName, LoadSettings
 from edgespec.settings.units import parse_rate, parse_size
 from edgespec.values import GenerationResult
 from engine_cases import finish
@@ -46,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("-c", "--ctx-size", type=int, default=1024)
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
-    parser.add_argument("--rules", nargs="+", choices=list(KEPT_BY), default=list(KEPT_BY))
+    parser.add_argument(
+        "--rules", nargs="+", choices=list(AcceptanceName), default=list(AcceptanceName)
+    )
     parser.add_argument("--guesses", type=int, default=16, help="verified by a pass, at most")
     parser.add_argument("--fallback", choices=list(FallbackName), default=FallbackName.FULL)
     parser.add_argument("--show", action="store_true", help="print lossy texts beside the target's")
@@ -103,7 +104,7 @@ def texts(
         acceptance=rule or AcceptanceName.EXACT_REPLAY, draft_max=args.guesses, lookup=False
     )
     if not args.memory:
-        settings = replace(settings, fallback=args.fallback, overlap=False, step_aside=False)
+        settings = settings.but(fallback=args.fallback, overlap=False, step_aside=False)
     draft = models.draft if rule else None
     with Engine(models.target, draft, settings) as engine:
         return [
@@ -134,7 +135,7 @@ def print_row(
         rates.append(f"{n_tokens / (seconds if args.memory else rounds):.2f}")
         n_other += sum(a.tokens != b.tokens for a, b in zip(its_own, its, strict=True))
     n_texts = sum(map(len, results))
-    keeps = "" if rule == "no draft" else KEPT_BY[rule]
+    keeps = "" if rule == "no draft" else AcceptanceName(rule).keeps
     row = f"| {temperature:g} | {rule} | {keeps} | {' | '.join(rates)} |"
     print(row, f"{n_other} of {n_texts} |", flush=True)
 

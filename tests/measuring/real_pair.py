@@ -50,7 +50,7 @@ def tokens_per_pass(
             model.truncate(0)
         drafters = []
         for number, draft in enumerate(filter(None, others)):
-            grower = line_up(target, draft, (), replace(rules, lookup=False))
+            grower = line_up(target, draft, (), rules.but(lookup=False))
             assert grower is not None
             (drafter,) = grower._drafters
             drafter.source = f"draft {number}"
@@ -85,7 +85,7 @@ def row(
     for lookup in (False, True) if drafts else (True,):
         line = replace(pair_fit.full_trees(LINE), pacer=PacerName.LINEAR)
         rules = [line, *(pair_fit.full_trees(nodes) for nodes in NODES)]
-        each = [tokens_per_pass(target, drafts, texts, replace(r, lookup=lookup)) for r in rules]
+        each = [tokens_per_pass(target, drafts, texts, r.but(lookup=lookup)) for r in rules]
         found += [f"{each[0]:.2f}", " ".join(f"{n:.2f}" for n in each[1:])]
     return " | ".join(found if drafts else ["", "", *found])
 

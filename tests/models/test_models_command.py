@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli import entry
-from edgespec.cli.commands import pair_report
+from edgespec.cli.commands.models import pair_report
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import embedded_pair, manifest
 from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.cli.commands.pair_report import MeasuredPair, SampledFit
+from edgespec.cli.commands.models.pair_report import MeasuredPair, SampledFit
 from edgespec.engine.sampling import SamplingParams
 from edgespec.errors import PairError
 from edgespec.memory.budget import MemoryPlan
@@ -204,8 +204,8 @@ def test_the_report_says_who_guessed() -> None:
     pair = MeasuredPair(Path("a"), found, plan, 1 << 20)
     lines = pair.table()
     assert "All sources of guesses together, 16 guesses per pass: 4.20 tokens per pass" in lines
-    assert "draft           1,200       300" in lines
-    assert "recycled           40        20" in lines
+    assert "draft        1,200       300" in lines
+    assert "recycled        40        20" in lines
     said = pair.report(Path("b"))["sources"]
     assert said["tokens_per_pass"] == pytest.approx(4.2)
     assert said["sources"][1] == {"source": "recycled", "verified": 40, "accepted": 20}

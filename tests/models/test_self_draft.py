@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import entry
-from edgespec.cli.commands.model_report import room_line
+from edgespec.cli.commands.models.making_report import room_line
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.self_draft import DraftMemory, _DraftSearch, draft_memory

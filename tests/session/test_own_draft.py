@@ -16,8 +16,9 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
 from edgespec.session import own_draft, session
 from edgespec.session.own_draft import OwnDraft
-from edgespec.settings.config import LoadSettings, read_config
+from edgespec.settings.config import LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT
+from edgespec.settings.toml_file import read_config
 
 TARGET = embedded_pair().target
 ONNX = Path(__file__).parents[2] / "models/edgespec-target-onnx-fp16"

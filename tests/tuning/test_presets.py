@@ -11,7 +11,8 @@ from edgespec import runtimes
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
-from edgespec.settings.config import LoadSettings, read_config
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.toml_file import read_config
 from edgespec.tuning import presets
 from edgespec_runtimes.gguf.options import GgufOptions
 

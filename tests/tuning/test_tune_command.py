@@ -21,7 +21,8 @@ from edgespec.errors import PairError
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import plan
-from edgespec.settings.config import LoadSettings, read_config
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.toml_file import read_config
 from edgespec.tuning import presets, trial
 from formula_trials import FormulaTrialRunner
 from test_end_to_end import edgespec

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,8 +18,7 @@ from edgespec.chat.dialogue import Dialogue
 from edgespec.cli import fetching
 from edgespec.cli.commands import chat_input, reports
 from edgespec.cli.console import Console
-from edgespec.cli.flags import chat_templates, grammars, prompt_caches
-from edgespec.cli.flags.chat import SLASH_COMMANDS
+from edgespec.cli.flags import chat_templates, grammars, groups, prompt_caches
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import EdgespecError, UsageError
@@ -34,6 +34,47 @@ if TYPE_CHECKING:
     from edgespec.settings.config import GenerateSettings, SamplingParams
     from edgespec.state.prompt_cache import PromptCache
     from edgespec.values import GenerationResult
+
+
+_DESCRIPTION = """\
+Chat with a model through its own chat template. If stdin is a pipe, each line is a message."""
+
+_EXAMPLES = """\
+examples:
+  edgespec chat                       (with SmolLM2-135M-Instruct, downloaded once after a yes)
+  edgespec chat -m big.gguf -md small.gguf --memory-budget 4GiB
+  edgespec chat -hf USER/REPO --system 'Answer in one sentence.'
+  echo 'What is a token tree?' | edgespec chat -m big.gguf
+
+Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends. Commands, also in a
+pipe with --commands:
+  /system [TEXT]  set the system message, or remove it, and start a new conversation
+  /reset          start a new conversation
+  /save FILE      save the conversation as JSON
+  /load FILE      continue a saved conversation
+  /stats          show what the last answer cost
+  /exit           end"""
+
+SLASH_COMMANDS = _EXAMPLES[_EXAMPLES.index("Enter sends") :]
+"""Answer to `/help`."""
+
+
+def add_to(parser: ArgumentParser) -> None:
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    groups.add_models(parser)
+    groups.add_memory(parser)
+    groups.add_context(parser)
+    groups.add_sampling(parser, chats=True)
+    groups.add_speculation(parser)
+    grammars.add_flags(parser)
+    prompt_caches.add_flags(parser, keeps_text=True)
+    chat_templates.add_flags(parser)
+    group = parser.add_argument_group("conversation")
+    groups.flag(group, "--system TEXT", "system message")
+    groups.flag(group, "--load FILE", "continue a saved conversation")
+    groups.flag(group, "--commands", "obey commands such as /save in a pipe, too")
+    groups.flag(group, "--quiet", "print no notes or progress")
+
 
 NO_LIMIT = "-1"
 """Value of -n for answers without a token limit."""
@@ -247,6 +288,7 @@ class Chat:
         for part in splitter.finish():
             self._show(part.kind, part.text, said)
         self._console.end_of_answer()
+        self._console.note(reports.speed_line(self._last))
         if self._last.finish_reason == "context":
             self._console.note(
                 "the context is full: /reset starts a new conversation, --context-shift goes on"

@@ -9,13 +9,14 @@ import argparse
 import json
 import subprocess
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
-from edgespec.cli.flags.demo import SIZE, TOKENS
+from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.concurrency.exit_codes import exit_message
 from edgespec.errors import EdgespecError
@@ -23,6 +24,26 @@ from edgespec.files import cache_folder
 from edgespec.models.enlarging import enlarge, fitting_draft
 from edgespec.settings.config import GenerateSettings
 from edgespec.settings.units import format_size, parse_size
+
+SIZE = "512MiB"
+TOKENS = 40
+
+
+def add_to(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Complete a Python function with a model about twice as large as its memory budget,\n"
+        "first alone, then with a draft. The model comes with edgespec and is enlarged once, to a\n"
+        "file in the cache folder: it writes the same text, at the cost of its new size."
+    )
+    groups.flag(
+        parser,
+        "--pair NAME",
+        "embedded, or a real model that is downloaded once: smollm2, qwen2.5-coder (default: "
+        "embedded)",
+    )
+    groups.flag(parser, "--size SIZE", f"size of the enlarged model (default: {SIZE})")
+    groups.flag(parser, "-n --n-predict N", f"tokens (default: {TOKENS})", dest="max_tokens")
+
 
 PROMPT = '''\
 def count_words(text):

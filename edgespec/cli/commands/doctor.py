@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import time
+from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from typing import Any, get_args
 
+from edgespec.cli.commands.tune import N_PROMPTS
 from edgespec.cli.console import Console
-from edgespec.cli.flags.tune import N_PROMPTS
+from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import (
     CommandSettings,
@@ -25,6 +27,27 @@ from edgespec.models.embedded import shipped_prompts
 from edgespec.ports.findings import Finding, Topic
 from edgespec.tuning import pair_figures, report
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
+
+_EXAMPLES = """\
+examples:
+  edgespec doctor
+  edgespec doctor -m big.gguf -md small.gguf --memory-budget 4GiB
+
+To measure a disk it writes at most 64 MiB. Models are measured for about half a minute, in a
+process within the budget; `edgespec plan` loads nothing."""
+
+
+def add_to(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Examine this machine: cores, memory, disks and their speed, GPUs, libraries and the\n"
+        "cache folder. With models, or any flag of theirs, also measure what limits their speed\n"
+        "and what would help."
+    )
+    parser.epilog = _EXAMPLES
+    groups.add_models(parser)
+    groups.add_memory(parser)
+    groups.add_output(parser)
+
 
 SECONDS, N_TOKENS = 30.0, 48
 """Limits of the measuring run: seconds, and tokens per text."""
@@ -45,22 +68,20 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         console.progress("examining", len(findings) / 16)
     console.end_of_progress()
     pair = _examined_pair(command, console) if command else None
-    if as_json:
-        console.json(_report(findings, pair))
-        return 0
-    console.write("\n".join([*_table(findings), *(_pair_lines(*pair) if pair else ())]))
+    lines = [*_table(findings), *(_pair_lines(*pair) if pair else ())]
+    console.result(args, _report(findings, pair), lines)
     return 0
 
 
 def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast, TrialFigures]:
     """The forecast of a pair, and the short run that it is based on."""
-    load, engine = command.load, replace(command.engine, learn=False)
+    load, engine = command.load, command.engine.but(learn=False)
     plan = plan_trial(load, engine)
     if not plan.has_draft:  # it came by itself, and was left out
         load = load.without_draft()
     prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
     sampling = measured_sampling(load.model, command.generate)
-    engine_alone = replace(engine, remember=False)
+    engine_alone = engine.but(remember=False)
     trial = TuningTrial(load, engine_alone, prompts, N_TOKENS, SECONDS, sampling)
     began = time.monotonic()
     run = run_trial(

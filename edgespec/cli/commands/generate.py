@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import secrets
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.commands import reports
-from edgespec.cli.commands.plan import mentioning_draft_max
 from edgespec.cli.console import STDOUT, Console, follow, report_failure, write_json
-from edgespec.cli.flags import grammars, prompt_caches
+from edgespec.cli.flags import grammars, groups, prompt_caches
 from edgespec.cli.flags.values import check_output
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.cli.invocation import read_prompt, settings_from
@@ -23,6 +23,51 @@ from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.session.session import Session
+
+
+_EXAMPLES = """\
+examples:
+  edgespec generate -p 'def gcd(a, b):' -n 64
+  git diff | edgespec generate -m big.gguf -md small.gguf -n 200
+  edgespec generate -m big.gguf --memory-budget 50% -f prompt.txt --json > answer.json
+  edgespec generate --config memory-8gb -m big.gguf -md small.gguf -p 'Hello' --temp 0.8 --seed 1
+
+The text goes to stdout token by token, everything else to stderr. The draft never changes the text:
+the same seed gives the same text with and without it."""
+
+
+def add_to(parser: ArgumentParser) -> None:
+    parser.description = "Continue a prompt."
+    parser.epilog = _EXAMPLES
+    prompt = parser.add_argument_group("prompt (or text piped to stdin)")
+    groups.flag(prompt, "-p --prompt TEXT", "the text to continue")
+    groups.flag(prompt, "-f --file FILE", "read the prompt from a UTF-8 file")
+    groups.add_models(parser)
+    groups.add_memory(parser)
+    groups.add_context(parser)
+    groups.add_sampling(parser)
+    grammars.add_flags(parser)
+    prompt_caches.add_flags(parser, keeps_text=False)
+    groups.add_speculation(parser)
+    output = parser.add_argument_group("output")
+    groups.flag(
+        output,
+        "--json FILE",
+        "write all figures and the text as a JSON object; without FILE, only that on stdout",
+        nargs="?",
+        const="-",
+    )
+    groups.flag(output, "--quiet", "print no notes, progress or summary")
+    groups.flag(
+        output,
+        "--trace FILE",
+        "record where time and memory go, for ui.perfetto.dev or chrome://tracing",
+    )
+    output.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        help="show guessed tokens in green (default: auto, which is in a terminal)",
+    )
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -42,7 +87,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         console.note(note)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     with (
-        mentioning_draft_max(command),
+        command.mentioning_draft_max(),
         _trace(args) as trace,
         session.load(command.load, command.engine, console.progress, trace) as running,
     ):

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
+from argparse import ArgumentParser
 
 from edgespec.cli.commands import reports
 from edgespec.cli.console import Console
+from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import CommandSettings, settings_from
-from edgespec.errors import BudgetError
+from edgespec.cli.invocation import settings_from
+from edgespec.settings.config import GenerateSettings
 from edgespec.settings.units import parse_rate
+
+_EXAMPLES = """\
+examples:
+  edgespec plan -m big.gguf -md small.gguf --memory-budget 4GiB
+  edgespec plan -m big.gguf --memory-budget 2G -c 8192 --disk-bandwidth 300M --json
+
+A budget that is too small ends with exit code 4 and the smallest budget that works."""
+
+
+def add_to(parser: ArgumentParser) -> None:
+    parser.description = "Show how a memory budget would be divided, and the predicted speed."
+    parser.epilog = _EXAMPLES
+    groups.add_models(parser)
+    groups.add_memory(parser)
+    groups.add_parallel(parser)
+    guesses = parser.add_argument_group("draft")
+    groups.add(guesses, GenerateSettings, draft_max="N")
+    storage = parser.add_argument_group("storage")
+    groups.flag(
+        storage,
+        "--disk-bandwidth RATE",
+        "disk speed to predict with, in bytes per second like 300M, in decimal units as "
+        "storage is sold (default: measured in a third of a second)",
+    )
+    groups.add_output(parser)
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -25,7 +50,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if "disk_bandwidth" in args:
         bandwidth, source = parse_rate(args.disk_bandwidth), "as given"
     console = Console()
-    with mentioning_draft_max(command):
+    with command.mentioning_draft_max():
         memory_plan = session.plan(command.load, command.engine, console.progress)
     console.end_of_progress()
     if bandwidth is None and memory_plan.paged:
@@ -46,19 +71,3 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     table = reports.plan_table(memory_plan, bandwidth, source, predicted, tokens)
     console.write("\n".join(table))
     return 0
-
-
-@contextmanager
-def mentioning_draft_max(command: CommandSettings) -> Iterator[None]:
-    """Mention --draft-max in a budget error if it exceeds its default."""
-    try:
-        yield
-    except BudgetError as error:
-        n_nodes, usual = (
-            command.generate.draft_max,
-            type(command.generate).model_fields["draft_max"],
-        )
-        if command.load.draft is None or n_nodes <= usual.default:
-            raise
-        message = f"{error}, or --draft-max: buffers hold {n_nodes} nodes, usually {usual.default}"
-        raise BudgetError(message, error.smallest_bytes) from error

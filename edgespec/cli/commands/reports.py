@@ -68,6 +68,8 @@ def generation_summary(
             f"accepted{_by_source(guesses)}, "
             f"{guesses.tokens_per_pass:.2f} tokens per pass"
         )
+    elif plan.has_draft and guesses.rounds > 1:
+        lines.append("draft: no guess was tried, since passes without guesses seem faster here")
     if plan.paged:
         lines.append(
             f"paging: {format_size(paging.bytes_read)} read in {paging.passes} passes, "
@@ -77,6 +79,14 @@ def generation_summary(
         lines.append(_expert_line(paging.experts))
     lines.append(memory_line(plan, peak_bytes))
     return lines + [f"note: {note}" for note in _notes_on_result(plan, result)]
+
+
+def speed_line(result: GenerationResult) -> str:
+    """The closing line of an answer: `64 tokens, 26.7 tokens/s, 3.10 per pass`."""
+    guesses = result.speculation
+    a_pass = f", {guesses.tokens_per_pass:.2f} per pass" if guesses.verified else ""
+    n_tokens, rate = len(result.tokens), result.timings.tokens_per_s
+    return f"{n_tokens} token{'s' * (n_tokens != 1)}, {rate:.1f} tokens/s{a_pass}"
 
 
 def _notes_on_result(plan: MemoryPlan, result: GenerationResult) -> list[str]:

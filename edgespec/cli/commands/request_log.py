@@ -39,7 +39,7 @@ class RequestLog:
         tokens = ""
         if answered.prompt_tokens is not None:
             tokens = f" {answered.prompt_tokens} + {answered.completion_tokens} tokens"
-        self._console.complain(
+        self._console.log(
             f"{_now()} {answered.id} {answered.method} {answered.route} {answered.status}"
             f"{tokens} {answered.seconds:.3f} s"
         )
@@ -48,10 +48,10 @@ class RequestLog:
         if self._is_json:
             self._write(id=request_id, traceback=traceback)
         else:
-            self._console.complain(f"{_now()} {request_id} failed\n{traceback.rstrip()}")
+            self._console.log(f"{_now()} {request_id} failed\n{traceback.rstrip()}")
 
     def _write(self, **fields: Any) -> None:
-        self._console.complain(json.dumps({"time": _now()} | fields, ensure_ascii=False))
+        self._console.log(json.dumps({"time": _now()} | fields, ensure_ascii=False))
 
 
 def _now() -> str:

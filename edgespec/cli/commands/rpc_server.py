@@ -6,17 +6,51 @@ import argparse
 import errno
 import os
 import socket
+from argparse import ArgumentParser
 from threading import Thread
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
-from edgespec.cli.flags.rpc_server import HOST, PORT
+from edgespec.cli.flags import groups
 from edgespec.cli.flags.values import whole
 from edgespec.cli.interrupts import Interrupts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.process import resolve_budget
 from edgespec.server.guarding import is_local
 from edgespec.settings.units import format_size
+
+HOST, PORT = "127.0.0.1", 50052
+
+_DESCRIPTION = """\
+Lend this machine's memory and processor, or its GPUs, to a model on another machine: it runs there
+with --rpc HOST:PORT, and layers of the target are held and computed here. llama.cpp's own programs
+can use the server, too, and edgespec can use theirs; both need the same version of llama.cpp."""
+
+_EXAMPLES = """\
+examples:
+  edgespec rpc-server --memory-budget 2GiB
+  ssh -N -L 50052:127.0.0.1:50052 USER@THIS-MACHINE     (on the other machine, which then says:)
+  edgespec generate -m big.gguf -md small.gguf --rpc 127.0.0.1:50052 -p 'Once upon a time'
+
+llama.cpp calls this a proof of concept, fragile and insecure: never run it on an open network or in
+a sensitive environment. Nothing is encrypted and nobody is asked for a password: whoever reaches
+the port can probably take over this account. Therefore it is reached from this machine only, and
+others come through SSH, as above, or WireGuard: --host names an address that only its peers reach.
+It serves one client at a time."""
+
+
+def add_to(parser: ArgumentParser) -> None:
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    groups.flag(parser, "--host ADDRESS", f"address to listen on (default: {HOST})")
+    groups.flag(parser, "-p --port N", f"port (default: {PORT})")
+    groups.flag(
+        parser,
+        "--memory-budget SIZE",
+        "of the whole server process where the processor computes, like 2GiB or 50% "
+        "(default: auto, what is free now less a margin)",
+    )
+    groups.flag(parser, "-t --threads N", "(default: one for each physical core)")
+
 
 MAX_PORT = 65535
 _POLL_S = 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+from argparse import ArgumentParser, _ArgumentGroup
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec import extras
 from edgespec.cli.commands.request_log import RequestLog
 from edgespec.cli.console import Console
-from edgespec.cli.flags import chat_templates
-from edgespec.cli.flags.serve import DRAIN_S, HOST, KEY_VARIABLE, PORT, QUEUE
+from edgespec.cli.flags import chat_templates, groups
 from edgespec.cli.flags.values import number, read_text, whole
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
@@ -24,6 +24,94 @@ from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from edgespec.server.guarding import Guard
+
+
+HOST, PORT = "127.0.0.1", 8080
+QUEUE = 32
+DRAIN_S = 30
+KEY_VARIABLE = "EDGESPEC_API_KEY"
+
+_DESCRIPTION = """\
+Run an HTTP server with OpenAI's API. As many requests as -np says are answered at once, others wait
+in line. A small chat page is at /, metrics for Prometheus are at /metrics. While the model loads,
+the answer is 503. Each request is one line on stderr."""
+
+_EXAMPLES = """\
+examples:
+  edgespec serve -m big.gguf -md small.gguf --memory-budget 4GiB
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'
+  edgespec serve -hf USER/REPO --host 0.0.0.0 --api-key-file key.txt
+
+By default only this machine can connect; another --host needs an API key. Sampling settings that a
+request leaves out are those of the flags, otherwise those that the model's makers recommend,
+otherwise llama.cpp's: temperature 0.8, top_k 40, top_p 0.95 and min_p 0.05."""
+
+
+def add_to(parser: ArgumentParser) -> None:
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    groups.add_models(parser)
+    groups.add_memory(parser)
+    groups.add_context(parser)
+    groups.add_parallel(parser)
+    groups.add_sampling(parser, serves=True)
+    groups.add_speculation(parser)
+    chat_templates.add_flags(parser)
+    group = parser.add_argument_group("server")
+    groups.flag(group, "--host ADDRESS", f"address to listen on (default: {HOST})")
+    groups.flag(group, "--port N", f"port; 0 takes a free one (default: {PORT})")
+    _add_access(group)
+    groups.flag(group, "--alias NAME", "name of the model in answers")
+    _add_limits(group)
+    output = parser.add_argument_group("output")
+    groups.flag(output, "--log-json", "log each request as a JSON object on one line")
+    groups.flag(output, "--quiet", "print no notes, progress or requests")
+
+
+def _add_access(group: _ArgumentGroup) -> None:
+    groups.flag(
+        group,
+        "--api-key KEY",
+        "key that clients must send; other users can see flags, so prefer --api-key-file or "
+        f"the environment variable {KEY_VARIABLE}",
+    )
+    groups.flag(group, "--api-key-file FILE", "the same, from a file")
+    groups.flag(
+        group,
+        "--allowed-host NAME",
+        "host name that requests may use besides the address; may be given several times",
+        action="append",
+    )
+    groups.flag(
+        group,
+        "--allowed-origin ORIGIN",
+        "origin of web pages that may ask from a browser (CORS), such as "
+        "http://localhost:3000, or * for any; may be given several times",
+        action="append",
+    )
+
+
+def _add_limits(group: _ArgumentGroup) -> None:
+    groups.flag(
+        group,
+        "--queue N",
+        f"requests that may wait; more are refused with status 503 (default: {QUEUE})",
+    )
+    groups.add_max_body(group)
+    groups.flag(group, "--max-prompt N", "most tokens of a prompt (default: the context)")
+    groups.flag(
+        group,
+        "--time-limit SECONDS",
+        "most seconds of an answer from its turn on, after which it ends as if its tokens "
+        "were used up (default: no limit)",
+    )
+    groups.flag(
+        group,
+        "--drain SECONDS",
+        "seconds that requests under way have after Ctrl-C or SIGTERM; a second one ends them "
+        f"at once (default: {DRAIN_S})",
+    )
+
 
 MAX_KEY_BYTES = 64 << 10
 DAY_S = 24 * 3600

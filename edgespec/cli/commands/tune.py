@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from argparse import ArgumentParser
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
-from edgespec.cli.flags.tune import N_PROMPTS, SECONDS
+from edgespec.cli.flags import groups
 from edgespec.cli.flags.values import number
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import (
@@ -39,6 +40,70 @@ from edgespec.tuning.presets import TUNED
 from edgespec.tuning.successive_halving import TrialLength, tune
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
+SECONDS = 90
+N_PROMPTS = 6
+
+_DESCRIPTION = """\
+Find the fastest settings for a pair of models on this device under a memory budget, and save them
+as a preset.
+
+Only settings that do not change the text are tried: which draft, guesses from the text alone, none,
+the size of the token tree, drafting while the target verifies, threads of both models, and the
+draft on a GPU. Every draft that is given or comes with the target competes, however short the time:
+those of -md, the head of a fetched model, and the target's own layer (MTP). Each candidate
+continues the same prompts in a process of its own within the budget, sampled as `edgespec chat`
+does (--temp). They take turns, and after each turn the slower half is dropped. The defaults are
+kept unless a candidate is faster by more than the noise. If time is left, the best and the defaults
+also write greedy texts.
+
+Later commands with the same device, models and budget use the preset and print a note; --no-tuned
+ignores it. --out writes it to a file for --config instead. Afterwards `edgespec plan` predicts the
+tokens per second of this pair."""
+
+_EPILOG = """\
+examples:
+  edgespec tune -m big.gguf -md small.gguf --memory-budget 4GiB
+  edgespec tune -m big.gguf -md small.gguf -md smaller.gguf --memory-budget 4GiB --prompts mine.txt
+      find the better of two drafts for texts like those in mine.txt
+  edgespec tune -m big.gguf -md small.gguf --memory-budget 4GiB --out big-4gib.toml
+  edgespec generate --config big-4gib.toml -p 'Once upon a time'
+
+Settings that change the text (KV types below f16, another batch size) or what fits (a smaller
+context) are listed with their predicted speed, and never chosen."""
+
+
+def add_to(parser: ArgumentParser) -> None:
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    groups.add_models(parser, tuning=True)
+    groups.add_memory(parser)
+    group = parser.add_argument_group("tuning")
+    groups.flag(
+        group,
+        "--prompts FILE",
+        "file of prompts like yours: one a line, or in .jsonl an object's `prompt`; the first "
+        f"{N_PROMPTS} are used (default: beginnings of Python code)",
+    )
+    groups.flag(
+        group,
+        "--temp T",
+        "judge by texts of this temperature, with the filters of `edgespec chat`; 0: greedy "
+        f"texts (default: {groups.MEASURED_TEMPERATURE})",
+        dest="temperature",
+    )
+    groups.flag(
+        group, "--seconds N", f"seconds that measuring may take, roughly (default: {SECONDS})"
+    )
+    groups.flag(
+        group,
+        "--disk-bandwidth RATE",
+        "limit reads to so many bytes per second, like 300M, to tune for a slower disk; needs "
+        "the right to make control groups, as `edgespec bench` does",
+    )
+    output = groups.add_output(parser)
+    groups.flag(output, "--out FILE", "write the preset to FILE")
+    groups.flag(output, "--quiet", "print no notes or progress")
+
+
 MIN_SECONDS, MAX_SECONDS = 10, 100_000
 
 
@@ -60,12 +125,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         out = presets.path_of(best.load(job.load) if best.draft is not None else job.load)
     when = datetime.now().astimezone().isoformat(timespec="minutes")
     reasons = [*report.preset_reasons(tuned, when, installed_version()), *helps]
-    if "json" in args:
-        console.json(
-            report.as_dict(tuned) | {"preset": str(out), "budget_bytes": plan.budget_bytes}
-        )
-    else:
-        console.write("\n".join(["", *report.lines(tuned), *helps]))
+    told = report.as_dict(tuned) | {"preset": str(out), "budget_bytes": plan.budget_bytes}
+    console.result(args, told, ["", *report.lines(tuned, console.width), *helps])
     presets.save(presets.toml(report.preset_settings(tuned), reasons), out)
     console.note(f"preset: {out}")
     return 0
@@ -92,7 +153,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
         runtimes.find(path)
     job = TuningJob(
         load=load,
-        engine=replace(command.engine, learn=False),
+        engine=command.engine.but(learn=False),
         drafts=known,
         default_threads=process.usable_cores(),
         fixed=frozenset((load.model_fields_set | command.generate.model_fields_set) & TUNED),

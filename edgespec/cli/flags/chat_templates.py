@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from edgespec.cli.flags import groups
 from edgespec.cli.flags.values import read_text
 from edgespec.errors import UsageError
 
@@ -13,13 +14,13 @@ MAX_BYTES = 4 << 20
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("chat template")
-    group.add_argument(
-        "--chat-template",
-        metavar="TEXT",
-        help="Jinja, or a name that llama.cpp knows (chatml, llama3, gemma, ...), instead of the "
+    groups.flag(
+        group,
+        "--chat-template TEXT",
+        "Jinja, or a name that llama.cpp knows (chatml, llama3, gemma, ...), instead of the "
         "model's own template",
     )
-    group.add_argument("--chat-template-file", metavar="FILE", help="the same, from a UTF-8 file")
+    groups.flag(group, "--chat-template-file FILE", "the same, from a UTF-8 file")
 
 
 def template_from(args: argparse.Namespace) -> str | None:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from edgespec.cli.flags import groups
 from edgespec.cli.flags.values import read_text
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import (
@@ -28,19 +29,13 @@ _FLAGS: dict[str, tuple[str, Callable[[str], Grammar]]] = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("structured output")
-    group.add_argument(
-        "--json-schema",
-        metavar="JSON",
-        help="write JSON that fits this schema; {} is any JSON value",
+    groups.flag(
+        group, "--json-schema JSON", "write JSON that fits this schema; {} is any JSON value"
     )
-    group.add_argument("--json-schema-file", metavar="FILE", help="the same, from a file")
-    group.add_argument(
-        "--grammar", metavar="TEXT", help="write text of this Lark grammar, in llguidance's dialect"
-    )
-    group.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
-    group.add_argument(
-        "--regex", metavar="TEXT", help="write text that matches this regular expression as a whole"
-    )
+    groups.flag(group, "--json-schema-file FILE", "the same, from a file")
+    groups.flag(group, "--grammar TEXT", "write text of this Lark grammar, in llguidance's dialect")
+    groups.flag(group, "--grammar-file FILE", "the same, from a file")
+    groups.flag(group, "--regex TEXT", "write text that matches this regular expression as a whole")
 
 
 def grammar_from(args: argparse.Namespace) -> Grammar | None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, _ArgumentGroup
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import get_origin
+from typing import Any, get_origin
 
 from edgespec.chat.sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.settings.base import Settings, descriptions, spell
+from edgespec.settings.base import Flag, Settings, descriptions, spell
 from edgespec.settings.config import (
-    KEPT_BY,
-    AcceptanceName,
-    FallbackName,
+    ContextEnd,
     GenerateSettings,
-    Keeps,
     LoadSettings,
-    PacerName,
+    RuleName,
+    Speculation,
 )
 from edgespec.settings.options import declared
 
@@ -26,50 +24,54 @@ MEASURED_TEMPERATURE = f"what chat uses: the model's own, otherwise {CHAT_DEFAUL
 NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 
 
+def flag(group: _ArgumentGroup | ArgumentParser, spelling: str, text: str, **more: Any) -> None:
+    """Add a flag that is no setting, such as `-p --port N`; without a placeholder it is a switch.
+
+    `text` is its help, and `more` are arguments of `add_argument`.
+    """
+    words = spelling.split(" ")
+    flags = [word for word in words if word.startswith("-")]
+    placeholder = " ".join(words[len(flags) :])
+    given = {"metavar": placeholder} if placeholder else {"action": "store_true"}
+    group.add_argument(*flags, help=text.replace("%", "%%"), **given | more)
+
+
 def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
     """Flags for models. With `tuning`, several drafts may be given and presets are not used."""
     group = parser.add_argument_group("models")
-    group.add_argument(
-        "-m",
-        "--model",
-        metavar="FILE",
-        help="target model: a GGUF file, an ONNX model's folder, or a name from `edgespec models "
+    flag(
+        group,
+        "-m --model FILE",
+        "target model: a GGUF file, an ONNX model's folder, or a name from `edgespec models "
         "list` (default: the pair that comes with edgespec)",
     )
-    group.add_argument(
-        "-md",
-        "--model-draft",
-        metavar="FILE",
-        dest="draft",
-        action="append" if tuning else "store",
-        help="draft model: a small one of the same family, which guesses; self makes one from the "
+    flag(
+        group,
+        "-md --model-draft FILE",
+        "draft model: a small one of the same family, which guesses; self makes one from the "
         "target, once, and keeps it in the cache (default: none with -m)"
         + ("; may be given several times to find the best one" if tuning else ""),
+        action="append" if tuning else "store",
+        dest="draft",
     )
-    group.add_argument(
-        "-hf",
-        "--hf-repo",
-        metavar=HUB_NAME,
-        help="download the target from Hugging Face, once (QUANT: Q4_K_M, otherwise the first)",
+    flag(
+        group,
+        f"-hf --hf-repo {HUB_NAME}",
+        "download the target from Hugging Face, once (QUANT: Q4_K_M, otherwise the first)",
     )
-    group.add_argument(
-        "-hfd",
-        "--hf-repo-draft",
-        metavar=HUB_NAME,
-        help="download the draft from Hugging Face, once",
-    )
-    group.add_argument("--no-draft", action="store_true", help="use no draft model")
-    group.add_argument(
-        "--config",
-        metavar="FILE",
-        help="TOML file of settings, or the name of a preset; keys are the long flags' names, and "
+    flag(group, f"-hfd --hf-repo-draft {HUB_NAME}", "download the draft from Hugging Face, once")
+    flag(group, "--no-draft", "use no draft model")
+    flag(
+        group,
+        "--config FILE",
+        "TOML file of settings, or the name of a preset; keys are the long flags' names, and "
         "flags take precedence",
     )
     if not tuning:
-        group.add_argument(
+        flag(
+            group,
             "--no-tuned",
-            action="store_true",
-            help="ignore the settings that `edgespec tune` found for these models and this budget",
+            "ignore the settings that `edgespec tune` found for these models and this budget",
         )
 
 
@@ -81,15 +83,13 @@ def add_memory(parser: ArgumentParser) -> None:
     add(group, LoadSettings, threads="-t N", threads_draft="-td N", gpu_memory_budget="SIZE")
     for options in declared().values():
         group = parser.add_argument_group(f"for {options.kind}")
-        for name, flag in options.flags():
-            short = [flag.short] if flag.short else []
-            group.add_argument(*short, spell(name), metavar=flag.metavar, dest=name, help=flag.help)
+        add_flags(group, options)
 
 
 def add_context(parser: ArgumentParser) -> None:
     """Flags for texts that exceed the context."""
     group = parser.add_argument_group("at the context's end")
-    add(group, GenerateSettings, context_shift="", keep="N")
+    add_flags(group, ContextEnd)
 
 
 def add_parallel(parser: ArgumentParser) -> None:
@@ -117,38 +117,22 @@ def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = Fal
         add(group, GenerateSettings, stop="TEXT")
 
 
-def _rules(kept: Keeps) -> str:
-    """Names of the acceptance rules that keep `kept` of the target."""
-    return ", ".join(name for name, keeps in KEPT_BY.items() if keeps is kept)
-
-
 def add_measured_temperature(group: _ArgumentGroup | ArgumentParser) -> None:
     """The flag of commands that measure greedy texts and sampled ones."""
-    group.add_argument(
-        "--temp",
-        metavar="T",
-        dest="temperature",
-        help="measure at this temperature, too, with the filters of `edgespec chat`; 0: greedy "
+    flag(
+        group,
+        "--temp T",
+        "measure at this temperature, too, with the filters of `edgespec chat`; 0: greedy "
         f"texts alone, in half of the time (default: {MEASURED_TEMPERATURE})",
+        dest="temperature",
     )
 
 
 def add_speculation(parser: ArgumentParser) -> None:
-    defaults = {name: field.default for name, field in GenerateSettings.model_fields.items()}
     group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
-    add(group, GenerateSettings, pacer=_choices(PacerName), fallback=_choices(FallbackName))
-    group.add_argument(
-        "--acceptance",
-        metavar=_choices(AcceptanceName),
-        help=f"which guesses are accepted: {_rules(Keeps.DRAWS)} keeps the target's text; "
-        f"{_rules(Keeps.DISTRIBUTION)} keep its distribution, not a seed's text; "
-        f"{_rules(Keeps.NEITHER)} CHANGE THE TEXT (default: {defaults['acceptance']})",
-    )
-    add(group, GenerateSettings, draft_max="N", max_depth="N", lookup="")
-    group.add_argument(
-        "--no-lookup", action="store_false", dest="lookup", help="only the draft model guesses"
-    )
-    add(group, GenerateSettings, no_overlap="", learn="")
+    add_flags(group, Speculation)
+    flag(group, "--no-lookup", "only the draft model guesses", action="store_false", dest="lookup")
+    add(group, GenerateSettings, no_overlap="")
 
 
 def add(
@@ -164,38 +148,67 @@ def add(
     placeholder; switches have no placeholder.
     """
     for name, spelling in spellings.items():
-        *flags, metavar = spelling.split(" ")
-        field, text = settings.model_fields[name], descriptions(settings).get(name, "")
-        text = (text[:1].lower() + text[1:]).removesuffix(".")
-        text, _, default = text.partition(". Default: ")
-        if not default and isinstance(field.default, int | float | str):
-            default = str(field.default)
-        default = defaults.get(name, default)
-        text += f" (default: {default})" if default and metavar else ""
-        text = text.replace("%", "%%")  # argparse formats it
-        flags.append(spell(name))
-        if not metavar:
-            group.add_argument(*flags, dest=name, action="store_true", help=text)
-            continue
-        repeats = get_origin(field.annotation) in (tuple, Mapping)
-        action = "append" if repeats else "store"
-        group.add_argument(*flags, dest=name, metavar=metavar, action=action, help=text)
+        *short, metavar = spelling.split(" ")
+        flag = Flag(metavar=metavar, short=short[0] if short else None)
+        _add_flag(group, settings, name, flag, defaults.get(name))
+
+
+def add_flags(group: _ArgumentGroup | ArgumentParser, settings: type[Settings]) -> None:
+    """Add flags for all settings of a class that say how they are spelled."""
+    for name, flag in settings.flags():
+        _add_flag(group, settings, name, flag)
+
+
+def _add_flag(
+    group: _ArgumentGroup | ArgumentParser,
+    settings: type[Settings],
+    name: str,
+    flag: Flag,
+    default: str | None = None,
+) -> None:
+    annotation = settings.model_fields[name].annotation
+    given: dict[str, Any] = {"action": "store_true"}
+    if flag.metavar:
+        repeats = get_origin(annotation) in (tuple, Mapping)
+        given = {"metavar": flag.metavar, "action": "append" if repeats else "store"}
+    text = flag.help or _described(settings, name, default)
+    flags = [flag.short] if flag.short else []
+    # argparse formats the text
+    group.add_argument(*flags, spell(name), dest=name, help=text.replace("%", "%%"), **given)
+
+
+def _described(settings: type[Settings], name: str, default: str | None) -> str:
+    """Help text of a setting: its docstring, the rules that it chooses from, and its default."""
+    field = settings.model_fields[name]
+    text = descriptions(settings).get(name, "")
+    text = (text[:1].lower() + text[1:]).removesuffix(".")
+    text, _, usual = text.partition(". Default: ")
+    if isinstance(field.annotation, type) and issubclass(field.annotation, RuleName):
+        text += f": {field.annotation.listed()}"
+    if field.default is False:
+        usual = usual or "off"
+    elif isinstance(field.default, int | float | str):
+        usual = usual or str(field.default)
+    usual = default or usual
+    return f"{text} (default: {usual})" if usual else text
 
 
 def add_output(parser: ArgumentParser) -> _ArgumentGroup:
     group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    flag(group, "--json", "print one JSON object on stdout")
     return group
 
 
+def add_plain_output(parser: ArgumentParser) -> None:
+    """The flags of commands that print one report."""
+    flag(parser, "--json", "print one JSON object on stdout")
+    flag(parser, "--quiet", "print no notes or progress")
+
+
 def add_max_body(group: _ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-body",
-        metavar="SIZE",
-        help="largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
+    flag(
+        group,
+        "--max-body SIZE",
+        "largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
         "each token of the context)",
     )
-
-
-def _choices(names: Iterable[str]) -> str:
-    return f"{{{','.join(names)}}}"

@@ -1,6 +1,6 @@
 """The parser of the command line: commands and `--help`. Runs nothing.
 
-A command's flags are added by the module of its name, which is imported when the command is used.
+A command's flags are added by its module in `commands`, which is imported when the command is used.
 Flags are spelled like llama.cpp's. Values stay text: `edgespec.settings` validates them, so that
 flags, TOML files and Python arguments are checked alike.
 """
@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec import extras
+from edgespec.cli.flags.help_text import HelpFormatter
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 
@@ -35,6 +36,8 @@ COMMANDS = {
     "models": "list, describe, download, compare and make models",
 }
 """Commands and their descriptions in `--help`."""
+ALL = "*"
+"""Stands for all commands."""
 
 _EXAMPLES = """\
 examples:
@@ -49,6 +52,7 @@ examples:
 
 exit codes: 0 success, 1 failure, 2 wrong usage, 3 unusable model, 4 impossible memory budget,
 130 interrupted
+
 The environment variable EDGESPEC_DEBUG=1 shows the traceback of an error."""
 
 GREETING = """\
@@ -78,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises UsageError instead of printing its usage."""
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **kwargs)
 
     def error(self, message: str) -> NoReturn:
@@ -135,10 +139,15 @@ def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
     raise UsageError(f"edgespec {name}: the argument {argument!r} needs a flag{suggestion}")
 
 
-def _parsers(chosen: str | None = None) -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
+def command_module(name: str) -> Any:
+    """The module of a command, with its flags (`add_to`) and what it does (`run`)."""
+    return import_module(f"edgespec.cli.commands.{name.replace('-', '_')}")
+
+
+def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
     """The main parser, and the parsers by command and by command of `models`.
 
-    If one of the commands is `chosen`, only that one gets its flags.
+    Only the `chosen` command gets its flags; with ALL, each does.
     """
     parser = _Parser(
         prog="edgespec",
@@ -152,9 +161,9 @@ def _parsers(chosen: str | None = None) -> tuple[_Parser, dict[str, _Parser], di
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     commands = {name: adder.add_parser(name, help=text) for name, text in COMMANDS.items()}
     of_models: dict[str, _Parser] = {}
-    for name in [chosen] if chosen in commands else commands:
-        flags = import_module(f"edgespec.cli.flags.{name.replace('-', '_')}")
-        of_models = flags.add_to(commands[name]) or of_models
+    for name, command in commands.items():
+        if chosen in (name, ALL):
+            of_models = command_module(name).add_to(command) or of_models
     return parser, commands, of_models
 
 

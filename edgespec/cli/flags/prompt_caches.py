@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgespec.cli.flags import groups
 from edgespec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,18 +17,14 @@ def add_flags(parser: argparse.ArgumentParser, keeps_text: bool) -> None:
     """Flags for the prompt cache. With `keeps_text`, generated text is always cached, too."""
     group = parser.add_argument_group("prompt cache")
     what = "conversation" if keeps_text else "prompt"
-    group.add_argument(
-        "--prompt-cache",
-        metavar="FILE",
-        help=f"save the model's state after the {what} to FILE, and continue from it next time",
+    groups.flag(
+        group,
+        "--prompt-cache FILE",
+        f"save the model's state after the {what} to FILE, and continue from it next time",
     )
     if not keeps_text:
-        group.add_argument(
-            "--prompt-cache-all",
-            action="store_true",
-            help="save the state after the new text, too",
-        )
-    group.add_argument("--prompt-cache-ro", action="store_true", help="read FILE, never write it")
+        groups.flag(group, "--prompt-cache-all", "save the state after the new text, too")
+    groups.flag(group, "--prompt-cache-ro", "read FILE, never write it")
 
 
 def cache_from(args: argparse.Namespace) -> PromptCache | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgespec.engine.acceptance.rule import AcceptanceRule
 from edgespec.engine.sampling import Logits, Sampler
-from edgespec.settings.config import AcceptanceName, Keeps
+from edgespec.settings.config import AcceptanceName
 from edgespec.tree import TokenTree
 
 
@@ -23,7 +23,6 @@ class Rollback(AcceptanceRule):
     """
 
     name: ClassVar[str] = AcceptanceName.BILD
-    keeps: ClassVar[Keeps] = Keeps.NEITHER
     threshold: ClassVar[float] = 2.0
     """Threshold in nats; the authors recommend 2 to 5."""
 

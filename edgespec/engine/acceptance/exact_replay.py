@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from edgespec.engine.acceptance.rule import AcceptanceRule
 from edgespec.engine.sampling import Logits, Sampler
-from edgespec.settings.config import AcceptanceName, Keeps
+from edgespec.settings.config import AcceptanceName
 from edgespec.tree import TokenTree
 
 
@@ -19,7 +19,6 @@ class ExactReplay(AcceptanceRule):
     """
 
     name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
-    keeps: ClassVar[Keeps] = Keeps.DRAWS
 
     def pick(
         self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.engine.acceptance.rule import DrawnGuesses, drawn, leftover
 from edgespec.engine.sampling import Logits, Probabilities, Sampler
-from edgespec.settings.config import AcceptanceName, Keeps
+from edgespec.settings.config import AcceptanceName
 from edgespec.tree import TokenTree
 
 
@@ -22,7 +22,6 @@ class Lenience(DrawnGuesses):
     """
 
     name: ClassVar[str] = AcceptanceName.LENIENCE
-    keeps: ClassVar[Keeps] = Keeps.NEITHER
     lenience: ClassVar[float] = 0.3
     """The paper's l."""
 

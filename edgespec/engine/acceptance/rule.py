@@ -43,11 +43,16 @@ class AcceptanceRule(ABC):
 
     name: ClassVar[AcceptanceName | str]
     keeps: ClassVar[Keeps]
-    """Guarantee of the rule: the target's draws, its distribution, or neither."""
+    """Guarantee of the rule: the target's draws, its distribution, or neither. A rule of another
+    package says it here; of ours it stands beside the name, since help texts tell it, too."""
     growth: ClassVar[Growth | None] = None
     """Sampling of guesses; None takes the most probable guess of every source."""
     looks_ahead: ClassVar[bool] = False
     """True if it evaluates nodes below the current one, where a grammar has no state."""
+
+    def __init_subclass__(cls) -> None:
+        if isinstance(name := getattr(cls, "name", None), AcceptanceName):
+            cls.keeps = name.keeps
 
     @property
     def lossless(self) -> bool:
@@ -84,7 +89,6 @@ class DrawnGuesses(AcceptanceRule):
     At temperature 0 nothing is drawn: the target's own token is picked.
     """
 
-    keeps: ClassVar[Keeps] = Keeps.DISTRIBUTION
     growth: ClassVar[Growth | None] = Growth(width=1)
 
     def pick(

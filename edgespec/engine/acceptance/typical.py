@@ -10,7 +10,7 @@ import numpy as np
 
 from edgespec.engine.acceptance.rule import AcceptanceRule, dense
 from edgespec.engine.sampling import Logits, Sampler
-from edgespec.settings.config import AcceptanceName, Keeps
+from edgespec.settings.config import AcceptanceName
 from edgespec.tree import TokenTree
 
 
@@ -22,7 +22,6 @@ class TypicalAcceptance(AcceptanceRule):
     """
 
     name: ClassVar[str] = AcceptanceName.TYPICAL
-    keeps: ClassVar[Keeps] = Keeps.NEITHER
     epsilon: ClassVar[float] = 0.09
     delta: ClassVar[float] = 0.3
 

@@ -1,0 +1,224 @@
+"""`edgespec models check`: measures drafts on texts of their target.
+
+Commands that make drafts measure them as this one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from edgespec.cli.commands.models import pair_report
+from edgespec.cli.commands.models.pair_report import MeasuredPair, SampledFit
+from edgespec.cli.console import Console
+from edgespec.cli.flags import groups
+from edgespec.cli.invocation import measured_sampling, read_prompts
+from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
+from edgespec.models import catalogue, embedded
+from edgespec.settings.base import spell
+from edgespec.settings.config import GenerateSettings, LoadSettings, SamplingParams
+
+if TYPE_CHECKING:
+    from edgespec.ports import Progress, Vocabulary
+
+GREEDY = SamplingParams()
+Prompts: TypeAlias = Sequence[str | Sequence[int]]
+
+
+CHECK_TOKENS = 64
+
+_CHECK = """\
+Check whether DRAFT can draft for TARGET, and measure how well.
+
+Two models form a pair if they have the same tokens: `models show` prints the same vocabulary
+fingerprint for both. Otherwise this ends with exit code 3 and the first token that differs.
+
+The target continues some prompts greedily, and once more as `edgespec chat` samples (--temp). Its
+texts are replayed through the draft, which knows the noise of the draws ahead:
+
+  top-1 agreement   share of the target's tokens that the draft ranks first, or draws by the same
+                    noise, given the target's text before them
+  tokens per pass   mean tokens from one pass over the target's weights: the accepted guesses and
+                    one token of the target's own, for best-first trees of 1, 4, 8, 16 and 32
+                    guesses
+  source            for each source of guesses (the draft, the text itself, the target's own
+                    words) the number verified and accepted, with trees of 16 guesses
+
+Several drafts are compared in one table, beside lookups alone; TARGET itself stands for its own
+layer (MTP). One that cannot guess for TARGET is left out, with the reason. `edgespec bench` with
+several -md measures their seconds and memory.
+
+These figures depend on the prompts, so use prompts like yours, and not on the machine. Which tree
+is fastest also depends on the cost of a guess and of a pass: `edgespec generate` measures both
+while it runs."""
+
+_CHECK_EXAMPLES = """\
+examples:
+  edgespec models check target draft
+  edgespec models check big.gguf small.gguf --prompts questions.txt -n 128 --memory-budget 4GiB
+  edgespec models check big.gguf small.gguf head.gguf      (which of them guesses best)
+  edgespec models check big.gguf small.gguf --temp 0       (greedy texts alone)"""
+
+
+def add_check(parser: argparse.ArgumentParser) -> None:
+    parser.description = _CHECK
+    parser.epilog = _CHECK_EXAMPLES
+    parser.add_argument("target", metavar="TARGET", help="the big model, a name or a path")
+    parser.add_argument(
+        "draft",
+        metavar="DRAFT",
+        nargs="+",
+        help="the small model, a name or a path; several are compared in one table",
+    )
+    groups.add_measured_temperature(parser)
+    add_measuring(parser)
+
+
+def add_measuring(
+    parser: argparse.ArgumentParser, usual: str = "20 beginnings of Python code"
+) -> None:
+    """Flags of commands that compare a draft with texts written by the target."""
+    groups.flag(
+        parser,
+        "--prompts FILE",
+        f"file of prompts: one a line, or in .jsonl an object's `prompt` (default: {usual})",
+    )
+    groups.flag(
+        parser,
+        "-n --n-predict N",
+        f"most tokens of each text (default: {CHECK_TOKENS})",
+        dest="max_tokens",
+    )
+    groups.add(parser, LoadSettings, memory_budget="SIZE", ctx_size="-c N", threads="-t N")
+    groups.add_plain_output(parser)
+
+
+def run_check(args: argparse.Namespace, console: Console) -> None:
+    target = catalogue.find(args.target)
+    drafts = list(dict.fromkeys(catalogue.find(name) for name in args.draft))
+    file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
+    prompts = read_prompts(file)
+    sampling = _sampling(args, target)
+    if len(drafts) > 1:
+        _compare(args, target, drafts, prompts, console, sampling)
+        return
+    (draft,) = drafts
+    only = measured(args, target, draft, prompts, console, sampling)
+    console.result(args, only.report(draft), only.table())
+
+
+def _compare(
+    args: argparse.Namespace,
+    target: Path,
+    drafts: Sequence[Path],
+    prompts: Prompts,
+    console: Console,
+    sampling: SamplingParams,
+) -> None:
+    """Compare several drafts, and lookups alone. Raises the first draft's error if none works."""
+    from edgespec.models import pair_fit
+    from edgespec.models.model_files import distinct_names
+    from edgespec.session import session
+
+    pairs: dict[Path, MeasuredPair] = {}
+    failures: dict[Path, EdgespecError] = {}
+    for draft in drafts:
+        try:
+            pairs[draft] = measured(args, target, draft, prompts, console, sampling)
+        except (ModelError, BudgetError) as error:
+            failures[draft] = error
+    if not pairs:
+        raise next(iter(failures.values()))
+    with session.open_models(load_settings(args, target), pair_fit.LOADED_FOR) as models:
+        encoded = _encoded(models.target.vocabulary, prompts)
+        lookups, *sampled = (
+            pair_fit.measure_lookups(models.target, encoded, max_tokens(args), show, each)
+            for each, show in _at_temperatures(sampling, console)
+        )
+    console.end_of_progress()
+    report = {
+        "drafts": [pair.report(draft) for draft, pair in pairs.items()],
+        "lookups": pair_report.sources_report(lookups),
+        "sampled_lookups": pair_report.sources_report(sampled[0]) if sampled else None,
+        "left_out": [{"draft": str(d), "reason": str(error)} for d, error in failures.items()],
+    }
+    names = dict(zip(drafts, distinct_names(drafts), strict=True))
+    fits = {names[draft]: pair.fit for draft, pair in pairs.items()}
+    reasons = {names[draft]: str(error) for draft, error in failures.items()}
+    lines = pair_report.drafters_table(fits, lookups, reasons, width=console.width)
+    if sampled:
+        fits = {names[draft]: pair.sampled.fit for draft, pair in pairs.items() if pair.sampled}
+        lines += ["", *pair_report.drafters_table(fits, sampled[0], {}, sampling, console.width)]
+    console.result(args, report, lines)
+
+
+def measured(
+    args: argparse.Namespace,
+    target: Path,
+    draft: Path,
+    prompts: Prompts,
+    console: Console,
+    sampling: SamplingParams = GREEDY,
+) -> MeasuredPair:
+    """Measure the pair on `prompts`, which are texts or tokens: greedily, and by `sampling`."""
+    from edgespec.memory import process
+    from edgespec.models import pair_fit
+    from edgespec.session import session
+
+    n_tokens, settings = max_tokens(args), load_settings(args, target, draft)
+    with session.open_models(settings, pair_fit.LOADED_FOR, console.progress) as models:
+        if models.draft is None:
+            raise ModelError("; ".join(models.plan.notes))
+        tokens = _encoded(models.target.vocabulary, prompts)
+        fit, *sampled = (
+            pair_fit.measure(models.target, models.draft, tokens, n_tokens, show, each)
+            for each, show in _at_temperatures(sampling, console)
+        )
+        peak_bytes = process.peak_rss_bytes()
+        console.end_of_progress()
+        at_temperature = SampledFit(sampling, sampled[0]) if sampled else None
+        return MeasuredPair(target, fit, models.plan, peak_bytes, at_temperature)
+
+
+def _at_temperatures(
+    sampling: SamplingParams, console: Console
+) -> Iterator[tuple[SamplingParams, Progress]]:
+    """Greedy decoding and `sampling`, if that is another, each with a display of progress."""
+    yield GREEDY, console.progress_with_rest
+    if sampling.temperature:
+        suffix = f" at temperature {sampling.temperature:g}"
+        yield (
+            sampling,
+            lambda what, share: console.progress_with_rest(what + suffix, share),
+        )
+
+
+def _sampling(args: argparse.Namespace, target: Path) -> SamplingParams:
+    """Sampling of `models check` beside greedy decoding."""
+    given = {"temperature": args.temperature} if "temperature" in args else {}
+    return measured_sampling(target, GenerateSettings.model_validate(given))
+
+
+def _encoded(vocabulary: Vocabulary, prompts: Prompts) -> list[list[int]]:
+    return [vocabulary.encode(text) if isinstance(text, str) else list(text) for text in prompts]
+
+
+def load_settings(
+    args: argparse.Namespace, target: Path, draft: Path | None = None
+) -> LoadSettings:
+    """Settings for loading these models, with the flags' values."""
+    load = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
+    return LoadSettings.model_validate(load | {"model": target, "draft": draft})
+
+
+def max_tokens(args: argparse.Namespace) -> int:
+    flags = {"max_tokens": getattr(args, "max_tokens", CHECK_TOKENS)}
+    most = GenerateSettings.model_validate(flags).max_tokens
+    if most < 1:
+        raise UsageError(
+            f"{spell('max_tokens')} {most}: give at least 1, since texts are "
+            "compared token by token"
+        )
+    return most

