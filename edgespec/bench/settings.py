@@ -52,9 +52,9 @@ class BenchSettings(Settings):
     model: Path | None = None
     """Target: a GGUF file or an ONNX model's folder. Default: the embedded one, enlarged."""
     draft: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
-    """Draft model: a small one that guesses, a head, or the target itself for a layer of its own
-    (MTP); may be given several times to compare them. Default: with -m only what comes with the
-    model."""
+    """Draft model: a small one that guesses, a head, `self` for one made from the target, or the
+    target's name for a layer of its own (MTP); may be given several times to compare them.
+    Default: with -m only what comes with the model."""
     pair: str = "embedded"
     """Pair whose target is enlarged if need be: embedded, or a real model that is fetched once,
     smollm2 or qwen2.5-coder."""

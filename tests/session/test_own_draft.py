@@ -53,6 +53,8 @@ def test_the_command_line_makes_it_of_the_model_it_names(
 ) -> None:
     assert entry.main(["plan", "-m", str(TARGET), "-md", "self", "--memory-budget", "1GiB"]) == 2
     assert "would hardly be faster than none" in capsys.readouterr().err
+    assert entry.main(["bench", "-m", str(TARGET), "-md", "self", "--memory", "1GiB"]) == 2
+    assert "would hardly be faster than none" in capsys.readouterr().err
     assert entry.main(["models", "show", "self"]) == 3
     assert "edgespec models draft TARGET OUT" in capsys.readouterr().err
 

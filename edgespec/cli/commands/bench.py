@@ -44,7 +44,8 @@ from edgespec.models.model_files import distinct_names, size_of
 from edgespec.ports.baselines import Baselines, OffersBaselines
 from edgespec.runtimes import Runtime
 from edgespec.settings.base import spell
-from edgespec.settings.config import GenerateSettings
+from edgespec.settings.config import GenerateSettings, LoadSettings
+from edgespec.settings.draft_name import OWN_DRAFT, SELF
 from edgespec.settings.units import format_size
 
 _DESCRIPTION = """\
@@ -140,7 +141,10 @@ def settings_from_flags(args: argparse.Namespace) -> BenchSettings:
     settings |= {name: value for name, value in vars(args).items() if name in known}
     if "model" in settings:
         settings["model"] = model_path(settings["model"], spell("model"))
-    drafts = [model_path(draft, spell("draft")) for draft in settings.get("draft", ())]
+    drafts = [
+        OWN_DRAFT if draft == SELF else model_path(draft, spell("draft"))
+        for draft in settings.get("draft", ())
+    ]
     settings["draft"] = tuple(dict.fromkeys(drafts))
     return BenchSettings.model_validate(settings)
 
@@ -177,7 +181,8 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     pair = fetching.pair_named(settings.pair, console)
     runtime = runtimes.find(settings.model or pair.target)
     for draft in settings.draft:
-        runtimes.find(draft)
+        if draft != OWN_DRAFT:
+            runtimes.find(draft)
     library = runtime.baselines if isinstance(runtime, OffersBaselines) else None
     requested_modes = choose(settings.modes, known_modes(library.BASELINES if library else ()))
     prompts = chosen_prompts(settings)
@@ -187,6 +192,9 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
         drafts = (known,) if known else ()
     elif not drafts and (known := own_draft(target)):
         drafts = (known,)
+    drafts = tuple(
+        _made_for(target, settings, console) if draft == OWN_DRAFT else draft for draft in drafts
+    )
     began = datetime.now().astimezone()
     models_bytes = size_of(target) + max(
         (size_of(draft) for draft in drafts if draft != target), default=0
@@ -239,6 +247,16 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
         rows=results.rows,
         sampling=sampling.model_dump(exclude={"logit_bias"}) if sampling.temperature else None,
     )
+
+
+def _made_for(target: Path, settings: BenchSettings, console: Console) -> Path:
+    """The draft made from `target` for the limits of `settings`, once: its size counts in none."""
+    limit = settings.memory_bytes(size_of(target))
+    budget = "auto" if limit is None else int(BUDGET_SHARE * limit)
+    load = LoadSettings(
+        model=target, draft=OWN_DRAFT, memory_budget=budget, ctx_size=settings.ctx_size
+    )
+    return fetching.draft_from_target(load, console)
 
 
 def summaries(
