@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from golden_output import Terminal
 
 from edgespec.cli import entry, fetching
 from edgespec.cli.console import Console
@@ -15,11 +16,6 @@ from edgespec.files import cache_folder
 from edgespec.models import packaged
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

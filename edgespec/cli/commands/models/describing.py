@@ -92,7 +92,7 @@ def _notes(models: Sequence[KnownModel]) -> list[str]:
 
 
 def _facts(described: ModelDescription) -> Iterator[Fact]:
-    """What is known of one model."""
+    """Facts about one model."""
     info, details, known = described.info, described.details, described.known
     quantization = details.quantization or (known.quantization if known else None)
     parameters = details.parameters or (known.parameters if known else None)
