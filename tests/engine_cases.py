@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from edgespec.engine.engine import Engine
@@ -21,12 +21,12 @@ COUNTING = fixed_text(list(range(10)), N_VOCAB, len(PROMPT))
 """0 1 2 ... 9 0 1 ..., nearly for sure."""
 
 
-def finish(events: Generator[TokenEvent, None, GenerationResult]) -> GenerationResult:
+def finish(events: Iterator[TokenEvent]) -> GenerationResult:
     return follow(events)[1]
 
 
 def follow(
-    events: Generator[TokenEvent, None, GenerationResult],
+    events: Iterator[TokenEvent],
 ) -> tuple[list[TokenEvent], GenerationResult]:
     seen = []
     while True:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from edgespec.paging.eviction import LeastLikely
 from edgespec.values import PassReport
 from fake_model import Language
 from virtual_clock import MB_PER_S, Clock, Machine, Points
-from virtual_pair import Measured, VirtualDraft, VirtualTarget, VirtualWorker
+from virtual_pair import Measured, VirtualDraft, VirtualTarget, put_on
 from virtual_text import Text
 
 N_LAYERS = 6
@@ -162,7 +162,7 @@ def run_mixture(
     target = MixtureTarget(text.target, clock, experts)
     draft = VirtualDraft(text.draft, clock) if drafts else None
     with Engine(target, draft, EngineSettings(**{"lookup": False, **rules}), clock) as engine:
-        cast(Any, engine)._passes.worker = VirtualWorker(clock)
+        put_on(clock, engine)
         events = engine.generate(text.prompt(0), SamplingParams(temperature=0.0, seed=0), n_tokens)
         try:
             while True:

@@ -21,6 +21,7 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports.text_request import TextRequest
+from edgespec.ports.texts import PassPart
 from edgespec.tree import TokenTree
 from edgespec.values import GenerationResult, PagingStats, PassReport
 from engine_cases import finish
@@ -104,9 +105,6 @@ class VirtualWorker:
     def running(self, call: Callable[[], T], cancel: Callable[[], None]) -> Iterator[_Call[T]]:
         yield _Call(call, self._clock)
 
-    def run(self, call: Callable[[], T], *_: object) -> T:
-        return call()
-
     def close(self) -> None:
         """There is no thread."""
 
@@ -130,6 +128,21 @@ class _Call:
 
     def result(self, check: object = None) -> Any:
         return self.call()
+
+
+def put_on(clock: Clock, engine: Engine) -> None:
+    """Let the passes of the engine's rounds take the clock's time."""
+    passes = cast(Any, engine)._passes
+    passes.worker = VirtualWorker(clock)
+    evaluate = passes._evaluate
+
+    def timed(parts: Sequence[PassPart]) -> list[np.ndarray]:
+        if clock.running is None:
+            clock.begin_pass(sum(part.n_rows for part in parts))
+        logits: list[np.ndarray] = evaluate(parts)
+        return logits
+
+    passes._evaluate = timed
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,7 @@ def run(
     settings = EngineSettings(**{"lookup": False, **rules})
     measured = []
     with Engine(target, draft, settings, clock, memory=memory) as engine:
-        cast(Any, engine)._passes.worker = VirtualWorker(clock)
+        put_on(clock, engine)
         for n in range(n_texts):
             engine.forget()
             begun, timing_s = clock.now, target.timing_s
@@ -187,7 +200,7 @@ def turn_after_a_short_one(machine: Machine, text: Text, n_prompt: int, drafts: 
     target = VirtualTarget(text.target, clock)
     draft = VirtualDraft(text.draft, clock) if drafts else None
     with Engine(target, draft, EngineSettings(lookup=False), clock) as engine:
-        cast(Any, engine)._passes.worker = VirtualWorker(clock)
+        put_on(clock, engine)
         for length in (100, n_prompt):
             engine.forget()
             prompt = [n % N_VOCAB for n in range(length)]
@@ -246,8 +259,7 @@ def together(
     draft = VirtualDraft(text.draft, clock, n_texts) if drafts else None
     settings = EngineSettings(**{"lookup": False, **rules})
     with Engine(target, draft, settings, clock) as engine:
-        cast(Any, engine)._passes.worker = VirtualWorker(clock)
-        cast(Any, engine)._driver = VirtualWorker(clock)
+        put_on(clock, engine)
         requests = []
         for n in range(first, first + n_texts):
             sampling = SamplingParams(temperature=temperature, seed=n)
@@ -264,15 +276,17 @@ def together(
 
 def _drive_all(engine: Any, requests: Sequence[ActiveRequest]) -> None:
     """Passes until all texts are written, all of which are at work before the first pass."""
-    texts = [engine._begin(request) for request in requests]
+    loop, slots = engine._loop, engine._slots
+    texts = [loop.begin(slots.take(request), request) for request in requests]
     while texts:
-        engine._drive(texts[0])
+        loop.advance(texts)
         for text in texts:
             text.events.clear()
-            text.raise_failure()
-            if text.request.transcript.is_finished:
-                engine._end(text)
-        texts = [text for text in texts if not text.request.transcript.is_finished]
+            assert text.failure is None
+            if not text.is_at_work:
+                loop.end(text)
+                slots.give_back(text.request)
+        texts = [text for text in texts if text.is_at_work]
 
 
 FIXED_SIZES = (1, 3, 7, 12, 24, 64)

@@ -26,8 +26,8 @@ from edgespec.completions.completion import Completion
 from edgespec.completions.refusals import refusal_of
 from edgespec.completions.requests import ChatRequest
 from edgespec.completions.service import Completions
+from edgespec.concurrency.byte_pool import BytePool
 from edgespec.concurrency.owning import POLL_S
-from edgespec.concurrency.queueing import BytePool
 from edgespec.errors import Cancelled, EdgespecError, SessionClosed
 from edgespec.memory import heap
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from edgespec.completions import answers
-from edgespec.completions.ahead import Item, PromptProgress, Tokens, TokensAhead
 from edgespec.completions.answers import Answer, Envelope, Usage
+from edgespec.completions.prompt_progress import Item, PromptProgress, Tokens
 from edgespec.completions.requests import RequestError
 from edgespec.completions.writing import MessageWriter
 from edgespec.concurrency.owning import Closeable
@@ -74,8 +74,8 @@ class Completion(Closeable):
         self._piece_of = delivery.piece_of
         self._waiting = deque(sources[1:])
         """Generations not started yet."""
-        self._ahead: deque[tuple[ChoiceSource, TokensAhead]] = deque()
-        """Generations that run in the background."""
+        self._background: deque[tuple[ChoiceSource, Tokens]] = deque()
+        """Generations that run while an earlier one is consumed."""
         self._usage = Usage()
         self._marks = delivery.marks
         """Additional fields of the response (see `answers.marks`), set at the end of a text."""
@@ -107,19 +107,19 @@ class Completion(Closeable):
         """End all texts soon and start no further ones, from any thread."""
         self._is_ending = True
         self._tokens.cancel()
-        for _, tokens in list(self._ahead):
+        for _, tokens in list(self._background):
             tokens.cancel()
 
     def close(self) -> None:
         """Cancel all generations and wait for them. Idempotent."""
         self._is_ending = True
-        for _, tokens in self._ahead:
+        for _, tokens in self._background:
             tokens.cancel()
         self._tokens.close()
         with suppress(Exception):  # a failed generation has no result
             self._count()
-        while self._ahead:
-            _, tokens = self._ahead.popleft()
+        while self._background:
+            _, tokens = self._background.popleft()
             tokens.close()
             with suppress(Exception):
                 self._hear(tokens.result)
@@ -165,12 +165,12 @@ class Completion(Closeable):
     def _generations(self) -> Iterator[ChoiceSource]:
         """Make each generation current in turn; further ones may run in the background."""
         yield self._source
-        while self._waiting or self._ahead:
+        while self._waiting or self._background:
             if self.is_cut or (self._is_ending and not self._is_expired):
                 self.is_cut = True
                 return
-            if self._ahead:
-                self._source, self._tokens = self._ahead.popleft()
+            if self._background:
+                self._source, self._tokens = self._background.popleft()
             else:
                 self._source = self._waiting.popleft()
                 self._tokens = self._source.start()
@@ -178,15 +178,17 @@ class Completion(Closeable):
                 self._tokens.cancel()
             yield self._source
 
-    def _begin_ahead(self) -> None:
+    def _begin_others(self) -> None:
         """Start further generations, which can reuse the prompt that is now in the KV cache."""
         while (
             self._waiting
-            and len(self._ahead) + 1 < self._delivery.n_at_once()
+            and len(self._background) + 1 < self._delivery.n_at_once()
             and not self._is_ending
         ):
             source = self._waiting.popleft()
-            self._ahead.append((source, TokensAhead(source.start())))
+            tokens = source.start()
+            tokens.run_ahead()
+            self._background.append((source, tokens))
             if self._is_ending:  # cancelled since it was checked
                 self.cancel()
 
@@ -206,7 +208,7 @@ class Completion(Closeable):
         """The items of the current generation, which is counted at its end."""
         self._has_begun = True
         for event in self._tokens:
-            self._begin_ahead()
+            self._begin_others()
             yield event
         self._count()
 

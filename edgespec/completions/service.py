@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers
-from edgespec.completions.ahead import FollowedTokens, Tokens
 from edgespec.completions.answers import Envelope
 from edgespec.completions.completion import (
     ChatCompletion,
@@ -26,6 +25,7 @@ from edgespec.completions.completion import (
     one,
 )
 from edgespec.completions.forced_calls import call_grammar_of
+from edgespec.completions.prompt_progress import FollowedTokens, Tokens, ToldTokens
 from edgespec.completions.reasoned import ReasonedAnswers, Wrap
 from edgespec.completions.requests import (
     ChatRequest,
@@ -73,7 +73,7 @@ class Generates(Protocol):
 
     def constraint(self, grammar: Grammar) -> Constraint: ...
 
-    def submit(self, request: TextRequest) -> Tokens: ...
+    def submit(self, request: TextRequest) -> ToldTokens: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Completions:
             copy: int,
             grammar: Grammar | None,
             progress: Progress | None = progress,
-        ) -> Tokens:
+        ) -> ToldTokens:
             constraint = None if grammar is None else self._session.constraint(grammar)
             seed = (sampling.seed + copy) % (1 << 64)
             text = replace(

@@ -80,7 +80,8 @@ class Users:
         return [threading.get_ident()] in self._inside
 
     @property
-    def _is_forked(self) -> bool:
+    def is_forked(self) -> bool:
+        """True in a fork of the process."""
         return os.getpid() != self._process
 
     @contextmanager
@@ -90,7 +91,7 @@ class Users:
         Raises the error of `closed` once it is closing. Raises UsageError if `alone` is set and
         another call is inside, and in a fork of the process, which has none of its threads.
         """
-        if self._is_forked:
+        if self.is_forked:
             raise UsageError(
                 f"{self._name} belongs to the process {self._process}, of which this is a fork "
                 "without its threads: load one here, or start processes by multiprocessing's spawn"
@@ -120,7 +121,7 @@ class Users:
         Runs once, and does nothing in a fork of the process, whose memory ends with it. Raises
         UsageError in a thread that is inside a call, which would wait for itself.
         """
-        if self._is_forked:
+        if self.is_forked:
             self.is_closing = self.is_released = True
             return
         if self.is_inside:

@@ -6,7 +6,7 @@ Knows models through their port and rules through their interfaces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,15 @@ import numpy as np
 from edgespec.engine.forest import Forest, GrowingTree
 from edgespec.engine.learning import Learning
 from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.pair import Pair
 from edgespec.engine.passes import Passes
 from edgespec.engine.prompt import parts_of
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import RoundRules
 from edgespec.engine.text import TextAtWork, cancelled_together
 from edgespec.errors import Cancelled
 from edgespec.ports.texts import PassPart
+from edgespec.tracing.spans import Track
 
 if TYPE_CHECKING:
     from edgespec.engine.corrections import CorrectionLog
@@ -35,11 +38,44 @@ class Loop:
         rules: RoundRules,
         learning: Learning,
         observer: CorrectionLog | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
+        """`notes` are added to every result."""
+        self._notes = notes
         self._passes = passes
         self._rules = rules
         self._learning = learning
         self._observer = observer
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._passes.clock
+
+    @property
+    def usual_pass_s(self) -> float:
+        """Expected seconds of a pass; 0 before the first."""
+        return self._passes.usual_pass_s
+
+    def begin(self, pair: Pair, request: ActiveRequest) -> TextAtWork:
+        """Begin the text of a request; `pair` serves it."""
+        for note in self._notes:
+            request.tally.note(note)
+        return TextAtWork(pair, request, self._rules, self._learning)
+
+    def end(self, text: TextAtWork) -> None:
+        """Drop everything provisional of a text that needs no further pass, and keep what was
+        learnt."""
+        request, trace = text.request, self._passes.trace
+        try:
+            text.pair.rewind(len(text.pair.committed))
+        finally:
+            request.paging = self._passes.target.paging().since(text.paging_before)
+            trace.add(Track.ENGINE, "generation", text.begun, self.clock())
+        if self._observer is not None:
+            self._observer.see_end(request)
+        trace.flush()
+        if request.tally.outcomes:
+            self._learning.keep()
 
     def advance(self, texts: Sequence[TextAtWork]) -> None:
         """Make one pass, which verifies a tree of each text or reads a part of its prompt.

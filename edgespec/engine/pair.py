@@ -6,7 +6,6 @@ Keeps their KV caches consistent. Knows models through their port, and no rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.passes import Passes
@@ -70,8 +69,7 @@ class Pair:
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None) -> None:
         """Commit `tokens` to the target in batches of the prompt size."""
-        read = partial(self.target.prefill, tokens, progress)
-        self.passes.worker.run(read, self.target.cancel, self.check_cancelled)
+        self.target.prefill(tokens, progress)
         self.committed += tokens
         if 0 < self.target.info.prompt_tile <= len(self.committed):
             self.n_tiled = len(self.committed)
@@ -88,8 +86,7 @@ class Pair:
         text = self.committed[: len(self.committed) - except_last]
         if grower.is_behind(text):
             with self.trace.span(Track.ENGINE, "catch up"):
-                catch_up = partial(grower.catch_up, text)
-                self.passes.worker.run(catch_up, grower.cancel, self.check_cancelled)
+                grower.catch_up(text)
         self.n_drafted = len(text)
 
     def rewind(self, n_tokens: int) -> None:

@@ -1,12 +1,12 @@
 """A request while the engine serves it: its sampler, its transcript and its measurements.
 
-Knows no model. A generation is the caller's handle of a request.
+Knows no model. A stream is the caller's handle of a request.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.engine.outcome import Tally
@@ -16,10 +16,24 @@ from edgespec.engine.transcript import Transcript
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.ports.text_request import TextRequest
-from edgespec.values import GenerationResult, PagingStats
+from edgespec.values import GenerationResult, PagingStats, TokenEvent
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """Tokens of one pass, and the end of the text, for its consumer."""
+
+    events: Sequence[TokenEvent] = ()
+    is_last: bool = False
+    failure: BaseException | None = None
+    """Error that ended the text, raised after the events."""
+
+
+def nowhere(handover: Handover) -> None:
+    """Receiver of a request that nobody reads."""
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class ActiveRequest:
     """An admitted request with its sampler, transcript and measurements."""
 
@@ -34,6 +48,22 @@ class ActiveRequest:
     """Tokens that remained after the latest context shift; None before any."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set by any thread to cancel the request; never cleared."""
+    deliver: Callable[[Handover], None] = nowhere
+    """Called by the engine's thread, at most once a pass and once at the end; must not wait."""
+    thread: int = 0
+    """Identifier of the thread that asked for tokens last."""
+    is_queued: bool = False
+    """True once it has joined the line."""
+    is_wanted: bool = False
+    """True while somebody waits for its next token."""
+    runs_ahead: bool = False
+    """True if it is wanted until its end."""
+    is_left: bool = False
+    """True once nobody will read it."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set once the engine has let go of it, or never had it and never will."""
+    paging: PagingStats | None = None
+    """Reads of the target while it ran."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -56,6 +86,10 @@ class ActiveRequest:
         self.held = self.shift.left(held, len(self.prompt))
         self.tally.dropped_tokens += len(held) - len(self.held)
 
+    @property
+    def has_grammar(self) -> bool:
+        return self.terms.constraint is not None
+
     def forget_grammar(self) -> None:
         """Release the grammar's memory, when the text has ended."""
         self.terms = replace(self.terms, constraint=None)
@@ -66,10 +100,10 @@ class ActiveRequest:
         if self.cancelled.is_set():
             raise Cancelled("the generation was cancelled")
 
-    def result(self, paging: PagingStats | None = None, load_s: float = 0.0) -> GenerationResult:
+    def result(self, load_s: float = 0.0) -> GenerationResult:
         """The text and measurements so far; an unfinished text counts as cancelled.
 
-        `paging` has the reads of this request, `load_s` is the time of loading the models.
+        `load_s` is the time of loading the models.
         """
         return GenerationResult(
             text=self.transcript.text,
@@ -78,7 +112,7 @@ class ActiveRequest:
             finish_reason=self.transcript.finish_reason or "cancelled",
             timings=replace(self.tally.timings(), load_s=load_s),
             speculation=self.tally.speculation(),
-            paging=paging or PagingStats(),
+            paging=self.paging or PagingStats(),
             notes=tuple(self.tally.notes),
             reused_tokens=self.tally.reused_tokens,
             saved_passes=self.tally.saved_passes,

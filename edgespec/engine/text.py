@@ -44,22 +44,20 @@ class TextAtWork:
         self._reading: Iterator[None] | None = None
         self._rest: Tail | None = None
         """The rest of the prompt, once it is left to passes."""
-        self._failure: Exception | None = None
+        self.failure: BaseException | None = None
+        """Error that ended the text, Cancelled included."""
+        self.paging_before = pair.passes.target.paging()
+        self.begun = pair.clock()
 
     @property
     def is_at_work(self) -> bool:
         """True if it needs further passes."""
-        return self._failure is None and not self.request.transcript.is_finished
+        return self.failure is None and not self.request.transcript.is_finished
 
     @property
     def is_growing(self) -> bool:
         """True if its prompt is read, so that passes verify its tree."""
         return self._rest is not None and is_read(self.pair, self.request)
-
-    @property
-    def waits(self) -> bool:
-        """True if it has no token to yield and needs a pass for one."""
-        return self.is_at_work and not self.events
 
     def prepare(self, n_others: int) -> None:
         """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
@@ -105,9 +103,9 @@ class TextAtWork:
         except Exception as error:  # noqa: BLE001 - raised to the text's consumer
             self.fail(error)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the text; the error is raised after the tokens accepted before it."""
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         self.tail = self.growth = None
 
     def start_again(self) -> None:
@@ -116,11 +114,6 @@ class TextAtWork:
             self.pair.check_cancelled()
             self.pair.rewind(len(self.pair.committed))
             self.tree = self.tree.bare()
-
-    def raise_failure(self) -> None:
-        """Raise the error that ended the text, if any."""
-        if self._failure is not None:
-            raise self._failure
 
 
 def cancelled_together(texts: Sequence[TextAtWork]) -> Callable[[], None]:

@@ -7,7 +7,7 @@ so for a head the target computes every pass. Reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from edgespec.concurrency.worker import Worker
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.stream import Stream
 from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import GivesFeatures, GuessesBlocks, ReadsFeatures
@@ -31,7 +32,6 @@ from edgespec.values import (
     PagingStats,
     PassReport,
     SourceStats,
-    TokenEvent,
     total_sources,
 )
 
@@ -364,7 +364,7 @@ class ReplayTarget:
 
 
 def _finish(
-    events: Generator[TokenEvent, None, GenerationResult],
+    events: Stream,
     shown: Callable[[int], None] | None = None,
 ) -> GenerationResult:
     """Run a generation to its end; `shown` is called with the number of tokens so far."""

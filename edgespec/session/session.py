@@ -22,7 +22,6 @@ from edgespec.engine.drafting.remembering import CalibrationFile
 from edgespec.engine.encoding import Encoder
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.sharing import SharedEngine
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
 from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar, new_compiler
@@ -31,8 +30,8 @@ from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session import reserving
 from edgespec.session.generation import Generation, TextOptions
+from edgespec.session.in_order import InOrder
 from edgespec.session.loading import LoadedModels, open_models, plan
-from edgespec.session.many import ManyResults
 from edgespec.session.reserving import POOL, STATE_FILES
 from edgespec.session.tokenizing import Tokenizer
 from edgespec.session.warm_start import warm_start
@@ -109,13 +108,19 @@ class Session(Closeable):
 
             texts = TrainingTexts(cache_folder.learnt())
             observer = CorrectionLog(partial(texts.keep, target.info, draft.info, models.path))
-        engine = Engine(
-            target, draft, engine_settings, trace=trace, memory=memory, observer=observer
+        self._engine = Engine(
+            target,
+            draft,
+            engine_settings,
+            trace=trace,
+            memory=memory,
+            observer=observer,
+            release=close_models,
+            n_grammars=self.pool_bytes // GRAMMAR_BYTES or None,
+            name="the session",
         )
-        n_grammars = self.pool_bytes // GRAMMAR_BYTES or None
-        self._engine = SharedEngine(engine, close_models, n_grammars)
         room_bytes = self._row_bytes(STATE_FILES)
-        self._keeper = StateKeeper(engine, target, draft, room_bytes)
+        self._keeper = StateKeeper(self._engine, target, draft, room_bytes)
         self._encoder = Encoder(target.vocabulary, target.info.n_ctx, self._engine.use)
         self._prompts = self._new_prompts()
         self._compiler: GrammarCompiler | None = None
@@ -219,8 +224,7 @@ class Session(Closeable):
 
         Raises UsageError if the target cannot serve it.
         """
-        paging, load_s = self._models.target.paging, self.load_report["total"]
-        return Generation(self._engine, request, paging, load_s, owner=self)
+        return Generation(self._engine, request, self.load_report["total"], owner=self)
 
     def generate(
         self,
@@ -241,7 +245,7 @@ class Session(Closeable):
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
         **options: Unpack[TextOptions],
-    ) -> ManyResults[str | Sequence[int] | Sequence[Message]]:
+    ) -> InOrder[str | Sequence[int] | Sequence[Message]]:
         """Results of many prompts, in their order; up to `n_parallel` generations run at once.
 
         A prompt is text, tokens, or the messages of a conversation. `prompts` may be an iterator,
@@ -252,7 +256,7 @@ class Session(Closeable):
             begin: Callable[..., Generation] = self.chat if _is_chat(prompt) else self.stream
             return begin(prompt, sampling=sampling, max_tokens=max_tokens, **options)
 
-        return ManyResults(prompts, start, self.n_parallel, self._engine.check_thread)
+        return InOrder(prompts, start, self.n_parallel)
 
     def chat(
         self,
@@ -380,8 +384,8 @@ class Session(Closeable):
         Waits for generations before it. Raises UsageError if there is no text, StateError if the
         path holds another kind of file, EdgespecError for a disk that is full.
         """
-        with self._engine.alone():
-            return len(self._keeper.save(_path(path)).tokens)
+        file = _path(path)
+        return self._engine.alone(lambda: len(self._keeper.save(file).tokens))
 
     def load_state(self, path: str | Path) -> int:
         """Load a file of `save_state`, so that prompts beginning with its text need less prefill.
@@ -389,8 +393,8 @@ class Session(Closeable):
         Returns the number of tokens. Raises StateError for state of another model, version or
         setting, and for a damaged file; then the session's state is unchanged.
         """
-        with self._engine.alone():
-            return len(self._keeper.load(_path(path)).tokens)
+        file = _path(path)
+        return self._engine.alone(lambda: len(self._keeper.load(file).tokens))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -447,7 +451,7 @@ class Session(Closeable):
         self._engine.close()
 
     def __del__(self) -> None:
-        engine: SharedEngine | None = getattr(self, "_engine", None)
+        engine: Engine | None = getattr(self, "_engine", None)
         if engine is not None and not engine.is_closed:
             close_forgotten(self, engine.close)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import edgespec
-from edgespec.completions.ahead import FollowedTokens, PromptProgress
 from edgespec.completions.completion import Completion
+from edgespec.completions.prompt_progress import FollowedTokens, PromptProgress
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.completions.service import Completions
 from edgespec.models.embedded import embedded_pair
@@ -23,10 +23,15 @@ class PromptReader:
 
     def __init__(self, progress) -> None:
         self._progress = progress
+        self._told = []
+
+    def tell(self, item) -> None:
+        self._told.append(item)
 
     def __iter__(self):
         for share in (0.25, 0.5, 0.5, 0.4, 0.75):
             self._progress("reading the prompt", share)
+        yield from self._told
         yield TokenEvent("a", 1, "target", 0)
         yield TokenEvent("b", 2, "target", 0)
 

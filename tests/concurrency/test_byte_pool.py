@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edgespec.concurrency.queueing import BytePool
+from edgespec.concurrency.byte_pool import BytePool
 from session_cases import until
 
 

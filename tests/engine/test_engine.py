@@ -27,6 +27,7 @@ from engine_cases import (
     WARM,
     assert_nothing_provisional,
     counting,
+    finish,
     follow,
     generate,
     waits_for_steps_of,
@@ -361,13 +362,12 @@ def test_a_request_that_cannot_be_meant_is_refused(request_: Any, message: str) 
         generate(counting(), **request_)
 
 
-def test_a_second_generation_at_the_same_time_is_refused() -> None:
+def test_a_second_generation_of_the_same_thread_has_the_first_written_to_its_end() -> None:
     with Engine(counting()) as engine:
         first = engine.generate(PROMPT, GREEDY, 5)
         next(first)
-        with pytest.raises(UsageError, match="one generation at a time"):
-            engine.generate(PROMPT, GREEDY, 5)
-        first.close()
+        assert finish(engine.generate(PROMPT, GREEDY, 3)).tokens == (0, 1, 2)
+        assert finish(first).tokens == (0, 1, 2, 3, 4)
 
 
 def test_a_closed_engine_refuses_to_generate() -> None:

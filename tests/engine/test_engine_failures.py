@@ -13,7 +13,6 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.tree import TokenTree
-from edgespec.values import PagingStats, PassReport
 from engine_cases import (
     COUNTING,
     GREEDY,
@@ -191,29 +190,16 @@ def test_a_cancelled_text_has_every_token_that_was_accepted() -> None:
     assert result.finish_reason == "cancelled"
 
 
-class Quick(FakeModel):
-    """Passes of a millisecond; a paged model calls back within them."""
-
-    segments = 0
-
-    def paging(self) -> PagingStats:
-        return PagingStats(segments=self.segments)
-
-    def _report(self, n_tokens: int) -> PassReport:
-        return PassReport(wall_s=0.001, n_tokens=n_tokens)
-
-
-@pytest.mark.parametrize(("segments", "is_here"), [(0, True), (3, False)])
-def test_ctrl_c_cannot_break_into_a_paged_pass(segments: int, is_here: bool) -> None:
-    """Python hears it in the main thread, and an exception that leaves a callback is lost."""
-    threads = []
-    target = Quick(COUNTING, N_VOCAB)
-    target.segments = segments
-    with Engine(target) as engine:
-        finish(engine.generate(PROMPT, GREEDY, 3))
-        target.hook = lambda model: threads.append(threading.current_thread())
-        finish(engine.generate(PROMPT, GREEDY, 3))
-    assert (threads[-1] is threading.current_thread()) == is_here
+def test_prompts_and_passes_compute_in_one_thread() -> None:
+    """Ctrl-C, which Python hears in the main thread, cannot break into them."""
+    threads = set()
+    target, draft = counting(), counting()
+    target.hook = draft.hook = lambda model: threads.add(threading.current_thread())
+    with Engine(target, draft) as engine:
+        for prompt in (PROMPT, [5, *PROMPT]):
+            finish(engine.generate(prompt, GREEDY, 9))
+        (thread,) = engine_threads()
+        assert threads == {thread}
 
 
 def test_cancelling_is_heard_although_the_model_missed_it() -> None:

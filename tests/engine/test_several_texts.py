@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import sleep
@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import ModelError, UsageError
+from edgespec.engine.stream import Stream
+from edgespec.errors import ModelError
 from edgespec.ports.text_request import TextRequest
 from edgespec.ports.texts import PassPart
-from edgespec.values import PassReport, TokenEvent
-from engine_cases import assert_nothing_provisional
+from edgespec.values import PassReport
+from engine_cases import assert_nothing_provisional, finish
 from fake_model import FakeModel, blend, random_language
 
 N_VOCAB = 24
@@ -92,16 +93,17 @@ def test_texts_share_passes() -> None:
     assert 3 in target.evaluations
 
 
-def test_more_texts_than_places_are_refused_by_the_engine() -> None:
-    with Engine(new_target(2)) as engine:
-        first, second, third = [
-            engine.run(engine.admit(TextRequest((n, 2), SamplingParams(), 5))) for n in range(3)
+def test_more_texts_than_places_wait_in_line() -> None:
+    target = new_target(2)
+    with Engine(target) as engine:
+        streams = [
+            engine.run(engine.admit(TextRequest((n, 2), SamplingParams(), 5))) for n in range(5)
         ]
-        next(first), next(second)
-        with pytest.raises(UsageError, match="2 generations at a time"):
-            next(third)
-        first.close()
-        second.close()
+        for stream in streams:
+            stream.run_ahead()
+        found = [finish(stream).tokens for stream in streams]
+    assert found == [alone((n, 2), SamplingParams(), 5) for n in range(5)]
+    assert max(target.evaluations) == 2
 
 
 def test_a_cancelled_text_leaves_the_others() -> None:
@@ -149,7 +151,7 @@ def test_a_place_that_is_free_is_taken_before_the_next_pass() -> None:
     def hour(n_tokens: int) -> PassReport:
         return PassReport(wall_s=3600.0, n_tokens=n_tokens)
 
-    def begun(token: int, n_tokens: int) -> Generator[TokenEvent, None, None]:
+    def begun(token: int, n_tokens: int) -> Stream:
         return engine.run(engine.admit(TextRequest((token,), SamplingParams(), n_tokens)))
 
     target = Counting(LANGUAGE, N_VOCAB, n_texts=2, n_ctx=256, cost=hour)

@@ -45,15 +45,14 @@ def slots(address: str) -> tuple[int, int]:
 
 def test_eight_requests_with_schemas_are_all_answered() -> None:
     with pair(n_parallel=8, grammars=True, logprobs=True) as session, serving(session) as address:
-        session_line, most = session._engine, [0]
-        may_begin = session_line._may_begin
+        scheduler, most = session._engine.scheduler, [0]
+        advance = scheduler._advance
 
-        def watched(turn: Any) -> bool:
-            going = sum(each.has_place and each.has_grammar for each in session_line._line)
-            most[0] = max(most[0], going)
-            return may_begin(turn)
+        def watched() -> None:
+            most[0] = max(most[0], sum(text.request.has_grammar for text in scheduler._texts))
+            advance()
 
-        session_line._may_begin = watched  # type: ignore[method-assign]
+        scheduler._advance = watched  # type: ignore[method-assign]
         schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
         with ThreadPoolExecutor(8) as pool:
             asked = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.errors import SessionClosed, UsageError
+from edgespec.errors import SessionClosed
 from edgespec.grammar.specification import GRAMMAR_BYTES
 from edgespec.ports.text_request import TextRequest
 from edgespec.session.generation import Generation
@@ -126,9 +126,9 @@ def test_a_session_that_closes_ends_those_that_wait(
     target: FakeModel, threads: ThreadPoolExecutor
 ) -> None:
     session = open_session(target, pool_bytes=GRAMMAR_BYTES)
-    holds_passes(target)
+    begun, _ = holds_passes(target)
     first = threads.submit(list, with_grammar(session))
-    until(lambda: len(session._engine._line) == 1)
+    assert begun.wait(5)
     waiting = in_line(session, threads)
     session.close()
     with pytest.raises(SessionClosed):
@@ -137,12 +137,13 @@ def test_a_session_that_closes_ends_those_that_wait(
     assert first.done() and session.is_closed
 
 
-def test_a_thread_does_not_wait_for_its_own_grammars(session: Session) -> None:
+def test_a_thread_that_waits_for_its_own_grammars_has_them_written_to_their_end(
+    session: Session,
+) -> None:
     going = [with_grammar(session, n) for n in range(N_GRAMMARS)]
     for generation in going:
         next(generation)
-    with pytest.raises(UsageError, match="wait for itself"):
-        next(with_grammar(session))
+    assert len(list(with_grammar(session))) == 9
     assert len(session.generate([3, 2], max_tokens=9).tokens) == 9
     assert [len(list(generation)) for generation in going] == [8, 8]
 
@@ -152,17 +153,12 @@ def test_work_between_texts_waits_for_those_that_passed_by(
 ) -> None:
     going = at_work(session)
     waiting = in_line(session, threads)
-
-    def work() -> str:
-        with session._engine.alone():
-            return "" if waiting.done() else "too early"
-
-    between = threads.submit(work)
+    between = threads.submit(session._engine.alone, waiting.done)
     until(lambda: session.n_waiting == 2)
     for generation in going:
         generation.close()
     assert len(waiting.result(timeout=10)) == 9
-    assert between.result(timeout=10) == ""
+    until(between.done)
 
 
 def test_an_ended_text_holds_no_grammar(session: Session) -> None:

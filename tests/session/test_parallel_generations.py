@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from edgespec.engine.sampling import SamplingParams
-from edgespec.errors import ModelError, SessionClosed, UsageError
+from edgespec.errors import ModelError, SessionClosed
 from edgespec.session.session import Session
 from fake_model import FakeModel, blend, random_language
 from session_cases import open_session, until
@@ -39,22 +40,35 @@ def session(target: FakeModel) -> Iterator[Session]:
         yield session
 
 
-def test_a_thread_may_have_as_many_generations_as_there_are_places(session: Session) -> None:
+def test_a_thread_may_have_more_generations_than_there_are_places(session: Session) -> None:
     first, second = session.stream([1, 2], max_tokens=9), session.stream([2, 2], max_tokens=9)
     next(first), next(second)
-    with pytest.raises(UsageError, match="wait for itself"):
-        next(session.stream([3, 2], max_tokens=9))
+    assert len(list(session.stream([3, 2], max_tokens=9))) == 9
     assert len(list(first)) == len(list(second)) == 8
+
+
+def test_a_text_is_not_written_ahead_of_its_reader(session: Session, target: FakeModel) -> None:
+    first = session.stream([1, 2], max_tokens=200)
+    next(first)
+    n_passes = target.n_passes
+    time.sleep(0.05)
+    assert target.n_passes == n_passes
+    first.close()
+
+
+def test_a_reader_that_stops_holds_up_no_other(session: Session) -> None:
+    first = session.stream([1, 2], max_tokens=200)
+    next(first)
+    assert len(session.generate([3, 2], max_tokens=9).tokens) == 9
+    first.close()
 
 
 def test_work_between_texts_waits_for_all_of_them(session: Session) -> None:
     first = session.stream([1, 2], max_tokens=9)
     next(first)
-    with pytest.raises(UsageError, match="wait for itself"), session._engine.alone():
-        pass
-    first.close()
-    with session._engine.alone():
-        pass
+    ended = session._engine.alone(first._request.ended.is_set)
+    assert ended
+    assert len(list(first)) == 8
 
 
 def test_a_generation_that_nobody_refers_to_leaves_its_place(session: Session) -> None:

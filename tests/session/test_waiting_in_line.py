@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edgespec.engine.sharing import Turn
 from edgespec.errors import UsageError
 from edgespec.session.session import Session
 from engine_cases import PROMPT
@@ -45,37 +43,6 @@ def _run(session: Session, number: int, order: list[int]) -> None:
         order[:] = [*dict.fromkeys([*order, number])]
 
 
-def test_who_waits_leaves_alone_what_another_thread_is_closing(
-    session: Session,
-    target: FakeModel,
-    elsewhere: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    n_looks = itertools.count(1)
-    looks = [0]
-    check, truncate = session._engine._check_waiting, target.truncate
-
-    def counted(turn: Turn) -> None:
-        looks[0] = next(n_looks)
-        check(turn)
-
-    monkeypatch.setattr(session._engine, "_check_waiting", counted)
-    first = session.stream(PROMPT)
-    next(first)
-    waiting = elsewhere.submit(session.generate, PROMPT, max_tokens=2)
-    until(lambda: looks[0] > 0)
-
-    def slow(n_tokens: int) -> None:
-        seen = looks[0]
-        until(lambda: looks[0] > seen + 1 or waiting.done())
-        monkeypatch.undo()
-        truncate(n_tokens)
-
-    monkeypatch.setattr(target, "truncate", slow)
-    first.close()
-    assert waiting.result().tokens == (0, 1)
-
-
 def test_cancelled_in_line_it_ends_without_a_token(
     session: Session, elsewhere: ThreadPoolExecutor
 ) -> None:
@@ -90,13 +57,16 @@ def test_cancelled_in_line_it_ends_without_a_token(
         assert next(first).token == 1
 
 
-def test_a_thread_that_would_wait_for_itself_is_told(session: Session) -> None:
-    first, second = session.stream(PROMPT), session.stream(PROMPT, max_tokens=1)
+def test_a_thread_that_waits_in_line_has_its_other_text_written_to_its_end(
+    session: Session, target: FakeModel
+) -> None:
+    """It would wait for itself otherwise."""
+    first, second = session.stream(PROMPT, max_tokens=4), session.stream(PROMPT, max_tokens=1)
     next(first)
-    with pytest.raises(UsageError, match="finish it, close it"):
-        next(second)
-    first.close()
     assert [event.token for event in second] == [0]
+    n_passes = target.n_passes
+    assert [event.token for event in first] == [1, 2, 3]
+    assert target.n_passes == n_passes
 
 
 def test_another_thread_may_go_on_with_a_generation(

@@ -1,7 +1,4 @@
-"""A lock and a pool of bytes that serve threads first come, first served.
-
-Python's own lock often goes to the thread that has just released it.
-"""
+"""A pool of bytes that serves threads first come, first served."""
 
 from __future__ import annotations
 
@@ -10,32 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from edgespec.concurrency.owning import POLL_S
-
-
-class FairLock:
-    """A lock that threads get in the order of their requests; not reentrant."""
-
-    def __init__(self) -> None:
-        self._line: list[object] = []
-        """One entry per thread; the first holds the lock."""
-        self._change = threading.Condition()
-
-    def __enter__(self) -> None:
-        mine = object()
-        with self._change:
-            self._line.append(mine)
-            try:
-                while self._line[0] is not mine:
-                    self._change.wait(POLL_S)
-            except BaseException:
-                self._line.remove(mine)
-                self._change.notify_all()
-                raise
-
-    def __exit__(self, *error: object) -> None:
-        with self._change:
-            self._line.pop(0)
-            self._change.notify_all()
 
 
 class BytePool:

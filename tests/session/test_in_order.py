@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, SessionClosed, UsageError
 from edgespec.session.asynchronous import AsyncSession
-from edgespec.session.many import PROMPTS_PER_THREAD
+from edgespec.session.in_order import PROMPTS_PER_SLOT
 from edgespec.session.session import Session
 from edgespec.values import PassReport
 from engine_cases import PROMPT, counting
@@ -55,9 +55,9 @@ def test_prompts_are_read_as_results_are_taken(session: Session) -> None:
     taken = iter(range(1000))
     with session.generate_many(([1, i % 9] for i in taken), max_tokens=1) as results:
         next(results)
-        assert next(taken) == PROMPTS_PER_THREAD * session.n_parallel
+        assert next(taken) == PROMPTS_PER_SLOT * session.n_parallel
         next(results)
-        assert next(taken) == PROMPTS_PER_THREAD * session.n_parallel + 2
+        assert next(taken) == PROMPTS_PER_SLOT * session.n_parallel + 2
 
 
 def test_an_error_comes_in_its_place_and_ends_the_rest(session: Session) -> None:
@@ -135,14 +135,13 @@ def test_a_session_that_closes_ends_them(target: FakeModel) -> None:
     assert not thread.is_alive()
 
 
-def test_a_thread_that_would_wait_for_itself_is_told(session: Session) -> None:
+def test_a_thread_with_texts_in_all_places_gets_its_results(session: Session) -> None:
     with session.generate_many(PROMPTS, max_tokens=2) as results:
         next(results)
         with ExitStack() as stack:
             for _ in range(session.n_parallel):
                 next(stack.enter_context(session.stream(PROMPT)))
-            with pytest.raises(UsageError, match="would wait for itself"):
-                next(results)
+            assert len(next(results).tokens) == 2
 
 
 def test_the_asynchronous_session_has_it_too(session: Session) -> None:

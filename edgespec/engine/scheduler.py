@@ -1,0 +1,394 @@
+"""The engine's thread: it owns the models, their texts and the one queue of requests.
+
+Knows in which order requests begin and when a pass is made; `loop` makes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from edgespec.concurrency.owning import POLL_S, Closeable, Users
+from edgespec.engine.loop import Loop
+from edgespec.engine.request import ActiveRequest, Handover
+from edgespec.engine.slots import Slots
+from edgespec.engine.text import TextAtWork
+from edgespec.errors import Cancelled, SessionClosed, UsageError
+
+T = TypeVar("T")
+
+GATHERING_SHARE = 0.02
+"""Fraction of the usual pass time for which a pass waits for new texts after places became free, as
+a text that begins later waits for a whole pass."""
+_WITHIN = (
+    "this thread is within a call of the session and would wait for itself: do it when the call "
+    "has come back"
+)
+
+
+@dataclass(eq=False, slots=True)
+class LoneWork:
+    """Work with the models in the queue, for a time at which no text is active."""
+
+    work: Callable[[], Any]
+    thread: int
+    done: Future[Any] = field(default_factory=Future)
+
+
+class Scheduler(Closeable):
+    """Runs as many requests at a time as there are slots, in order of arrival, in one thread.
+
+    A request keeps its slot until its text ends. Requests without a grammar may overtake those
+    that wait for memory for grammars. A pass is made while somebody waits for a token; it serves
+    all active texts. Texts of a thread that waits in line are written to their end, as it would
+    wait for itself otherwise.
+    """
+
+    def __init__(
+        self, slots: Slots, loop: Loop, users: Users, n_grammars: int, release: Callable[[], None]
+    ) -> None:
+        """At most `n_grammars` requests with grammars run at a time. `close` calls `release` once
+        the thread has ended."""
+        self._slots = slots
+        self._loop = loop
+        self._users = users
+        self._n_grammars = n_grammars
+        self._release_models = release
+        self._line: list[ActiveRequest | LoneWork] = []
+        """Waiting requests and other work, in order of arrival."""
+        self._texts: list[TextAtWork] = []
+        """Active texts, in the order in which they began."""
+        self._open: weakref.WeakSet[ActiveRequest] = weakref.WeakSet()
+        """Requests that `cancel` reaches."""
+        self._changing = threading.RLock()
+        """Held while a request begins, ends or is cancelled, so that a cancellation cannot stop the
+        models of the next request. Never held during a call of a model."""
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        """Wakes the thread; signal handlers and the garbage collector may put."""
+        self._gathers_until = 0.0
+        """Time until which the next pass waits for texts that begin."""
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+        self._at_exit = partial(_stop, weakref.ref(self))
+
+    @property
+    def is_closed(self) -> bool:
+        return self._users.is_released
+
+    @property
+    def is_forked(self) -> bool:
+        """True in a fork of the process, which has none of its threads."""
+        return self._users.is_forked
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of requests and other work that wait."""
+        return len(self._line)
+
+    def use(self) -> AbstractContextManager[None]:
+        """Context manager for a use of the models' vocabularies. Raises SessionClosed."""
+        return self._users.use()
+
+    def within(self) -> AbstractContextManager[bool]:
+        """Context manager for a callback, in which the engine cannot be closed."""
+        return self._users.within()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context manager for a thread that waits for the engine's. Raises SessionClosed, and
+        UsageError in a callback of the engine."""
+        if self._users.is_inside:
+            raise UsageError(_WITHIN)
+        with self._users.use():
+            yield
+
+    def open(self, request: ActiveRequest) -> None:
+        """Let `cancel` reach a request, which is not in line yet."""
+        with self._changing:
+            self._open.add(request)
+
+    def want(self, request: ActiveRequest) -> None:
+        """Ask for the request's next token, which its `deliver` gets; the first time, it joins the
+        line."""
+        request.thread = threading.get_ident()
+        is_new = not request.is_queued
+        request.is_queued = request.is_wanted = True
+        if is_new:
+            with self._changing:
+                self._line.append(request)
+        self._wake()
+
+    def alone(self, work: Callable[[], T]) -> T:
+        """Result of `work`, done by the engine's thread while no text is active; waits in line.
+
+        Raises SessionClosed, and UsageError in a callback of the engine.
+        """
+        with self.waiting():
+            entry = LoneWork(work, threading.get_ident())
+            self._line.append(entry)
+            self._wake()
+            result: T = _result(entry.done)
+            return result
+
+    def cancel(self, request: ActiveRequest | None = None) -> None:
+        """End `request`, or all, soon with the reason "cancelled"; callable from any thread."""
+        with self._changing:
+            running = [text.request for text in self._texts]
+            for each in list(self._open) if request is None else [request]:
+                each.cancelled.set()
+            is_at_work = request is None or request in running
+            if is_at_work and all(each.cancelled.is_set() for each in running):
+                for pair in self._slots.pairs:
+                    pair.cancel()
+        self._wakes.put(None)
+
+    def leave(self, request: ActiveRequest) -> None:
+        """End a request that nobody reads any more; it has `ended` soon. Callable by the garbage
+        collector."""
+        request.is_left = True
+        if not request.is_queued or self._is_stopping:
+            request.ended.set()
+        self._wakes.put(None)
+
+    def close(self) -> None:
+        """Cancel all requests, wait for them, end the thread and release the models.
+
+        Idempotent; callable from any thread.
+        """
+        self._users.close(self.cancel, self._release)
+
+    def __del__(self) -> None:
+        self._wakes.put(None)
+
+    def _release(self) -> None:
+        try:
+            self.stop()
+        finally:
+            self._release_models()
+
+    def stop(self) -> None:
+        """End the thread and all requests."""
+        self._is_stopping = True
+        atexit.unregister(self._at_exit)
+        while self._thread is not None and self._thread.is_alive():
+            with suppress(KeyboardInterrupt):  # freeing memory in use would crash the process
+                self.cancel()
+                self._thread.join(POLL_S)
+        self._end_all(SessionClosed("the session is closed"))
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            with self._changing:
+                if self._thread is None:
+                    atexit.register(self._at_exit)
+                    self._thread = threading.Thread(
+                        target=_serve,
+                        args=(weakref.ref(self), self._wakes),
+                        name="edgespec-engine",
+                        daemon=True,
+                    )
+                    self._thread.start()
+        self._wakes.put(None)
+
+    # The methods below run in the engine's thread
+
+    def serve(self) -> bool:
+        """Work until nothing is wanted; False if the thread should end."""
+        while not self._is_stopping:
+            try:
+                self._settle()
+                if not self._is_wanted:
+                    return True
+                if not self._gathers():
+                    self._advance()
+            except BaseException as error:  # noqa: BLE001 - raised to the consumers
+                self._end_all(error)
+        return False
+
+    def _settle(self) -> None:
+        """End the texts that need no further pass, and begin those that have a slot now."""
+        self._end_finished()
+        if self._line:
+            self._turn_away()
+            while self._begin_next():
+                self._end_finished()
+
+    def _end_finished(self) -> None:
+        for text in [*self._texts]:
+            if text.request.is_left or text.request.cancelled.is_set():
+                text.fail(Cancelled("the generation was cancelled"))
+            if not text.is_at_work:
+                self._end(text)
+
+    @property
+    def _is_wanted(self) -> bool:
+        """True if somebody waits for a pass."""
+        in_line = {entry.thread for entry in [*self._line]}
+        return any(
+            text.request.is_wanted or text.request.runs_ahead or text.request.thread in in_line
+            for text in self._texts
+        )
+
+    def _gathers(self) -> bool:
+        """Wait for requests that begin in free slots; False if the pass should not wait longer."""
+        gathers_s = self._gathers_until - self._loop.clock()
+        if gathers_s <= 0 or not self._slots.n_free:
+            return False
+        try:
+            self._wakes.get(timeout=gathers_s)
+        except Empty:
+            self._gathers_until = 0.0
+        return True
+
+    def _gather(self) -> None:
+        """Let the next pass wait for requests that begin in the free slots."""
+        if len(self._slots.usable) > 1:
+            self._gathers_until = self._loop.clock() + GATHERING_SHARE * self._loop.usual_pass_s
+
+    def _advance(self) -> None:
+        texts = [*self._texts]
+        try:
+            self._loop.advance(texts)
+        except BaseException as error:  # noqa: BLE001 - raised to the consumers
+            for text in texts:
+                text.fail(error)
+        for text in texts:
+            if text.events:
+                _deliver(text)
+
+    def _turn_away(self) -> None:
+        """Remove what does not wait any longer."""
+        for entry in [*self._line]:
+            if self._users.is_closing:
+                error: BaseException = SessionClosed(
+                    "the session was closed before it was this generation's turn"
+                )
+            elif isinstance(entry, LoneWork):
+                if not entry.done.cancelled():
+                    continue
+                error = Cancelled("the work was cancelled")
+            elif entry.is_left or entry.cancelled.is_set():
+                error = Cancelled("the generation was cancelled")
+            else:
+                continue
+            self._line.remove(entry)
+            _let_go(entry, error)
+
+    def _begin_next(self) -> bool:
+        """Begin the first in line that has a slot and memory for its grammar; False if none has."""
+        n_places = self._slots.n_free
+        n_grammars = self._n_grammars - sum(text.request.has_grammar for text in self._texts)
+        for entry in [*self._line]:
+            if isinstance(entry, LoneWork):  # nothing overtakes it
+                if self._texts:
+                    return False
+                self._line.remove(entry)
+                _work(entry)
+                return True
+            if n_places > 0 and n_grammars >= entry.has_grammar:
+                if self._slots.has_one_for(entry):
+                    self._begin(entry)
+                    return True
+                n_places -= 1
+                n_grammars -= entry.has_grammar
+        return False
+
+    def _begin(self, request: ActiveRequest) -> None:
+        try:
+            text = self._loop.begin(self._slots.take(request), request)
+        except BaseException as error:  # noqa: BLE001 - raised to the consumer
+            self._line.remove(request)
+            self._slots.give_back(request)
+            _let_go(request, error)
+            return
+        if not self._texts:
+            self._gather()
+        with self._changing:
+            self._line.remove(request)
+            self._texts.append(text)
+
+    def _end(self, text: TextAtWork) -> None:
+        """End a text and free its slot."""
+        try:
+            self._loop.end(text)
+        except BaseException as error:  # noqa: BLE001 - raised to the consumer
+            text.fail(error)
+        with self._changing:
+            self._slots.give_back(text.request)
+            self._texts.remove(text)
+        self._gather()
+        _deliver(text)
+        _let_go(text.request, text.failure)
+
+    def _end_all(self, error: BaseException) -> None:
+        for text in [*self._texts]:
+            text.fail(error)
+            self._end(text)
+        while self._line:
+            _let_go(self._line.pop(0), error)
+
+
+def _serve(scheduler: weakref.ref[Scheduler], wakes: SimpleQueue[None]) -> None:
+    """Run the engine's thread, which ends with a scheduler that is no longer referenced."""
+    while (found := scheduler()) is not None and found.serve():
+        del found
+        wakes.get()
+
+
+def _deliver(text: TextAtWork) -> None:
+    """Give the accepted tokens to their consumer."""
+    events: Sequence[Any] = [*text.events]
+    text.events.clear()
+    text.request.is_wanted = False
+    if events:
+        text.request.deliver(Handover(events))
+
+
+def _let_go(entry: ActiveRequest | LoneWork, error: BaseException | None) -> None:
+    """Tell the consumer that the text or work has ended."""
+    if isinstance(entry, LoneWork):
+        if entry.done.set_running_or_notify_cancel():
+            entry.done.set_exception(error)
+        return
+    entry.transcript.cancel()
+    entry.forget_grammar()
+    entry.ended.set()
+    entry.deliver(Handover(is_last=True, failure=error))
+
+
+def _work(entry: LoneWork) -> None:
+    if entry.done.set_running_or_notify_cancel():
+        try:
+            entry.done.set_result(entry.work())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            entry.done.set_exception(error)
+
+
+def _result(done: Future[T]) -> T:
+    """Wait for the result of lone work; once it has begun, even Ctrl-C waits for its end."""
+    interrupt: BaseException | None = None
+    while not done.done():
+        try:
+            with suppress(TimeoutError):
+                done.exception(POLL_S)
+        except KeyboardInterrupt as error:
+            interrupt = error
+            if done.cancel():
+                break
+    if interrupt is not None:
+        raise interrupt
+    return done.result()
+
+
+def _stop(scheduler: weakref.ref[Scheduler]) -> None:
+    """End the thread with the process: native code must not run while its library is unloaded."""
+    if (found := scheduler()) is not None and not found.is_forked:
+        found.stop()

@@ -1,0 +1,166 @@
+"""The handle of one request: it is iterated, cancelled and closed, and has a result.
+
+Knows the engine's thread only through its queue, and nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any, Self
+
+from edgespec.concurrency.owning import POLL_S, Closeable, Users
+from edgespec.engine.request import ActiveRequest, Handover
+from edgespec.engine.scheduler import Scheduler
+from edgespec.errors import Cancelled, SessionClosed, UsageError
+from edgespec.ports import Progress
+from edgespec.values import GenerationResult, TokenEvent
+
+
+class Stream(Closeable):
+    """Iterator over the tokens of one request as they are accepted, with a `result` at its end.
+
+    Taking the first token starts it: it then waits in line for its turn. It ends with its text,
+    when it is cancelled, closed or no longer referenced, and after an error of the models. Any
+    thread may take the next token, one thread at a time.
+    """
+
+    def __init__(self, scheduler: Scheduler, request: ActiveRequest, load_s: float = 0.0) -> None:
+        """`load_s` is the time of loading the models, for the result."""
+        self._scheduler = scheduler
+        self._load_s = load_s
+        self._users = Users("the generation")
+        self._handovers: SimpleQueue[Handover] = SimpleQueue()
+        self._events: deque[TokenEvent] = deque()
+        """Tokens that are here and not taken."""
+        self._end: Handover | None = None
+        """The last one, once it is here."""
+        self._result: GenerationResult | None = None
+        self._failure: Exception | None = None
+        self._request = request
+        request.deliver = self._handovers.put
+        if request.terms.progress is not None:
+            guarded = _guarded(request.terms.progress, scheduler, self._users)
+            request.terms = replace(request.terms, progress=guarded)
+        scheduler.open(request)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TokenEvent:
+        """The next token. StopIteration carries the result.
+
+        Raises SessionClosed if the session was closed. Raises UsageError while another thread takes
+        a token, and in a callback of the session, which would wait for itself. Errors of the models
+        end the generation.
+        """
+        if self._result is None:
+            with self._users.use(alone=True), self._scheduler.waiting():
+                if not self._events:
+                    self._wait()
+                if self._events:
+                    return self._events.popleft()
+                self._finish()
+        raise StopIteration(self._result)
+
+    @property
+    def result(self) -> GenerationResult:
+        """The whole text, or the text so far if the generation was cancelled or closed.
+
+        It includes accepted tokens that were not taken. Raises UsageError before the end, and the
+        error that ended the generation.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._result is None and self._scheduler.is_closed:
+            self._set_result()
+        if self._result is None:
+            raise UsageError("the generation has not ended: iterate it to its end, or close it")
+        return self._result
+
+    def run_ahead(self) -> None:
+        """Write the whole text from now on, whether or not somebody takes tokens.
+
+        Raises SessionClosed, and UsageError in a callback of the session.
+        """
+        with self._scheduler.waiting():
+            self._request.runs_ahead = True
+            self._scheduler.want(self._request)
+
+    def tell(self, item: Any) -> None:
+        """Yield `item` before the tokens to come; for the request's callback."""
+        self._request.deliver(Handover([item]))
+
+    def cancel(self) -> None:
+        """End the text soon, from any thread; its finish reason is "cancelled"."""
+        self._scheduler.cancel(self._request)
+
+    def close(self) -> None:
+        """End the text and wait until the engine is free. Idempotent, from any thread.
+
+        Raises UsageError in a callback of the generation itself.
+        """
+        self._users.close(self.cancel, self._leave)
+
+    def __del__(self) -> None:
+        # the garbage collector may run within the models' calls: the engine's thread cleans up
+        if request := getattr(self, "_request", None):
+            self._scheduler.leave(request)
+
+    def _wait(self) -> None:
+        """Wait until there is a token to take or the text has ended."""
+        if self._end is None and self._handovers.empty():
+            self._scheduler.want(self._request)
+        while self._end is None and not self._events:
+            try:
+                handover = self._handovers.get(timeout=POLL_S)
+            except Empty:
+                # a call that was about to begin when it was cancelled has not heard of it
+                if self._request.cancelled.is_set():
+                    self.cancel()
+            except BaseException:
+                self._leave()
+                raise
+            else:
+                self._events += handover.events
+                self._end = handover if handover.is_last else None
+
+    def _finish(self) -> None:
+        """Set the result at the end, or raise the error that is the end."""
+        failure = self._end.failure if self._end is not None else None
+        if isinstance(failure, SessionClosed):
+            raise failure
+        self._set_result()
+        if failure is not None and not isinstance(failure, Cancelled):
+            self._failure = failure if isinstance(failure, Exception) else None
+            raise failure
+
+    def _leave(self) -> None:
+        """End the text, and wait until the engine has let go of it."""
+        self._scheduler.leave(self._request)
+        while not self._request.ended.is_set():
+            with suppress(KeyboardInterrupt):
+                self.cancel()
+                self._request.ended.wait(POLL_S)
+        self._set_result()
+
+    def _set_result(self) -> None:
+        if self._result is None:
+            self._request.transcript.cancel()
+            self._request.forget_grammar()
+            self._result = self._request.result(self._load_s)
+
+
+def _guarded(progress: Progress, scheduler: Scheduler, users: Users) -> Progress:
+    """`progress`, during which neither the engine nor the stream may be closed.
+
+    It holds no reference to the stream, which ends when it is no longer referenced.
+    """
+
+    def guarded(what: str, share: float) -> None:
+        with scheduler.within(), users.within():
+            progress(what, share)
+
+    return guarded
