@@ -36,7 +36,7 @@ def begin_round(
     """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
     pair.check_cancelled()
     begun = pair.clock()
-    plan = planner.plan()
+    plan = planner.choose()
     grower = _ready_grower(pair, plan, int(tree.token[ROOT]), request.tally)
     found: Sequence[Rehearsed] = ()
     if grower is not None:
@@ -48,7 +48,7 @@ def begin_round(
     limits = rules.limits(
         n_free=pair.target.info.n_ctx - len(pair.committed),
         room=room,
-        n_hidden=planner.n_hidden if grower else 0,
+        n_hidden=planner.n_hidden() if grower else 0,
         min_confidence=planner.min_confidence() if grower else 0.0,
     )
     return RoundInProgress(
