@@ -17,8 +17,8 @@ START_SHARE, LATER_SHARE = 0.05, 0.0025
 """Guesses may cost a text 5 % of these, and 0.25 % of all."""
 PAIR_CREDIT = 1.5
 """They may cost a pair so many times what they may cost a text, until they save it again."""
-TRIAL_SHARE = 0.5
-"""Share of what guesses may cost a text that one round may cost before guesses have paid."""
+ROUND_SHARE = 0.5
+"""Share of what guesses may cost a text that one round may cost."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import theory
-from edgespec.engine.credit import TRIAL_SHARE, Credit
+from edgespec.engine.credit import ROUND_SHARE, Credit
 from edgespec.engine.drafting.remembering import Numbers
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits, most_probable
@@ -131,9 +131,7 @@ class RoundPlanner:
         least_s = known.step_s + known.overhead_s + row_s
         if promise <= 1 or reading_s > saved_s or risk_s < least_s:
             return RoundPlan(False, 0.0)
-        if credit.pays:
-            return RoundPlan(True, risk_s)
-        return RoundPlan(True, max(risk_s * TRIAL_SHARE, least_s), is_trial=True)
+        return RoundPlan(True, max(risk_s * ROUND_SHARE, least_s), is_trial=not credit.pays)
 
     @property
     def _prompts_s(self) -> float:
@@ -279,6 +277,7 @@ class RoundPlanner:
     def see_pass(self, n_rows: int, report: PassReport) -> None:
         """Learn from a pass over `n_rows` that was made to time it."""
         self.costs.curve.see_pass(n_rows, report)
+        self.costs.curve.timed_rows = max(self.costs.curve.timed_rows, n_rows)
 
     def see_reading(self, seconds: float) -> None:
         """Learn from the draft's reading of its unread tokens."""

@@ -40,12 +40,18 @@ def _unknown() -> Floats:
 class Knots:
     """Points of the curve: the compute time of passes by their octave of rows."""
 
+    max_variance: ClassVar[float] = 0.1
+    """Inner knots above this variance are dropped, so that their sizes are tried again."""
+    usual_growth: ClassVar[float] = 0.75
+    """Exponent of the extrapolation to fewer rows than were measured: seconds ~ rows^0.75."""
+
     rows: Floats = field(default_factory=_unknown)
     """Mean rows of these passes; 0 if none was measured."""
     seconds: Floats = field(default_factory=_unknown)
     """Compute time at slowdown 1, without stalls."""
     variance: Floats = field(default_factory=_unknown)
     """Variance of log(seconds)."""
+    _points: tuple[Floats, Floats] | None = None
 
     @property
     def known(self) -> NDArray[np.int64]:
@@ -53,8 +59,35 @@ class Knots:
         return np.flatnonzero(self.rows)
 
     def put(self, rows: float, seconds: float, variance: float) -> None:
-        n = octave(rows)
+        """Add or replace a knot."""
+        n, self._points = octave(rows), None
         self.rows[n], self.seconds[n], self.variance[n] = rows, seconds, variance
+
+    def age(self, newest: int, variance: float) -> None:
+        """Trust the inner knots but the `newest` less, and drop those that are not trusted."""
+        inner = self.known[1:-1]
+        others, self._points = inner[inner != newest], None
+        self.rows[others[self.variance[others] > self.max_variance]] = 0.0
+        self.variance[others] += variance
+
+    def points(self) -> tuple[Floats, Floats]:
+        """Rows and seconds of the non-decreasing curve, from one row on: averages adjacent knots
+        that decrease (pool adjacent violators)."""
+        if self._points is None:
+            known = self.known
+            pooled: list[tuple[float, float, int]] = []  # seconds, weight, number of knots
+            for knot_s, variance in zip(self.seconds[known], self.variance[known], strict=True):
+                pooled.append((knot_s, 1 / variance, 1))
+                while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
+                    (a, v, n), (b, w, m) = pooled.pop(-2), pooled.pop()
+                    pooled.append(((a * v + b * w) / (v + w), v + w, n + m))
+            rows = self.rows[known]
+            heights = [height for height, _, n in pooled for _ in range(n)]
+            fewer = 2.0 ** np.arange(N_OCTAVES)
+            fewer = fewer[fewer < (rows[0] if known.size else 0.0)]
+            below = [heights[0] * (n / rows[0]) ** self.usual_growth for n in fewer]
+            self._points = np.append(fewer, rows), np.array([*below, *heights])
+        return self._points
 
 
 @dataclass(slots=True, eq=False)
@@ -83,12 +116,8 @@ class PassCurve:
     """Increase of a knot's variance per pass of another size."""
     drift_variance: ClassVar[float] = 0.004
     """Increase of the slowdown's variance per pass."""
-    max_variance: ClassVar[float] = 0.1
-    """Inner knots above this variance are dropped, so that their sizes are tried again."""
     guessed_slope: ClassVar[float] = 0.1
     """Assumed cost of a further row relative to one row, until several rows were measured."""
-    usual_growth: ClassVar[float] = 0.75
-    """Exponent of the extrapolation to fewer rows than were measured: seconds ~ rows^0.75."""
     max_rise: ClassVar[float] = 1.3
     """Upper bound of a measured time relative to the expected time; longer ones are clipped."""
     idle_share: ClassVar[float] = 0.05
@@ -111,6 +140,8 @@ class PassCurve:
     """Variance of the logarithm of `measured_slowdown`."""
     n_context: int = 0
     """Tokens of context to which the knots apply."""
+    timed_rows: int = 0
+    """Most rows of the passes that were made to time them, by this run or an earlier one."""
 
     @property
     def slowdown(self) -> float:
@@ -133,8 +164,8 @@ class PassCurve:
         return self.knots.known.size > 0 or self.read_s > 0
 
     def has_size(self, n_rows: int) -> bool:
-        """True if passes over about `n_rows` were measured."""
-        return bool(self.knots.rows[octave(n_rows)])
+        """True if passes over about `n_rows` were measured or timed, if long ago."""
+        return n_rows <= self.timed_rows or bool(self.knots.rows[octave(n_rows)])
 
     @property
     def max_rows(self) -> float:
@@ -154,9 +185,9 @@ class PassCurve:
 
     def compute_s(self, n_rows: NDArray[Any]) -> Floats:
         """Compute times of passes over these numbers of rows, in ascending order."""
-        if not self.knots.known.size:
+        rows, seconds = self.knots.points()
+        if not len(rows):
             return np.zeros(len(n_rows))
-        rows, seconds = self._points()
         slope = self.guessed_slope * seconds[-1]
         if len(rows) > 1:  # times that noise made equal do not make further rows free
             mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
@@ -166,22 +197,6 @@ class PassCurve:
 
     def _compute_one_s(self, n_rows: float) -> float:
         return float(self.compute_s(np.array([n_rows]))[0])
-
-    def _points(self) -> tuple[list[float], list[float]]:
-        """Rows and seconds of the non-decreasing curve: averages adjacent knots that decrease
-        (pool adjacent violators)."""
-        known = self.knots.known
-        rows, seconds = self.knots.rows[known].tolist(), self.knots.seconds[known].tolist()
-        pooled: list[tuple[float, float, int]] = []  # seconds, weight, number of knots
-        for knot_s, variance in zip(seconds, self.knots.variance[known].tolist(), strict=True):
-            pooled.append((knot_s, 1 / variance, 1))
-            while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
-                (a, v, n), (b, w, m) = pooled.pop(-2), pooled.pop()
-                pooled.append(((a * v + b * w) / (v + w), v + w, n + m))
-        heights = [height for height, _, n in pooled for _ in range(n)]
-        fewer = [2.0**n for n in range(octave(rows[0]) + 1) if 2**n < rows[0]]
-        below_s = [heights[0] * (n / rows[0]) ** self.usual_growth for n in fewer]
-        return [*fewer, *rows], [*below_s, *heights]
 
     # What passes teach
 
@@ -231,9 +246,7 @@ class PassCurve:
             if known.size and 1 < rows < knots.rows[known[-1]]:
                 seconds = min(seconds, math.sqrt(seconds * expected_s))
             knots.put(rows, seconds / self.measured_slowdown, self.initial_variance)
-        others = known[1:-1][known[1:-1] != mine]
-        knots.rows[others[knots.variance[others] > self.max_variance]] = 0.0
-        knots.variance[others] += self.ageing_variance
+        knots.age(mine, self.ageing_variance)
 
     def _correct(self, n: int, rows: float, surprise: float) -> None:
         """Correct a knot and the slowdown after a pass over `rows` took exp(`surprise`) times as
@@ -245,8 +258,7 @@ class PassCurve:
         own, common = before / total, drifted / total  # Kalman gains
         at = float(knots.rows[n]) + own * (rows - float(knots.rows[n]))
         height = self._compute_one_s(at) / self.measured_slowdown * math.exp(own * surprise)
-        knots.rows[n], knots.seconds[n] = at, height
-        knots.variance[n] = max(self.min_variance, before * (1 - own))
+        knots.put(at, height, max(self.min_variance, before * (1 - own)))
         self.measured_slowdown *= math.exp(common * surprise)
         self.slowdown_variance = drifted * (1 - common)
 
@@ -259,10 +271,11 @@ class PassCurve:
         knots, known = self.knots, self.knots.known
         expected_s = self._compute_one_s(rows)
         row_s = ratio * (seconds - expected_s) / rows / self.measured_slowdown
-        least_s = min(1.0, seconds / expected_s) * knots.seconds[known]
-        grown_s = knots.seconds[known] + row_s * knots.rows[known]
-        knots.seconds[known] = np.maximum(np.maximum(least_s, grown_s), MIN_S)
-        knots.variance[known] = np.maximum(knots.variance[known], self.initial_variance)
+        least = min(1.0, seconds / expected_s)
+        for n in known.tolist():
+            before_s, its_rows = float(knots.seconds[n]), float(knots.rows[n])
+            knot_s = max(least * before_s, before_s + row_s * its_rows, MIN_S)
+            knots.put(its_rows, knot_s, max(float(knots.variance[n]), self.initial_variance))
 
     def _see_contention(self, n_rows: int, wall_s: float) -> None:
         compute_s = self._compute_one_s(n_rows)
@@ -288,7 +301,8 @@ class PassCurve:
 
     def state(self) -> dict[str, float]:
         """What `restore` takes, by names of fields and octaves."""
-        numbers = {"contention": self.contention, **self.experts.state()}
+        numbers = {"contention": self.contention, "timed_rows": float(self.timed_rows)}
+        numbers |= self.experts.state()
         for n in self.knots.known.tolist():
             numbers[f"rows {n}"] = float(self.knots.rows[n])
             numbers[f"seconds {n}"] = float(self.knots.seconds[n])
@@ -301,6 +315,7 @@ class PassCurve:
         now, slowdown, self.knots = self.knots, self.slowdown, Knots()
         self.measured_slowdown = 0.0
         self.contention = within(numbers, "contention", 4.0, self.contention)
+        self.timed_rows = max(self.timed_rows, int(within(numbers, "timed_rows", MAX_ROWS)))
         self.experts.restore(numbers)
         for n in range(N_OCTAVES):
             rows = within(numbers, f"rows {n}", MAX_ROWS)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from edgespec import theory
-from edgespec.engine.cost_key import CostKey
 from edgespec.engine.credit import Credit
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.remembering import Learnt, Numbers
 from edgespec.engine.expert_stalls import ExpertStalls
-from edgespec.engine.learning import draft_share, latest_costs
+from edgespec.engine.learning import CostKey, draft_share, latest_costs
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.round_costs import RoundCosts
 from edgespec.memory.budget import MemoryPlan
