@@ -296,7 +296,7 @@ class RoundPlanner:
         if not outcome.guessed:
             known.fade()
             credit.fade()
-            n_rounds = HIT_ROUNDS if any(one.was_first for one in outcome.found) else 1
+            n_rounds = HIT_ROUNDS if outcome.free_hit else 1
             credit.pause_left = max(0, credit.pause_left - n_rounds)
         else:
             if outcome.reading_s:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgespec.engine.credit import PAIR_CREDIT, START_SHARE, Credit
 from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.expert_stalls import ExpertStalls
-from edgespec.engine.outcome import PathNode, Rehearsed, RoundOutcome
+from edgespec.engine.outcome import PathNode, RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
 from edgespec.engine.round_costs import RoundCosts
 from edgespec.engine.stop_rules import RoundSoFar
@@ -273,9 +273,8 @@ def test_right_guesses_at_nothing_shorten_a_pause() -> None:
     """A text that began to repeat itself went on without guesses."""
     value = rounds(begun(draft_share=0.05), *[FAILED, PLAIN, PLAIN] * 3)
     left = value.credit.pause_left
-    hit, miss = (Rehearsed(0.97, is_right, 0.99, is_right) for is_right in (True, False))
-    assert rounds(value, replace(PLAIN, found=[miss])).credit.pause_left == left - 1
-    assert rounds(value, replace(PLAIN, found=[hit])).credit.pause_left == max(0, left - 8)
+    assert rounds(value, PLAIN).credit.pause_left == left - 1
+    assert rounds(value, replace(PLAIN, free_hit=True)).credit.pause_left == max(0, left - 8)
 
 
 def test_drafting_goes_on_beside_a_pass_where_the_pass_waits_for_reads() -> None:
