@@ -13,10 +13,10 @@ from edgespec.engine.round_costs import FADE, MAX_RECALLED
 
 START_TOKENS = 64
 """Tokens of a text from which guesses have credit, beside its prompt."""
-START_SHARE, LATER_SHARE = 0.05, 0.0025
-"""Guesses may cost a text 5 % of these, and 0.25 % of all."""
-PAIR_CREDIT = 1.5
-"""They may cost a pair so many times what they may cost a text, until they save it again."""
+START_SHARE, LATER_SHARE = 0.05, 0.002
+"""Guesses may cost a text 5 % of these, and 0.2 % of all."""
+PAIR_CREDIT = 1.25
+"""They may cost a pair so many times that, until they save it again."""
 ROUND_SHARE = 0.5
 """Share of what guesses may cost a text that one round may cost."""
 

@@ -276,8 +276,7 @@ class RoundPlanner:
 
     def see_pass(self, n_rows: int, report: PassReport) -> None:
         """Learn from a pass over `n_rows` that was made to time it."""
-        self.costs.curve.see_pass(n_rows, report)
-        self.costs.curve.timed_rows = max(self.costs.curve.timed_rows, n_rows)
+        self.costs.curve.see_timed(n_rows, report)
 
     def see_reading(self, seconds: float) -> None:
         """Learn from the draft's reading of its unread tokens."""

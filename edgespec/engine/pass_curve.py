@@ -63,12 +63,14 @@ class Knots:
         n, self._points = octave(rows), None
         self.rows[n], self.seconds[n], self.variance[n] = rows, seconds, variance
 
-    def age(self, newest: int, variance: float) -> None:
-        """Trust the inner knots but the `newest` less, and drop those that are not trusted."""
+    def age(self, newest: int, variance: float, timed_rows: int) -> None:
+        """Trust the inner knots but the `newest` less, and drop those that are not trusted, unless
+        they were timed."""
         inner = self.known[1:-1]
         others, self._points = inner[inner != newest], None
-        self.rows[others[self.variance[others] > self.max_variance]] = 0.0
-        self.variance[others] += variance
+        old = others[self.variance[others] > self.max_variance]
+        self.rows[old[self.rows[old] > timed_rows]] = 0.0
+        self.variance[others] = np.minimum(self.variance[others], self.max_variance) + variance
 
     def points(self) -> tuple[Floats, Floats]:
         """Rows and seconds of the non-decreasing curve, from one row on: averages adjacent knots
@@ -141,7 +143,8 @@ class PassCurve:
     n_context: int = 0
     """Tokens of context to which the knots apply."""
     timed_rows: int = 0
-    """Most rows of the passes that were made to time them, by this run or an earlier one."""
+    """Most rows of the passes that were made to time them, by this run or an earlier one. Sizes up
+    to that are not forgotten: where a pass takes a step, other sizes do not tell."""
 
     @property
     def slowdown(self) -> float:
@@ -164,8 +167,8 @@ class PassCurve:
         return self.knots.known.size > 0 or self.read_s > 0
 
     def has_size(self, n_rows: int) -> bool:
-        """True if passes over about `n_rows` were measured or timed, if long ago."""
-        return n_rows <= self.timed_rows or bool(self.knots.rows[octave(n_rows)])
+        """True if passes over about `n_rows` were measured."""
+        return bool(self.knots.rows[octave(n_rows)])
 
     @property
     def max_rows(self) -> float:
@@ -230,7 +233,12 @@ class PassCurve:
             self.experts.see_pass(n_rows, report)
             self._see_compute(n_rows, max(0.0, report.wall_s - report.stall_s))
 
-    def _see_compute(self, rows: float, seconds: float) -> None:
+    def see_timed(self, n_rows: int, report: PassReport) -> None:
+        """Learn from a pass over `n_rows` that was made to time it, the fastest of several."""
+        self.timed_rows = max(self.timed_rows, n_rows)
+        self._see_compute(n_rows, report.wall_s - report.stall_s, is_timed=True)
+
+    def _see_compute(self, rows: float, seconds: float, is_timed: bool = False) -> None:
         """Learn from a pass over `rows` with this compute time."""
         seconds = max(seconds, MIN_S)
         knots, known, mine = self.knots, self.knots.known, octave(rows)
@@ -243,10 +251,10 @@ class PassCurve:
         if knots.rows[mine]:
             self._correct(mine, rows, math.log(seconds / expected_s))
         else:
-            if known.size and 1 < rows < knots.rows[known[-1]]:
+            if known.size and 1 < rows < knots.rows[known[-1]] and not is_timed:
                 seconds = min(seconds, math.sqrt(seconds * expected_s))
             knots.put(rows, seconds / self.measured_slowdown, self.initial_variance)
-        knots.age(mine, self.ageing_variance)
+        knots.age(mine, self.ageing_variance, self.timed_rows)
 
     def _correct(self, n: int, rows: float, surprise: float) -> None:
         """Correct a knot and the slowdown after a pass over `rows` took exp(`surprise`) times as

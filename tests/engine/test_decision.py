@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.engine.credit import PAIR_CREDIT, START_SHARE, Credit
+from edgespec.engine.credit import LATER_SHARE, PAIR_CREDIT, START_SHARE, Credit
 from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.expert_stalls import ExpertStalls
 from edgespec.engine.outcome import PathNode, RoundOutcome
@@ -178,7 +178,7 @@ def test_a_long_prompt_gives_credit_for_the_draft_to_read_it() -> None:
     value.see_prompt(PassReport(wall_s=400 * value.costs.plain_s(), n_tokens=4000))
     n_tokens = value.credit.prompt_tokens
     assert n_tokens == pytest.approx(400, rel=0.05)
-    assert value.credit.left == pytest.approx(before + 0.0525 * n_tokens)
+    assert value.credit.left == pytest.approx(before + (START_SHARE + LATER_SHARE) * n_tokens)
 
 
 # What guesses cost a pair

@@ -244,6 +244,16 @@ def test_a_slow_first_pass_between_known_sizes_counts_half() -> None:
     assert passes((8, 0.06), curve=known).second(8) == pytest.approx(0.06)
 
 
+def test_a_step_that_was_timed_is_known_at_once_and_not_forgotten() -> None:
+    """Half as dear as it is, and forgotten after thirty rounds without guesses."""
+    curve = after_prompt(PassReport(wall_s=0.4, n_tokens=32))
+    for n_rows, seconds in ((8, 0.12), (2, 0.074)):
+        curve.see_timed(n_rows, PassReport(wall_s=seconds))
+    curve = passes(*[(1, 0.04)] * 90, curve=curve)
+    assert curve.second(2) == pytest.approx(0.074, rel=0.05)
+    assert curve.second(8) == pytest.approx(0.12, rel=0.05)
+
+
 def test_a_slow_pass_moves_a_price_less_than_a_fast_one() -> None:
     known = passes(*[(1, 0.04)] * 3)
     assert passes((1, 0.12), curve=known).second(1) < 0.045
