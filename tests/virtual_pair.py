@@ -152,6 +152,8 @@ class Measured:
     seconds: float
     """After the target has read the prompt and timed its passes; the draft's reading counts."""
     result: GenerationResult = field(repr=False)
+    timing_s: float = 0.0
+    """Seconds of passes that were made to time them."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -188,8 +190,9 @@ def run(
                 while True:
                     next(events)
             except StopIteration as end:
-                seconds = clock.now - begun - prompt_s - (target.timing_s - timing_s)
-                measured.append(Measured(seconds, end.value))
+                timing_s = target.timing_s - timing_s
+                seconds = clock.now - begun - prompt_s - timing_s
+                measured.append(Measured(seconds, end.value, timing_s))
     return measured
 
 

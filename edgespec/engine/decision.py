@@ -1,23 +1,24 @@
 """The round planner: decides on drafting, tree size, nodes to verify, and overlap with the pass.
 
-A frozen value; each round returns its successor. It reads no clock and calls no model.
+One mutable object, which rounds teach. It reads no clock and calls no model.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import theory
-from edgespec.engine.account import TextAccount
+from edgespec.engine.credit import ROUND_SHARE, Credit
 from edgespec.engine.drafting.remembering import Numbers
-from edgespec.engine.experience import FADE, Experience, Floats
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits, most_probable
+from edgespec.engine.pass_curve import Floats
+from edgespec.engine.round_costs import RoundCosts
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
@@ -26,8 +27,6 @@ HIT_ROUNDS = 8
 """Rounds of a pause that a right guess counts for which cost nothing and was not verified."""
 MAX_LINE = 16
 """Longest line of guesses that is considered before any was drafted."""
-TRIAL_SHARE = 0.5
-"""Share of what guesses may cost a text that one round may cost before guesses have paid."""
 
 
 class Point(NamedTuple):
@@ -54,7 +53,7 @@ class RoundPlan:
     """True if guesses have not paid yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RoundPlanner:
     """Chooses the round with the most expected tokens per second.
 
@@ -63,8 +62,8 @@ class RoundPlanner:
     rate of nodes yet to be drafted; seconds from the pass curve and the cost of draft steps.
 
     What a draft brings is found by trying it: a real tree early in a text, and after rounds that
-    did not pay again after 2, 4, 8, ... rounds without guesses (`Payoff`). What trying may cost a
-    text is bounded (`TextAccount`).
+    did not pay again after 2, 4, 8, ... rounds without guesses. What trying may cost a pair and a
+    text is bounded (`Credit`).
     """
 
     horizons: ClassVar[tuple[int, ...]] = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -72,8 +71,8 @@ class RoundPlanner:
     min_benefit_ratio: ClassVar[float] = 0.5
     """Least expected benefit of a guess that needs no draft step, relative to its row's cost."""
 
-    experience: Experience = field(default_factory=Experience)
-    account: TextAccount = field(default_factory=TextAccount)
+    costs: RoundCosts = field(default_factory=RoundCosts)
+    credit: Credit = field(default_factory=Credit)
     stop_rule: StopRule | None = None
     """Decides when to verify, in place of the planner, which still decides whether to guess."""
     may_step_aside: bool = True
@@ -91,7 +90,7 @@ class RoundPlanner:
 
     # Before a run
 
-    def prospect(self, tokens: Floats | None = None) -> Point:
+    def plan_score(self, tokens: Floats | None = None) -> Point:
         """The best round before any tree exists.
 
         `tokens` are the expected tokens of rounds with 0, 1, 2, ... guesses, by default the typical
@@ -99,9 +98,8 @@ class RoundPlanner:
         """
         if tokens is None:
             tokens = theory.tree_tokens(np.arange(self.max_rows, dtype=np.float64))
-        n_guesses = np.arange(len(tokens))
-        seconds = self.experience.guessing_s(n_guesses)
-        seconds[0] = self.experience.curve.second(1) + self.experience.plain_overhead_s
+        seconds = self.costs.guessing_s(np.arange(len(tokens)))
+        seconds[0] = self.costs.curve.second(1) + self.costs.plain_overhead_s
         best = int((tokens / np.maximum(seconds, 1e-9)).argmax())
         return Point(1 + best, best, float(tokens[best]) - 1, float(seconds[best]))
 
@@ -110,44 +108,37 @@ class RoundPlanner:
     @property
     def risk_s(self) -> float:
         """Seconds that guesses may cost the text from now on."""
-        return self.account.left * self._plain_s
+        return self.credit.left * self.costs.plain_s(self.n_texts)
 
     @property
-    def _plain_s(self) -> float:
-        """Seconds per token without guesses."""
-        return self.experience.plain_s_of(self.n_texts)
+    def rate(self) -> float:
+        """Tokens per second of late, at least that without guesses."""
+        return max(1.0, self.credit.speedup) / self.costs.plain_s()
 
-    def plan(self) -> RoundPlan:
+    def choose(self) -> RoundPlan:
         """Decide whether the next round guesses."""
-        known, text, plain_s = self.experience, self.account, self._plain_s
+        known, credit, n_texts = self.costs, self.credit, self.n_texts
         if not self.may_step_aside:
             return RoundPlan(True)
-        payoff, none = known.payoff, RoundPlan(False, 0.0)
-        max_guesses = max(1, min(MAX_LINE, self.max_rows // self.n_texts - 1))
-        if not known.is_sure or payoff.left:
-            return none
-        promise = known.promise(self.n_texts, max_guesses)
-        if promise <= 1:
-            return none
-        reading_s = known.reading_s(text.unread)
-        gain = 1 - 1 / payoff.speedup if payoff.pays else (1 - 1 / promise) / 2
-        if reading_s > gain * text.expected_tokens(self.n_texts) * plain_s:
-            return none
-        risk_s = self.risk_s - text.unpaid_s(reading_s)
-        row_s = known.curve.second(self.n_texts + 1) - known.curve.second(self.n_texts)
+        if not known.is_sure or credit.pause_left:
+            return RoundPlan(False, 0.0)
+        promise = known.promise(n_texts, max(1, min(MAX_LINE, self.max_rows // n_texts - 1)))
+        reading_s = known.reading_s(credit.unread)
+        gain = 1 - 1 / credit.speedup if credit.pays else (1 - 1 / promise) / 2
+        saved_s = gain * credit.expected_tokens(n_texts) * known.plain_s(n_texts)
+        risk_s = self.risk_s - reading_s
+        row_s = known.curve.second(n_texts + 1) - known.curve.second(n_texts)
         least_s = known.step_s + known.overhead_s + row_s
-        if risk_s < least_s:
-            return none
-        if payoff.pays:
-            return RoundPlan(True, risk_s)
-        return RoundPlan(True, max(risk_s * TRIAL_SHARE, least_s), is_trial=True)
+        if promise <= 1 or reading_s > saved_s or risk_s < least_s:
+            return RoundPlan(False, 0.0)
+        return RoundPlan(True, max(risk_s * ROUND_SHARE, least_s), is_trial=not credit.pays)
 
     @property
     def _prompts_s(self) -> float:
         """Seconds that prompt rows add to a pass without guesses."""
         if not self.n_prompt_rows:
             return 0.0
-        curve, n_texts = self.experience.curve, self.n_texts
+        curve, n_texts = self.costs.curve, self.n_texts
         return curve.second(n_texts + self.n_prompt_rows) - curve.second(n_texts)
 
     def drafts_beside(self, n_rows: int) -> bool:
@@ -156,50 +147,49 @@ class RoundPlanner:
 
     def _saved_beside_s(self, n_rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Net seconds that drafting during passes saves; negative if it costs more."""
-        curve = self.experience.curve
+        curve = self.costs.curve
         if not self.may_overlap or not curve.read_s:
             return np.full(len(n_rows), -math.inf)
         longer_s = curve.seconds(n_rows, beside=True) - curve.seconds(n_rows)
-        return self.experience.kept_s - longer_s
+        return self.costs.kept_s - longer_s
 
     # While a round's tree grows
 
-    def grows_on(self, plan: RoundPlan, so_far: RoundSoFar) -> bool:
+    def grow_on(self, plan: RoundPlan, so_far: RoundSoFar) -> bool:
         """True if another draft step is better than verifying now."""
         if not so_far.open_nodes:
             return False
         if self.stop_rule is not None:
             return not self.stop_rule.fires(so_far)
-        if not self.experience.curve.is_known:
+        if not self.costs.curve.is_known:
             return so_far.draft_steps < 1
         return self._best(plan, so_far, self.horizons).n_steps > 0
 
     def best(self, plan: RoundPlan, so_far: RoundSoFar) -> Point:
         """The best point without further draft steps: how many nodes to verify."""
-        if self.stop_rule is not None or not self.experience.curve.is_known:
+        if self.stop_rule is not None or not self.costs.curve.is_known:
             n_rows = len(so_far.tree)
             accepted = float(so_far.tree.cumulative[:n_rows].sum()) - 1
-            return Point(n_rows, 0, accepted, self.experience.curve.second(n_rows))
+            return Point(n_rows, 0, accepted, self.costs.curve.second(n_rows))
         return self._best(plan, so_far, ())
 
     def min_confidence(self) -> float:
         """Least cumulative confidence of guesses that need no draft step."""
-        if self.stop_rule is not None or not self.experience.tries:
+        if self.stop_rule is not None or not self.costs.tries:
             return 0.0
-        first, last = self.experience.curve.compute_s(np.array([1, self.max_rows]))
+        first, last = self.costs.curve.compute_s(np.array([1, self.max_rows]))
         row_s = (last - first) / max(1, self.max_rows - 1)
-        return float(self.min_benefit_ratio * row_s * self.experience.rate)
+        return float(self.min_benefit_ratio * row_s * self.rate)
 
-    @property
-    def n_hidden(self) -> int:
-        """Number of rows whose compute time is hidden by the reads of a pass."""
-        compute_s = self.experience.curve.compute_s(np.arange(1, self.max_rows + 1))
-        return int(np.searchsorted(compute_s, self.experience.curve.read_s, side="right"))
+    def n_hidden(self, most: int | None = None) -> int:
+        """Number of rows, up to `most`, whose compute time is hidden by the reads of a pass."""
+        compute_s = self.costs.curve.compute_s(np.arange(1, (most or self.max_rows) + 1))
+        return int(np.searchsorted(compute_s, self.costs.curve.read_s, side="right"))
 
     def _best(self, plan: RoundPlan, so_far: RoundSoFar, horizons: tuple[int, ...]) -> Point:
         """The best point from here on that `plan` allows, with no further step or as many as one of
         `horizons`."""
-        tree, spent_s, known = so_far.tree, so_far.draft_s, self.experience
+        tree, spent_s, known = so_far.tree, so_far.draft_s, self.costs
         n_grown = horizons[-1] * so_far.n_ends if horizons else 0
         order, rows = self._rows(tree, n_grown)
         ranked = tree.cumulative[order]
@@ -217,14 +207,14 @@ class RoundPlanner:
         # drafting during a pass has half of the cores
         pass_s -= np.clip(self._saved_beside_s(rows), 0.0, 0.5 * pass_s)
         step_s = known.step_s
-        late = known.late(self.n_texts)
+        late, late_s = self.credit.tokens, self.credit.plain_tokens * known.plain_s(self.n_texts)
         best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
 
         def consider(n_steps: int, accepted: NDArray[np.float64], first_row: int) -> None:
             nonlocal best, best_value
             steps_s = -(-n_steps // so_far.step_depth) * step_s
             seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + steps_s
-            values = late.rate_with(self.n_texts + accepted, spent_s + seconds)
+            values = (late + self.n_texts + accepted) / np.maximum(late_s + spent_s + seconds, 1e-9)
             if tree.draws:  # drawn guesses must all be verified
                 values[: n_nodes + n_steps - first_row] = -math.inf
             if plan.risk_s != math.inf:
@@ -260,102 +250,91 @@ class RoundPlanner:
             n_lines = tree.branch_count(order.tolist())
         return order, np.append(rows, rows[-1] + n_lines * np.arange(1, n_grown + 1))
 
-    # After a round
+    # Texts
 
-    def begin_text(self, n_unread: int, room: int) -> RoundPlanner:
-        """The planner for a new text of at most `room` tokens, `n_unread` of which the draft has
-        yet to read."""
-        payoff = self.experience.payoff.in_another_text()
-        return replace(
-            self,
-            experience=replace(self.experience, payoff=payoff),
-            account=TextAccount.of(n_unread, room),
-        )
+    def begin_text(self, n_unread: int, room: int, n_others: int = 0) -> None:
+        """Begin a text of at most `room` tokens, `n_unread` of which the draft has yet to read,
+        beside `n_others`."""
+        if n_others:
+            self.credit.join_text(n_unread, room)
+        else:
+            self.credit.begin_text(n_unread, room)
 
-    def join_text(self, n_unread: int, room: int) -> RoundPlanner:
-        """The planner after one more text joined the active ones."""
-        other = TextAccount.of(n_unread, room)
-        return replace(self, account=self.account.with_text(other))
+    def share_pass(self, n_texts: int, n_prompt_rows: int = 0) -> None:
+        """Plan for passes over `n_texts` texts and `n_prompt_rows` rows of prompts."""
+        if n_texts > self.n_texts:  # rounds of fewer texts were shorter
+            self.credit.fade(0.0)
+        self.n_texts, self.n_prompt_rows = n_texts, n_prompt_rows
 
-    def with_texts(self, n_unread: int, room: int) -> RoundPlanner:
-        """The planner for texts with `n_unread` tokens that the draft has not read and at most
-        `room` tokens to come, in total."""
-        return replace(self, account=replace(self.account, unread=n_unread, room=room))
+    # What rounds teach
 
-    def sharing(self, n_texts: int, n_prompt_rows: int) -> RoundPlanner:
-        """The planner for passes over `n_texts` texts and `n_prompt_rows` rows of prompts."""
-        after = replace(self, n_prompt_rows=n_prompt_rows)
-        if n_texts == self.n_texts:
-            return after
-        kept = 1.0 if n_texts < self.n_texts else 0.0
-        known = replace(self.experience, payoff=self.experience.payoff.faded(kept))
-        return replace(after, n_texts=n_texts, experience=known)
-
-    def observe_prompt(self, report: PassReport, n_context: int | None = None) -> RoundPlanner:
-        """The planner after the target read a prompt, at whose end the context has `n_context`
+    def see_prompt(self, report: PassReport, n_context: int | None = None) -> None:
+        """Learn from the target's reading of a prompt, at whose end the context has `n_context`
         tokens; None if passes serve several texts."""
-        known = self.experience.observe_prompt(report, n_context)
-        account = replace(self.account, prompt_s=report.wall_s)
-        return replace(self, experience=known, account=account)
+        self.costs.see_prompt(report, n_context)
+        self.credit.prompt_tokens += report.wall_s / self.costs.plain_s(self.n_texts)
 
-    def observe_size(self, n_rows: int, report: PassReport) -> RoundPlanner:
-        """The planner after a pass over `n_rows` that was made to time it."""
-        curve = self.experience.curve.with_pass(n_rows, report, drafted_beside=False)
-        return replace(self, experience=replace(self.experience, curve=curve))
+    def see_pass(self, n_rows: int, report: PassReport) -> None:
+        """Learn from a pass over `n_rows` that was made to time it."""
+        self.costs.curve.see_timed(n_rows, report)
 
-    def observe_reading(self, seconds: float) -> RoundPlanner:
-        """The planner after the draft read its unread tokens in this time."""
-        known, text = self.experience, self.account
-        if not text.unread:
-            return self
-        known = known.observe_reading(text.unread, seconds)
-        # what other processes hold up is not charged to guesses
-        charged_s = text.unpaid_s(min(seconds, known.reading_s(text.unread)))
-        account = replace(text, unread=0, lost=text.lost + charged_s / self._plain_s)
-        return replace(self, experience=known, account=account)
+    def see_reading(self, seconds: float) -> None:
+        """Learn from the draft's reading of its unread tokens."""
+        n_read = self.credit.unread
+        if n_read:
+            self.costs.see_reading(n_read, seconds)
+            # what other processes hold up is not charged to guesses
+            charged_s = min(seconds, self.costs.reading_s(n_read))
+            self.credit.lost += charged_s / self.costs.plain_s(self.n_texts)
+            self.credit.unread = 0
 
-    def observe(self, outcome: RoundOutcome) -> RoundPlanner:
-        """The planner after a round."""
-        known = self.experience.observe_costs(outcome)
-        account = self.account.with_round(outcome)
+    def see_round(self, outcome: RoundOutcome) -> None:
+        """Learn from a round."""
+        known, credit = self.costs, self.credit
+        known.see_costs(outcome)
         if not outcome.guessed:
-            n_rounds = HIT_ROUNDS if any(one.was_first for one in outcome.found) else 1
-            known = known.faded(FADE)
-            known = replace(known, payoff=known.payoff.with_plain_round(n_rounds))
-            return replace(self, experience=known, account=account)
-        known = known.observe_nodes(outcome.path_nodes)
-        # half of what came, which chance moves, and half of what was to be expected
-        expected = known.calibration / self.experience.calibration * outcome.expected
-        tokens = (outcome.n_tokens + outcome.n_texts + expected) / 2
-        token_s, seconds = self._charged_s(known, outcome)
-        reading_s = 0.0
-        if self.account.unread and outcome.reading_s:
-            known = known.observe_reading(self.account.unread, outcome.reading_s)
-            reading_s = min(outcome.reading_s, known.reading_s(self.account.unread))
-        known = replace(known, payoff=known.payoff.with_round(tokens, seconds / token_s))
-        lost = (seconds + reading_s) / token_s - outcome.n_tokens
-        rule = self.stop_rule.observe(outcome) if self.stop_rule is not None else None
-        account = replace(account, lost=account.lost + lost)
-        return replace(self, experience=known, account=account, stop_rule=rule)
+            known.fade()
+            credit.fade()
+            n_rounds = HIT_ROUNDS if outcome.free_hit else 1
+            credit.pause_left = max(0, credit.pause_left - n_rounds)
+        else:
+            if outcome.reading_s:
+                self.see_reading(outcome.reading_s)
+            before = known.calibration
+            known.see_nodes(outcome.path_nodes)
+            # half of what came, which chance moves, and half of what was to be expected
+            expected = known.calibration / before * outcome.expected
+            tokens = (outcome.n_tokens + outcome.n_texts + expected) / 2
+            cost = self._cost(outcome)
+            credit.see_guesses(tokens, cost)
+            credit.lost += cost - outcome.n_tokens
+            if self.stop_rule is not None:
+                self.stop_rule = self.stop_rule.observe(outcome)
+        credit.see_round(outcome.n_tokens, outcome.guessed)
 
-    def _charged_s(self, known: Experience, outcome: RoundOutcome) -> tuple[float, float]:
-        """Seconds of a token without guesses, and of this round as its guesses are charged for it:
-        what other processes held up is not their fault."""
-        curve, n_rows = known.curve, outcome.n_rows
-        token_s = known.plain_s_of(outcome.n_texts)
+    def _cost(self, outcome: RoundOutcome) -> float:
+        """Tokens without guesses in the time of a round with guesses, without what other processes
+        held up."""
+        known, curve, n_rows = self.costs, self.costs.curve, outcome.n_rows
+        token_s = known.plain_s(outcome.n_texts)
         pass_s = curve.second(n_rows, beside=outcome.steps_beside > 0) - self._prompts_s
         if outcome.first_row_stall_s is not None:
-            pass_s += outcome.choice_stall_s - curve.expert_s(n_rows)
+            pass_s += outcome.choice_stall_s - curve.experts.second(n_rows)
             if outcome.n_texts == 1:
                 # predictable tokens use experts that are in memory more often than others
-                token_s += outcome.first_row_stall_s - curve.expert_s(1)
+                token_s += outcome.first_row_stall_s - curve.experts.second(1)
         steps_s = min(outcome.growing_s, outcome.draft_steps * known.step_s)
-        return max(token_s, 1e-9), min(pass_s, outcome.pass_s) + steps_s + known.overhead_s
+        seconds = min(pass_s, outcome.pass_s) + steps_s + known.overhead_s
+        return seconds / max(token_s, 1e-9)
 
-    def state_dict(self) -> Numbers:
-        """State for `load_state_dict`."""
-        return self.experience.state_dict()
+    # What is remembered
 
-    def load_state_dict(self, numbers: Numbers) -> RoundPlanner:
-        """The planner with the state of an earlier run; invalid numbers are ignored."""
-        return replace(self, experience=self.experience.load_state_dict(numbers))
+    def state(self) -> dict[str, float]:
+        """What `restore` takes, by names of fields."""
+        return self.costs.state() | self.credit.state()
+
+    def restore(self, numbers: Numbers) -> None:
+        """Take the state of an earlier run, before the first round; invalid numbers are ignored."""
+        if numbers:
+            self.costs.restore(numbers)
+            self.credit.restore(numbers)

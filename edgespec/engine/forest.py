@@ -121,7 +121,7 @@ class Forest:
         while self._growths:
             check()
             open_nodes = self._open_nodes()
-            if not self._planner.grows_on(self._plan, self._so_far(open_nodes)):
+            if not self._planner.grow_on(self._plan, self._so_far(open_nodes)):
                 break
             if not self._step(open_nodes, is_beside=False):
                 break

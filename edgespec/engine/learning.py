@@ -5,20 +5,21 @@ Costs are stored by `CostKey`, weights of drafters by source. Reads no clock and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from edgespec.engine.cost_key import CostKey
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.remembering import Learnt, Memory, Numbers, renewed
-from edgespec.engine.experience import Experience
+from edgespec.engine.expert_stalls import ExpertStalls
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
+from edgespec.engine.round_costs import RoundCosts
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.texts import PassPart
-from edgespec.values import ModelInfo, PassReport
+from edgespec.values import ModelInfo, PagingStats, PassReport
 
 CONFIDENCES = "confidences"
 """Name of the calibration of drafters in the stored state."""
@@ -28,6 +29,58 @@ MIN_DRAFT_SHARE = 0.05
 TIMED_ROWS = (8, 2)
 """Rows of the passes that are timed before the first guess: where the time of a pass takes a step,
 besides one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostKey:
+    """Cache key of learnt costs: where the weights are, how fast they are read, and settings."""
+
+    streamed_tenths: int
+    """Streamed share of the weights, in tenths."""
+    threads: tuple[int, ...]
+    """Threads of the target and of the draft, without models that do not report them."""
+    rules: str = ""
+    """Engine settings that differ from their defaults."""
+    read_bytes_per_s: float = 0.0
+    """Speed of storage; 0 before it was measured."""
+    latency_s: float = 0.0
+    """Network latency in a pass."""
+
+    @classmethod
+    def of(cls, paging: PagingStats, threads: tuple[int, ...], rules: str = "") -> CostKey:
+        total_bytes = paging.pinned_bytes + paging.streamed_bytes
+        tenths = round(10 * paging.streamed_bytes / total_bytes) if total_bytes else 0
+        return cls(tenths, tuple(n for n in threads if n), rules)
+
+    def with_reads(self, nbytes: int, seconds: float) -> CostKey:
+        """The key after a pass that read `nbytes` in `seconds`."""
+        if nbytes <= 0 or seconds <= 0:
+            return self
+        return replace(self, read_bytes_per_s=nbytes / seconds)
+
+    @property
+    def share_name(self) -> str:
+        """The streamed share as text, the beginning of `name`."""
+        return f"{self.streamed_tenths} tenths streamed"
+
+    @property
+    def is_known(self) -> bool:
+        """True if the key is complete; with streamed weights, it needs a measured speed."""
+        return self.read_bytes_per_s > 0 or not self.streamed_tenths
+
+    @property
+    def name(self) -> str:
+        """The key as text. Speed and latency are rounded to powers of two, as a disk's speed varies
+        by 10 to 20 %."""
+        name = self.share_name
+        if self.threads:
+            name += f", {'+'.join(map(str, self.threads))} threads"
+        if self.streamed_tenths:
+            speed = max(self.read_bytes_per_s / 1e6, 1.0)
+            name += f", {1 << round(math.log2(speed))} MB/s"
+        if self.latency_s:
+            name += f", {1 << round(math.log2(max(1e3 * self.latency_s, 1.0)))} ms away"
+        return f"{name}, {self.rules}" if self.rules else name
 
 
 class Learning:
@@ -74,10 +127,7 @@ class Learning:
         `report` is the cost of reading the prompt, None before any pass; `n_context` is the length
         of the context at its end.
         """
-        if n_others:
-            self.planner = self.planner.join_text(n_unread, room)
-        else:
-            self.planner = self.planner.begin_text(n_unread, room)
+        self.planner.begin_text(n_unread, room, n_others)
         if report is not None:
             self.see_prompt(report, n_context)
 
@@ -85,26 +135,25 @@ class Learning:
         """Learn from the cost of reading a prompt, at whose end the context has `n_context` tokens;
         None for parts of several prompts."""
         if self._grower is not None:
-            self.planner = self.planner.observe_prompt(report, n_context)
+            self.planner.see_prompt(report, n_context)
             self._key = self._key.with_reads(report.bytes_read, report.read_s)
             self._recall_costs()
 
     def serve(self, n_texts: int, n_unread: int, room: int) -> None:
         """Plan for `n_texts` with `n_unread` tokens that no drafter has read and at most `room`
         tokens to come, in total."""
-        self.planner = self.planner.sharing(n_texts, 0).with_texts(n_unread, room)
+        self.planner.share_pass(n_texts)
+        self.planner.credit.unread, self.planner.credit.room = n_unread, room
 
     def share_pass(self, n_texts: int, prompts: Sequence[PassPart], max_nodes: int) -> None:
         """Plan for passes over `n_texts` trees with up to `max_nodes` nodes, and `prompts`."""
-        planner, n_prompt_rows = self.planner, sum(part.n_rows for part in prompts)
-        max_rows = max_nodes + n_prompt_rows
-        if prompts or (n_texts, max_rows) != (planner.n_texts, planner.max_rows):
-            self.planner = replace(planner.sharing(n_texts, n_prompt_rows), max_rows=max_rows)
+        n_prompt_rows = sum(part.n_rows for part in prompts)
+        self.planner.share_pass(n_texts, n_prompt_rows)
+        self.planner.max_rows = max_nodes + n_prompt_rows
 
     def n_hidden(self, most: int) -> int:
         """Number of rows, up to `most`, whose compute time is hidden by reads; 0 if unknown."""
-        is_known = self.planner.experience.curve.is_known
-        return replace(self.planner, max_rows=most).n_hidden if is_known else 0
+        return self.planner.n_hidden(most) if self.planner.costs.curve.is_known else 0
 
     def untimed(self, most: int) -> list[tuple[int, float]]:
         """Numbers of rows, up to `most`, whose passes are worth timing before the first guess, with
@@ -113,23 +162,23 @@ class Learning:
         planner = self.planner
         if self._grower is None or not self._is_resident or not planner.may_step_aside:
             return []
-        curve = planner.experience.curve
+        curve = planner.costs.curve
         return [(n, curve.second(n)) for n in TIMED_ROWS if n <= most and not curve.has_size(n)]
 
     def see_size(self, n_rows: int, report: PassReport) -> None:
         """Learn from a pass over `n_rows` that was made to time it."""
-        self.planner = self.planner.observe_size(n_rows, report)
+        self.planner.see_pass(n_rows, report)
 
     def see_reading(self, seconds: float) -> None:
         """Learn from the drafters' time for reading a prompt."""
-        self.planner = self.planner.observe_reading(seconds)
+        self.planner.see_reading(seconds)
 
     def see_round(self, outcome: RoundOutcome) -> None:
         """Learn from a round. After the first one, costs of earlier runs are no longer loaded."""
         if self._grower is not None:
             self._has_seen_rounds = True
             self._key = self._key.with_reads(outcome.bytes_read, outcome.read_s)
-            self.planner = self.planner.observe(outcome)
+            self.planner.see_round(outcome)
 
     def keep(self) -> None:
         """Store the learnt state for the next run."""
@@ -137,7 +186,7 @@ class Learning:
             return
         learnt = renewed(self._recalled, {CONFIDENCES: self._grower.mixer.state_dict()})
         if self._key.is_known:
-            learnt = renewed(learnt, {self._name_of_costs: self.planner.state_dict()})
+            learnt = renewed(learnt, {self._name_of_costs: self.planner.state()})
         self._memory.keep(learnt)
 
     def _recall_costs(self) -> None:
@@ -145,7 +194,7 @@ class Learning:
         name = self._name_of_costs
         if self._key.is_known and not self._has_seen_rounds and name != self._recalled_name:
             self._recalled_name = name
-            self.planner = self.planner.load_state_dict(self._recalled.get(name, {}))
+            self.planner.restore(self._recalled.get(name, {}))
 
     @property
     def _name_of_costs(self) -> str:
@@ -175,8 +224,8 @@ def _new_planner(
     info = target.info
     share = 0.0 if draft is None else draft_share(info, draft.info.size_bytes)
     return RoundPlanner(
-        experience=Experience(
-            PassCurve(used_share=info.used_share), draft_share=share, latency_s=info.latency_s
+        costs=RoundCosts(
+            PassCurve(ExpertStalls(info.used_share)), draft_share=share, latency_s=info.latency_s
         ),
         stop_rule=settings.new_stop_rule(),
         may_step_aside=settings.step_aside,

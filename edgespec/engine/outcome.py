@@ -24,20 +24,6 @@ class PathNode(NamedTuple):
     """Entropy of the drafter's distribution after it, in nats; 0 if no stop rule needs it."""
 
 
-class Rehearsed(NamedTuple):
-    """A committed token as a drafter would have guessed it: a rehearsal compares a drafter's
-    guesses with text that is already known, without a pass of the target."""
-
-    confidence: float
-    """Confidence of its first guess."""
-    was_first: bool
-    """True if that guess was right."""
-    claimed: float
-    """Sum of the confidences of all its guesses."""
-    was_right: bool
-    """True if one of them was right."""
-
-
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
     """The measurements of one round. Counts of guesses do not include the root."""
@@ -83,8 +69,8 @@ class RoundOutcome:
     """Draft steps during the pass."""
     expected: float = 0.0
     """Expected number of accepted guesses."""
-    found: Sequence[Rehearsed] = ()
-    """Rehearsal of a free drafter on the latest token, in a round without guesses."""
+    free_hit: bool = False
+    """True if a free drafter would have guessed the latest token, in a round without guesses."""
     path_nodes: Sequence[PathNode] = ()
     """Nodes of the accepted path that had guesses below them."""
     verified_by: Mapping[str, int] = field(default_factory=dict)

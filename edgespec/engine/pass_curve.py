@@ -1,67 +1,107 @@
 """Duration of a target pass as a function of its rows, learnt from measured passes.
 
-A frozen value; it reads no clock and calls no model.
+It reads no clock and calls no model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec import theory
-from edgespec.engine.drafting.remembering import Numbers
+from edgespec.engine.drafting.remembering import MAX_S, Numbers, within
+from edgespec.engine.expert_stalls import ExpertStalls
 from edgespec.values import PassReport
 
-MAX_S, MAX_ROWS = 1e4, 1e4
-"""Larger values in stored state are ignored."""
+Floats = NDArray[np.float64]
+
+MAX_ROWS = 1e4
+"""More rows in stored state are ignored."""
 MIN_S = 1e-7
 """Shorter compute times count as this."""
 
 
-class Knot(NamedTuple):
-    """A point of the curve: the estimated compute time of passes with about `rows` rows."""
+def octave(rows: float) -> int:
+    """The size class of a number of rows: 1, 2, 3-5, 6-11, ..."""
+    return round(math.log2(max(rows, 1.0)))
 
-    rows: float
-    seconds: float
+
+N_OCTAVES = octave(MAX_ROWS) + 1
+
+
+def _unknown() -> Floats:
+    return np.zeros(N_OCTAVES)
+
+
+@dataclass(slots=True, eq=False)
+class Knots:
+    """Points of the curve: the compute time of passes by their octave of rows."""
+
+    max_variance: ClassVar[float] = 0.1
+    """Inner knots above this variance are dropped, so that their sizes are tried again."""
+    usual_growth: ClassVar[float] = 0.75
+    """Exponent of the extrapolation to fewer rows than were measured: seconds ~ rows^0.75."""
+
+    rows: Floats = field(default_factory=_unknown)
+    """Mean rows of these passes; 0 if none was measured."""
+    seconds: Floats = field(default_factory=_unknown)
     """Compute time at slowdown 1, without stalls."""
-    variance: float
+    variance: Floats = field(default_factory=_unknown)
     """Variance of log(seconds)."""
+    _points: tuple[Floats, Floats] | None = None
+
+    @property
+    def known(self) -> NDArray[np.int64]:
+        """Octaves with measured passes, ascending."""
+        return np.flatnonzero(self.rows)
+
+    def put(self, rows: float, seconds: float, variance: float) -> None:
+        """Add or replace a knot."""
+        n, self._points = octave(rows), None
+        self.rows[n], self.seconds[n], self.variance[n] = rows, seconds, variance
+
+    def age(self, newest: int, variance: float, timed_rows: int) -> None:
+        """Trust the inner knots but the `newest` less, and drop those that are not trusted, unless
+        they were timed."""
+        inner = self.known[1:-1]
+        others, self._points = inner[inner != newest], None
+        old = others[self.variance[others] > self.max_variance]
+        self.rows[old[self.rows[old] > timed_rows]] = 0.0
+        self.variance[others] = np.minimum(self.variance[others], self.max_variance) + variance
+
+    def points(self) -> tuple[Floats, Floats]:
+        """Rows and seconds of the non-decreasing curve, from one row on: averages adjacent knots
+        that decrease (pool adjacent violators)."""
+        if self._points is None:
+            known = self.known
+            pooled: list[tuple[float, float, int]] = []  # seconds, weight, number of knots
+            for knot_s, variance in zip(self.seconds[known], self.variance[known], strict=True):
+                pooled.append((knot_s, 1 / variance, 1))
+                while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
+                    (a, v, n), (b, w, m) = pooled.pop(-2), pooled.pop()
+                    pooled.append(((a * v + b * w) / (v + w), v + w, n + m))
+            rows = self.rows[known]
+            heights = [height for height, _, n in pooled for _ in range(n)]
+            fewer = 2.0 ** np.arange(N_OCTAVES)
+            fewer = fewer[fewer < (rows[0] if known.size else 0.0)]
+            below = [heights[0] * (n / rows[0]) ** self.usual_growth for n in fewer]
+            self._points = np.append(fewer, rows), np.array([*below, *heights])
+        return self._points
 
 
-class Wait(NamedTuple):
-    """Stalls of one pass for experts."""
-
-    rows: float
-    first_s: float
-    """Seconds of waiting for the experts of the first row."""
-    all_s: float
-    """Seconds of waiting for the experts of all rows."""
-
-
-SHARINGS: Final = np.linspace(0.0, 1.5, 31)
-"""Candidate values of `PassCurve.sharing`."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PassCurve:
     """Seconds of a pass by its rows: max(reading, computing) + waiting for experts.
 
-    Compute time is a piecewise linear, non-decreasing function with one knot per octave of rows
-    (1, 2, 3-5, 6-11, ...), so that it can have steps and kinks. The pass over the prompt gives the
-    first knot.
+    Compute time is a piecewise linear, non-decreasing function with one knot per octave of rows, so
+    that it can have steps and kinks. The pass over the prompt gives the first knot.
 
     All knots are multiplied by one slowdown, the current speed of the machine. The deviation of a
     pass from its prediction is divided between its knot and the slowdown in proportion to their
     variances (a Kalman filter). The first pass of a run rescales the knots of earlier runs.
-
-    The stall for a mixture's experts is proportional to the share of all experts that the rows
-    choose. For fine-grained experts, the stall of the first row gives the cost of one row, and that
-    of the others the similarity of the choices of adjacent rows.
     """
 
     initial_variance: ClassVar[float] = 0.04
@@ -78,52 +118,33 @@ class PassCurve:
     """Increase of a knot's variance per pass of another size."""
     drift_variance: ClassVar[float] = 0.004
     """Increase of the slowdown's variance per pass."""
-    max_variance: ClassVar[float] = 0.1
-    """Inner knots above this variance are dropped, so that their sizes are tried again."""
     guessed_slope: ClassVar[float] = 0.1
     """Assumed cost of a further row relative to one row, until several rows were measured."""
-    usual_growth: ClassVar[float] = 0.75
-    """Exponent of the extrapolation to fewer rows than were measured: seconds ~ rows^0.75."""
     max_rise: ClassVar[float] = 1.3
     """Upper bound of a measured time relative to the expected time; longer ones are clipped."""
     idle_share: ClassVar[float] = 0.05
     """Passes that stalled for a smaller share give only an upper bound of the read time."""
-    max_waits: ClassVar[int] = 16
-    """Number of passes over several rows from which `sharing` is fitted."""
-    prior_waits: ClassVar[int] = 4
-    """Weight of the prior `sharing`, as a number of passes over two rows."""
-    fine_share: ClassVar[float] = 0.125
-    """Experts are fine-grained if one row uses at most this share of them."""
-    first_row_share: ClassVar[float] = 0.05
-    """Weight of the newest pass in `all_experts_s`, after many passes."""
     min_growth: ClassVar[float] = 1 / 16
     """Least relative change of the context at which a change of pass time is attributed to
     attention."""
     short_text: ClassVar[int] = 512
     """Least absolute change for the same, in tokens."""
 
-    used_share: float = 1.0
-    """Share of a mixture's experts that one row uses; 1 for a dense model."""
-    all_experts_s: float = 0.0
-    """Estimated stall of a pass whose rows choose all experts."""
-    n_first_rows: int = 0
-    """Number of first-row stalls in this estimate."""
-    sharing: float = theory.USUAL_SHARING
-    """Exponent: n adjacent rows choose as many distinct experts as n^sharing independent rows."""
-    waits: tuple[Wait, ...] = ()
-    """Stalls of the latest passes over several rows."""
+    experts: ExpertStalls = field(default_factory=ExpertStalls)
     read_s: float = 0.0
     """Seconds of reading the streamed segments, once per pass."""
     contention: float = 1.0
     """Relative increase of the compute time while a draft runs; 1 is an even share of the cores."""
-    knots: tuple[Knot, ...] = ()
-    """Points of the curve, ascending by rows."""
+    knots: Knots = field(default_factory=Knots)
     measured_slowdown: float = 0.0
     """Current compute time relative to the knots; 0 before this run's first pass."""
     slowdown_variance: float = 0.0
     """Variance of the logarithm of `measured_slowdown`."""
     n_context: int = 0
     """Tokens of context to which the knots apply."""
+    timed_rows: int = 0
+    """Most rows of the passes that were made to time them, by this run or an earlier one. Sizes up
+    to that are not forgotten: where a pass takes a step, other sizes do not tell."""
 
     @property
     def slowdown(self) -> float:
@@ -136,52 +157,40 @@ class PassCurve:
         the state of an earlier run, or at once if reading takes longer than computing."""
         if self.read_s > self._compute_one_s(1):
             return True
-        is_precise = bool(self.knots) and self.knots[0].variance < self.sure_variance
-        return is_precise and self.slowdown_variance < self.initial_variance
+        known = self.knots.known
+        is_precise = known.size > 0 and self.knots.variance[known[0]] < self.sure_variance
+        return bool(is_precise) and self.slowdown_variance < self.initial_variance
 
     @property
     def is_known(self) -> bool:
         """True if at least one pass was measured."""
-        return bool(self.knots) or self.read_s > 0
+        return self.knots.known.size > 0 or self.read_s > 0
 
     def has_size(self, n_rows: int) -> bool:
         """True if passes over about `n_rows` were measured."""
-        return any(_octave(knot.rows) == _octave(n_rows) for knot in self.knots)
+        return bool(self.knots.rows[octave(n_rows)])
 
-    def with_prompt(self, report: PassReport, n_context: int | None = None) -> PassCurve:
-        """The curve after reading a prompt, at whose end the context has `n_context` tokens; None
-        if passes serve several texts."""
-        passes = max(1, report.passes)
-        rows, wall_s = report.n_tokens / passes, report.wall_s / passes
-        choice_s, stall_s = report.choice_stall_s / passes, report.stall_s / passes
-        read_s = self._read_s_after(wall_s - choice_s, stall_s - choice_s, report.read_s / passes)
-        n_before, n_now = self.n_context, self.n_context if n_context is None else n_context
-        after = replace(self, read_s=read_s, n_context=n_now)
-        if rows < 1:
-            return after
-        after = after._with_all_experts(rows, choice_s)
-        grown = n_now - report.n_tokens / 2 - n_before
-        is_telling = abs(grown) > max(self.short_text, self.min_growth * n_now)
-        if n_context is None or not self.measured_slowdown or not is_telling:
-            return after._with_knot(rows, wall_s - stall_s)
-        return after._with_attention(rows, wall_s - stall_s, (n_now - n_before) / grown)
+    @property
+    def max_rows(self) -> float:
+        """Most rows of a pass."""
+        return min(MAX_ROWS, self.experts.max_rows)
 
-    def with_pass(self, n_rows: int, report: PassReport, drafted_beside: bool) -> PassCurve:
-        """The curve after a pass over `n_rows`. A pass beside drafting (`drafted_beside`) updates
-        the contention instead of the compute time."""
-        idle_s = report.stall_s - report.choice_stall_s
-        compute_s = max(0.0, report.wall_s - report.stall_s)
-        rest_s = report.wall_s - report.choice_stall_s
-        after = replace(self, read_s=self._read_s_after(rest_s, idle_s, report.read_s))
-        if drafted_beside:
-            return after._with_contention(n_rows, rest_s)
-        return after._with_experts(n_rows, report)._with_knot(n_rows, compute_s)
+    # The curve
 
-    def compute_s(self, n_rows: NDArray[Any]) -> NDArray[np.float64]:
+    def second(self, n_rows: int, beside: bool = False) -> float:
+        return float(self.seconds(np.array([n_rows]), beside)[0])
+
+    def seconds(self, n_rows: NDArray[Any], beside: bool = False) -> Floats:
+        """Times of passes over these numbers of rows, beside drafting or not."""
+        compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
+        seconds = np.maximum(compute_s, self.read_s)
+        return seconds if self.experts.used_share == 1 else seconds + self.experts.seconds(n_rows)
+
+    def compute_s(self, n_rows: NDArray[Any]) -> Floats:
         """Compute times of passes over these numbers of rows, in ascending order."""
-        if not self.knots:
+        rows, seconds = self.knots.points()
+        if not len(rows):
             return np.zeros(len(n_rows))
-        rows, seconds = self._points
         slope = self.guessed_slope * seconds[-1]
         if len(rows) > 1:  # times that noise made equal do not make further rows free
             mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
@@ -192,212 +201,135 @@ class PassCurve:
     def _compute_one_s(self, n_rows: float) -> float:
         return float(self.compute_s(np.array([n_rows]))[0])
 
-    def seconds(self, n_rows: NDArray[Any], beside: bool = False) -> NDArray[np.float64]:
-        """Times of passes over these numbers of rows, beside drafting or not."""
-        compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
-        seconds = np.maximum(compute_s, self.read_s)
-        return seconds if self.used_share == 1 else seconds + self.experts_s(n_rows)
+    # What passes teach
 
-    def experts_s(self, n_rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Stalls for experts in passes over these numbers of rows."""
-        return self.all_experts_s * theory.chosen_share(self.used_share, n_rows, self.sharing)
+    def see_prompt(self, report: PassReport, n_context: int | None = None) -> None:
+        """Learn from reading a prompt, at whose end the context has `n_context` tokens; None if
+        passes serve several texts."""
+        passes = max(1, report.passes)
+        rows, wall_s = report.n_tokens / passes, report.wall_s / passes
+        choice_s, stall_s = report.choice_stall_s / passes, report.stall_s / passes
+        self._see_reads(wall_s - choice_s, stall_s - choice_s, report.read_s / passes)
+        n_before, n_now = self.n_context, self.n_context if n_context is None else n_context
+        self.n_context = n_now
+        if rows < 1:
+            return
+        self.experts.see_all(rows, choice_s)
+        grown = n_now - report.n_tokens / 2 - n_before
+        is_telling = abs(grown) > max(self.short_text, self.min_growth * n_now)
+        if n_context is None or not self.measured_slowdown or not is_telling:
+            self._see_compute(rows, wall_s - stall_s)
+        else:
+            self._see_attention(rows, wall_s - stall_s, (n_now - n_before) / grown)
 
-    def expert_s(self, n_rows: int) -> float:
-        return float(self.experts_s(np.array([n_rows]))[0])
+    def see_pass(self, n_rows: int, report: PassReport, drafted_beside: bool = False) -> None:
+        """Learn from a pass over `n_rows`; one beside drafting teaches contention instead of
+        compute time."""
+        rest_s = report.wall_s - report.choice_stall_s
+        self._see_reads(rest_s, report.stall_s - report.choice_stall_s, report.read_s)
+        if drafted_beside:
+            self._see_contention(n_rows, rest_s)
+        else:
+            self.experts.see_pass(n_rows, report)
+            self._see_compute(n_rows, max(0.0, report.wall_s - report.stall_s))
 
-    @property
-    def has_fine_experts(self) -> bool:
-        """True if several rows may read many times the experts of one row."""
-        return self.used_share <= self.fine_share
+    def see_timed(self, n_rows: int, report: PassReport) -> None:
+        """Learn from a pass over `n_rows` that was made to time it, the fastest of several."""
+        self.timed_rows = max(self.timed_rows, n_rows)
+        self._see_compute(n_rows, report.wall_s - report.stall_s, is_timed=True)
 
-    @property
-    def max_rows(self) -> float:
-        """Most rows of a pass; with fine-grained experts, twice as many as were measured."""
-        if not self.has_fine_experts:
-            return MAX_ROWS
-        return 2 * max([1.0, *(wait.rows for wait in self.waits)])
-
-    def second(self, n_rows: int, beside: bool = False) -> float:
-        return float(self.seconds(np.array([n_rows]), beside)[0])
-
-    def state_dict(self) -> Numbers:
-        """State for `load_state_dict`."""
-        numbers = {"all_experts_s": self.all_experts_s, "contention": self.contention}
-        if self.has_fine_experts:
-            numbers["sharing"] = self.sharing
-        for knot in self.knots:
-            numbers[f"rows {_octave(knot.rows)}"] = knot.rows
-            numbers[f"seconds {_octave(knot.rows)}"] = knot.seconds
-            numbers[f"variance {_octave(knot.rows)}"] = knot.variance
-        return numbers
-
-    def load_state_dict(self, numbers: Numbers) -> PassCurve:
-        """The curve of an earlier run, rescaled by the passes of this one; invalid values are
-        ignored."""
-        knots = []
-        for octave in range(_octave(MAX_ROWS) + 1):
-            rows = within(numbers, f"rows {octave}", MAX_ROWS)
-            seconds = within(numbers, f"seconds {octave}", MAX_S)
-            variance = within(numbers, f"variance {octave}", 1.0, self.initial_variance)
-            if rows >= 1 and seconds > MIN_S and _octave(rows) == octave:
-                knots.append(Knot(rows, seconds, max(variance, self.min_variance)))
-        after = replace(
-            self,
-            all_experts_s=self.all_experts_s or within(numbers, "all_experts_s", MAX_S),
-            sharing=self.sharing if self.waits else within(numbers, "sharing", 1.5, self.sharing),
-            contention=within(numbers, "contention", 4.0, self.contention),
-            knots=tuple(knots),
-            measured_slowdown=0.0,
-        )
-        for knot in self.knots:
-            after = after._with_knot(knot.rows, self.slowdown * knot.seconds)
-        return after
-
-    @property
-    def _points(self) -> tuple[list[float], list[float]]:
-        """Rows and seconds of the non-decreasing curve: averages adjacent knots that decrease
-        (pool adjacent violators)."""
-        pooled: list[list[float]] = []  # seconds, weight, number of knots
-        for knot in self.knots:
-            pooled.append([knot.seconds, 1 / knot.variance, 1])
-            while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
-                seconds, weight, n = pooled.pop()
-                below = pooled[-1]
-                below[0] = (below[0] * below[1] + seconds * weight) / (below[1] + weight)
-                below[1] += weight
-                below[2] += n
-        rows = [knot.rows for knot in self.knots]
-        heights = [seconds for seconds, _, n in pooled for _ in range(int(n))]
-        if rows[0] > 1:
-            fewer = [2.0**n for n in range(_octave(rows[0]) + 1) if 2**n < rows[0]]
-            below = [heights[0] * (n / rows[0]) ** self.usual_growth for n in fewer]
-            return [*fewer, *rows], [*below, *heights]
-        return rows, heights
-
-    def _with_knot(self, rows: float, seconds: float) -> PassCurve:
-        """The curve after a pass over `rows` with this compute time."""
+    def _see_compute(self, rows: float, seconds: float, is_timed: bool = False) -> None:
+        """Learn from a pass over `rows` with this compute time."""
         seconds = max(seconds, MIN_S)
+        knots, known, mine = self.knots, self.knots.known, octave(rows)
         expected_s = self._compute_one_s(rows) or seconds
-        if not self.measured_slowdown and self.knots:
-            return replace(
-                self,
-                measured_slowdown=seconds / expected_s,
-                slowdown_variance=self.initial_variance,
-            )
         if not self.measured_slowdown:
-            return replace(self, measured_slowdown=1.0)._with_knot(rows, seconds)
-        kept, mine = [], None
-        for knot in self.knots:
-            if _octave(knot.rows) == _octave(rows):
-                mine = knot
-            elif knot in (self.knots[0], self.knots[-1]):
-                kept.append(knot)
-            elif knot.variance <= self.max_variance:
-                kept.append(knot._replace(variance=knot.variance + self.ageing_variance))
-        if mine is None:
-            if self.knots and 1 < rows < self.knots[-1].rows:
+            self.measured_slowdown = seconds / expected_s
+            if known.size:
+                self.slowdown_variance = self.initial_variance
+                return
+        if knots.rows[mine]:
+            self._correct(mine, rows, math.log(seconds / expected_s))
+        else:
+            if known.size and 1 < rows < knots.rows[known[-1]] and not is_timed:
                 seconds = min(seconds, math.sqrt(seconds * expected_s))
-            mine = Knot(rows, seconds / self.measured_slowdown, self.initial_variance)
-            return replace(self, knots=tuple(sorted([*kept, mine])))
-        surprise = min(math.log(seconds / expected_s), math.log(self.max_rise))
-        slowdown_variance = self.slowdown_variance + self.drift_variance
-        noise = self.slow_pass_variance if surprise > 0 else self.fast_pass_variance
-        total = slowdown_variance + mine.variance + noise
-        own, common = mine.variance / total, slowdown_variance / total  # Kalman gains
-        at = mine.rows + own * (rows - mine.rows)
-        height = self._compute_one_s(at) / self.measured_slowdown * math.exp(own * surprise)
-        mine = Knot(at, height, max(self.min_variance, mine.variance * (1 - own)))
-        return replace(
-            self,
-            knots=tuple(sorted([*kept, mine])),
-            measured_slowdown=self.measured_slowdown * math.exp(common * surprise),
-            slowdown_variance=slowdown_variance * (1 - common),
-        )
+            knots.put(rows, seconds / self.measured_slowdown, self.initial_variance)
+        knots.age(mine, self.ageing_variance, self.timed_rows)
 
-    def _with_attention(self, rows: float, seconds: float, ratio: float) -> PassCurve:
-        """The curve for a context of another length, after a prompt pass of `rows` and `seconds`.
+    def _correct(self, n: int, rows: float, surprise: float) -> None:
+        """Correct a knot and the slowdown after a pass over `rows` took exp(`surprise`) times as
+        long as expected."""
+        knots, surprise = self.knots, min(surprise, math.log(self.max_rise))
+        before, drifted = float(knots.variance[n]), self.slowdown_variance + self.drift_variance
+        noise = self.slow_pass_variance if surprise > 0 else self.fast_pass_variance
+        total = drifted + before + noise
+        own, common = before / total, drifted / total  # Kalman gains
+        at = float(knots.rows[n]) + own * (rows - float(knots.rows[n]))
+        height = self._compute_one_s(at) / self.measured_slowdown * math.exp(own * surprise)
+        knots.put(at, height, max(self.min_variance, before * (1 - own)))
+        self.measured_slowdown *= math.exp(common * surprise)
+        self.slowdown_variance = drifted * (1 - common)
+
+    def _see_attention(self, rows: float, seconds: float, ratio: float) -> None:
+        """Learn from a prompt pass of `rows` and `seconds` in a context of another length.
 
         Attention adds a time per row that is proportional to the context. `ratio` is the change of
         the context at the end of the prompt, divided by its average change while it was read.
         """
+        knots, known = self.knots, self.knots.known
         expected_s = self._compute_one_s(rows)
         row_s = ratio * (seconds - expected_s) / rows / self.measured_slowdown
         least = min(1.0, seconds / expected_s)
-        return replace(
-            self,
-            knots=tuple(
-                Knot(
-                    knot.rows,
-                    max(least * knot.seconds, knot.seconds + row_s * knot.rows, MIN_S),
-                    max(knot.variance, self.initial_variance),
-                )
-                for knot in self.knots
-            ),
-        )
+        for n in known.tolist():
+            before_s, its_rows = float(knots.seconds[n]), float(knots.rows[n])
+            knot_s = max(least * before_s, before_s + row_s * its_rows, MIN_S)
+            knots.put(its_rows, knot_s, max(float(knots.variance[n]), self.initial_variance))
 
-    def _with_experts(self, rows: int, report: PassReport) -> PassCurve:
-        """The curve after the stalls of a pass for experts."""
-        if self.used_share == 1:
-            return self
-        first_s, all_s = report.first_row_stall_s, report.choice_stall_s
-        if rows == 1:
-            first_s = all_s
-        if first_s is None or not self.has_fine_experts:
-            return self._with_all_experts(rows, all_s)
-        n_first_rows = self.n_first_rows + 1
-        weight = max(self.first_row_share, 1 / n_first_rows)
-        found_s = (1 - weight) * self.all_experts_s + weight * first_s / self.used_share
-        after = replace(self, all_experts_s=found_s, n_first_rows=n_first_rows)
-        if rows == 1:
-            return after
-        usual_s = self.used_share * found_s
-        usual = Wait(2, usual_s, usual_s * float(self._expert_ratio(np.array(2), self.sharing)))
-        before = self.waits or (usual,) * self.prior_waits
-        waits = (*before, Wait(rows, first_s, all_s))[-self.max_waits :]
-        return replace(after, waits=waits, sharing=self._fitted_sharing(waits))
-
-    def _fitted_sharing(self, waits: Sequence[Wait]) -> float:
-        """The exponent with which the stalls for first rows predict the total of all stalls."""
-        rows, first_s, all_s = np.array(waits).T
-        expected_s = (first_s * self._expert_ratio(rows, SHARINGS[:, None])).sum(axis=1)
-        return float(np.interp(all_s.sum(), expected_s, SHARINGS))
-
-    def _expert_ratio(self, n_rows: NDArray[Any], sharing: Any) -> NDArray[np.float64]:
-        """Distinct experts that `n_rows` choose, relative to one row."""
-        return theory.chosen_share(self.used_share, n_rows, sharing) / self.used_share
-
-    def _with_all_experts(self, rows: float, choice_s: float) -> PassCurve:
-        """The curve after a pass of which only the stall of all rows together is known."""
-        if self.used_share == 1:
-            return self
-        found_s = choice_s / float(theory.chosen_share(self.used_share, rows, self.sharing))
-        kept = 0.9 if self.all_experts_s else 0.0
-        return replace(self, all_experts_s=kept * self.all_experts_s + (1 - kept) * found_s)
-
-    def _with_contention(self, n_rows: int, wall_s: float) -> PassCurve:
+    def _see_contention(self, n_rows: int, wall_s: float) -> None:
         compute_s = self._compute_one_s(n_rows)
         if compute_s <= 0:
-            return self
+            return
         found = max(0.0, wall_s / compute_s - 1)
         if wall_s < 1.05 * self.read_s:
             # reading took as long, so this is an upper bound
             found = min(found, self.contention)
-        return replace(self, contention=0.7 * self.contention + 0.3 * min(found, 4.0))
+        self.contention = 0.7 * self.contention + 0.3 * min(found, 4.0)
 
-    def _read_s_after(self, wall_s: float, idle_s: float, measured_s: float) -> float:
-        """The read time after a pass: as measured by the store, or inferred from stalls."""
-        waited = idle_s > self.idle_share * wall_s
+    def _see_reads(self, wall_s: float, idle_s: float, measured_s: float) -> None:
+        """Learn the read time from a pass: as measured by the store, or inferred from stalls."""
         if measured_s > 0:
             before_s = self.read_s or measured_s
             after_s = 0.7 * before_s + 0.3 * measured_s
-            return after_s if waited else min(before_s, after_s)
-        return wall_s if idle_s > 0.25 * wall_s else min(self.read_s, wall_s)
+            waited = idle_s > self.idle_share * wall_s
+            self.read_s = after_s if waited else min(before_s, after_s)
+        else:
+            self.read_s = wall_s if idle_s > 0.25 * wall_s else min(self.read_s, wall_s)
 
+    # What is remembered
 
-def within(numbers: Numbers, name: str, most: float, default: float = 0.0) -> float:
-    """A number of stored state, limited to [0, `most`]."""
-    return min(max(numbers.get(name, default), 0.0), most)
+    def state(self) -> dict[str, float]:
+        """What `restore` takes, by names of fields and octaves."""
+        numbers = {"contention": self.contention, "timed_rows": float(self.timed_rows)}
+        numbers |= self.experts.state()
+        for n in self.knots.known.tolist():
+            numbers[f"rows {n}"] = float(self.knots.rows[n])
+            numbers[f"seconds {n}"] = float(self.knots.seconds[n])
+            numbers[f"variance {n}"] = float(self.knots.variance[n])
+        return numbers
 
-
-def _octave(rows: float) -> int:
-    return round(math.log2(max(rows, 1.0)))
+    def restore(self, numbers: Numbers) -> None:
+        """Take the knots of an earlier run, rescaled by the passes of this one; invalid values are
+        ignored."""
+        now, slowdown, self.knots = self.knots, self.slowdown, Knots()
+        self.measured_slowdown = 0.0
+        self.contention = within(numbers, "contention", 4.0, self.contention)
+        self.timed_rows = max(self.timed_rows, int(within(numbers, "timed_rows", MAX_ROWS)))
+        self.experts.restore(numbers)
+        for n in range(N_OCTAVES):
+            rows = within(numbers, f"rows {n}", MAX_ROWS)
+            seconds = within(numbers, f"seconds {n}", MAX_S)
+            variance = within(numbers, f"variance {n}", 1.0, self.initial_variance)
+            if rows >= 1 and seconds > MIN_S and octave(rows) == n:
+                self.knots.put(rows, seconds, max(variance, self.min_variance))
+        for n in now.known:
+            self._see_compute(float(now.rows[n]), slowdown * float(now.seconds[n]))

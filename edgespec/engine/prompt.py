@@ -130,7 +130,7 @@ def _draft_reads(
     learning.begin_text(pair.n_unread, room, report, n_others, n_context)
     if not n_others:
         _time_sizes(pair, learning)
-    if learning.planner.plan().guesses:
+    if learning.planner.choose().guesses:
         pair.grower.prepare(pair.committed, request.reading[-1])
         begun = pair.clock()
         pair.catch_up(pair.grower)

@@ -15,7 +15,7 @@ from edgespec.engine.acceptance import Accepted, accept
 from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.outcome import PathNode, Rehearsed, RoundOutcome, Tally
+from edgespec.engine.outcome import PathNode, RoundOutcome, Tally
 from edgespec.engine.pacer import Limits
 from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
@@ -36,19 +36,19 @@ def begin_round(
     """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
     pair.check_cancelled()
     begun = pair.clock()
-    plan = planner.plan()
+    plan = planner.choose()
     grower = _ready_grower(pair, plan, int(tree.token[ROOT]), request.tally)
-    found: Sequence[Rehearsed] = ()
+    free_hit = False
     if grower is not None:
         pair.catch_up(grower)
     elif not n_others and pair.grower is not None and pair.grower.is_ready:
-        found = pair.grower.rehearse(pair.committed, 1)
+        free_hit = bool(pair.committed) and pair.grower.dry_run(pair.committed)
     reading_s = pair.clock() - begun
     room = request.transcript.room
     limits = rules.limits(
         n_free=pair.target.info.n_ctx - len(pair.committed),
         room=room,
-        n_hidden=planner.n_hidden if grower else 0,
+        n_hidden=planner.n_hidden() if grower else 0,
         min_confidence=planner.min_confidence() if grower else 0.0,
     )
     return RoundInProgress(
@@ -63,7 +63,7 @@ def begin_round(
         guesses_before=grower.n_guesses if grower else 0,
         draft_s=reading_s,
         reading_s=reading_s,
-        found=found,
+        free_hit=free_hit,
     )
 
 
@@ -103,7 +103,7 @@ class RoundInProgress:
     draft_steps: int = 0
     draft_s: float = 0.0
     reading_s: float = 0.0
-    found: Sequence[Rehearsed] = ()
+    free_hit: bool = False
     growing_s: float = 0.0
     """Seconds of the draft steps before the pass, for all texts together."""
     path_nodes: Sequence[PathNode] = ()
@@ -240,7 +240,7 @@ class RoundInProgress:
             wall_s=self.pair.clock() - self.begun,
             n_line_rows=n_line_rows,
             reading_s=self.reading_s,
-            found=self.found,
+            free_hit=self.free_hit,
         )
         if self.grower is None:
             return without_guesses

@@ -38,7 +38,7 @@ from edgespec.ports.reduced_head import CanBeTrimmed
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.pairing import check_one_text, check_pair
-from edgespec.session.prospect import plan_score
+from edgespec.session.prospect import expected_rate
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT
@@ -404,7 +404,7 @@ class _Opening(Closeable):
                 process.round_up_to_step(footprint_bytes),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
-                score=partial(plan_score, n_texts=self._n_parallel, n_threads=n_threads),
+                score=partial(expected_rate, n_texts=self._n_parallel, n_threads=n_threads),
                 enforced=target.enforced,
                 largest_process_bytes=process.round_up_to_step(
                     footprint_bytes + process.PROCESS_SPREAD_BYTES

@@ -8,12 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from edgespec import theory
-from edgespec.engine.cost_key import CostKey
+from edgespec.engine.credit import Credit
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.remembering import Learnt, Numbers
-from edgespec.engine.experience import Experience
-from edgespec.engine.learning import draft_share, latest_costs
-from edgespec.engine.pass_curve import Knot, PassCurve
+from edgespec.engine.expert_stalls import ExpertStalls
+from edgespec.engine.learning import CostKey, draft_share, latest_costs
+from edgespec.engine.pass_curve import PassCurve
+from edgespec.engine.round_costs import RoundCosts
 from edgespec.memory.budget import MemoryPlan
 from edgespec.values import ModelInfo, PagingStats
 
@@ -53,19 +54,17 @@ def planner_of(
         used_share = plan.experts.used_share
     if plan.experts is not None and plan.paged and disk_bytes_per_s:
         all_experts_s = plan.experts.missing_bytes(plan.expert_bytes) / disk_bytes_per_s
-    knots: tuple[Knot, ...] = (Knot(1.0, compute_s, 1.0),) if compute_s else ()
+    curve = PassCurve(ExpertStalls(used_share, all_experts_s), read_s)
+    if compute_s:
+        curve.knots.put(1.0, compute_s, 1.0)
     if further_row_s is not None and plan.max_nodes > 1:
         n_further = plan.max_nodes - 1
-        knots += (Knot(1.0 + n_further, compute_s + n_further * further_row_s, 1.0),)
-    experience = Experience(
-        PassCurve(used_share, all_experts_s, read_s=read_s, knots=knots),
-        seen_overhead_s=rest_s,
-        seen_plain_overhead_s=rest_s,
-    )
-    return RoundPlanner(experience, max_rows=plan.max_nodes)
+        curve.knots.put(1.0 + n_further, compute_s + n_further * further_row_s, 1.0)
+    costs = RoundCosts(curve, seen_overhead_s=rest_s, seen_plain_overhead_s=rest_s)
+    return RoundPlanner(costs, max_rows=plan.max_nodes)
 
 
-def plan_score(plan: MemoryPlan, n_texts: int = 1, n_threads: int = 2) -> float:
+def expected_rate(plan: MemoryPlan, n_texts: int = 1, n_threads: int = 2) -> float:
     """Expected tokens per second of the best round with `n_texts` texts under `plan`, on a usual
     disk with `n_threads` usual cores."""
     n_guesses = np.arange(max(1, plan.max_nodes - n_texts + 1), dtype=np.float64)
@@ -77,7 +76,7 @@ def plan_score(plan: MemoryPlan, n_texts: int = 1, n_threads: int = 2) -> float:
     planner = planner_of(
         plan, USUAL_DISK_BYTES_PER_S, row_s, further_row_s=FURTHER_ROW_COST * row_s
     )
-    best = planner.prospect(tokens)
+    best = planner.plan_score(tokens)
     return (1 + best.accepted) / max(1e-9, best.seconds)
 
 
@@ -100,8 +99,9 @@ def gain_without_draft(
     alone_s = compute_s if alone.paged else compute_s / PAGED_COST
     plain_s = 1 / _rate(alone, disk_bytes_per_s, 1.0, alone_s, 0.0)
     if same:
-        planner = planner_of(paired, disk_bytes_per_s).load_state_dict(same)
-        return 1 / (plain_s * planner.experience.rate)
+        planner = planner_of(paired, disk_bytes_per_s)
+        planner.restore(same)
+        return 1 / (plain_s * planner.rate)
     tokens = _tokens_per_round(known) or USUAL_TOKENS
     steps_s = USUAL_STEPS * share * compute_s
     rate = _rate(paired, disk_bytes_per_s, tokens, USUAL_ROWS_COST * compute_s, steps_s)
@@ -113,7 +113,7 @@ def _rate(
 ) -> float:
     """Tokens per second of rounds that compute for `compute_s` and draft for `rest_s`."""
     planner = planner_of(plan, disk_bytes_per_s, compute_s, rest_s)
-    return tokens / max(planner.prospect(np.array([tokens])).seconds, 1e-9)
+    return tokens / max(planner.plan_score(np.array([tokens])).seconds, 1e-9)
 
 
 def _cost_key(plan: MemoryPlan) -> CostKey:
@@ -124,10 +124,13 @@ def _cost_key(plan: MemoryPlan) -> CostKey:
 
 def _compute_s(costs: Numbers) -> float:
     """Seconds to compute a pass over one row; 0 if unknown."""
-    return float(PassCurve().load_state_dict(costs).compute_s(np.ones(1))[0])
+    curve = PassCurve()
+    curve.restore(costs)
+    return float(curve.compute_s(np.ones(1))[0])
 
 
 def _tokens_per_round(costs: Numbers) -> float:
     """Expected tokens of the rounds with guesses; 0 if there were none."""
-    payoff = Experience().load_state_dict(costs).payoff
-    return payoff.tokens / payoff.rounds if payoff.rounds else 0.0
+    credit = Credit()
+    credit.restore(costs)
+    return credit.tokens / credit.rounds if credit.rounds else 0.0

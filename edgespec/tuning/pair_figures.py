@@ -69,7 +69,7 @@ class PairFigures:
     def of(cls, run: TrialFigures, plan: MemoryPlan, disk_bytes_per_s: float | None) -> PairFigures:
         """The figures of `run`, which ran under `plan` on a disk of this speed."""
         rounds = prospect.planner_of(plan, disk_bytes_per_s, run.compute_s)
-        rest_s = max(0.0, run.round_s - rounds.prospect(np.ones(1)).seconds)
+        rest_s = max(0.0, run.round_s - rounds.plan_score(np.ones(1)).seconds)
         return cls(
             run.tokens_per_pass, run.compute_s, rest_s, plan.bytes_per_pass, plan.expert_bytes
         )
@@ -86,7 +86,7 @@ class PairFigures:
         compute_s, rest_s = self.compute_s / compute_factor, self.rest_s / compute_factor
         tokens = self.tokens_per_pass + more_tokens
         rounds = prospect.planner_of(plan, disk_bytes_per_s, compute_s, rest_s)
-        seconds = rounds.prospect(np.array([tokens])).seconds
+        seconds = rounds.plan_score(np.array([tokens])).seconds
         return Prediction(tokens / seconds if seconds else math.inf, tokens, read_s, compute_s)
 
     def applies_to(self, plan: MemoryPlan) -> bool:

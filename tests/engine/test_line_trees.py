@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from edgespec.engine.account import TextAccount
+from edgespec.engine.credit import Credit
 from edgespec.engine.decision import RoundPlan, RoundPlanner
-from edgespec.engine.experience import Experience
 from edgespec.engine.outcome import PathNode
 from edgespec.engine.pacer import Limits, most_probable
 from edgespec.engine.pass_curve import PassCurve
+from edgespec.engine.round_costs import RoundCosts
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tree import ROOT, TokenTree
@@ -38,10 +38,11 @@ def planner(read_s: float, row_s: float = 0.1) -> RoundPlanner:
         compute_s = row_s * n_rows
         pass_s = max(read_s, compute_s)
         report = PassReport(pass_s, pass_s - compute_s, read_s=read_s)
-        passes = passes.with_pass(n_rows, report, drafted_beside=False)
+        passes.see_pass(n_rows, report)
     nodes = [PathNode(0.8, n % 5 > 0, n % 5 > 0) for n in range(30)]
-    experience = Experience(passes, seen_step_s=0.001, seen_overhead_s=0.001)
-    return RoundPlanner(experience.observe_nodes(nodes), TextAccount.of(0, 99), lines=LINES)
+    costs = RoundCosts(passes, seen_step_s=0.001, seen_overhead_s=0.001)
+    costs.see_nodes(nodes)
+    return RoundPlanner(costs, Credit(room=99, start_tokens=64), lines=LINES)
 
 
 def n_best(value: RoundPlanner) -> int:

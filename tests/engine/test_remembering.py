@@ -144,7 +144,7 @@ def test_what_rounds_cost_is_remembered_for_where_the_weights_are(tmp_path: Path
     memory = CalibrationFile(tmp_path, target.info, draft.info)
     with Engine(target, draft, memory=memory) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
-        learnt = engine.planner.state_dict()
+        learnt = engine.planner.state()
     assert memory.recall()["rounds@0 tenths streamed"] == pytest.approx(learnt)
 
 
@@ -167,7 +167,7 @@ def contention_of(folder: Path, target: FakeModel, **rules: object) -> float:
     with Engine(target, draft, EngineSettings(**rules), memory=memory) as engine:
         events = engine.generate(PROMPT, GREEDY, 40)
         next(events)
-        begun = engine.planner.experience.curve.contention
+        begun = engine.planner.costs.curve.contention
         finish(events)
         return begun
 

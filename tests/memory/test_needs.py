@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable, plan_models
-from edgespec.session.prospect import plan_score
+from edgespec.session.prospect import expected_rate
 
 PROCESS_BYTES = 80 * MIB
-plan_pair = partial(plan_models, score=plan_score)
+plan_pair = partial(plan_models, score=expected_rate)
 
 
 def model(owner: str, layers: int, batch_mib: tuple[int, ...] = (40, 10)) -> ModelNeeds:

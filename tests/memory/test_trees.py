@@ -17,7 +17,7 @@ from edgespec.memory.needs import (
     ModelNeeds,
     plan_models,
 )
-from edgespec.session.prospect import plan_score
+from edgespec.session.prospect import expected_rate
 
 PROCESS_BYTES = 80 * MIB
 USUAL = 49
@@ -45,7 +45,7 @@ def target(n_vocab: int, nodes: tuple[int, ...] = TREE_SIZES, mib: int = 1000) -
 
 
 def planned(budget_mib: float, needs: ModelNeeds) -> MemoryPlan:
-    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, score=plan_score)
+    return plan_models(int(budget_mib * MIB), PROCESS_BYTES, needs, score=expected_rate)
 
 
 def smallest(needs: ModelNeeds) -> int:
@@ -65,7 +65,7 @@ def test_rows_that_no_read_hides_get_no_memory() -> None:
     """Two cores compute some 40 rows while a pass of half of the weights is read."""
     needs = target(150_000)
     few, many = (
-        plan_models(500 * MIB, PROCESS_BYTES, needs, score=partial(plan_score, n_threads=n))
+        plan_models(500 * MIB, PROCESS_BYTES, needs, score=partial(expected_rate, n_threads=n))
         for n in (2, 16)
     )
     assert few.max_nodes <= USUAL < many.max_nodes

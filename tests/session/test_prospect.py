@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgespec.engine.credit import Credit
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.remembering import Learnt
-from edgespec.engine.experience import Experience, Payoff
-from edgespec.engine.pass_curve import Knot, PassCurve
+from edgespec.engine.round_costs import RoundCosts
 from edgespec.memory.budget import MIB, MemoryPlan, SegmentSize
 from edgespec.memory.experts import ExpertSizes
-from edgespec.session.prospect import gain_without_draft, plan_score, planner_of
+from edgespec.session.prospect import expected_rate, gain_without_draft, planner_of
 from edgespec.values import ModelInfo
 
 DISK = 100.0 * MIB
@@ -31,40 +31,43 @@ def mixture(n_experts: int) -> MemoryPlan:
 @pytest.mark.parametrize("plan", [DENSE, mixture(16), replace(DENSE, paged=False)])
 @pytest.mark.parametrize("n_rows", [1, 6, 49])
 def test_a_pass_reads_what_the_plan_expects(plan: MemoryPlan, n_rows: int) -> None:
-    pass_s = planner_of(plan, DISK).experience.curve.second(n_rows)
+    pass_s = planner_of(plan, DISK).costs.curve.second(n_rows)
     assert pass_s == pytest.approx(plan.expected_bytes(n_rows) / DISK)
 
 
 def test_where_only_reads_take_time_the_largest_tree_is_best() -> None:
-    best = planner_of(DENSE, DISK).prospect()
+    best = planner_of(DENSE, DISK).plan_score()
     assert (best.n_rows, best.seconds) == (49, 3.0)
     assert 1 + best.accepted == pytest.approx(5.0)
 
 
 def test_where_every_row_reads_experts_of_its_own_guesses_do_not_pay() -> None:
-    assert planner_of(mixture(256), DISK).prospect().n_rows == 1
-    assert planner_of(mixture(4), DISK).prospect().n_rows > 1
+    assert planner_of(mixture(256), DISK).plan_score().n_rows == 1
+    assert planner_of(mixture(4), DISK).plan_score().n_rows > 1
 
 
 def test_rows_that_cost_as_much_as_a_pass_are_not_guessed() -> None:
-    def best(*knots: Knot) -> int:
-        return RoundPlanner(Experience(PassCurve(knots=knots)), max_rows=49).prospect().n_rows
+    def best(seconds: float) -> int:
+        planner = RoundPlanner(max_rows=49)
+        planner.costs.curve.knots.put(1, 0.1, 1)
+        planner.costs.curve.knots.put(48, seconds, 1)
+        return planner.plan_score().n_rows
 
-    assert best(Knot(1, 0.1, 1), Knot(48, 4.8, 1)) == 1
-    assert 1 < best(Knot(1, 0.1, 1), Knot(48, 0.5, 1)) < 49
+    assert best(4.8) == 1
+    assert 1 < best(0.5) < 49
 
 
 def test_rounds_that_were_measured_are_priced_as_they_were() -> None:
     rounds = planner_of(DENSE, DISK, compute_s=4.0, rest_s=0.5)
-    best = rounds.prospect(np.array([3.0]))
+    best = rounds.plan_score(np.array([3.0]))
     assert (best.n_rows, best.accepted, best.seconds) == (1, 2.0, 4.5)
 
 
 def test_a_plan_is_worth_more_for_fewer_reads_and_for_larger_trees_that_reads_hide() -> None:
     larger = replace(DENSE, max_nodes=97)
-    assert plan_score(larger, n_threads=16) > plan_score(DENSE, n_threads=16)
-    assert plan_score(larger, n_threads=2) == plan_score(DENSE, n_threads=2)
-    assert plan_score(replace(DENSE, pinned=frozenset({0, 1}))) > plan_score(DENSE)
+    assert expected_rate(larger, n_threads=16) > expected_rate(DENSE, n_threads=16)
+    assert expected_rate(larger, n_threads=2) == expected_rate(DENSE, n_threads=2)
+    assert expected_rate(replace(DENSE, pinned=frozenset({0, 1}))) > expected_rate(DENSE)
 
 
 def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
@@ -72,7 +75,7 @@ def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
 
     def gained(n_texts: int) -> float:
         few, many = (replace(DENSE, max_nodes=n) for n in (97, 193))
-        return plan_score(many, n_texts, 16) / plan_score(few, n_texts, 16)
+        return expected_rate(many, n_texts, 16) / expected_rate(few, n_texts, 16)
 
     assert gained(1) < 1.05
     assert gained(8) > 1.1
@@ -105,10 +108,10 @@ def test_what_a_run_found_decides() -> None:
     """Rounds whose guesses were wrong, and rounds of six tokens."""
 
     def learnt(accepted: float) -> Learnt:
-        payoff = Payoff(tokens=20 * (1 + accepted), plain_tokens=20.0, rounds=20.0)
-        curve = PassCurve(knots=(Knot(1.0, 0.01, 0.01),))
-        found = Experience(curve, payoff)
-        return {"rounds@8 tenths streamed, 2+2 threads, 128 MB/s": found.state_dict()}
+        credit = Credit(tokens=20 * (1 + accepted), plain_tokens=20.0, rounds=20.0)
+        found = RoundPlanner(RoundCosts(), credit)
+        found.costs.curve.knots.put(1.0, 0.01, 0.01)
+        return {"rounds@8 tenths streamed, 2+2 threads, 128 MB/s": found.state()}
 
     assert gain(reading(3), reading(2)) < 1 < gain(reading(3), reading(2), learnt(0.0))
     assert gain(reading(3), reading(1)) > 1 > gain(reading(3), reading(1), learnt(5.0))

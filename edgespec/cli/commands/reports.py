@@ -196,7 +196,7 @@ def plan_table(
 
 
 def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
-    n_rows = _planner(plan, disk_bytes_per_s=1.0).prospect().n_rows
+    n_rows = _planner(plan, disk_bytes_per_s=1.0).plan_score().n_rows
     more = f", over {n_rows} {format_size(plan.expected_bytes(n_rows))}" if n_rows > 1 else ""
     return [
         f"{experts.n_layers} layers choose {experts.n_used} of {experts.n_experts} experts for a "
@@ -263,7 +263,7 @@ def _predicted_line(predicted: Prediction) -> str:
 
 def _pass_s(plan: MemoryPlan, disk_bytes_per_s: float) -> float:
     """Seconds of reading for a pass over one token."""
-    return _planner(plan, disk_bytes_per_s).experience.curve.second(1)
+    return _planner(plan, disk_bytes_per_s).costs.curve.second(1)
 
 
 def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) -> str:
@@ -274,7 +274,7 @@ def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) ->
     has_draft = plan.has_draft
     if plan.max_nodes == 1:  # without guesses, show what they would gain
         plan = replace(plan, max_nodes=1 + USUAL_DRAFT_MAX)
-    best = _planner(plan, disk_bytes_per_s).prospect()
+    best = _planner(plan, disk_bytes_per_s).plan_score()
     low, high = DRAFT_TOKENS if has_draft else LOOKUP_TOKENS
     guessed = ", and guesses hardly pay"
     if best.n_rows > 1 and measured:

@@ -45,14 +45,12 @@ class Opinion(NamedTuple):
 
 
 @runtime_checkable
-class Rehearses(Protocol):
-    """A drafter that can rehearse at almost no cost: guess tokens that are already committed."""
+class DryRuns(Protocol):
+    """A drafter that can guess a token that is already committed, at almost no cost."""
 
-    def rehearse(
-        self, committed: Sequence[int], n_tokens: int
-    ) -> Sequence[tuple[Opinion | None, int]]:
-        """Opinions about the last `n_tokens` committed tokens, each with the actual token, which
-        count as read."""
+    def dry_run(self, committed: Sequence[int]) -> Opinion | None:
+        """The opinion about the last committed token, as if that were not known. All of them count
+        as read."""
 
 
 class Drafter(Protocol):

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.engine.drafting.drafter import Drafter, Opinion, Rehearses
+from edgespec.engine.drafting.drafter import Drafter, DryRuns, Opinion
 from edgespec.engine.drafting.forced import SOURCE as FORCED
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.trust import Mixer
-from edgespec.engine.outcome import Rehearsed
 from edgespec.engine.pacer import Limits, Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.tree import TokenTree
@@ -105,25 +104,19 @@ class TreeGrower:
             if drafter.is_behind(committed):
                 drafter.catch_up(committed)
 
-    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[Rehearsed]:
-        """Rehearse the lookup in the text on the last `n_tokens` committed tokens, and learn."""
+    def dry_run(self, committed: Sequence[int]) -> bool:
+        """True if the lookup in the text would have guessed the last committed token, from which it
+        learns."""
+        token = committed[-1]
         for drafter in self._ready:
-            if isinstance(drafter, Rehearses):
-                said = drafter.rehearse(committed, n_tokens)
-                return [self._rehearsed(opinion, token) for opinion, token in said]
-        return []
-
-    def _rehearsed(self, opinion: Opinion | None, token: int) -> Rehearsed:
-        if opinion is None:
-            return Rehearsed(0.0, False, 0.0, False)
-        guesses = self.mixer.mix([opinion])
-        self.mixer.observe([opinion], token)
-        return Rehearsed(
-            guesses[0].confidence,
-            guesses[0].token == token,
-            min(1.0, sum(guess.confidence for guess in guesses)),
-            token in opinion.tokens,
-        )
+            if isinstance(drafter, DryRuns):
+                opinion = drafter.dry_run(committed)
+                if opinion is None:
+                    return False
+                guesses = self.mixer.mix([opinion])
+                self.mixer.observe([opinion], token)
+                return guesses[0].token == token
+        return False
 
     def begin(self, tree: TokenTree, pacer: Pacer, limits: Limits) -> None:
         """Add the guesses that cost no draft step."""

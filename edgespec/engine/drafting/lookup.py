@@ -176,16 +176,15 @@ class LookupDrafter(FreeDrafter):
         for token in committed[len(self._index) :]:
             self._index.append(token)
 
-    def rehearse(self, committed: Sequence[int], n_tokens: int) -> list[tuple[Opinion | None, int]]:
+    def dry_run(self, committed: Sequence[int]) -> Opinion | None:
         self.rest()
-        n_read, said = len(self._index), []
-        for place, token in enumerate(committed[n_read:], n_read):
-            if place >= len(committed) - n_tokens:
-                n_ahead = place - len(committed)
+        n_read, opinion = len(self._index), None
+        for n_ahead, token in enumerate(committed[n_read:], n_read - len(committed)):
+            if n_ahead == -1:
                 answer = self._answer_after(self._index.tokens[-MAX_MATCH:], n_ahead)
-                said.append((self._opinion(answer), token))
+                opinion = self._opinion(answer)
             self._index.append(token)
-        return said
+        return opinion
 
     def rewind(self, n_tokens: int) -> None:
         self.rest()

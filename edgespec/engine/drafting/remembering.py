@@ -22,12 +22,19 @@ T = TypeVar("T")
 MAX_ENTRIES = 64
 """Most entries per pair: the file is written after every text."""
 MAX_FILES = 128
+MAX_S = 1e4
+"""Larger durations in stored state are ignored."""
 
 
 def renewed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
     """`before` updated by `now`, without the least recently used of more than `MAX_ENTRIES`."""
     others = {name: learnt for name, learnt in before.items() if name not in now}
     return dict([*others.items(), *now.items()][-MAX_ENTRIES:])
+
+
+def within(numbers: Numbers, name: str, most: float, default: float = 0.0) -> float:
+    """A number of stored state, limited to [0, `most`]."""
+    return min(max(numbers.get(name, default), 0.0), most)
 
 
 class Memory(Protocol):

@@ -1,0 +1,146 @@
+"""Account of guesses: what they brought of late, and what they may still cost.
+
+Amounts are in tokens, that is in the time of a token without guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edgespec.engine.drafting.remembering import Numbers, within
+from edgespec.engine.round_costs import FADE, MAX_RECALLED
+
+START_TOKENS = 64
+"""Tokens of a text from which guesses have credit, beside its prompt."""
+START_SHARE, LATER_SHARE = 0.05, 0.002
+"""Guesses may cost a text 5 % of these, and 0.2 % of all."""
+PAIR_CREDIT = 1.25
+"""They may cost a pair so many times that, until they save it again."""
+ROUND_SHARE = 0.5
+"""Share of what guesses may cost a text that one round may cost."""
+
+
+@dataclass(slots=True)
+class Credit:
+    """What guesses brought of late, the pause after those that did not pay, and what they may
+    still cost.
+
+    Earlier texts leave less to a text if guesses have cost more in them than they saved.
+    """
+
+    first_pause: ClassVar[int] = 2
+    max_pause: ClassVar[int] = 64
+
+    tokens: float = 0.0
+    """Fading sum of the tokens of rounds with guesses."""
+    plain_tokens: float = 0.0
+    """Fading sum of the tokens that would have taken their time without guesses."""
+    rounds: float = 0.0
+    """Fading number of these rounds."""
+    spent: float = 0.0
+    """What guesses have cost the earlier texts of the pair, in credits of a text."""
+
+    pause: int = 0
+    """Rounds without guesses that the latest pause lasted; 0 while guesses pay."""
+    pause_left: int = 0
+    """Rounds left of it."""
+    unread: int = 0
+    """Committed tokens that the draft has not read."""
+    n_tokens: int = 0
+    """Tokens generated so far."""
+    room: int = 0
+    """Most tokens that may follow."""
+    start_tokens: int = 0
+    """Tokens of the texts at work from which guesses have credit."""
+    prompt_tokens: float = 0.0
+    """Tokens in the time of which the target read the prompts."""
+    lost: float = 0.0
+    """Tokens lost by guesses so far; negative if they saved time."""
+
+    @property
+    def speedup(self) -> float:
+        """Tokens of rounds with guesses to those without in the same time; 1 before the first."""
+        return (self.tokens + 1) / (self.plain_tokens + 1)
+
+    @property
+    def pays(self) -> bool:
+        """True if guesses were faster than none."""
+        return self.speedup > 1
+
+    @property
+    def left(self) -> float:
+        """Tokens that guesses may still cost the texts at work."""
+        return min(1.0, PAIR_CREDIT - self.spent) * self._full + self._later - self.lost
+
+    @property
+    def _full(self) -> float:
+        return START_SHARE * (self.start_tokens + self.prompt_tokens)
+
+    @property
+    def _later(self) -> float:
+        return LATER_SHARE * (self.n_tokens + self.prompt_tokens)
+
+    @property
+    def spent_now(self) -> float:
+        """The same with the texts at work."""
+        if not self._full:
+            return self.spent
+        return min(PAIR_CREDIT, max(0.0, self.spent + (self.lost - self._later) / self._full))
+
+    def expected_tokens(self, n_texts: int) -> int:
+        """Tokens that will probably follow: as many as there are, at least `START_TOKENS`."""
+        return min(self.room, max(START_TOKENS * n_texts, self.n_tokens))
+
+    # Events
+
+    def begin_text(self, n_unread: int, room: int) -> None:
+        """Begin a text of at most `room` tokens, `n_unread` of which the draft has yet to read."""
+        self.spent = self.spent_now
+        self.pause = self.pause_left = self.n_tokens = self.start_tokens = self.room = 0
+        self.prompt_tokens = self.lost = 0.0
+        self.join_text(n_unread, room)
+
+    def join_text(self, n_unread: int, room: int) -> None:
+        """Begin one more text beside those at work."""
+        self.unread = n_unread
+        self.room += room
+        self.start_tokens += min(START_TOKENS, room)
+
+    def see_round(self, n_tokens: int, guessed: bool) -> None:
+        """Count the tokens of a round."""
+        self.unread = 0 if guessed else self.unread + n_tokens
+        self.n_tokens += n_tokens
+        self.room = max(0, self.room - n_tokens)
+
+    def see_guesses(self, tokens: float, plain_tokens: float) -> None:
+        """Count the tokens of a round with guesses and those without in its time; pause if guesses
+        do not pay."""
+        self.fade()
+        self.tokens += tokens
+        self.plain_tokens += plain_tokens
+        self.rounds += 1
+        pause = min(self.max_pause, max(self.first_pause, 2 * self.pause))
+        self.pause = self.pause_left = 0 if self.pays else pause
+
+    def fade(self, kept: float = FADE) -> None:
+        """Give earlier rounds with guesses less weight."""
+        self.tokens *= kept
+        self.plain_tokens *= kept
+        self.rounds *= kept
+
+    # What is remembered
+
+    def state(self) -> dict[str, float]:
+        """What `restore` takes."""
+        names = ("tokens", "plain_tokens", "rounds")
+        return {name: getattr(self, name) for name in names} | {"spent": self.spent_now}
+
+    def restore(self, numbers: Numbers) -> None:
+        """Take the state of an earlier run, which counts for at most `MAX_RECALLED` tokens; invalid
+        numbers are ignored."""
+        self.plain_tokens = within(numbers, "plain_tokens", 1e3)
+        self.tokens = within(numbers, "tokens", 1e3 * self.plain_tokens)
+        self.rounds = within(numbers, "rounds", 1e3)
+        self.spent = within(numbers, "spent", PAIR_CREDIT)
+        self.fade(min(1.0, MAX_RECALLED / max(self.plain_tokens, 1e-9)))
