@@ -11,6 +11,7 @@ import ast
 import inspect
 import re
 import textwrap
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -109,9 +110,28 @@ def _members(thing: type, node: ast.AST, name: str) -> list[str]:
                     rows.append((member.name, _type(member.returns), "", _line(member)))
                 elif not member.name.startswith("_"):
                     methods.append((member, f"{name}."))
-    rows = [row for row in rows if not row[0].startswith("_")]
+    defaults = _defaults(thing)
+    rows = [
+        (name, kind, defaults.get(name, default), text)
+        for name, kind, default, text in rows
+        if not name.startswith("_")
+    ]
     parts = [_table(rows)] if rows else []
     return parts + [f"{_code(member, prefix, name)}\n{_text(member)}" for member, prefix in methods]
+
+
+def _defaults(thing: type) -> dict[str, str]:
+    """Values of the defaults that are numbers or strings, by field."""
+    values: dict[str, Any] = {
+        name: field.default for name, field in getattr(thing, "model_fields", {}).items()
+    }
+    if is_dataclass(thing):
+        values |= {field.name: field.default for field in fields(thing)}
+    return {
+        name: repr(str(value) if isinstance(value, str) else value)
+        for name, value in values.items()
+        if isinstance(value, str | int | float)
+    }
 
 
 def _is_ours(thing: type) -> bool:
