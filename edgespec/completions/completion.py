@@ -81,7 +81,6 @@ class Completion(Closeable):
         """Additional fields of the response (see `answers.marks`), set at the end of a text."""
         self._is_ending = False
         self._is_expired = False
-        self._runs_ahead = False
         self._has_begun = False
         self._chunks: Iterator[Answer] | None = None
         self.is_cut = False
@@ -98,10 +97,6 @@ class Completion(Closeable):
     def usage(self) -> Usage:
         """Token counts of the generations that have ended; it grows until the response ends."""
         return self._usage
-
-    def run_ahead(self) -> None:
-        """Write all texts from now on, whether or not somebody takes chunks."""
-        self._runs_ahead = True
 
     def expire(self) -> None:
         """End all texts soon, from any thread, as if each had reached its limit of tokens."""
@@ -140,7 +135,6 @@ class Completion(Closeable):
 
     def whole(self) -> Answer:
         """The whole response. Raises RequestError for several choices that are too large."""
-        self.run_ahead()
         with self:
             choices: list[Answer] = []
             n_characters = 0
@@ -213,8 +207,6 @@ class Completion(Closeable):
     def _events(self) -> Iterator[Item]:
         """The items of the current generation, which is counted at its end."""
         self._has_begun = True
-        if self._runs_ahead:
-            self._tokens.run_ahead()
         for event in self._tokens:
             self._begin_others()
             yield event

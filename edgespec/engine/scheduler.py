@@ -233,7 +233,9 @@ class Scheduler(Closeable):
         """True if somebody waits for a pass."""
         in_line = {entry.thread for entry in [*self._line]}
         return any(
-            text.request.is_wanted or text.request.runs_ahead or text.request.thread in in_line
+            text.request.is_wanted
+            or text.request.terms.runs_ahead
+            or text.request.thread in in_line
             for text in self._texts
         )
 

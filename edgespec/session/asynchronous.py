@@ -27,8 +27,6 @@ T_co = TypeVar("T_co", covariant=True)
 class Cancellable(Protocol[T_co]):
     """An iterator that any thread may cancel: a `Generation`, a `Completion`."""
 
-    def run_ahead(self) -> None: ...
-
     def __iter__(self) -> Iterator[T_co]: ...
 
     def __next__(self) -> T_co: ...
@@ -202,7 +200,6 @@ class InThread(Generic[T]):
     def _run(self) -> None:
         end: BaseException | None = None
         try:
-            self._iterator.run_ahead()
             for item in self._iterator:
                 self._hand_over(item)
         except BaseException as error:  # noqa: BLE001 - raised in the waiting task

@@ -62,9 +62,6 @@ class InOrder(Closeable, Generic[P]):
             raise StopIteration
         return result
 
-    def run_ahead(self) -> None:
-        """Do nothing: results are always written ahead, as far as prompts were taken."""
-
     def cancel(self) -> None:
         """End all generations soon and start no further ones, from any thread."""
         self._is_cancelled = True

@@ -280,7 +280,6 @@ class Chat:
             if self._is_stopped:
                 generation.cancel()
             n_characters = 0
-            generation.run_ahead()
             for event in generation:
                 show(event.text)
                 n_characters += len(event.text)

@@ -106,7 +106,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         shown = _Display((lambda _: None) if as_json else console.token)
         try:
             with interrupts.stopping(running.cancel):
-                events.run_ahead()
                 result = follow(events, shown.show)
         except EdgespecError as error:
             if not (json_file and shown.text):
