@@ -104,6 +104,7 @@ class Completions:
         answer_bytes: Callable[[int, int | None, int], int] = lambda *_: 0,
         max_tokens: int | None = None,
         fingerprint: str | None = None,
+        writes_ahead: bool = False,
     ) -> None:
         """`sampling` has defaults for requests, by fields of `SamplingParams`.
 
@@ -113,7 +114,8 @@ class Completions:
         `n_at_once()` generations in parallel. `answer_bytes` is the memory of a large response,
         given its tokens, the alternatives per token (None for no log probabilities), and the
         characters of echoed prompts. No text has more than `max_tokens` tokens, whatever a request
-        asks for. `fingerprint` names what decides about a text besides its request.
+        asks for. `fingerprint` names what decides about a text besides its request. With
+        `writes_ahead`, the texts of streams do not wait for whoever takes their chunks.
         """
         self._session = session
         self.model = model or session.target.name
@@ -128,6 +130,7 @@ class Completions:
         self._reasoned = ReasonedAnswers(session)
         self._max_tokens = max_tokens
         self._fingerprint = fingerprint
+        self._writes_ahead = writes_ahead
 
     @cached_property
     def chat_refusal(self) -> str | None:
@@ -218,6 +221,7 @@ class Completions:
             max_tokens=self._limit(request),
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
+            runs_ahead=self._writes_ahead or not request.stream,
         )
 
         def follow(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -39,9 +40,8 @@ class GrowingTree:
     tree: TokenTree
     sampler: Sampler
 
-    def start(self) -> bool:
+    def start(self) -> None:
         self.tree = self.round.start(self.tree, self.sampler)
-        return True
 
     @property
     def open_nodes(self) -> list[int]:
@@ -74,18 +74,6 @@ def _peers(ends: Sequence[OpenTree]) -> list[OpenTree]:
     return [end for end in ends if end.best >= least]
 
 
-Step = Callable[[Sequence[int], GrowingTree], bool]
-"""Makes one draft step at the open nodes of a tree; False if there was nothing to extend."""
-
-
-def _before(open_nodes: Sequence[int], growth: GrowingTree) -> bool:
-    return growth.round.step(growth.tree, open_nodes)
-
-
-def _beside(open_nodes: Sequence[int], growth: GrowingTree) -> bool:
-    return growth.round.step_beside(growth.tree, open_nodes)
-
-
 class Forest:
     """The growing trees of one pass."""
 
@@ -114,7 +102,8 @@ class Forest:
         """Draft until the planner decides to verify, or no tree can grow within its limits."""
         begun = clock()
         for growth in self.growths:
-            self._try(growth, GrowingTree.start)
+            with self._alone(growth):
+                growth.start()
         if not self._guesses:
             return
         grown = clock()
@@ -201,14 +190,14 @@ class Forest:
         if not self._growths:  # no text needs the pass any more
             raise next(iter(self.failed.values()))
 
-    def _try(self, growth: GrowingTree, work: Callable[[GrowingTree], bool]) -> bool:
-        """Run `work` for one text; an error ends this text only."""
+    @contextmanager
+    def _alone(self, growth: GrowingTree) -> Iterator[None]:
+        """Context manager in which an error ends the text of this tree only."""
         try:
-            return work(growth)
+            yield
         except Exception as error:  # noqa: BLE001 - raised to the text's consumer
             self.failed[growth] = error
             self._growths = [other for other in self._growths if other is not growth]
-            return False
 
     def _open_nodes(self) -> list[list[int]]:
         return [growth.open_nodes for growth in self._growths]
@@ -216,17 +205,20 @@ class Forest:
     def _step(self, open_nodes: Sequence[list[int]], is_beside: bool) -> bool:
         """Make one draft step in the trees with the most probable open nodes; False if there was
         nothing to extend."""
-        step = _beside if is_beside else _before
         if len(self._growths) == 1:
-            return self._try(self._growths[0], partial(step, open_nodes[0]))
-        ready = self._ready(open_nodes)
+            ready = [OpenTree(1.0, self._growths[0], open_nodes[0])]
+        else:
+            ready = self._ready(open_nodes)
         while ready:
             peers = _peers(ready)
             if len(peers) > 1:
                 steps = [growth.next_step(nodes, is_beside) for _, growth, nodes in peers]
                 step_ahead([one for one in steps if one is not None])
-            grew = [self._try(growth, partial(step, nodes)) for _, growth, nodes in peers]
-            if any(grew):
+            grew = False
+            for _, growth, nodes in peers:
+                with self._alone(growth):
+                    grew |= growth.round.step(growth.tree, nodes, is_beside)
+            if grew:
                 return True
             ready = [one for one in ready if one not in peers]
         return False

@@ -56,8 +56,6 @@ class ActiveRequest:
     """True once it has joined the line."""
     is_wanted: bool = False
     """True while somebody waits for its next token."""
-    runs_ahead: bool = False
-    """True if it is wanted until its end."""
     is_left: bool = False
     """True once nobody will read it."""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -89,6 +87,10 @@ class ActiveRequest:
     @property
     def has_grammar(self) -> bool:
         return self.terms.constraint is not None
+
+    def run_ahead(self) -> None:
+        """Write the text to its end from now on."""
+        self.terms = replace(self.terms, runs_ahead=True)
 
     def forget_grammar(self) -> None:
         """Release the grammar's memory, when the text has ended."""

@@ -126,25 +126,28 @@ class RoundInProgress:
         """Nodes at which the tree can grow by a draft step."""
         return self.grower.open_nodes(tree) if self.grower is not None else []
 
-    def step(self, tree: TokenTree, open_nodes: Sequence[int]) -> bool:
-        """Make one draft step before the pass; False if the pacer finds nothing to extend."""
-        assert self.grower is not None
-        grew = self._step(tree, open_nodes, self.grower, self.limits, Track.ENGINE)
-        self.draft_steps += grew
-        return grew
+    def step(self, tree: TokenTree, open_nodes: Sequence[int], is_beside: bool) -> bool:
+        """Make and trace one draft step, before the pass or beside it; False if the pacer finds
+        nothing to extend.
 
-    def step_beside(self, tree: TokenTree, open_nodes: Sequence[int]) -> bool:
-        """Make one draft step during the pass over this tree.
-
-        Its guesses are used by the next round if they are below the new root.
+        The next round uses guesses of a step beside the pass if they are below the new root.
         """
         assert self.grower is not None
-        first_key = tree.next_key
-        grew = self._step(tree, open_nodes, self.grower, self.limits_beside, Track.BESIDE)
-        self.steps_beside += grew
-        self.provisional = range(
-            self.provisional.start if self.provisional else first_key, tree.next_key
-        )
+        trace, n_before, first_key = self.pair.trace, len(tree), tree.next_key
+        limits = self.limits_beside if is_beside else self.limits
+        with trace.span(Track.BESIDE if is_beside else Track.ENGINE, "draft step") as span:
+            grew = self.grower.step(tree, open_nodes, self.rules.pacer, limits)
+            if not grew:
+                span.forget()
+            elif trace.is_on:
+                best = float(tree.cumulative[list(open_nodes)].max())
+                span.note(nodes=len(tree) - n_before, tree=len(tree), Tc=round(best, 6))
+        if is_beside:
+            self.steps_beside += grew
+            begin = self.provisional.start if self.provisional else first_key
+            self.provisional = range(begin, tree.next_key)
+        else:
+            self.draft_steps += grew
         return grew
 
     @property
@@ -265,26 +268,6 @@ class RoundInProgress:
             verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
             accepted_by=Counter(tree.source[node] for node in accepted.path[1:]),
         )
-
-    def _step(
-        self,
-        tree: TokenTree,
-        open_nodes: Sequence[int],
-        grower: TreeGrower,
-        limits: Limits,
-        track: Track,
-    ) -> bool:
-        """Make and trace one draft step; False if there was nothing to extend."""
-        n_before = len(tree)
-        trace = self.pair.trace
-        with trace.span(track, "draft step") as span:
-            grew = grower.step(tree, open_nodes, self.rules.pacer, limits)
-            if not grew:
-                span.forget()
-            elif trace.is_on:
-                best = float(tree.cumulative[list(open_nodes)].max())
-                span.note(nodes=len(tree) - n_before, tree=len(tree), Tc=round(best, 6))
-        return grew
 
 
 def _record(trace: Trace, outcome: RoundOutcome, begun: float, has_guesses: bool) -> None:

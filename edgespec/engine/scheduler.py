@@ -232,9 +232,10 @@ class Scheduler(Closeable):
     def _is_wanted(self) -> bool:
         """True if somebody waits for a pass."""
         in_line = {entry.thread for entry in [*self._line]}
+        requests = [text.request for text in self._texts]
         return any(
-            text.request.is_wanted or text.request.runs_ahead or text.request.thread in in_line
-            for text in self._texts
+            request.is_wanted or request.terms.runs_ahead or request.thread in in_line
+            for request in requests
         )
 
     def _gathers(self) -> bool:

@@ -86,7 +86,7 @@ class Stream(Closeable):
         Raises SessionClosed, and UsageError in a callback of the session.
         """
         with self._scheduler.waiting():
-            self._request.runs_ahead = True
+            self._request.run_ahead()
             self._scheduler.want(self._request)
 
     def tell(self, item: Any) -> None:

@@ -67,3 +67,5 @@ class TextRequest:
     keeper: Keeper | None = None
     notes: Sequence[str] = ()
     """Notes on the request for its result."""
+    runs_ahead: bool = False
+    """Once begun, write the text to its end without waiting for whoever takes its tokens."""

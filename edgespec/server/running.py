@@ -78,6 +78,7 @@ class Server:
             on_result=figures.count,
             n_at_once=self._queue.n_for_each,
             answer_bytes=requests.answer_bytes,
+            writes_ahead=True,
         )
         self.chat_refusal = completions.chat_refusal
         """Reason why the model cannot answer conversations; None if it can."""

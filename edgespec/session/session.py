@@ -235,6 +235,7 @@ class Session(Closeable):
     ) -> GenerationResult:
         """The result of `stream`, run to its end; `options` are those of `stream`."""
         with self.stream(prompt, sampling, max_tokens, **options) as generation:
+            generation.run_ahead()
             for _ in generation:
                 pass
             return generation.result

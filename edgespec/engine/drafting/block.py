@@ -51,7 +51,8 @@ class BlockDrafter(HeadDrafter):
         unseen = {self._place(tree, node): node for node in nodes}
         unseen = {place: node for place, node in unseen.items() if place not in self._said}
         if unseen:
-            self._take_opinions(tree, [*unseen.values()])
+            asked = [*unseen.values()]
+            self._take_opinions(tree, asked, self._model.evaluate(tree, asked))
         for place, node in unseen.items():
             said = self._opinions[int(tree.key[node])]
             self._said[place] = said and said._replace(kind=f"{1 + place[0]} ahead")

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from edgespec.engine.acceptance.rule import Growth
-from edgespec.engine.drafting.drafter import Drafter, Guess, Opinion
+from edgespec.engine.drafting.drafter import Guess, Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.pacer import Limits, Pacer
@@ -129,22 +129,17 @@ class DrawnGrower(TreeGrower):
         self._drafter.follow(tree, path, root)
         return tree.reroot(root)
 
-    def _ask(
-        self,
-        drafter: Drafter,
-        tree: TokenTree,
-        open_nodes: Sequence[int],
-        pacer: Pacer,
-        limits: Limits,
-    ) -> bool:
+    def _has_room(self, tree: TokenTree, limits: Limits) -> bool:
         if self._drafter.is_greedy:
-            return super()._ask(drafter, tree, open_nodes, pacer, limits)
-        if not open_nodes or len(tree) >= min(limits.max_nodes, tree.capacity - 1):
-            return False
-        asked = self._drafter.step(tree, pacer.extend(tree, open_nodes, limits))
+            return super()._has_room(tree, limits)
+        return len(tree) < min(limits.max_nodes, tree.capacity - 1)
+
+    def _hang(self, tree: TokenTree, asked: Sequence[int], pacer: Pacer, limits: Limits) -> None:
+        if self._drafter.is_greedy:
+            super()._hang(tree, asked, pacer, limits)
+            return
         for node in asked:
             self._hang_draws(tree, node, pacer, limits)
-        return bool(asked)
 
     def _hang_draws(self, tree: TokenTree, node: int, pacer: Pacer, limits: Limits) -> None:
         key = int(tree.key[node])

@@ -122,8 +122,11 @@ class TreeGrower:
         """Add the guesses that cost no draft step."""
         for drafter in self._ready:
             if drafter.is_free:
-                while self._ask(drafter, tree, drafter.open_nodes(tree), pacer, limits):
-                    pass
+                while self._has_room(tree, limits) and (nodes := drafter.open_nodes(tree)):
+                    asked = drafter.step(tree, pacer.extend(tree, nodes, limits))
+                    self._hang(tree, asked, pacer, limits)
+                    if not asked:
+                        break
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """Nodes at which a drafter that is not free can guess."""
@@ -135,8 +138,11 @@ class TreeGrower:
     ) -> bool:
         """Make one step of the drafter with the most probable open node; False if there was nothing
         to extend."""
+        if not open_nodes or not self._has_room(tree, limits):
+            return False
         for drafter, its_nodes in self._turns(tree, open_nodes):
-            if self._ask(drafter, tree, its_nodes, pacer, limits):
+            if asked := drafter.step(tree, pacer.extend(tree, its_nodes, limits)):
+                self._hang(tree, asked, pacer, limits)
                 self.begin(tree, pacer, limits)
                 return True
         return False
@@ -170,7 +176,7 @@ class TreeGrower:
             drafter.follow(tree, path, root)
         tree = tree.reroot(root)
         for node in range(len(tree)):
-            self._hang(tree, node, pacer)
+            self._hang_opinions(tree, node, pacer)
         return tree
 
     def rest(self) -> None:
@@ -199,23 +205,16 @@ class TreeGrower:
         turns = [(drafter, nodes) for drafter, nodes in turns if nodes]
         return sorted(turns, key=lambda turn: -float(tree.cumulative[turn[1]].max()))
 
-    def _ask(
-        self,
-        drafter: Drafter,
-        tree: TokenTree,
-        open_nodes: Sequence[int],
-        pacer: Pacer,
-        limits: Limits,
-    ) -> bool:
-        """Add a drafter's guesses after the nodes that the pacer chooses; False for none."""
-        if not open_nodes or len(tree) + 1 >= tree.capacity:
-            return False
-        asked = drafter.step(tree, pacer.extend(tree, open_nodes, limits))
-        for node in asked:
-            self._hang(tree, node, pacer)
-        return bool(asked)
+    def _has_room(self, tree: TokenTree, limits: Limits) -> bool:
+        """True if the tree may get further guesses."""
+        return len(tree) + 1 < tree.capacity
 
-    def _hang(self, tree: TokenTree, node: int, pacer: Pacer) -> None:
+    def _hang(self, tree: TokenTree, asked: Sequence[int], pacer: Pacer, limits: Limits) -> None:
+        """Add the guesses below the nodes at which a drafter was asked."""
+        for node in asked:
+            self._hang_opinions(tree, node, pacer)
+
+    def _hang_opinions(self, tree: TokenTree, node: int, pacer: Pacer) -> None:
         """Add the guesses below a node that the pacer chooses, and update the confidences of
         existing ones."""
         opinions = self._opinions(int(tree.key[node]))

@@ -6,7 +6,7 @@ no other drafter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -100,7 +100,9 @@ class ModelDrafter:
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         fitting = self.fitting(tree, nodes)
         if fitting:
-            self._take_opinions(tree, fitting)
+            ahead, self._ahead = self._ahead, None
+            logits = self._model.evaluate(tree, fitting) if ahead is None else ahead
+            self._take_opinions(tree, fitting, logits)
         return fitting
 
     def opinion(self, key: int) -> Opinion | None:
@@ -161,19 +163,25 @@ class ModelDrafter:
     def _read(self, branch: TokenTree) -> None:
         """Evaluate a branch and commit all of it but its last node."""
         nodes = range(len(branch))
-        self._take_opinions(branch, nodes, root_ahead=-len(nodes) + 1)
+        self._ahead = None
+        logits = self._model.evaluate(branch, nodes)
+        self._take_opinions(branch, nodes, logits, root_ahead=-len(nodes) + 1)
         self._model.commit(branch, nodes[:-1], keep=nodes[-1:])
         end = int(branch.key[nodes[-1]])
         self._opinions = {end: self._opinions[end]}
 
-    def _take_opinions(self, tree: TokenTree, nodes: Sequence[int], root_ahead: int = 0) -> None:
-        """Evaluate `nodes` and store the guesses after them.
+    def _take_opinions(
+        self,
+        tree: TokenTree,
+        nodes: Sequence[int],
+        logits: Iterable[np.ndarray],
+        root_ahead: int = 0,
+    ) -> None:
+        """Store the guesses after `nodes`, by the model's logits there.
 
         `root_ahead` is the number of draws until the one after the root; below 0, that draw and
         some below it are made already.
         """
-        ahead, self._ahead = self._ahead, None
-        logits = self._model.evaluate(tree, nodes) if ahead is None else ahead
         for node, row in zip(nodes, logits, strict=True):
             key = int(tree.key[node])
             try:
