@@ -102,7 +102,7 @@ def wrapped(text: str, width: int | None) -> str:
 
 
 def _broken(line: str, width: int) -> Iterable[str]:
-    if len(line) <= width:
+    if len(line) <= width or not line.strip():
         return [line]
     begins = len(line) - len(line.lstrip(" "))
     return textwrap.wrap(

@@ -46,4 +46,5 @@ def test_lines_break_at_words_and_go_on_indented() -> None:
     assert wrapped("note: one two three four five", 20) == "note: one two three\n  four five"
     assert wrapped("  a bb ccc dddd eeeee ff", 22) == "  a bb ccc dddd eeeee\n    ff"
     assert wrapped("short\n" + "x" * 30, 20) == "short\n" + "x" * 30
+    assert wrapped("a\n" + " " * 30 + "\nb", 20).count("\n") == 2
     assert wrapped("never broken " * 9, None) == "never broken " * 9

@@ -95,7 +95,7 @@ def golden(
     def holds(name: str, *words: object) -> None:
         if request.param is None:
             hold(name, tuple(map(str, words)), capsys, tmp_path)
-        else:
+        elif "--json" not in words:
             hold_width(tuple(map(str, words)), request.param, monkeypatch)
 
     return holds
