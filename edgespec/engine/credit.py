@@ -51,8 +51,8 @@ class Credit:
     """Tokens generated so far."""
     room: int = 0
     """Most tokens that may follow."""
-    start_tokens: int = 0
-    """Tokens of the texts at work from which guesses have credit."""
+    granted: float = 0.0
+    """Tokens that guesses might cost the texts at work if earlier ones had lost none."""
     prompt_tokens: float = 0.0
     """Tokens in the time of which the target read the prompts."""
     lost: float = 0.0
@@ -71,11 +71,7 @@ class Credit:
     @property
     def left(self) -> float:
         """Tokens that guesses may still cost the texts at work."""
-        return min(1.0, PAIR_CREDIT - self.spent) * self._full + self._later - self.lost
-
-    @property
-    def _full(self) -> float:
-        return START_SHARE * (self.start_tokens + self.prompt_tokens)
+        return min(1.0, PAIR_CREDIT - self.spent) * self.granted + self._later - self.lost
 
     @property
     def _later(self) -> float:
@@ -84,9 +80,8 @@ class Credit:
     @property
     def spent_now(self) -> float:
         """The same with the texts at work."""
-        if not self._full:
-            return self.spent
-        return min(PAIR_CREDIT, max(0.0, self.spent + (self.lost - self._later) / self._full))
+        lost = (self.lost - self._later) / self.granted if self.granted else 0.0
+        return min(PAIR_CREDIT, max(0.0, self.spent + lost))
 
     def expected_tokens(self, n_texts: int) -> int:
         """Tokens that will probably follow: as many as there are, at least `START_TOKENS`."""
@@ -97,15 +92,25 @@ class Credit:
     def begin_text(self, n_unread: int, room: int) -> None:
         """Begin a text of at most `room` tokens, `n_unread` of which the draft has yet to read."""
         self.spent = self.spent_now
-        self.pause = self.pause_left = self.n_tokens = self.start_tokens = self.room = 0
-        self.prompt_tokens = self.lost = 0.0
-        self.join_text(n_unread, room)
+        self.pause = self.pause_left = self.n_tokens = 0
+        self.granted = self.prompt_tokens = self.lost = 0.0
+        self.unread, self.room = n_unread, room
+        self._grant(min(START_TOKENS, room), beside=False)
 
     def join_text(self, n_unread: int, room: int) -> None:
         """Begin one more text beside those at work."""
-        self.unread = n_unread
-        self.room += room
-        self.start_tokens += min(START_TOKENS, room)
+        self.unread, self.room = n_unread, self.room + room
+        self._grant(min(START_TOKENS, room), beside=True)
+
+    def see_prompt(self, n_tokens: float, beside: bool) -> None:
+        """Count a prompt that the target read in the time of `n_tokens`, `beside` others or not."""
+        self._grant(n_tokens, beside)
+        self.prompt_tokens += n_tokens
+
+    def _grant(self, n_tokens: float, beside: bool) -> None:
+        """Give credit for tokens; less if guesses cost the texts that they join."""
+        share = max(0.0, 1.0 - self.spent_now) if beside else 1.0
+        self.granted += START_SHARE * n_tokens * share
 
     def see_round(self, n_tokens: int, guessed: bool) -> None:
         """Count the tokens of a round."""

@@ -272,7 +272,8 @@ class RoundPlanner:
         """Learn from the target's reading of a prompt, at whose end the context has `n_context`
         tokens; None if passes serve several texts."""
         self.costs.see_prompt(report, n_context)
-        self.credit.prompt_tokens += report.wall_s / self.costs.plain_s(self.n_texts)
+        n_tokens = report.wall_s / self.costs.plain_s(self.n_texts)
+        self.credit.see_prompt(n_tokens, beside=n_context is None)
 
     def see_pass(self, n_rows: int, report: PassReport) -> None:
         """Learn from a pass over `n_rows` that was made to time it."""

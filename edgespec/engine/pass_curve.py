@@ -234,11 +234,11 @@ class PassCurve:
             self._see_compute(n_rows, max(0.0, report.wall_s - report.stall_s))
 
     def see_timed(self, n_rows: int, report: PassReport) -> None:
-        """Learn from a pass over `n_rows` that was made to time it, the fastest of several."""
+        """Learn from a pass over `n_rows` that was made to time it."""
         self.timed_rows = max(self.timed_rows, n_rows)
-        self._see_compute(n_rows, report.wall_s - report.stall_s, is_timed=True)
+        self.see_pass(n_rows, report)
 
-    def _see_compute(self, rows: float, seconds: float, is_timed: bool = False) -> None:
+    def _see_compute(self, rows: float, seconds: float) -> None:
         """Learn from a pass over `rows` with this compute time."""
         seconds = max(seconds, MIN_S)
         knots, known, mine = self.knots, self.knots.known, octave(rows)
@@ -251,7 +251,7 @@ class PassCurve:
         if knots.rows[mine]:
             self._correct(mine, rows, math.log(seconds / expected_s))
         else:
-            if known.size and 1 < rows < knots.rows[known[-1]] and not is_timed:
+            if known.size and 1 < rows < knots.rows[known[-1]]:
                 seconds = min(seconds, math.sqrt(seconds * expected_s))
             knots.put(rows, seconds / self.measured_slowdown, self.initial_variance)
         knots.age(mine, self.ageing_variance, self.timed_rows)

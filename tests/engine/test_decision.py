@@ -125,7 +125,7 @@ def test_looking_far_ahead_asks_the_curve_no_more_often(monkeypatch: pytest.Monk
 
 
 def test_nothing_is_tried_before_a_pass_was_seen() -> None:
-    assert not RoundPlanner(credit=Credit(room=99, start_tokens=64)).choose().guesses
+    assert not RoundPlanner(credit=Credit(room=99, granted=3.2)).choose().guesses
 
 
 def test_the_first_trial_may_cost_half_of_what_guesses_may_cost_a_text() -> None:
@@ -140,12 +140,14 @@ def test_no_round_is_tried_whose_risk_does_not_cover_one_guess() -> None:
     value = begun(draft_share=0.05)
     assert value.choose().guesses
     assert not with_credit(value, lost=2.5).choose().guesses
-    assert with_credit(value, lost=2.5, n_tokens=100).choose().guesses
+    assert with_credit(value, lost=2.5, n_tokens=500).choose().guesses
 
 
 @pytest.mark.parametrize(("n_tokens", "most"), [(64, 0.08), (256, 0.03)])
 def test_guesses_may_not_cost_a_text_more_than_is_promised(n_tokens: int, most: float) -> None:
-    assert Credit(n_tokens=n_tokens, start_tokens=64).left <= 0.76 * most * n_tokens
+    credit = begun(room=n_tokens).credit
+    credit.n_tokens = n_tokens
+    assert credit.left <= 0.76 * most * n_tokens
 
 
 def test_a_short_text_may_lose_the_same_share() -> None:
@@ -216,6 +218,15 @@ def test_a_pair_whose_guesses_never_paid_is_tried_again_after_many_tokens() -> N
         value.credit.n_tokens = 64
         value.begin_text(0, 64)
     assert not any(tried[:3]) and any(tried)
+
+
+def test_texts_that_join_others_get_no_credit_that_those_have_lost() -> None:
+    """A server that is never idle gave each text its credit anew."""
+    value = begun(room=64)
+    for _ in range(9):
+        value.credit.lost = value.credit.granted
+        value.begin_text(0, 64, n_others=1)
+    assert value.credit.granted == pytest.approx(START_SHARE * 64)
 
 
 def test_another_run_knows_what_guesses_have_cost() -> None:

@@ -42,7 +42,7 @@ def planner(read_s: float, row_s: float = 0.1) -> RoundPlanner:
     nodes = [PathNode(0.8, n % 5 > 0, n % 5 > 0) for n in range(30)]
     costs = RoundCosts(passes, seen_step_s=0.001, seen_overhead_s=0.001)
     costs.see_nodes(nodes)
-    return RoundPlanner(costs, Credit(room=99, start_tokens=64), lines=LINES)
+    return RoundPlanner(costs, Credit(room=99, granted=3.2), lines=LINES)
 
 
 def n_best(value: RoundPlanner) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from virtual_clock import MACHINES
 from virtual_pair import Kept, run
-from virtual_table import Figures, TableText, cases, figures, gain, session_gain
+from virtual_table import TABLE, Figures, TableText, cases, figures, gain, session_gain
 from virtual_text import TEXTS
 
 USELESS = TEXTS["useless"]
@@ -65,12 +65,11 @@ def test_a_draft_that_is_never_right_costs_what_is_promised(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", ["resident", "in memory", "80 %", "mixture"])
-def test_a_session_with_a_draft_that_is_never_right_loses_less_than_its_first_text(
-    machine: str,
-) -> None:
-    texts = [replace(USELESS, seed=seed) for seed in range(5)]
-    assert session_gain(MACHINES[machine], texts, 64) >= 0.95
+@pytest.mark.parametrize("machine", [name for name in TABLE if "noisy" not in name])
+def test_a_session_with_a_draft_that_is_never_right_is_as_fast_as_none(machine: str) -> None:
+    """Ten texts; 0.957 to 0.98 where each of them was tried anew."""
+    texts = [replace(USELESS, seed=seed) for seed in range(10)]
+    assert session_gain(MACHINES[machine], texts, 64) >= 0.99
 
 
 def test_passes_are_timed_once_for_a_pair() -> None:
