@@ -39,7 +39,8 @@ class Credit:
     rounds: float = 0.0
     """Fading number of these rounds."""
     spent: float = 0.0
-    """What guesses have cost the earlier texts of the pair, in credits of a text."""
+    """What guesses have cost the earlier texts of the pair, in credits of a text of 64 tokens or
+    more."""
 
     pause: int = 0
     """Rounds without guesses that the latest pause lasted; 0 while guesses pay."""
@@ -80,8 +81,8 @@ class Credit:
     @property
     def spent_now(self) -> float:
         """The same with the texts at work."""
-        lost = (self.lost - self._later) / self.granted if self.granted else 0.0
-        return min(PAIR_CREDIT, max(0.0, self.spent + lost))
+        text_credit = max(self.granted, START_SHARE * START_TOKENS)
+        return min(PAIR_CREDIT, max(0.0, self.spent + (self.lost - self._later) / text_credit))
 
     def expected_tokens(self, n_texts: int) -> int:
         """Tokens that will probably follow: as many as there are, at least `START_TOKENS`."""

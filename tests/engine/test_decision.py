@@ -220,6 +220,12 @@ def test_a_pair_whose_guesses_never_paid_is_tried_again_after_many_tokens() -> N
     assert not any(tried[:3]) and any(tried)
 
 
+def test_a_short_text_spends_little_of_the_credit_of_its_pair() -> None:
+    value = begun(room=16)
+    lose(value, value.credit.left)
+    assert value.credit.spent == pytest.approx(0.25)
+
+
 def test_texts_that_join_others_get_no_credit_that_those_have_lost() -> None:
     """A server that is never idle gave each text its credit anew."""
     value = begun(room=64)
