@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import errors
+from edgespec.concurrency.owning import Closeable
 
 DOCS = Path(__file__).parent
 LINE_LENGTH = 88
@@ -91,10 +92,10 @@ def _described(name: str) -> str:
 
 def _members(thing: type, node: ast.AST, name: str) -> list[str]:
     """Table of a class's fields and properties, and its methods."""
-    inherits = name in SECTIONS["Settings"]
-    bodies = [_node(base) for base in thing.__mro__[:0:-1] if inherits and _is_ours(base)]
+    has_fields_alone = name in SECTIONS["Settings"]
+    bodies = [_node(base) for base in thing.__mro__[:0:-1] if _is_told_of(base)]
     rows: list[tuple[str, str, str, str]] = []
-    methods: list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]] = []
+    methods: dict[str, str] = {}
     for body in [*bodies, node]:
         assert isinstance(body, ast.ClassDef)
         for member, following in zip(body.body, [*body.body[1:], None], strict=True):
@@ -102,22 +103,21 @@ def _members(thing: type, node: ast.AST, name: str) -> list[str]:
                 rows.append(_field(member, following))
             elif isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
                 decorators = {ast.unparse(each).split("(")[0] for each in member.decorator_list}
-                if inherits or "overload" in decorators:
+                if has_fields_alone or "overload" in decorators:
                     continue
-                if member.name == "__init__" and name in CONSTRUCTED:
-                    methods.insert(0, (member, "edgespec."))
                 if decorators & {"property", "cached_property"}:
                     rows.append((member.name, _type(member.returns), "", _line(member)))
                 elif not member.name.startswith("_"):
-                    methods.append((member, f"{name}."))
+                    methods[member.name] = f"{_code(member, f'{name}.')}\n{_text(member)}"
+                elif member.name == "__init__" and name in CONSTRUCTED:
+                    methods[name] = f"{_code(member, 'edgespec.', name)}\n{_text(member)}"
     defaults = _defaults(thing)
     rows = [
         (name, kind, defaults.get(name, default), text)
         for name, kind, default, text in rows
         if not name.startswith("_")
     ]
-    parts = [_table(rows)] if rows else []
-    return parts + [f"{_code(member, prefix, name)}\n{_text(member)}" for member, prefix in methods]
+    return [*([_table(rows)] if rows else []), *methods.values()]
 
 
 def _defaults(thing: type) -> dict[str, str]:
@@ -134,8 +134,10 @@ def _defaults(thing: type) -> dict[str, str]:
     }
 
 
-def _is_ours(thing: type) -> bool:
-    return thing.__module__.startswith("edgespec.")
+def _is_told_of(base: type) -> bool:
+    """True if members of a base class are those of its subclasses on the page."""
+    is_ours = base.__module__.startswith("edgespec.")
+    return is_ours and base.__module__ not in {"edgespec.settings.base", Closeable.__module__}
 
 
 def _field(member: ast.AnnAssign, following: ast.stmt | None) -> tuple[str, str, str, str]:
