@@ -112,7 +112,7 @@ def test_a_damaged_model_in_the_cache_does_not_end_the_list(capsys, cache_folder
     (cache_folder / "broken.gguf").write_bytes(b"junk")
     assert entry.main(["models", "list"]) == 0
     out, err = capsys.readouterr()
-    assert "broken.gguf" in out
+    assert "\nbroken " in out
     assert "not a GGUF file" in err
 
 
