@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from edgespec.engine.drafting.remembering import Learnt, Memory, renewed
+from edgespec.engine.drafting.state_store import Learnt, StateStore, renewed
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
@@ -168,7 +168,7 @@ def run(
     drafts: bool = True,
     temperature: float = 0.0,
     n_texts: int = 1,
-    memory: Memory | None = None,
+    memory: StateStore | None = None,
     **rules: Any,
 ) -> list[Measured]:
     """Some texts, one after the other, by one engine."""
@@ -213,7 +213,7 @@ def turn_after_a_short_one(machine: Machine, text: Text, n_prompt: int, drafts: 
 
 @dataclass
 class Kept:
-    """Implements `Memory`: what engines taught, until the next one recalls it."""
+    """Implements `StateStore`: what engines taught, until the next one recalls it."""
 
     learnt: Learnt = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from edgespec.batch.earlier import EarlierAnswers, KeySet
+from edgespec.batch.answered import Answered, KeySet
 from edgespec.batch.lines import (
     BatchRequest,
     LineError,
@@ -62,7 +62,7 @@ class BatchRun:
         lines: Iterator[tuple[int, bytes | None]],
         write: Callable[[bytes], None],
         cancel: Callable[[], None],
-        earlier: EarlierAnswers,
+        earlier: Answered,
         n_at_once: int = 1,
         pool_bytes: int = 0,
     ) -> None:

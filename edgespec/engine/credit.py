@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgespec.engine.drafting.remembering import Numbers, within
+from edgespec.engine.drafting.state_store import Numbers, within
 from edgespec.engine.round_costs import FADE, MAX_RECALLED
 
 START_TOKENS = 64

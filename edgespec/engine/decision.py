@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec import theory
 from edgespec.engine.credit import ROUND_SHARE, Credit
-from edgespec.engine.drafting.remembering import Numbers
+from edgespec.engine.drafting.state_store import Numbers
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pacer import Limits, most_probable
 from edgespec.engine.pass_curve import Floats

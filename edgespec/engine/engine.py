@@ -11,10 +11,10 @@ from edgespec.concurrency.owning import Closeable, Users, close_all
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.drafter import Drafter
-from edgespec.engine.drafting.remembering import Memory
-from edgespec.engine.learning import Learning
+from edgespec.engine.drafting.state_store import StateStore
 from edgespec.engine.loop import Loop
 from edgespec.engine.passes import Passes
+from edgespec.engine.planner_store import PlannerStore
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.scheduler import Scheduler
@@ -52,7 +52,7 @@ class Engine(Closeable):
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
         drafters: Sequence[Drafter] = (),
-        memory: Memory | None = None,
+        memory: StateStore | None = None,
         observer: CorrectionLog | None = None,
         release: Callable[[], None] = nothing,
         n_grammars: int | None = None,
@@ -73,11 +73,10 @@ class Engine(Closeable):
         self._rules = settings.rules_for(target.info)
         draft_in_use = None if reason else draft
         self._slots = Slots(self._passes, draft_in_use, drafters, settings, self._rules.max_nodes)
-        self._pairs = self._slots.pairs
         self._shift = settings.shift
-        grower = self._pairs[0].grower
-        self._learning = Learning(target, draft, grower, settings, memory)
-        notes = notes_on(reason, self._rules.acceptance, grower is not None, len(self._pairs))
+        grower = self._slots.all[0].grower
+        self._learning = PlannerStore(target, draft, grower, settings, memory)
+        notes = notes_on(reason, self._rules.acceptance, grower is not None, len(self._slots.all))
         self._loop = Loop(self._passes, self._rules, self._learning, observer, notes)
         self._users = Users(name, SessionClosed)
         self.scheduler = Scheduler(
@@ -116,7 +115,7 @@ class Engine(Closeable):
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
-        rule = self._rules.acceptance if self._pairs[0].grower is not None else None
+        rule = self._rules.acceptance if self._slots.all[0].grower is not None else None
         with self._users.use():
             return admit(self._target, terms, rule, self._shift)
 
@@ -148,8 +147,8 @@ class Engine(Closeable):
 
     @property
     def committed(self) -> Sequence[int]:
-        """Committed tokens of text 0."""
-        return tuple(self._pairs[0].committed)
+        """Committed tokens of slot 0."""
+        return tuple(self._slots.all[0].committed)
 
     @property
     def planner(self) -> RoundPlanner:
@@ -158,24 +157,24 @@ class Engine(Closeable):
 
     def forget(self) -> None:
         """Drop all committed text from the models."""
-        for pair in self._pairs:
-            pair.rewind(0)
+        for slot in self._slots.all:
+            slot.rewind(0)
 
     @property
     def n_tiled(self) -> int:
-        """Number of committed tokens of text 0 that were computed in tiles."""
-        return self._pairs[0].n_tiled
+        """Number of committed tokens of slot 0 that were computed in tiles."""
+        return self._slots.all[0].n_tiled
 
     @property
     def n_leading(self) -> int:
-        """Length of the prefix of text 0 that the draft holds without a gap."""
-        grower = self._pairs[0].grower
+        """Length of the prefix of slot 0 that the draft holds without a gap."""
+        grower = self._slots.all[0].grower
         return grower.n_leading if grower is not None else 0
 
     def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
-        """Set the committed tokens of text 0 after their KV was loaded into the models; `n_tiled`
+        """Set the committed tokens of slot 0 after their KV was loaded into the models; `n_tiled`
         of them were computed in tiles."""
-        pair = self._pairs[0]
-        pair.committed = list(tokens)
-        pair.n_drafted = len(tokens)
-        pair.n_tiled = n_tiled
+        slot = self._slots.all[0]
+        slot.committed = list(tokens)
+        slot.n_drafted = len(tokens)
+        slot.n_tiled = n_tiled

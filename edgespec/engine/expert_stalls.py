@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import theory
-from edgespec.engine.drafting.remembering import MAX_S, Numbers, within
+from edgespec.engine.drafting.state_store import MAX_S, Numbers, within
 from edgespec.values import PassReport
 
 SHARINGS: Final = np.linspace(0.0, 1.5, 31)

@@ -122,7 +122,7 @@ class Forest:
                 growth.round.draft_s += end - begun
                 growth.round.growing_s = self._growing_s
         if self._growths:
-            trace = self._growths[0].round.pair.trace
+            trace = self._growths[0].round.slot.trace
             trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
 
     def select(self, max_nodes: int) -> list[list[int]]:

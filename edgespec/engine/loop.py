@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.engine.forest import Forest, GrowingTree
-from edgespec.engine.learning import Learning
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.pair import Pair
 from edgespec.engine.passes import Passes
+from edgespec.engine.planner_store import PlannerStore
 from edgespec.engine.prompt import parts_of
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import RoundRules
+from edgespec.engine.slot import Slot
 from edgespec.engine.text import TextAtWork, cancelled_together
 from edgespec.errors import Cancelled
 from edgespec.ports.texts import PassPart
@@ -36,7 +36,7 @@ class Loop:
         self,
         passes: Passes,
         rules: RoundRules,
-        learning: Learning,
+        learning: PlannerStore,
         observer: CorrectionLog | None = None,
         notes: Sequence[str] = (),
     ) -> None:
@@ -56,18 +56,18 @@ class Loop:
         """Expected seconds of a pass; 0 before the first."""
         return self._passes.usual_pass_s
 
-    def begin(self, pair: Pair, request: ActiveRequest) -> TextAtWork:
-        """Begin the text of a request; `pair` serves it."""
+    def begin(self, slot: Slot, request: ActiveRequest) -> TextAtWork:
+        """Begin the text of a request; `slot` serves it."""
         for note in self._notes:
             request.tally.note(note)
-        return TextAtWork(pair, request, self._rules, self._learning)
+        return TextAtWork(slot, request, self._rules, self._learning)
 
     def end(self, text: TextAtWork) -> None:
         """Drop everything provisional of a text that needs no further pass, and keep what was
         learnt."""
         request, trace = text.request, self._passes.trace
         try:
-            text.pair.rewind(len(text.pair.committed))
+            text.slot.rewind(len(text.slot.committed))
         finally:
             request.paging = self._passes.target.paging().since(text.paging_before)
             trace.add(Track.ENGINE, "generation", text.begun, self.clock())
@@ -107,7 +107,7 @@ class Loop:
             for text in texts:
                 text.fail(error)
             return
-        by_number = {text.pair.text: text for text in texts}
+        by_number = {text.slot.number: text for text in texts}
         outcomes = []
         for part in parts:
             text, its_logits = by_number[part.text], logits.pop(0)
@@ -118,7 +118,7 @@ class Loop:
                     text.take_tail(part, text.tail, its_logits)
         if not growths:
             report = self._passes.target.last_report
-            n_context = len(texts[0].pair.committed) if len(texts) == 1 else None
+            n_context = len(texts[0].slot.committed) if len(texts) == 1 else None
             self._learning.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
         elif len(outcomes) == len(growths):
             self._learning.see_round(forest.outcome(outcomes, self._passes.clock() - prepared))
@@ -129,7 +129,7 @@ class Loop:
         if growing:
             self._learning.serve(
                 n_texts=len(growing),
-                n_unread=sum(text.pair.n_unread for text in growing),
+                n_unread=sum(text.slot.n_unread for text in growing),
                 room=sum(text.request.transcript.room for text in growing),
             )
         for text in texts:
@@ -158,7 +158,7 @@ class Loop:
         """The parts of a pass that verify the selected nodes of all trees."""
         nodes = forest.select(max_nodes)
         return [
-            PassPart(growth.round.pair.text, growth.tree, its_nodes)
+            PassPart(growth.round.slot.number, growth.tree, its_nodes)
             for growth, its_nodes in zip(forest.growths, nodes, strict=True)
         ]
 
@@ -168,9 +168,9 @@ class Loop:
         round_, tree = text.growth.round, text.growth.tree
         transcript, tally = text.request.transcript, text.request.tally
         accepted = round_.accept(tree, nodes, logits, text.request)
-        text.pair.commit(tree, accepted.path)
+        text.slot.commit(tree, accepted.path)
         if round_.grower is not None:
-            text.pair.n_drafted = len(text.pair.committed)
+            text.slot.n_drafted = len(text.slot.committed)
         round_.observe_logits(tree, nodes, logits, accepted)
         if self._observer is not None:
             self._observer.see_round(text.request, tree, nodes, logits, accepted)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.drafting.remembering import MAX_S, Numbers, within
+from edgespec.engine.drafting.state_store import MAX_S, Numbers, within
 from edgespec.engine.expert_stalls import ExpertStalls
 from edgespec.values import PassReport
 

@@ -1,6 +1,6 @@
 """Prompt reading: reuses the common prefix, evaluates the rest, and picks the first token.
 
-Knows the pair and the request; it does not draft.
+Knows the slot and the request; it does not draft.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.engine.learning import Learning
-from edgespec.engine.pair import Pair
+from edgespec.engine.planner_store import PlannerStore
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
+from edgespec.engine.slot import Slot
 from edgespec.ports import Progress
 from edgespec.ports.texts import PassPart
 from edgespec.tracing.spans import Track
@@ -30,7 +30,7 @@ MIN_PROMPT_ROWS = 64
 
 
 def read_prompt(
-    pair: Pair, request: ActiveRequest, learning: Learning, n_others: int = 0
+    slot: Slot, request: ActiveRequest, learning: PlannerStore, n_others: int = 0
 ) -> Iterator[None]:
     """Commit the prompt without its last token, reusing the KV that the target holds.
 
@@ -38,45 +38,45 @@ def read_prompt(
     that passes can read together with trees of other texts, is left to a `Tail`. Drafters read the
     prompt if guesses are planned.
     """
-    pair.check_cancelled()
+    slot.check_cancelled()
     prompt = list(request.reading)
-    begun = pair.clock()
+    begun = slot.clock()
     keeper = request.terms.keeper if request.held is None else None
     if keeper is not None:
         keeper.before_prompt(prompt, request.tally)
-    pair.rewind(reusable(pair, prompt[:-1]))
-    reused = len(pair.committed)
+    slot.rewind(reusable(slot, prompt[:-1]))
+    reused = len(slot.committed)
     _tell(request, reused)
     unread = prompt[reused:-1]
     report = None
-    info = pair.target.info
+    info = slot.target.info
     shares = info.prompts_share_passes
     if shares and not info.tree_capable and request.terms.keeper is None:
         unread = unread[: max(0, len(unread) - N_LEFT)]
-    n_own_passes = _n_passes(pair, len(unread))
-    if info.tree_capable and not _is_tiled(pair, prompt[:-1]):
-        if (reused or shares) and _fits_a_pass(pair, len(unread) + 1 + n_others):
+    n_own_passes = _n_passes(slot, len(unread))
+    if info.tree_capable and not _is_tiled(slot, prompt[:-1]):
+        if (reused or shares) and _fits_a_pass(slot, len(unread) + 1 + n_others):
             unread, n_own_passes = [], 0
         elif shares and keeper is None:
             unread = []
     if unread:
-        for end in _portions(pair, unread) if n_others else [len(unread)]:
-            n_read = len(pair.committed) - reused
+        for end in _portions(slot, unread) if n_others else [len(unread)]:
+            n_read = len(slot.committed) - reused
             if n_read:
                 yield
-            pair.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
-            report = _sum(report, pair.target.last_report)
-    _draft_reads(pair, request, learning, report, n_others)
-    now = pair.clock()
+            slot.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
+            report = _sum(report, slot.target.last_report)
+    _draft_reads(slot, request, learning, report, n_others)
+    now = slot.clock()
     if request.held is None:
         request.tally.prompt_s = now - begun
         request.tally.reused_tokens = reused
-        request.tally.saved_passes = _n_passes(pair, len(prompt) - 1) - n_own_passes
+        request.tally.saved_passes = _n_passes(slot, len(prompt) - 1) - n_own_passes
     else:
         request.tally.shift_s += now - begun
     if keeper is not None:
         keeper.after_prompt(len(unread), request.tally)
-    pair.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
+    slot.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
 
 
 def _tell(request: ActiveRequest, n_read: float) -> None:
@@ -92,10 +92,10 @@ def _progress_of(request: ActiveRequest, n_before: int, n_tokens: int) -> Progre
     return lambda _, share: _tell(request, n_before + share * n_tokens)
 
 
-def _portions(pair: Pair, unread: Sequence[int]) -> list[int]:
+def _portions(slot: Slot, unread: Sequence[int]) -> list[int]:
     """Ends of the passes over a prompt. They are of equal size, as a short one may round
     differently."""
-    n_passes = _n_passes(pair, len(unread))
+    n_passes = _n_passes(slot, len(unread))
     return [len(unread) * (n + 1) // n_passes for n in range(n_passes)]
 
 
@@ -116,34 +116,34 @@ def _sum(before: PassReport | None, now: PassReport) -> PassReport:
 
 
 def _draft_reads(
-    pair: Pair,
+    slot: Slot,
     request: ActiveRequest,
-    learning: Learning,
+    learning: PlannerStore,
     report: PassReport | None,
     n_others: int,
 ) -> None:
     """Let the drafters read the prompt if guesses are planned."""
-    if pair.grower is None:
+    if slot.grower is None:
         return
     room = request.transcript.room
-    n_context = None if n_others else len(pair.committed)
-    learning.begin_text(pair.n_unread, room, report, n_others, n_context)
+    n_context = None if n_others else len(slot.committed)
+    learning.begin_text(slot.n_unread, room, report, n_others, n_context)
     if not n_others:
-        _time_sizes(pair, learning)
+        _time_sizes(slot, learning)
     if learning.planner.choose().guesses:
-        pair.grower.prepare(pair.committed, request.reading[-1])
-        begun = pair.clock()
-        pair.catch_up(pair.grower)
-        learning.see_reading(pair.clock() - begun)
+        slot.grower.prepare(slot.committed, request.reading[-1])
+        begun = slot.clock()
+        slot.catch_up(slot.grower)
+        learning.see_reading(slot.clock() - begun)
 
 
-def _time_sizes(pair: Pair, learning: Learning) -> None:
+def _time_sizes(slot: Slot, learning: PlannerStore) -> None:
     """Time passes over few rows, so that the first guesses know their price. Their KV is dropped.
 
     Sizes are timed once for a model and machine, twice each if that takes no longer than
     `MAX_TIMING_S`; the faster pass counts.
     """
-    n_free = min(pair.target.info.n_ctx - len(pair.committed), pair.target.info.max_nodes)
+    n_free = min(slot.target.info.n_ctx - len(slot.committed), slot.target.info.max_nodes)
     sizes, spent_s = learning.untimed(n_free), 0.0
     fastest: dict[int, PassReport] = {}
     for n_rows, expected_s in sizes * 2:
@@ -152,10 +152,10 @@ def _time_sizes(pair: Pair, learning: Learning) -> None:
         tree = TokenTree(0, n_rows)
         for node in range(n_rows - 1):
             tree.add(node, 0, confidence=1.0)
-        with pair.trace.span(Track.ENGINE, "time a pass").note(nodes=n_rows):
-            pair.target.evaluate(tree, range(n_rows))
-        report = pair.target.last_report
-        pair.target.truncate(len(pair.committed))
+        with slot.trace.span(Track.ENGINE, "time a pass").note(nodes=n_rows):
+            slot.target.evaluate(tree, range(n_rows))
+        report = slot.target.last_report
+        slot.target.truncate(len(slot.committed))
         spent_s += report.wall_s
         if n_rows not in fastest or report.wall_s < fastest[n_rows].wall_s:
             fastest[n_rows] = report
@@ -170,51 +170,51 @@ class Tail:
     pass instead of two.
     """
 
-    def __init__(self, pair: Pair, request: ActiveRequest) -> None:
-        self._pair = pair
+    def __init__(self, slot: Slot, request: ActiveRequest) -> None:
+        self._slot = slot
         self._request = request
-        self._begun = pair.clock()
+        self._begun = slot.clock()
 
     @property
     def info(self) -> ModelInfo:
-        return self._pair.target.info
+        return self._slot.target.info
 
     @property
     def n_tokens(self) -> int:
         """Number of tokens yet to be read."""
-        return len(self._request.reading) - len(self._pair.committed)
+        return len(self._request.reading) - len(self._slot.committed)
 
     def part(self, most: int) -> PassPart:
         """The next tokens, at most `most`. The prompt's last token is a node of a tree; so are the
         others, unless the model reads prompts in shared passes."""
-        begin = len(self._pair.committed)
+        begin = len(self._slot.committed)
         tokens = self._request.reading[begin : begin + most]
         if self.info.prompts_share_passes:
             is_end = begin + len(tokens) == len(self._request.reading)
             reads = tokens[:-1] if is_end else tokens
-            return PassPart(self._pair.text, TokenTree(tokens[-1], 1), range(is_end), reads)
+            return PassPart(self._slot.number, TokenTree(tokens[-1], 1), range(is_end), reads)
         tree = TokenTree(tokens[0], len(tokens))
         for node, token in enumerate(tokens[1:]):
             tree.add(node, token, confidence=1.0)
-        return PassPart(self._pair.text, tree, range(len(tree)))
+        return PassPart(self._slot.number, tree, range(len(tree)))
 
     def take(self, part: PassPart, logits: np.ndarray) -> TokenEvent | None:
         """Commit a part; returns the first token after the last part."""
-        pair, request = self._pair, self._request
+        slot, request = self._slot, self._request
         event = None
         if part.n_rows == self.n_tokens:
             token = request.sampler.pick(logits[-1])
             event = request.transcript.take(token, "target", 0, request.sampler.latest_logprobs)
-        pair.committed += part.reads
+        slot.committed += part.reads
         if part.nodes:
-            pair.commit(part.tree, part.nodes)
+            slot.commit(part.tree, part.nodes)
         if event is not None:
-            seconds = pair.clock() - self._begun
+            seconds = slot.clock() - self._begun
             if request.held is None:
                 request.tally.read_first_token(seconds)
             else:
                 request.tally.shift_s += seconds
-        _tell(request, len(pair.committed))
+        _tell(request, len(slot.committed))
         return event
 
 
@@ -236,35 +236,35 @@ def parts_of(tails: Sequence[Tail], n_trees: int, max_nodes: int, n_hidden: int)
     return parts
 
 
-def is_read(pair: Pair, request: ActiveRequest) -> bool:
+def is_read(slot: Slot, request: ActiveRequest) -> bool:
     """True if the target holds all but the prompt's last token."""
-    return len(pair.committed) >= len(request.reading) - 1
+    return len(slot.committed) >= len(request.reading) - 1
 
 
-def reusable(pair: Pair, text: Sequence[int]) -> int:
+def reusable(slot: Slot, text: Sequence[int]) -> int:
     """Number of leading tokens of `text` whose KV the target holds exactly as reading all of
     `text` would compute it, so that earlier texts do not change the output."""
-    info = pair.target.info
-    reused = common_length(pair.committed, text)
-    if _is_tiled(pair, text):
-        reused = min(reused, pair.n_tiled)
+    info = slot.target.info
+    reused = common_length(slot.committed, text)
+    if _is_tiled(slot, text):
+        reused = min(reused, slot.n_tiled)
         if reused < len(text):
             reused = min(reused, len(text) - info.prompt_tile)
-    elif pair.n_tiled:
+    elif slot.n_tiled:
         reused = 0
     return reused
 
 
-def _is_tiled(pair: Pair, text: Sequence[int]) -> bool:
+def _is_tiled(slot: Slot, text: Sequence[int]) -> bool:
     """True if a prompt is computed in tiles, unlike generated tokens."""
-    return 0 < pair.target.info.prompt_tile <= len(text)
+    return 0 < slot.target.info.prompt_tile <= len(text)
 
 
-def _n_passes(pair: Pair, n_tokens: int) -> int:
+def _n_passes(slot: Slot, n_tokens: int) -> int:
     """Number of passes that read `n_tokens` of a prompt."""
-    return -(-n_tokens // pair.target.info.prompt_batch)
+    return -(-n_tokens // slot.target.info.prompt_batch)
 
 
-def _fits_a_pass(pair: Pair, n_tokens: int) -> bool:
+def _fits_a_pass(slot: Slot, n_tokens: int) -> bool:
     """True if one pass can evaluate `n_tokens` and return logits."""
-    return n_tokens <= pair.target.info.max_nodes
+    return n_tokens <= slot.target.info.max_nodes

@@ -17,16 +17,16 @@ from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.outcome import PathNode, RoundOutcome, Tally
 from edgespec.engine.pacer import Limits
-from edgespec.engine.pair import Pair
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import RoundRules
+from edgespec.engine.slot import Slot
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree
 
 
 def begin_round(
-    pair: Pair,
+    slot: Slot,
     rules: RoundRules,
     planner: RoundPlanner,
     tree: TokenTree,
@@ -34,25 +34,25 @@ def begin_round(
     n_others: int = 0,
 ) -> RoundInProgress:
     """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
-    pair.check_cancelled()
-    begun = pair.clock()
+    slot.check_cancelled()
+    begun = slot.clock()
     plan = planner.choose()
-    grower = _ready_grower(pair, plan, int(tree.token[ROOT]), request.tally)
+    grower = _ready_grower(slot, plan, int(tree.token[ROOT]), request.tally)
     free_hit = False
     if grower is not None:
-        pair.catch_up(grower)
-    elif not n_others and pair.grower is not None and pair.grower.is_ready:
-        free_hit = bool(pair.committed) and pair.grower.dry_run(pair.committed)
-    reading_s = pair.clock() - begun
+        slot.catch_up(grower)
+    elif not n_others and slot.grower is not None and slot.grower.is_ready:
+        free_hit = bool(slot.committed) and slot.grower.dry_run(slot.committed)
+    reading_s = slot.clock() - begun
     room = request.transcript.room
     limits = rules.limits(
-        n_free=pair.target.info.n_ctx - len(pair.committed),
+        n_free=slot.target.info.n_ctx - len(slot.committed),
         room=room,
         n_hidden=planner.n_hidden() if grower else 0,
         min_confidence=planner.min_confidence() if grower else 0.0,
     )
     return RoundInProgress(
-        pair=pair,
+        slot=slot,
         grower=grower,
         rules=rules,
         planner=planner,
@@ -67,13 +67,13 @@ def begin_round(
     )
 
 
-def _ready_grower(pair: Pair, plan: RoundPlan, root_token: int, tally: Tally) -> TreeGrower | None:
-    """The pair's grower; None if no drafter can guess here or the plan has no guesses."""
-    grower = pair.grower
+def _ready_grower(slot: Slot, plan: RoundPlan, root_token: int, tally: Tally) -> TreeGrower | None:
+    """The slot's grower; None if no drafter can guess here or the plan has no guesses."""
+    grower = slot.grower
     if grower is None:
         return None
-    n_committed = len(pair.committed)
-    for source, reason in grower.prepare(pair.committed, root_token):
+    n_committed = len(slot.committed)
+    for source, reason in grower.prepare(slot.committed, root_token):
         tally.note(
             f"the {source} could not follow after {n_committed} tokens ({reason}): "
             "the target went on without it",
@@ -89,7 +89,7 @@ def _ready_grower(pair: Pair, plan: RoundPlan, root_token: int, tally: Tally) ->
 class RoundInProgress:
     """A round: its rules and limits, and its costs so far."""
 
-    pair: Pair
+    slot: Slot
     grower: TreeGrower | None
     """None for a round without guesses."""
     rules: RoundRules
@@ -133,7 +133,7 @@ class RoundInProgress:
         The next round uses guesses of a step beside the pass if they are below the new root.
         """
         assert self.grower is not None
-        trace, n_before, first_key = self.pair.trace, len(tree), tree.next_key
+        trace, n_before, first_key = self.slot.trace, len(tree), tree.next_key
         limits = self.limits_beside if is_beside else self.limits
         with trace.span(Track.BESIDE if is_beside else Track.ENGINE, "draft step") as span:
             grew = self.grower.step(tree, open_nodes, self.rules.pacer, limits)
@@ -164,7 +164,7 @@ class RoundInProgress:
         self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray, request: ActiveRequest
     ) -> Accepted:
         """Apply the acceptance rule to the target's logits after `nodes`, [n_nodes, n_vocab]."""
-        with self.pair.trace.span(Track.ENGINE, "accept") as span:
+        with self.slot.trace.span(Track.ENGINE, "accept") as span:
             accepted = accept(self.rules.acceptance, tree, nodes, logits, request)
             span.note(accepted=len(accepted.path) - 1)
         return accepted
@@ -176,9 +176,9 @@ class RoundInProgress:
         if self.grower is None:
             return
         self.path_nodes = _path_nodes(tree, accepted, self.planner.stop_rule is not None)
-        begun = self.pair.clock()
+        begun = self.slot.clock()
         self.grower.observe_logits(tree, nodes, logits)
-        self.draft_s += self.pair.clock() - begun
+        self.draft_s += self.slot.clock() - begun
 
     def reroot(self, tree: TokenTree, accepted: Accepted, is_last: bool) -> TokenTree:
         """The tree below the target's own token, with the guesses that it already has there."""
@@ -190,34 +190,34 @@ class RoundInProgress:
             root = tree.add(end, token, confidence=1.0)
         if is_last:
             return tree.reroot(root)
-        self.grower.prepare(self.pair.committed, token)
+        self.grower.prepare(self.slot.committed, token)
         if not self.grower.is_ready:
             return tree.reroot(root)
-        begun = self.pair.clock()
+        begun = self.slot.clock()
         try:
-            with self.pair.trace.span(Track.ENGINE, "re-root"):
+            with self.slot.trace.span(Track.ENGINE, "re-root"):
                 return self.grower.follow(tree, accepted.path, root, self.rules.pacer)
         except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
             self.failure = error
             return tree.reroot(root).bare()
         finally:
-            self.draft_s += self.pair.clock() - begun
+            self.draft_s += self.slot.clock() - begun
 
     def end(
         self, tree: TokenTree, nodes: Sequence[int], accepted: Accepted, rerooted: TokenTree
     ) -> RoundOutcome:
         """Measure and trace the round after `nodes` of `tree` were verified."""
         outcome = self.outcome(tree, nodes, accepted, rerooted)
-        if self.pair.trace.is_on:
-            _record(self.pair.trace, outcome, self.begun, self.grower is not None)
-            self.pair.trace.flush()
+        if self.slot.trace.is_on:
+            _record(self.slot.trace, outcome, self.begun, self.grower is not None)
+            self.slot.trace.flush()
         return outcome
 
     def outcome(
         self, tree: TokenTree, nodes: Sequence[int], accepted: Accepted, rerooted: TokenTree
     ) -> RoundOutcome:
         """Measurements of the round after `nodes` of `tree` were verified."""
-        report = self.pair.target.last_report
+        report = self.slot.target.last_report
         n_line_rows = 0
         if self.rules.computes_lines:
             n_line_rows = max(0, report.n_tokens - len(nodes))
@@ -240,7 +240,7 @@ class RoundInProgress:
             first_row_stall_s=report.first_row_stall_s,
             bytes_read=report.bytes_read,
             read_s=report.read_s,
-            wall_s=self.pair.clock() - self.begun,
+            wall_s=self.slot.clock() - self.begun,
             n_line_rows=n_line_rows,
             reading_s=self.reading_s,
             free_hit=self.free_hit,

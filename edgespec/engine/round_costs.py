@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.drafting.remembering import MAX_S, Numbers, within
+from edgespec.engine.drafting.state_store import MAX_S, Numbers, within
 from edgespec.engine.outcome import PathNode, RoundOutcome
 from edgespec.engine.pass_curve import Floats, PassCurve
 from edgespec.values import PassReport

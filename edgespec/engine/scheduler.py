@@ -1,4 +1,4 @@
-"""The engine's thread: it owns the models, their texts and the one queue of requests.
+"""The engine's thread: it owns the models, their slots and the one queue of requests.
 
 Knows in which order requests begin and when a pass is made; `loop` makes it.
 """
@@ -146,8 +146,8 @@ class Scheduler(Closeable):
                 each.cancelled.set()
             is_at_work = request is None or request in running
             if is_at_work and all(each.cancelled.is_set() for each in running):
-                for pair in self._slots.pairs:
-                    pair.cancel()
+                for slot in self._slots.all:
+                    slot.cancel()
         self._wakes.put(None)
 
     def leave(self, request: ActiveRequest) -> None:

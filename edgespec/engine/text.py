@@ -12,12 +12,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from edgespec.engine.forest import GrowingTree
-from edgespec.engine.learning import Learning
-from edgespec.engine.pair import Pair
+from edgespec.engine.planner_store import PlannerStore
 from edgespec.engine.prompt import Tail, is_read, read_prompt
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import begin_round
 from edgespec.engine.settings import RoundRules
+from edgespec.engine.slot import Slot
 from edgespec.errors import Cancelled
 from edgespec.ports.texts import PassPart
 from edgespec.tree import ROOT, TokenTree
@@ -28,9 +28,9 @@ class TextAtWork:
     """An active request and the models' text that serves it."""
 
     def __init__(
-        self, pair: Pair, request: ActiveRequest, rules: RoundRules, learning: Learning
+        self, slot: Slot, request: ActiveRequest, rules: RoundRules, learning: PlannerStore
     ) -> None:
-        self.pair = pair
+        self.slot = slot
         self.request = request
         self.events: deque[TokenEvent] = deque()
         """Accepted tokens that are not yielded yet."""
@@ -46,8 +46,8 @@ class TextAtWork:
         """The rest of the prompt, once it is left to passes."""
         self.failure: BaseException | None = None
         """Error that ended the text, Cancelled included."""
-        self.paging_before = pair.passes.target.paging()
-        self.begun = pair.clock()
+        self.paging_before = slot.passes.target.paging()
+        self.begun = slot.clock()
 
     @property
     def is_at_work(self) -> bool:
@@ -57,34 +57,34 @@ class TextAtWork:
     @property
     def is_growing(self) -> bool:
         """True if its prompt is read, so that passes verify its tree."""
-        return self._rest is not None and is_read(self.pair, self.request)
+        return self._rest is not None and is_read(self.slot, self.request)
 
     def prepare(self, n_others: int) -> None:
         """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
         round."""
         self.tail = self.growth = None
         with self.alone():
-            if self.is_growing and self.request.shift is not None and self.pair.is_full:
+            if self.is_growing and self.request.shift is not None and self.slot.is_full:
                 self._shift_context()
             if self._rest is None:
                 if self._reading is None:
-                    self._reading = read_prompt(self.pair, self.request, self._learning, n_others)
+                    self._reading = read_prompt(self.slot, self.request, self._learning, n_others)
                 if any(True for _ in self._reading):
                     return
-                self._rest = Tail(self.pair, self.request)
-            if not is_read(self.pair, self.request):
-                self.pair.check_cancelled()
+                self._rest = Tail(self.slot, self.request)
+            if not is_read(self.slot, self.request):
+                self.slot.check_cancelled()
                 self.tail = self._rest
             else:
                 planner = self._learning.planner
                 round_ = begin_round(
-                    self.pair, self._rules, planner, self.tree, self.request, n_others
+                    self.slot, self._rules, planner, self.tree, self.request, n_others
                 )
                 self.growth = GrowingTree(round_, self.tree, self.request.sampler)
 
     def _shift_context(self) -> None:
         """Drop a part of the text and read the rest again like a prompt."""
-        self.request.shift_context([*self.pair.committed, int(self.tree.token[ROOT])])
+        self.request.shift_context([*self.slot.committed, int(self.tree.token[ROOT])])
         self.tree = TokenTree(self.request.reading[-1], self._rules.tree_capacity)
         self._reading = self._rest = None
 
@@ -111,8 +111,8 @@ class TextAtWork:
     def start_again(self) -> None:
         """Discard an interrupted pass and its guesses, unless the text was cancelled."""
         with self.alone():
-            self.pair.check_cancelled()
-            self.pair.rewind(len(self.pair.committed))
+            self.slot.check_cancelled()
+            self.slot.rewind(len(self.slot.committed))
             self.tree = self.tree.bare()
 
 

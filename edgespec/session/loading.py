@@ -38,7 +38,7 @@ from edgespec.ports.reduced_head import CanBeTrimmed
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.pairing import check_one_text, check_pair
-from edgespec.session.prospect import expected_rate
+from edgespec.session.plan_score import expected_rate
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec import runtimes
-from edgespec.engine.drafting.remembering import CalibrationFile, Learnt
+from edgespec.engine.drafting.state_store import CalibrationFile, Learnt
 from edgespec.errors import ModelError, PairError, UsageError
 from edgespec.files import cache_folder
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -15,7 +15,7 @@ from edgespec.paging import disk_speed
 from edgespec.ports.features import WantsFeatures
 from edgespec.ports.reduced_head import FitsVocabulary
 from edgespec.runtimes import PreparedModel
-from edgespec.session import prospect
+from edgespec.session import plan_score
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size
 from edgespec.values import ModelInfo
@@ -135,4 +135,4 @@ def gain_without_draft(
     if remembers and draft is not None:
         learnt = CalibrationFile(cache_folder.calibrations(), target, draft).recall()
     draft_bytes = draft.size_bytes if draft is not None else 0
-    return prospect.gain_without_draft(paired, alone, target, draft_bytes, disk, learnt)
+    return plan_score.gain_without_draft(paired, alone, target, draft_bytes, disk, learnt)

@@ -18,7 +18,7 @@ from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.chat.sampling import chat_sampling
 from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.admission import text_limit
-from edgespec.engine.drafting.remembering import CalibrationFile
+from edgespec.engine.drafting.state_store import CalibrationFile
 from edgespec.engine.encoding import Encoder
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings

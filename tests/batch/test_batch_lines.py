@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.batch.earlier import EarlierAnswers, KeySet
+from edgespec.batch.answered import Answered, KeySet
 from edgespec.batch.lines import (
     LineError,
     answer_line,
@@ -83,7 +83,7 @@ def test_a_line_that_holds_no_request_says_why(bad: bytes, custom_id: Any, messa
 
 def test_what_was_written_is_recognised_by_the_next_run() -> None:
     error = LineError("no JSON", "invalid_json")
-    earlier = EarlierAnswers(
+    earlier = Answered(
         answer
         for written in (
             answer_line("good", 200, {"id": "cmpl-1", "choices": []}),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.batch.earlier import EarlierAnswers
+from edgespec.batch.answered import Answered
 from edgespec.batch.lines import numbered_lines, parse_answer
 from edgespec.batch.running import MAX_MODEL_FAILURES, BatchRun
 from edgespec.completions.service import Completions
@@ -32,14 +32,12 @@ def batch(
     session: Session,
     lines: list[dict[str, Any]],
     write: Write,
-    earlier: EarlierAnswers | None = None,
+    earlier: Answered | None = None,
     n: int = 1,
 ) -> BatchRun:
     file = io.BytesIO("".join(f"{json.dumps(line)}\n" for line in lines).encode())
     numbered = numbered_lines(file, 10_000)
-    return BatchRun(
-        Completions(session), numbered, write, session.cancel, earlier or EarlierAnswers(), n
-    )
+    return BatchRun(Completions(session), numbered, write, session.cancel, earlier or Answered(), n)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -85,7 +83,7 @@ def test_what_was_answered_is_skipped_and_counted() -> None:
     with open_session(counting()) as session:
         batch(session, lines, written.append).run()
         for n_kept in range(6):
-            earlier = EarlierAnswers(a for line in written[:n_kept] if (a := parse_answer(line)))
+            earlier = Answered(a for line in written[:n_kept] if (a := parse_answer(line)))
             again: list[bytes] = []
             counts = batch(session, lines, again.append, earlier).run()
             assert (counts.skipped, counts.answered) == (n_kept, 5 - n_kept)
@@ -115,7 +113,7 @@ def test_one_text_that_fails_has_its_own_error_and_is_tried_again() -> None:
     answers = [json.loads(line)["response"] for line in written]
     assert [answer["status_code"] for answer in answers] == [200, 500, 200]
     assert answers[1]["body"]["error"]["message"] == "the disk is gone"
-    earlier = EarlierAnswers(a for line in written if (a := parse_answer(line)))
+    earlier = Answered(a for line in written if (a := parse_answer(line)))
     again: list[bytes] = []
     with open_session(counting()) as session:
         batch(session, [request(name) for name in "abc"], again.append, earlier).run()
@@ -175,9 +173,7 @@ def test_a_pipe_that_gives_nothing_more_keeps_no_run_from_stopping() -> None:
 
     written: list[bytes] = []
     with open_session(counting()) as session:
-        run = BatchRun(
-            Completions(session), lines(), written.append, session.cancel, EarlierAnswers(), 2
-        )
+        run = BatchRun(Completions(session), lines(), written.append, session.cancel, Answered(), 2)
         failure: list[BaseException] = []
 
         def go() -> None:

@@ -12,10 +12,10 @@ from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.pacer import Limits
-from edgespec.engine.pair import Pair
 from edgespec.engine.passes import Passes
 from edgespec.engine.round import RoundInProgress
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.slot import Slot
 from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
@@ -123,7 +123,7 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     none = Limits(max_nodes=0, max_branches=1, max_depth=0)
     target = counting()
     target.last_report = read
-    pair = Pair(target, None, Passes(target, clock=lambda: 1.0, trace=OFF))
+    pair = Slot(target, None, Passes(target, clock=lambda: 1.0, trace=OFF))
     rules = EngineSettings().rules_for(target.info)
     round_ = RoundInProgress(
         pair, None, rules, RoundPlanner(), RoundPlan(False), none, none, 0.0, 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable, plan_models
-from edgespec.session.prospect import expected_rate
+from edgespec.session.plan_score import expected_rate
 
 PROCESS_BYTES = 80 * MIB
 plan_pair = partial(plan_models, score=expected_rate)

@@ -17,7 +17,7 @@ from edgespec.memory.needs import (
     ModelNeeds,
     plan_models,
 )
-from edgespec.session.prospect import expected_rate
+from edgespec.session.plan_score import expected_rate
 
 PROCESS_BYTES = 80 * MIB
 USUAL = 49

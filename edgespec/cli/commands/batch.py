@@ -20,7 +20,7 @@ from edgespec.files.regular import open_regular
 from edgespec.settings.units import parse_size
 
 if TYPE_CHECKING:
-    from edgespec.batch.earlier import EarlierAnswers
+    from edgespec.batch.answered import Answered
     from edgespec.batch.running import BatchCounts
     from edgespec.completions.service import Completions
     from edgespec.session.session import Session
@@ -173,12 +173,12 @@ def _open_output(name: str, input_name: str) -> LineLog:
         raise UsageError(f"OUT {name}: {error.strerror}") from error
 
 
-def _earlier_answers(log: LineLog, name: str) -> EarlierAnswers:
+def _earlier_answers(log: LineLog, name: str) -> Answered:
     """Answers of earlier runs, after cutting off a torn last line.
 
     Raises UsageError for a file that is not the output of a batch, which is left unchanged.
     """
-    from edgespec.batch.earlier import EarlierAnswers
+    from edgespec.batch.answered import Answered
     from edgespec.batch.lines import BatchAnswer, is_begun_answer, parse_answer
 
     def answers() -> Iterator[BatchAnswer]:
@@ -195,7 +195,7 @@ def _earlier_answers(log: LineLog, name: str) -> EarlierAnswers:
         )
 
     try:
-        earlier = EarlierAnswers(answers())
+        earlier = Answered(answers())
         if not is_begun_answer(log.torn):
             raise foreign()
         log.cut_torn_line()

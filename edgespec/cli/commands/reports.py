@@ -208,7 +208,7 @@ def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
 
 def _planner(plan: MemoryPlan, disk_bytes_per_s: float) -> RoundPlanner:
     """A round planner without measurements; imported here because it needs NumPy."""
-    from edgespec.session.prospect import planner_of
+    from edgespec.session.plan_score import planner_of
 
     return planner_of(plan, disk_bytes_per_s)
 

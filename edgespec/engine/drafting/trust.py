@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgespec.engine.drafting.drafter import Guess, Opinion
-from edgespec.engine.drafting.remembering import Numbers
+from edgespec.engine.drafting.state_store import Numbers
 
 EVIDENCE = 1.0 / 0.6
 """Prior offset of a source's log odds."""

@@ -1,4 +1,4 @@
-"""One text of the target and of its drafters, with the tokens that they have committed.
+"""One slot: a text of the target and of its drafters, with the tokens that they have committed.
 
 Keeps their KV caches consistent. Knows models through their port, and no rule.
 """
@@ -15,21 +15,21 @@ from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import TokenTree
 
 
-class Pair:
-    """One text of a target and the drafters of this text."""
+class Slot:
+    """A place for one text in a target and its drafters."""
 
     def __init__(
         self,
         target: LanguageModel,
         grower: TreeGrower | None,
         passes: Passes,
-        text: int = 0,
+        number: int = 0,
     ) -> None:
-        """`target` is a view of text number `text` of the model."""
+        """`target` is a view of text `number` of the model."""
         self.target = target
         self.grower = grower
         self.passes = passes
-        self.text = text
+        self.number = number
         self.committed: list[int] = []
         """Tokens of the target's committed prefix; each drafter has committed a prefix of it."""
         self.n_tiled = 0
@@ -39,7 +39,7 @@ class Pair:
         self.running: ActiveRequest | None = None
         """The active request."""
         self.last_use = 0
-        """Sequence number of the latest request, over all texts."""
+        """Sequence number of the latest request, over all slots."""
 
     @property
     def clock(self) -> Callable[[], float]:

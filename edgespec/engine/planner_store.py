@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.remembering import Learnt, Memory, Numbers, renewed
+from edgespec.engine.drafting.state_store import Learnt, Numbers, StateStore, renewed
 from edgespec.engine.expert_stalls import ExpertStalls
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.pass_curve import PassCurve
@@ -83,10 +83,10 @@ class CostKey:
         return f"{name}, {self.rules}" if self.rules else name
 
 
-class Learning:
+class PlannerStore:
     """Holds the current round planner and updates it with measurements.
 
-    Without a grower nothing is learnt; without a memory nothing is stored.
+    Without a grower nothing is learnt; without a store nothing is kept.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Learning:
         draft: LanguageModel | None,
         grower: TreeGrower | None,
         settings: EngineSettings,
-        memory: Memory | None,
+        memory: StateStore | None,
     ) -> None:
         self.planner = _new_planner(target, draft, settings)
         """The planner of the next round."""

@@ -37,7 +37,7 @@ def within(numbers: Numbers, name: str, most: float, default: float = 0.0) -> fl
     return min(max(numbers.get(name, default), 0.0), most)
 
 
-class Memory(Protocol):
+class StateStore(Protocol):
     """Store of an engine's learnt state."""
 
     def recall(self) -> Learnt:
@@ -48,7 +48,7 @@ class Memory(Protocol):
 
 
 class CalibrationFile:
-    """Implements `Memory` with a file in `folder`."""
+    """Implements `StateStore` with a file in `folder`."""
 
     def __init__(self, folder: Path, target: ModelInfo, draft: ModelInfo | None) -> None:
         self._file = JsonFile(folder, pair_digest(target, draft), MAX_FILES)

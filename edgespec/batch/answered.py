@@ -42,7 +42,7 @@ class KeySet:
         return digest, self._buckets[digest % _N_BUCKETS]
 
 
-class EarlierAnswers:
+class Answered:
     """Keys of the answers that earlier runs have written.
 
     Requests with a server error (5xx) are tried again and count as unanswered.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.drafting.remembering import (
+from edgespec.engine.drafting.state_store import (
     MAX_ENTRIES,
     MAX_FILES,
     CalibrationFile,

@@ -9,11 +9,11 @@ import pytest
 
 from edgespec.engine.credit import Credit
 from edgespec.engine.decision import RoundPlanner
-from edgespec.engine.drafting.remembering import Learnt
+from edgespec.engine.drafting.state_store import Learnt
 from edgespec.engine.round_costs import RoundCosts
 from edgespec.memory.budget import MIB, MemoryPlan, SegmentSize
 from edgespec.memory.experts import ExpertSizes
-from edgespec.session.prospect import expected_rate, gain_without_draft, planner_of
+from edgespec.session.plan_score import expected_rate, gain_without_draft, planner_of
 from edgespec.values import ModelInfo
 
 DISK = 100.0 * MIB
