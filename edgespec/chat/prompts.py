@@ -15,6 +15,7 @@ from edgespec import extras
 from edgespec.chat.call_marks import MARKS
 from edgespec.chat.continuing import content_of, continued, continues, is_reasoning
 from edgespec.chat.control_text import ControlTexts, new_seam
+from edgespec.chat.limits import TemplateLimitError, measured
 from edgespec.chat.messages import Message
 from edgespec.chat.named_templates import named_template
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
@@ -204,11 +205,9 @@ class ChatPrompts:
         return self._encode("\n")
 
     def _check_size(self, conversation: Any) -> None:
-        from edgespec.chat.nesting import nested_size  # imports jinja2
-
         try:
-            size = nested_size(conversation)
-        except (RecursionError, ValueError) as error:
+            size, _ = measured(conversation)
+        except TemplateLimitError as error:
             raise UsageError(f"the messages are not a conversation: {error}") from error
         if (refusal := self._too_long(size)) is not None:
             raise refusal
