@@ -23,15 +23,15 @@ class ChatTemplate:
     """Renders conversations. Thread-safe; renderings run one at a time.
 
     `source` is Jinja as in `tokenizer_config.json`; `special_tokens` are its variables `bos_token`,
-    `eos_token` and so on. `control_tokens` are the spellings that only the template may use, and
-    `added_tokens` are reserved likewise if the template contains them. Raises ModelError for a
-    template that cannot be compiled.
+    `eos_token` and so on, or functions. `control_tokens` are the spellings that only the template
+    may use, and `added_tokens` are reserved likewise if the template contains them. Raises
+    ModelError for a template that cannot be compiled.
     """
 
     def __init__(
         self,
         source: str,
-        special_tokens: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, Any] | None = None,
         control_tokens: Iterable[str] = (),
         added_tokens: Iterable[str] = (),
     ) -> None:

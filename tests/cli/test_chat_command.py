@@ -21,12 +21,12 @@ TEMPLATE = """\
 CHAT = [sys.executable, "-m", "edgespec", "chat", "--chat-template", TEMPLATE, "-n", "8"]
 
 
-class Chat(Protocol):
+class ChatRun(Protocol):
     def __call__(self, lines: str | bytes, *arguments: str, code: int = 0) -> tuple[str, str]: ...
 
 
 @pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Chat:
+def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> ChatRun:
     """Runs `edgespec chat` with lines from a pipe; what it wrote to stdout and stderr."""
 
     def run(lines: str | bytes, *arguments: str, code: int = 0) -> tuple[str, str]:
@@ -102,18 +102,11 @@ def test_a_line_that_is_no_text_ends_a_pipe_and_is_said(chat):
     assert "line 1 of stdin is not UTF-8 at byte 1" in said
 
 
-def test_a_model_without_a_template_is_refused_before_anything_is_asked():
-    done = subprocess.run(
-        [sys.executable, "-m", "edgespec", "chat", "-m", "embedded", "--quiet"],
-        input="Hello\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert "has no chat template" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_a_model_without_a_template_is_refused_before_anything_is_asked(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))
+    assert entry.main(["chat", "-m", "embedded", "--quiet"]) == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "has no chat template" in said
 
 
 def test_an_answer_keeps_a_schema(chat):
@@ -121,18 +114,12 @@ def test_an_answer_keeps_a_schema(chat):
     assert json.loads(out) in {"left", "right"}
 
 
-def test_reasoning_is_set_apart():
+def test_reasoning_is_set_apart(chat):
     """A grammar holds behind reasoning that the prompt opens; here the answer opens it."""
     template = TEMPLATE + "{# <think> </think> #}"
-    done = subprocess.run(
-        [*CHAT[:-4], "--chat-template", template, "--regex", "<think>[a-z]{3}</think>[0-9]{2}"],
-        input="Hello\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    thought, answer = done.stdout.splitlines()
+    regex = "<think>[a-z]{3}</think>[0-9]{2}"
+    out, _ = chat("Hello\n", "--chat-template", template, "--regex", regex, "-n", "128")
+    thought, answer = out.splitlines()
     assert len(thought) == 3
     assert thought.isalpha()
     assert answer.isdigit()
@@ -196,7 +183,14 @@ def test_a_conversation_goes_on_in_another_process_without_being_read_again(chat
     cached = ("--prompt-cache", str(state), "--commands")
     asked = "write a function that adds two numbers and then another one that does it again"
     chat(f"{asked}\n/save {talk}\n", *cached)
-    _, said = chat("go on\n/stats\n", "--load", str(talk), *cached)
+    said = subprocess.run(
+        [*CHAT, "--load", str(talk), *cached],
+        input="go on\n/stats\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stderr
     assert f"{state}: " in said
     reused = next(line for line in said.splitlines() if line.startswith("reused: "))
     assert int(reused.split()[1]) > len(asked.split())
