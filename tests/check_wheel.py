@@ -57,7 +57,6 @@ def _wanted() -> set[str]:
     for path in (ROOT / "edgespec/server/static").iterdir():
         wanted.add(path.relative_to(ROOT).as_posix())
     return wanted | {
-        "edgespec/chat/named_templates.toml",
         "edgespec/py.typed",
         "edgespec_runtimes/py.typed",
     }

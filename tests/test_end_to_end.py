@@ -166,22 +166,6 @@ def test_the_text_is_the_same_with_and_without_draft_pager_and_overlap(
     assert generate(*paged, "-md", PAIR.draft, "--no-overlap").json["tokens"] == alone
 
 
-def test_a_copy_on_another_disk_changes_no_text_and_keeps_the_budget(
-    big: Path, smallest: int, tmp_path: Path
-) -> None:
-    (tmp_path / big.name).symlink_to(shutil.copy(big, tmp_path / "copy"))
-    paged = ["-m", big, "--memory-budget", str(smallest)]
-    mirrored = generate(*paged, "--model-mirror", tmp_path).json
-    assert mirrored["tokens"] == generate(*paged).json["tokens"]
-    assert mirrored["memory"]["peak_bytes"] <= smallest
-
-
-def test_another_model_is_refused_as_a_copy(big: Path) -> None:
-    done = generate("-m", big, "--model-mirror", PAIR.draft)
-    assert done.code == 3
-    assert "is no copy of" in done.json["error"]["message"]
-
-
 def test_sampled_text_depends_on_the_seed_and_not_on_the_draft(big: Path, smallest: int) -> None:
     paged = ["-m", big, "--memory-budget", str(smallest), "--temp", "0.8", "--top-p", "0.95"]
     alone = generate(*paged, "--seed", "3").json["tokens"]

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "batch": RESOURCES | {"completions"},
     "runtimes": RESOURCES,
     "tools": PORTS,
-    "tracing.trace_file": RESOURCES,
+    "tracing.trace_file": CORE,
     "session": LOADING | {"chat", "completions", "grammar", "state"},
     "models": SESSION,
     "models.adapting": SESSION | {"jobs", "models"},

@@ -1,87 +1,47 @@
-"""Chat templates by llama.cpp's names, as Jinja generated from a table of turns.
-
-Knows no model. The templates do not write the BOS token, which the tokenizer adds.
-"""
+"""Chat templates by name, which the model's runtime renders. Knows no model."""
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from edgespec.errors import UsageError
+from edgespec.ports.chat_format import NamedTemplates
 from edgespec.settings.base import nearest
 
-_ROLES = "this chat template knows the roles system, user and assistant"
+RENDERED = "named_template"
+"""Variable of the Jinja source with the function that renders a conversation."""
+_ROLES = ("system", "user", "assistant")
+_SAMPLE = [("system", "A"), ("user", "B"), ("assistant", "C"), ("user", "D")]
+
+Rendering = Callable[[Sequence[Mapping[str, Any]], bool], str]
 
 
-@cache
-def names() -> tuple[str, ...]:
-    """All names, in alphabetical order."""
-    return tuple(sorted(_turns()))
+def named_template(text: str, known: NamedTemplates | None) -> tuple[str, Rendering] | None:
+    """Jinja source of the template with the name `text`, and the function that it calls.
 
-
-def named_template(text: str) -> str | None:
-    """The Jinja source of the template with the name `text`; None if `text` is Jinja itself.
-
-    Raises UsageError for any other text.
+    None if `text` is Jinja itself. A comment in the source shows the marks that the template
+    writes. Raises UsageError for any other text.
     """
-    if text in _turns():
-        return _source(_turns()[text])
     if "{" in text:
         return None
-    raise UsageError(
-        f"the chat template {text[:60]!r} is neither Jinja nor a known name "
-        f"({', '.join(names())}){nearest(text, names())}"
-    )
-
-
-@cache
-def _turns() -> Mapping[str, Mapping[str, str]]:
-    path = files("edgespec.chat").joinpath("named_templates.toml")
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def _source(turns: Mapping[str, str]) -> str:
-    user = _shown(turns["user"])
-    if "system_user" in turns:
-        user = (
-            "{% if loop.previtem is defined and loop.previtem.role == 'system' %}"
-            + _shown(turns["system_user"])
-            + "{% else %}"
-            + user
-            + "{% endif %}"
+    if known is None:
+        raise UsageError(
+            f"the chat template {text[:60]!r} is not Jinja, and names are llama.cpp's, which does "
+            "not run this model: give Jinja, or a file with --chat-template-file"
         )
-    return (
-        _text(turns.get("begin", ""))
-        + "{% if messages[0].role != 'system' %}"
-        + _text(turns.get("without_system", ""))
-        + "{% endif %}{% for m in messages %}{% if not loop.first %}"
-        + _text(turns.get("between", ""))
-        + "{% endif %}{% if m.role == 'system' %}"
-        + _shown(turns["system"])
-        + "{% elif m.role == 'user' %}"
-        + user
-        + "{% elif m.role == 'assistant' %}"
-        + _shown(turns["assistant"])
-        + f"{{% else %}}{{{{ raise_exception({json.dumps(_ROLES)}) }}}}{{% endif %}}{{% endfor %}}"
-        + "{% if add_generation_prompt %}"
-        + _text(turns.get("answer", ""))
-        + "{% endif %}"
-    )
+    if text not in known.names:
+        raise UsageError(
+            f"the chat template {text[:60]!r} is neither Jinja nor a known name "
+            f"({', '.join(known.names)}){nearest(text, known.names)}"
+        )
 
+    def rendered(messages: Sequence[Mapping[str, Any]], begins_answer: bool) -> str:
+        roles = {message["role"] for message in messages}
+        if not roles <= {*_ROLES}:
+            raise ValueError("this chat template knows the roles system, user and assistant")
+        turns = [(message["role"], message["content"]) for message in messages]
+        return known.render(text, turns, begins_answer)
 
-def _shown(turn: str) -> str:
-    """Jinja source of one message with the text around it."""
-    for mark, shown in (("{trim}", "{{ m.content | trim }}"), ("{}", "{{ m.content }}")):
-        before, found, after = turn.partition(mark)
-        if found:
-            return _text(before) + shown + _text(after)
-    return _text(turn)
-
-
-def _text(text: str) -> str:
-    """`text` as a Jinja string expression, which is neither trimmed nor interpreted."""
-    return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
+    sample = known.render(text, _SAMPLE, True).replace("#}", "")
+    return f"{{{{ {RENDERED}(messages, add_generation_prompt) }}}}{{# {sample} #}}", rendered

@@ -15,8 +15,9 @@ from edgespec import extras
 from edgespec.chat.call_marks import MARKS
 from edgespec.chat.continuing import content_of, continued, continues, is_reasoning
 from edgespec.chat.control_text import ControlTexts, new_seam
+from edgespec.chat.limits import TemplateLimitError, measured
 from edgespec.chat.messages import Message
-from edgespec.chat.named_templates import named_template
+from edgespec.chat.named_templates import RENDERED, named_template
 from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports.chat_format import ChatFormat
@@ -91,18 +92,21 @@ class ChatPrompts:
         too_long: Callable[[int], UsageError | None] = lambda _: None,
         bos: Sequence[int] = (),
     ) -> None:
-        """Use the templates of `chat_format`, or `override`: Jinja, or a name that llama.cpp knows.
+        """Use the templates of `chat_format`, or `override`: Jinja, or a name that it knows.
 
         `bos` are the tokens that the model's texts begin with; they are added to prompts of
         templates that do not write them. `too_long` returns an error for a number of characters
         that cannot fit, so that such conversations are refused before they are rendered. Raises
         UsageError for an unknown name.
         """
-        named = None if override is None else named_template(override)
+        named = None if override is None else named_template(override, chat_format.named)
+        self._functions: dict[str, Any] = {}
+        if named is not None:
+            override, self._functions[RENDERED] = named
         self._model = model
         self._format = chat_format
         self._encode = encode
-        self._override = named or override
+        self._override = override
         self._piece = piece
         self._too_long = too_long
         self._bos = list(bos)
@@ -115,7 +119,7 @@ class ChatPrompts:
         source = self._override or self._format.source(self._model, with_tools)
         with self._lock:
             if source not in self._templates:
-                template = _compiled(source, self._format)
+                template = _compiled(source, self._format, self._functions)
                 if not template.shows_messages():
                     raise ModelError(
                         "the chat template shows no message, so that every question would get one "
@@ -204,11 +208,9 @@ class ChatPrompts:
         return self._encode("\n")
 
     def _check_size(self, conversation: Any) -> None:
-        from edgespec.chat.nesting import nested_size  # imports jinja2
-
         try:
-            size = nested_size(conversation)
-        except (RecursionError, ValueError) as error:
+            size, _ = measured(conversation)
+        except TemplateLimitError as error:
             raise UsageError(f"the messages are not a conversation: {error}") from error
         if (refusal := self._too_long(size)) is not None:
             raise refusal
@@ -227,9 +229,12 @@ def _closing(prompt: str, marks: Marks) -> str:
     return ("\n" if prompt.endswith("\n") else "") + marks.end + "\n\n"
 
 
-def _compiled(source: str, chat_format: ChatFormat) -> ChatTemplate:
+def _compiled(source: str, chat_format: ChatFormat, functions: Mapping[str, Any]) -> ChatTemplate:
     with extras.needed(_EXTRA, _WHY):
         from edgespec.chat.template import ChatTemplate
     return ChatTemplate(
-        source, chat_format.special_tokens, chat_format.control_tokens, chat_format.added_tokens
+        source,
+        {**chat_format.special_tokens, **functions},
+        chat_format.control_tokens,
+        chat_format.added_tokens,
     )

@@ -1,125 +1,141 @@
-"""The Jinja environment in which a model's chat template runs: Hugging Face's helpers, metered.
+"""The Jinja environment in which a model's chat template runs: Hugging Face's helpers, limited.
 
 A template may come from a hostile model: it reaches no file and no Python object besides its
-arguments (jinja2's immutable sandbox), and a `Meter` limits the cost of each rendering.
+arguments (jinja2's immutable sandbox), and `RenderingLimits` bounds the cost of each rendering.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame, operators
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from edgespec.chat.metering import Meter
+from edgespec.chat.limits import RenderingLimits, TemplateLimitError
 
-_NESTED = (list, tuple, dict)
+_SLOW_FILTERS = ("striptags", "urlize", "wordwrap")
+"""Filters for web pages whose time grows with the square of a text."""
+_GROWING_METHODS = frozenset({"encode", "expandtabs", "maketrans", "to_bytes", "translate"})
+"""Methods that are not counted, and refused: no template of a model needs them."""
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The environment of `transformers` for chat templates, with a meter. Not thread-safe."""
+    """The environment of `transformers` for chat templates, with limits. Not thread-safe."""
 
-    intercepted_binops = frozenset("+*%") | {"**"}
+    intercepted_binops = frozenset({"+", "*", "%", "//", "**"})
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, limits: RenderingLimits) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
         )
-        self.meter = meter
-        self.code_generator_class = _MeteredCode
-        self.finalize = self.compared  # jinja2 calls it with every value that is written out
+        self.limits = limits
+        self.code_generator_class = _LimitedCode
+        self.finalize = self._written  # jinja2 calls it with every value that is written out
         self.concat = self.join  # type: ignore[method-assign] # jinja2 reads it off the instance
-        self.filters = {name: self._metered(name, call) for name, call in self.filters.items()}
-        self.filters["tojson"] = self._metered("tojson", tojson)
+        for name in _SLOW_FILTERS:
+            del self.filters[name]
+        self.filters |= {"tojson": self.tojson, "pprint": repr}
+        self.filters = {name: self._limited(name, call) for name, call in self.filters.items()}
         tests: Any = self.tests
-        self.tests = {name: self._tested(call) for name, call in tests.items()}
+        self.tests = {name: self._limited(name, call) for name, call in tests.items()}
         del self.globals["lipsum"]
-        self.globals["raise_exception"] = raise_exception
-        self.globals["strftime_now"] = lambda format: datetime.now().strftime(format)  # noqa: A006
+        self.globals |= {
+            "namespace": _OpaqueNamespace,
+            "raise_exception": raise_exception,
+            "strftime_now": strftime_now,
+        }
 
     def join(self, pieces: Iterable[Any]) -> str:
         """Join the pieces, and count them."""
         texts = []
         for piece in pieces:
-            self.meter.shown(piece)
             texts.append(str(piece))
-        self.meter.write(sum(map(len, texts)))
+            self.limits.write(len(texts[-1]))
         return "".join(texts)
 
+    def tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Plain JSON, as in `transformers`; jinja2's own filter escapes for HTML."""
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii,
+            indent=min(indent, 64) if indent is not None else None,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+        return self.join(encoder.iterencode(value))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _GROWING_METHODS and super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        match operator:
-            case "+":
-                self.meter.joined(left, right)
-            case "*":
-                self.meter.repeated(left, right)
-            case "**":
-                self.meter.argument(left)
-                self.meter.repeated(right, 1000)  # at most 1000 ** 1000
-            case "%":
-                self.meter.formatted(left)
-                self.meter.shown(right)
-        return super().call_binop(context, operator, left, right)
+        self.limits.growing(operator, left, [right])
+        return self.limits.made(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         safe = super().wrap_str_format(value)
-        if safe is None:
-            return None
-        pattern, fill = value.__self__, safe
-
-        def metered(*args: Any, **kwargs: Any) -> str:
-            self.meter.called("format", pattern, [*args, *kwargs.values()])
-            return fill(*args, **kwargs)
-
-        return metered
+        return None if safe is None else self._bound("format", value.__self__, safe)
 
     def call(self, context: Context, call: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(call, Macro):
+            if call.catch_varargs or call.catch_kwargs:  # it can nest what it is given
+                self.limits.made((*args, kwargs))
+            return super().call(context, call, *args, **kwargs)
         name, subject = getattr(call, "__name__", ""), getattr(call, "__self__", None)
-        self.meter.called(name, subject, [*args, *kwargs.values()])
-        return super().call(context, call, *args, **kwargs)
+        bound = self._bound(name, subject, functools.partial(super().call, context, call))
+        return bound(*args, **kwargs)
 
-    def compared(self, value: Any) -> Any:
-        """Check a value that is about to be compared, hashed or written, and return it."""
-        self.meter.shown(value)
-        return value
+    def _bound(self, name: str, subject: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The method `name` of `subject` with its result counted."""
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        return super().getitem(obj, self.compared(argument))
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            args = tuple(_listed(name, args))
+            self.limits.growing(name, subject, [*args, *kwargs.values()])
+            return self.limits.made(call(*args, **kwargs))
 
-    def _tested(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The test `call` with its values checked before it runs."""
+        return limited
 
-        @functools.wraps(call)
-        def tested(*args: Any, **kwargs: Any) -> Any:
-            if len(args) > 1:
-                for value in args:
-                    if isinstance(value, _NESTED):  # some tests also take the environment
-                        self.meter.shown(value)
-            return call(*args, **kwargs)
-
-        return tested
-
-    def _metered(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter `call` with its arguments and its result counted."""
+    def _limited(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The filter or test `call` with its result counted."""
+        n_passed = int(hasattr(call, "jinja_pass_arg"))
 
         @functools.wraps(call)  # keeps jinja2's attributes
-        def metered(*args: Any, **kwargs: Any) -> Any:
-            subject, *others = args[1:] if hasattr(call, "jinja_pass_arg") else args
-            self.meter.called(name, subject, [*others, *kwargs.values()])
-            result = call(*args, **kwargs)
-            if isinstance(result, str | list):
-                self.meter.write(len(result))
-            return result
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            passed, (subject, *others) = args[:n_passed], _listed(name, args[n_passed:])
+            self.limits.growing(name, subject, [*others, *kwargs.values()])
+            return self.limits.made(call(*passed, subject, *others, **kwargs))
 
-        return metered
+        return limited
+
+    def _written(self, value: Any) -> Any:
+        return value if isinstance(value, str) else self.limits.made(str(value))
+
+
+def _listed(name: str, values: Iterable[Any]) -> list[Any]:
+    """The arguments of `join` with iterators as lists, which can be measured."""
+    return [list(v) if name == "join" and isinstance(v, Iterator) else v for v in values]
+
+
+class _OpaqueNamespace(Namespace):
+    """jinja2's namespace, which is the only value that can contain itself."""
+
+    def __repr__(self) -> str:
+        raise TemplateLimitError("it writes a namespace, which may have no end")
 
 
 def raise_exception(message: str) -> None:
@@ -128,46 +144,29 @@ def raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON, as in `transformers`; jinja2's own filter escapes for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=min(indent, 64) if indent is not None else None,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def strftime_now(format: str) -> str:  # noqa: A002 - the name in `transformers`
+    """The local date or time."""
+    return datetime.now().strftime(format)
 
 
-class _MeteredCode(CodeGenerator):
-    """Generates code that counts every block it enters and every text it joins."""
+class _LimitedCode(CodeGenerator):
+    """Generates code that measures new values, and checks the time in every block."""
 
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
-        self.writeline("environment.meter.step()")
+        self.writeline("environment.limits.check_time()")
         super().blockvisit(nodes, frame)
 
-    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802 - likewise
-        self.write(f" {operators[node.op]} environment.compared(")
-        self.visit(node.expr, frame)
-        self.write(")")
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> None:
+        is_part = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+        is_made = is_part or isinstance(node, nodes.List | nodes.Tuple | nodes.Dict | nodes.Compare)
+        if is_made and getattr(node, "ctx", "load") == "load":
+            self.write("environment.limits.made(")
+            super().visit(node, *args, **kwargs)
+            self.write(")")
+        else:
+            super().visit(node, *args, **kwargs)
 
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802 - likewise
-        self.write("{")
-        for item in node.items:
-            self.write("environment.compared(")
-            self.visit(item.key, frame)
-            self.write("): ")
-            self.visit(item.value, frame)
-            self.write(", ")
-        self.write("}")
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2's name
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.join((")
         for operand in node.nodes:
             self.visit(operand, frame)

@@ -10,8 +10,8 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from edgespec.chat.adapting import ShownContent
 from edgespec.chat.control_text import ControlTexts, new_seam
+from edgespec.chat.limits import RenderingLimits, TemplateLimitError
 from edgespec.chat.messages import Message, checked
-from edgespec.chat.metering import Meter, TemplateLimitError
 from edgespec.chat.reasoning import marks_of
 from edgespec.chat.sandbox import ChatEnvironment
 from edgespec.errors import ModelError, UsageError
@@ -23,15 +23,15 @@ class ChatTemplate:
     """Renders conversations. Thread-safe; renderings run one at a time.
 
     `source` is Jinja as in `tokenizer_config.json`; `special_tokens` are its variables `bos_token`,
-    `eos_token` and so on. `control_tokens` are the spellings that only the template may use, and
-    `added_tokens` are reserved likewise if the template contains them. Raises ModelError for a
-    template that cannot be compiled.
+    `eos_token` and so on, or functions. `control_tokens` are the spellings that only the template
+    may use, and `added_tokens` are reserved likewise if the template contains them. Raises
+    ModelError for a template that cannot be compiled.
     """
 
     def __init__(
         self,
         source: str,
-        special_tokens: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, Any] | None = None,
         control_tokens: Iterable[str] = (),
         added_tokens: Iterable[str] = (),
     ) -> None:
@@ -49,8 +49,8 @@ class ChatTemplate:
         self._kept = dict.fromkeys(("system", "developer"), turn_marks)
         self._kept["assistant"] = turn_marks | reasoning
         self._turn = threading.Lock()
-        self._meter = Meter()
-        self._environment = ChatEnvironment(self._meter)
+        self._limits = RenderingLimits()
+        self._environment = ChatEnvironment(self._limits)
         try:
             self._template = self._environment.from_string(source)
         except TemplateSyntaxError as error:
@@ -117,17 +117,15 @@ class ChatTemplate:
     ) -> str:
         """The template's text for turns in its own form. Raises ModelError."""
         with self._turn:
-            self._meter.restart()
+            arguments = self.special_tokens | dict(variables or {})
+            arguments |= {
+                "messages": turns,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+            }
             try:
-                text: str = self._template.render(
-                    self.special_tokens
-                    | dict(variables or {})
-                    | {
-                        "messages": turns,
-                        "tools": tools,
-                        "add_generation_prompt": add_generation_prompt,
-                    }
-                )
+                self._limits.restart(arguments)
+                text: str = self._template.render(arguments)
             except Exception as error:  # a template can raise anything
                 raise _failure(error) from error
         return text

@@ -5,7 +5,7 @@ Optional for a vocabulary. Templates are not rendered here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,19 @@ from edgespec.errors import ModelError
 
 DEFAULT = "default"
 FOR_TOOLS = "tool_use"
+
+
+class NamedTemplates(Protocol):
+    """Chat templates that a runtime knows by name."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    def render(self, name: str, turns: Sequence[tuple[str, str]], begins_answer: bool) -> str:
+        """The text of roles and contents, whose roles are system, user and assistant.
+
+        Raises ValueError for a text that cannot be rendered.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,8 @@ class ChatFormat:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings recommended by the model's authors, by fields of `SamplingParams`; not
     validated."""
+    named: NamedTemplates | None = None
+    """Templates of the runtime, which users may choose instead; None if it knows none."""
 
     def source(self, model: str, with_tools: bool = False) -> str:
         """The template for a conversation. Raises ModelError if the model has none."""

@@ -195,10 +195,9 @@ class Service:
     async def _complete(
         self, request: Request, kind: type[R], start: Callable[[R], Completion]
     ) -> Response:
-        client = request.client.host if request.client else ""
         async with AsyncExitStack() as stack:
             body = await stack.enter_async_context(self._bodies.of(request))
-            stack.enter_context(self._queue.place(client))
+            stack.enter_context(self._queue.place())
 
             prepare = partial(self._prepared, request, body, kind, start)
             async with _while_connected(request):
@@ -225,9 +224,8 @@ class Service:
 
         It is taken out of `first`; a request that has to wait keeps only its body in memory.
         """
-        client = request.client.host if request.client else ""
         _, completion = first.pop()
-        turn = self._queue.turn(client, completion.pool_bytes)
+        turn = self._queue.turn(completion.pool_bytes)
         if self._queue.is_busy(completion.pool_bytes):
             completion.close()
             del completion

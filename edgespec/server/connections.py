@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -29,64 +29,40 @@ class ClientLimits:
     answer_s: float = 60
     """Seconds for which a client may stop reading its response."""
     connections: int = 32
-    """Connections in addition to one for each running or waiting request."""
+    """Most connections in addition to one for each running or waiting request. Requests on the
+    second half of them are answered with 503, and further connections are closed."""
 
 
-class Connections:
-    """The connections of one server.
-
-    Above their limit each new one closes one that waits for its client: the one that has waited
-    longest, connections that send a body last.
-    """
-
-    def __init__(self, limits: ClientLimits, max_requests: int) -> None:
-        self.limits = limits
-        self._limit = max_requests + limits.connections
-        self._open: set[Connection] = set()
-
-    def protocol(self) -> type[asyncio.Protocol]:
-        """The class that uvicorn instantiates for every connection."""
-        return type("Connection", (Connection,), {"others": self})
-
-    def add(self, connection: Connection) -> None:
-        self._open.add(connection)
-        if len(self._open) > self._limit:
-            waiting = [other for other in self._open if other.waits_for]
-            victim = min(waiting, key=lambda other: other.rank(connection))
-            self._open.discard(victim)
-            victim.transport.abort()
-
-    def discard(self, connection: Connection) -> None:
-        self._open.discard(connection)
+def limited(limits: ClientLimits, max_requests: int) -> dict[str, Any]:
+    """Settings of uvicorn for `limits` and as many requests that run or wait at once."""
+    attributes = {"limits": limits, "max_connections": max_requests + limits.connections}
+    return {
+        "http": type("Connection", (_Connection,), attributes),
+        "limit_concurrency": max_requests + limits.connections // 2 + 1,  # uvicorn refuses this one
+    }
 
 
-class Connection(H11Protocol):
+class _Connection(H11Protocol):
     """uvicorn's connection, with a time limit on every wait for the client."""
 
-    others: Connections
+    limits: ClientLimits
+    max_connections: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _NO_LOG
-        self.waits_for: Literal["headers", "body"] | None = None
-        """The part of a request that is due from the client; None while the server responds."""
-        self._since_s = 0.0
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
-
-    def rank(self, newest: Connection) -> tuple[bool, bool, float]:
-        """Sort key; the connection with the lowest is closed first."""
-        return self is newest, self.waits_for == "body", self._since_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if hasattr(transport, "max_size"):  # asyncio's own transports read 256 KiB
             transport.max_size = READ_BYTES
-        self._restart_timers()
-        self.others.add(self)
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+        self._time_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.others.discard(self)
         for timer in (self._reading, self._writing):
             if timer is not None:
                 timer.cancel()
@@ -94,15 +70,16 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._notice_turn()
+        if not self._waits_for_headers and self._reading is not None:
+            self._reading.cancel()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._restart_timers()
+        self._time_headers()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._writing = self.loop.call_later(self.others.limits.answer_s, self.transport.abort)
+        self._writing = self.loop.call_later(self.limits.answer_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -114,23 +91,13 @@ class Connection(H11Protocol):
         and without uvicorn's advice to install libraries."""
         return False
 
-    def _notice_turn(self) -> None:
-        """Restart the timers if the last bytes have changed `waits_for`."""
-        if self._state != self.waits_for:
-            self._restart_timers()
-
-    def _restart_timers(self) -> None:
-        """Restart the timer for headers; the application times bodies, as it can still respond."""
-        self.waits_for = self._state
-        self._since_s = self.loop.time()
+    def _time_headers(self) -> None:
+        """Start the timer for headers; the application times bodies, as it can still respond."""
         if self._reading is not None:
             self._reading.cancel()
-            self._reading = None
-        if self.waits_for == "headers":
-            self._reading = self.loop.call_later(self.others.limits.headers_s, self.transport.abort)
+        if self._waits_for_headers:
+            self._reading = self.loop.call_later(self.limits.headers_s, self.transport.abort)
 
     @property
-    def _state(self) -> Literal["headers", "body"] | None:
-        if self.cycle is None or self.cycle.response_complete:
-            return "headers"
-        return "body" if self.cycle.more_body else None
+    def _waits_for_headers(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from edgespec.server.connections import Connections
+from edgespec.server.connections import ClientLimits, limited
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn without signal handlers and logs, which the command line has."""
 
-    def __init__(self, app: ASGIApp, connections: Connections, shutdown_s: float) -> None:
-        """At the end, requests under way have `shutdown_s` seconds."""
+    def __init__(
+        self, app: ASGIApp, limits: ClientLimits, max_requests: int, shutdown_s: float
+    ) -> None:
+        """`max_requests` run or wait at once; at the end, they have `shutdown_s` seconds."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -24,9 +26,9 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="off",
-                http=connections.protocol(),
                 ws="none",
                 timeout_graceful_shutdown=math.ceil(shutdown_s),
+                **limited(limits, max_requests),
             )
         )
 

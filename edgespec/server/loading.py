@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.completions.refusals import overloaded
 from edgespec.server.access_log import AccessLog
-from edgespec.server.connections import ClientLimits, Connections
+from edgespec.server.connections import ClientLimits
 from edgespec.server.front import Front
 from edgespec.server.guarding import Guard
 from edgespec.server.listening import HttpServer
@@ -24,7 +24,7 @@ def answered_while_loading(
 ) -> Iterator[None]:
     """Answer in a thread in the block. The listener stays open; whoever connects between this and
     the server that follows waits in the socket's queue."""
-    server = HttpServer(Front(_refuse, guard, log), Connections(limits, 0), shutdown_s=1)
+    server = HttpServer(Front(_refuse, guard, log), limits, max_requests=0, shutdown_s=1)
     thread = threading.Thread(
         target=server.run, args=([listener.dup()],), name="edgespec-loading", daemon=True
     )

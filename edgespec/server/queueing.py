@@ -18,7 +18,6 @@ from edgespec.values import GenerationResult, PagingStats
 class _Turn:
     """A request that runs or waits for its turn."""
 
-    client: str
     n_bytes: int
     begun: asyncio.Future[None]
 
@@ -26,11 +25,8 @@ class _Turn:
 class Queue:
     """A queue with `n_slots` running and up to `max_waiting` waiting requests; others are refused.
 
-    The next turn goes to the client with the fewest running requests, and among equals to the one
-    that has waited longest since its last turn; requests of one client keep their order. Requests
-    may need bytes of a pool: the first of them in line gets free bytes, and requests that need none
-    may overtake it. If the queue is full, a new request replaces the latest request of a client
-    that has at least two more waiting.
+    Requests keep their order. They may need bytes of a pool: the first of them in line gets free
+    bytes, and requests that need none may overtake it.
     """
 
     def __init__(self, max_waiting: int, n_slots: int = 1, pool_bytes: int = 0) -> None:
@@ -43,21 +39,15 @@ class Queue:
         """True once the server shuts down: no waiting request starts."""
         self.preparing = asyncio.Lock()
         """Held while a request is prepared, which takes far more memory than its body."""
-        self._running: Counter[str] = Counter()
-        """Number of running requests by client."""
-        self._waiting: dict[str, deque[_Turn]] = {}
-        """Waiting requests by client, in the order of the clients' latest turns."""
-
-    @property
-    def n_processing(self) -> int:
+        self.n_processing = 0
         """Number of running requests."""
-        return self._running.total()
+        self._waiting: deque[_Turn] = deque()
 
     def is_busy(self, n_bytes: int = 0) -> bool:
         """True if a request that needs `n_bytes` of the pool would have to wait."""
         if self.n_processing >= self.n_slots:
             return True
-        waits = any(turn.n_bytes for turns in self._waiting.values() for turn in turns)
+        waits = any(turn.n_bytes for turn in self._waiting)
         return n_bytes > 0 and (waits or n_bytes > self._free_bytes)
 
     def n_for_each(self) -> int:
@@ -68,10 +58,14 @@ class Queue:
         return 1 + max(0, self.n_slots - max(1, self.n_in_progress))
 
     @contextmanager
-    def place(self, client: str = "") -> Iterator[None]:
+    def place(self) -> Iterator[None]:
         """Hold a place in the queue for one request. Raises Refusal if there is none."""
         if self.n_in_progress >= self._limit:
-            self._make_room(client)
+            raise overloaded(
+                f"{self.n_in_progress} requests are under way, which is as many as this server "
+                "takes",
+                "queue_full",
+            )
         self.n_in_progress += 1
         try:
             yield
@@ -79,12 +73,9 @@ class Queue:
             self.n_in_progress -= 1
 
     @asynccontextmanager
-    async def turn(self, client: str = "", n_bytes: int = 0) -> AsyncIterator[None]:
-        """Wait for the turn of a request that has a place, and hold `n_bytes` of the pool.
-
-        Raises Refusal if another request takes its place.
-        """
-        turn = _Turn(client, n_bytes, asyncio.get_running_loop().create_future())
+    async def turn(self, n_bytes: int = 0) -> AsyncIterator[None]:
+        """Wait for the turn of a request that has a place, and hold `n_bytes` of the pool."""
+        turn = _Turn(n_bytes, asyncio.get_running_loop().create_future())
         if self.is_busy(n_bytes):
             await self._wait(turn)
         else:
@@ -95,80 +86,47 @@ class Queue:
             self._give_back(turn)
 
     async def _wait(self, turn: _Turn) -> None:
-        self._waiting.setdefault(turn.client, deque()).append(turn)
+        self._waiting.append(turn)
         try:
             await turn.begun
         except asyncio.CancelledError:
             if turn.begun.done() and not turn.begun.cancelled():  # it came at the same moment
-                if turn.begun.exception() is None:
-                    self._give_back(turn)
+                self._give_back(turn)
             else:
                 self._leave(turn)
             raise
 
     def _begin(self, turn: _Turn) -> None:
-        self._running[turn.client] += 1
+        self.n_processing += 1
         self._free_bytes -= turn.n_bytes
         turn.begun.set_result(None)
 
     def _give_back(self, turn: _Turn) -> None:
         """End a turn and start others."""
-        self._running[turn.client] -= 1
-        self._running += Counter()  # drop clients without requests
+        self.n_processing -= 1
         self._free_bytes += turn.n_bytes
         self._begin_others()
 
     def _begin_others(self) -> None:
         """Start waiting requests for which there are slots and bytes."""
         while self.n_processing < self.n_slots and (turn := self._next()) is not None:
-            self._remove(turn)
-            turns = self._waiting.pop(turn.client, None)
-            if turns:
-                self._waiting[turn.client] = turns  # behind the others
+            self._waiting.remove(turn)
             if not turn.begun.done():  # otherwise cancelled, and its task has not run since
                 self._begin(turn)
 
     def _next(self) -> _Turn | None:
         """The waiting request that may start first."""
         may_take = True
-        for client in sorted(self._waiting, key=lambda other: self._running[other]):
-            for turn in self._waiting[client]:
-                if not turn.n_bytes or (may_take and turn.n_bytes <= self._free_bytes):
-                    return turn
-                may_take = False  # the first in line that needs bytes gets them first
+        for turn in self._waiting:
+            if not turn.n_bytes or (may_take and turn.n_bytes <= self._free_bytes):
+                return turn
+            may_take = False  # the first in line that needs bytes gets them first
         return None
 
     def _leave(self, turn: _Turn) -> None:
-        self._remove(turn)
+        if turn in self._waiting:
+            self._waiting.remove(turn)
         self._begin_others()  # requests behind it may have waited for its bytes
-
-    def _remove(self, turn: _Turn) -> None:
-        turns = self._waiting.get(turn.client, deque())
-        if turn in turns:
-            turns.remove(turn)
-            if not turns:
-                del self._waiting[turn.client]
-
-    def _make_room(self, client: str) -> None:
-        """Refuse the latest request of a client with at least two more waiting than `client`.
-
-        Raises Refusal if there is none.
-        """
-        n_own = len(self._waiting.get(client, ()))
-        greediest = max(self._waiting, key=lambda other: len(self._waiting[other]), default=client)
-        if greediest == client or len(self._waiting[greediest]) < n_own + 2:
-            raise self._refusal
-        turn = self._waiting[greediest][-1]
-        if not turn.begun.done():
-            turn.begun.set_exception(self._refusal)
-        self._leave(turn)
-
-    @property
-    def _refusal(self) -> Exception:
-        return overloaded(
-            f"{self.n_in_progress} requests are under way, which is as many as this server takes",
-            "queue_full",
-        )
 
 
 _TOTALS: dict[str, tuple[str, Callable[[GenerationResult], float]]] = {

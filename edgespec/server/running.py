@@ -14,7 +14,7 @@ from edgespec.memory import requests
 from edgespec.server.access_log import AccessLog, NoLog
 from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
-from edgespec.server.connections import ClientLimits, Connections
+from edgespec.server.connections import ClientLimits
 from edgespec.server.front import Front
 from edgespec.server.guarding import Guard
 from edgespec.server.listening import HttpServer
@@ -95,7 +95,8 @@ class Server:
         """Set once the server has ended, or must end now."""
         self._server = HttpServer(
             Front(service.application(), guard, log, figures.answers),
-            Connections(limits, session.n_parallel + max_waiting),
+            limits,
+            session.n_parallel + max_waiting,
             SHUTDOWN_S + drain_s,
         )
 

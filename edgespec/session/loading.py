@@ -117,7 +117,6 @@ class _Opening(Closeable):
         self._progress = progress
         self._trace = trace
         self._budget_bytes = process.resolve_budget(settings.memory_budget)
-        trace.set_budget(self._budget_bytes)
         self._prepared: list[PreparedModel] = []
         self._on_gpu: tuple[int, tuple[MemoryRow, ...]] = (0, ())
         """Budget and plan rows of the GPU's memory."""

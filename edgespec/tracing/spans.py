@@ -68,9 +68,6 @@ class Trace(Closeable):
     def count_bytes(self, name: str, **nbytes: int) -> None:
         """Record the current bytes of each series of the counter `name`."""
 
-    def set_budget(self, budget_bytes: int) -> None:
-        """Set the budget that the process's memory is compared with."""
-
     def flush(self) -> None:
         """Write pending records. Raises nothing: `close` raises a failure."""
 

@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.memory.process import process_rss_bytes
 from edgespec.tracing.spans import Detail, Span, Trace, Track
 
 MAX_EVENTS = 2048
 """Most events in memory, about 1 MiB; they are written when this is reached, and by `flush`."""
-SAMPLE_S = 0.05
-"""Least time between samples of the process's memory, which are taken with the next record."""
 
 _OPENING = b'[\n{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "edgespec"}}'
 """First bytes of a trace, by which a file of edgespec is recognised."""
@@ -120,19 +117,12 @@ class TraceFile(Trace):
     is_on = True
 
     def __init__(
-        self,
-        file: BinaryIO,
-        path: Path,
-        clock: Callable[[], float] = time.perf_counter,
-        rss_bytes: Callable[[], int] = process_rss_bytes,
+        self, file: BinaryIO, path: Path, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.clock = clock
         self._file = file
         self._path = path
-        self._rss_bytes = rss_bytes
         self._start_s = clock()
-        self._sampled_s = self._start_s - SAMPLE_S
-        self._budget_bytes: int | None = None
         self._events: deque[_Event] = deque()
         self._writing = threading.Lock()
         self._is_open = True
@@ -150,10 +140,11 @@ class TraceFile(Trace):
         self._record(_Event("X", track, name, begin_s, end_s, details))
 
     def count_bytes(self, name: str, **nbytes: int) -> None:
-        self._count(name, self.clock(), nbytes)
-
-    def set_budget(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
+        now_s = self.clock()
+        series: dict[str, Detail] = {
+            key: round(value / (1 << 20), 3) for key, value in nbytes.items()
+        }
+        self._record(_Event("C", Track.ENGINE, name, now_s, now_s, series))
 
     def flush(self) -> None:
         with self._writing:
@@ -191,26 +182,8 @@ class TraceFile(Trace):
         if not self._is_open:
             return
         self._events.append(event)
-        if event.end_s - self._sampled_s >= SAMPLE_S:
-            self._sampled_s = event.end_s
-            self._sample(event.end_s)
         if len(self._events) >= MAX_EVENTS:
             self.flush()
-
-    def _sample(self, now_s: float) -> None:
-        """Record the process's memory and the rest of the budget as stacked series."""
-        with suppress(OSError):
-            resident = self._rss_bytes()
-            series = {"resident": resident}
-            if self._budget_bytes is not None:
-                series["left"] = self._budget_bytes - resident
-            self._count("process memory (MiB)", now_s, series)
-
-    def _count(self, name: str, now_s: float, nbytes: dict[str, int]) -> None:
-        series: dict[str, Detail] = {
-            key: round(value / (1 << 20), 3) for key, value in nbytes.items()
-        }
-        self._record(_Event("C", Track.ENGINE, name, now_s, now_s, series))
 
     def _as_json(self, event: _Event) -> dict[str, object]:
         """The event in the trace event format. Times in microseconds are whole nanoseconds, so that

@@ -307,6 +307,7 @@ def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, cap
     assert gone["mode"] == "auto x2" and "own layer guesses for one text" in gone["reason"]
 
 
+@pytest.mark.slow
 def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
     """A draft, the target as its own and one with other tokens, beside the target alone."""
     pytest.importorskip("llama_cpp")
@@ -335,6 +336,7 @@ def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
     assert "linear other: left out, draft and target have different vocabularies" in err
 
 
+@pytest.mark.slow
 def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
     words = "--memory unlimited --modes mmap --parallel 1,3 -n 4"
@@ -350,6 +352,7 @@ def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
     assert "tokens/s of all texts together (and of each)" in err
 
 
+@pytest.mark.slow
 def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, own_cache: None, capsys):
     """Against onnxruntime, which the report names and no other library."""
     pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")

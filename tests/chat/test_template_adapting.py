@@ -136,7 +136,7 @@ def test_other_templates_get_an_empty_text(fields):
 def test_a_template_that_is_stopped_is_not_tried_again_in_other_ways(monkeypatch):
     template = ChatTemplate("{{ 'a' * 1000000000 }}")
     restarts = []
-    monkeypatch.setattr(template._meter, "restart", lambda: restarts.append(1))
+    monkeypatch.setattr(template._limits, "restart", restarts.append)
     assert template.shows_messages()
     with pytest.raises(ModelError, match="was stopped"):
         template.render([SYSTEM, USER])

@@ -1,5 +1,6 @@
 """`edgespec chat`: a conversation through a pipe and in a terminal, and its commands."""
 
+import io
 import json
 import os
 import pty
@@ -8,8 +9,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Protocol
 
 import pytest
+
+from edgespec.cli import entry
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}
@@ -17,20 +21,31 @@ TEMPLATE = """\
 CHAT = [sys.executable, "-m", "edgespec", "chat", "--chat-template", TEMPLATE, "-n", "8"]
 
 
-def chat(lines: str, *arguments: str, code: int = 0) -> tuple[str, str]:
-    done = subprocess.run(
-        [*CHAT, *arguments], input=lines, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout, done.stderr
+class ChatRun(Protocol):
+    def __call__(self, lines: str | bytes, *arguments: str, code: int = 0) -> tuple[str, str]: ...
 
 
-def test_every_line_is_a_message_and_gets_an_answer():
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> ChatRun:
+    """Runs `edgespec chat` with lines from a pipe; what it wrote to stdout and stderr."""
+
+    def run(lines: str | bytes, *arguments: str, code: int = 0) -> tuple[str, str]:
+        read = lines.encode() if isinstance(lines, str) else lines
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(read)))
+        ended = entry.main([*CHAT[3:], *arguments])
+        out, said = capsys.readouterr()
+        assert ended == code, said
+        return out, said
+
+    return run
+
+
+def test_every_line_is_a_message_and_gets_an_answer(chat):
     out, _ = chat("write gcd\nwrite lcm\n", "--quiet")
     assert len(out.splitlines()) >= 2
 
 
-def test_a_conversation_is_saved_and_gone_on_with(tmp_path):
+def test_a_conversation_is_saved_and_gone_on_with(chat, tmp_path):
     file = tmp_path / "talk.json"
     chat(f"write gcd\n/save {file}\n/exit\nnever read\n", "--system", "Be brief.", "--commands")
     messages = json.loads(file.read_text())["messages"]
@@ -39,14 +54,14 @@ def test_a_conversation_is_saved_and_gone_on_with(tmp_path):
     assert len(json.loads(file.read_text())["messages"]) == 5
 
 
-def test_commands_change_the_conversation(tmp_path):
+def test_commands_change_the_conversation(chat, tmp_path):
     file = tmp_path / "talk.json"
     lines = f"write gcd\n/system Be brief.\n/save {file}\nwrite lcm\n/reset\n/save {file}\n"
     chat(lines, "--commands")
     assert json.loads(file.read_text())["messages"] == [{"role": "system", "content": "Be brief."}]
 
 
-def test_a_piped_line_that_begins_with_a_slash_is_a_message(tmp_path):
+def test_a_piped_line_that_begins_with_a_slash_is_a_message(chat, tmp_path):
     file = tmp_path / "talk.json"
     out, _ = chat(f"/no_think Say hi\n/save {file}\n", "--quiet")
     assert len(out.splitlines()) >= 2
@@ -61,68 +76,50 @@ def test_a_pipe_needs_no_folder_that_can_be_written():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_second_turn_reads_only_what_is_new():
+def test_a_second_turn_reads_only_what_is_new(chat):
     _, said = chat("write a function that adds two numbers\ngo on\n/stats\n", "--commands")
     reused = next(line for line in said.splitlines() if line.startswith("reused: "))
     assert int(reused.split()[1]) > 10
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("/nothing", "/nothing is not a command: /system"),
-        ("/save", "/save needs a file"),
-        ("/load /nowhere", "/nowhere cannot be read"),
-        ("/stats", "no answer yet"),
-        ("word " * 9000, "context"),
-    ],
-)
-def test_a_mistake_is_one_line_and_the_conversation_goes_on(line, complaint):
-    out, said = chat(f"{line}\nwrite gcd\n", "--quiet", "--commands", code=2)
+def test_a_mistake_is_one_line_and_the_conversation_goes_on(chat):
+    complaints = {
+        "/nothing": "/nothing is not a command: /system",
+        "/save": "/save needs a file",
+        "/load /nowhere": "/nowhere cannot be read",
+        "/stats": "no answer yet",
+        "word " * 9000: "context",
+    }
+    out, said = chat("\n".join([*complaints, "write gcd\n"]), "--quiet", "--commands", code=2)
     assert out
-    assert complaint in said
+    for complaint, line in zip(complaints.values(), said.splitlines(), strict=True):
+        assert complaint in line
 
 
-def test_a_line_that_is_no_text_ends_a_pipe_and_is_said():
-    done = subprocess.run(
-        [*CHAT, "--quiet"], input=b"x\xff\n", capture_output=True, timeout=120, check=False
-    )
-    assert done.returncode == 2
-    assert done.stdout == b""
-    assert b"line 1 of stdin is not UTF-8 at byte 1" in done.stderr
+def test_a_line_that_is_no_text_ends_a_pipe_and_is_said(chat):
+    out, said = chat(b"x\xff\n", "--quiet", code=2)
+    assert out == ""
+    assert "line 1 of stdin is not UTF-8 at byte 1" in said
 
 
-def test_a_model_without_a_template_is_refused_before_anything_is_asked():
-    done = subprocess.run(
-        [sys.executable, "-m", "edgespec", "chat", "-m", "embedded", "--quiet"],
-        input="Hello\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert "has no chat template" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_a_model_without_a_template_is_refused_before_anything_is_asked(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))
+    assert entry.main(["chat", "-m", "embedded", "--quiet"]) == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "has no chat template" in said
 
 
-def test_an_answer_keeps_a_schema():
+def test_an_answer_keeps_a_schema(chat):
     out, _ = chat("choose\n", "--json-schema", '{"enum": ["left", "right"]}', "--quiet")
     assert json.loads(out) in {"left", "right"}
 
 
-def test_reasoning_is_set_apart():
+def test_reasoning_is_set_apart(chat):
     """A grammar holds behind reasoning that the prompt opens; here the answer opens it."""
     template = TEMPLATE + "{# <think> </think> #}"
-    done = subprocess.run(
-        [*CHAT[:-4], "--chat-template", template, "--regex", "<think>[a-z]{3}</think>[0-9]{2}"],
-        input="Hello\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    thought, answer = done.stdout.splitlines()
+    regex = "<think>[a-z]{3}</think>[0-9]{2}"
+    out, _ = chat("Hello\n", "--chat-template", template, "--regex", regex, "-n", "128")
+    thought, answer = out.splitlines()
     assert len(thought) == 3
     assert thought.isalpha()
     assert answer.isdigit()
@@ -181,17 +178,24 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
     assert "write gcd" in (tmp_path / "edgespec" / "chat_history").read_text()
 
 
-def test_a_conversation_goes_on_in_another_process_without_being_read_again(tmp_path):
+def test_a_conversation_goes_on_in_another_process_without_being_read_again(chat, tmp_path):
     state, talk = tmp_path / "a.state", tmp_path / "talk.json"
     cached = ("--prompt-cache", str(state), "--commands")
     asked = "write a function that adds two numbers and then another one that does it again"
     chat(f"{asked}\n/save {talk}\n", *cached)
-    _, said = chat("go on\n/stats\n", "--load", str(talk), *cached)
+    said = subprocess.run(
+        [*CHAT, "--load", str(talk), *cached],
+        input="go on\n/stats\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stderr
     assert f"{state}: " in said
     reused = next(line for line in said.splitlines() if line.startswith("reused: "))
     assert int(reused.split()[1]) > len(asked.split())
 
 
-def test_a_conversation_without_a_question_keeps_nothing(tmp_path):
+def test_a_conversation_without_a_question_keeps_nothing(chat, tmp_path):
     chat("/exit\n", "--prompt-cache", str(tmp_path / "a.state"), "--commands")
     assert not list(tmp_path.iterdir())

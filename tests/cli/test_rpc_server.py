@@ -5,23 +5,39 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from edgespec.cli import entry
 from edgespec.server.guarding import is_local
 from rpc_servers import free_port, needs_rpc, running
 
 pytest.importorskip("llama_cpp")
 
 
-def refused(*flags: str) -> tuple[int, str]:
+Refused = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs the command, and gives its exit code and last line."""
+
+    def run(*flags: str) -> tuple[int, str]:
+        code = entry.main(["rpc-server", *flags])
+        return code, capsys.readouterr().err.strip().splitlines()[-1]
+
+    return run
+
+
+def refused_as_a_process(*flags: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "edgespec", "rpc-server", *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     return done.returncode, done.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "x"])
-def test_what_is_no_port_is_refused(port: str):
+def test_what_is_no_port_is_refused(port: str, refused: Refused):
     assert refused("--port", port) == (
         2,
         f"edgespec: error: --port {port}: it must be a whole number from 1 to 65,535",
@@ -30,7 +46,7 @@ def test_what_is_no_port_is_refused(port: str):
 
 @needs_rpc
 def test_a_budget_that_leaves_nothing_is_refused():
-    code, line = refused("--memory-budget", "20MiB", "--port", str(free_port()))
+    code, line = refused_as_a_process("--memory-budget", "20MiB", "--port", str(free_port()))
     assert code == 4
     assert "leaves nothing to lend" in line
 
@@ -38,7 +54,7 @@ def test_a_budget_that_leaves_nothing_is_refused():
 @needs_rpc
 def test_an_address_that_is_taken_is_an_error():
     with running("120MiB") as (address, _):
-        code, line = refused("--port", address.rpartition(":")[2])
+        code, line = refused_as_a_process("--port", address.rpartition(":")[2])
     assert code == 1
     assert line == (
         f"edgespec: error: {address} cannot be served (Address already in use): another program is "
@@ -54,7 +70,7 @@ def test_an_address_that_is_taken_is_an_error():
         ("192.0.2.1", "no network device of this machine has that address"),
     ],
 )
-def test_an_address_that_is_not_this_machines_is_refused(host: str, said: str):
+def test_an_address_that_is_not_this_machines_is_refused(host: str, said: str, refused: Refused):
     code, line = refused("--host", host, "--port", str(free_port()))
     assert code == 2
     assert line.startswith(f"edgespec: error: --host {host}: ") and said in line

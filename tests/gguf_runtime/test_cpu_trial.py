@@ -264,7 +264,7 @@ def test_weights_stay_out_of_packing_buffers_where_those_do_not_work(
     assert set(buffers(PAIR.target)) == {"CPU"}
 
 
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("packs", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K_M"])
 def test_resident_weights_take_what_the_plan_says(
     kind: str, packs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

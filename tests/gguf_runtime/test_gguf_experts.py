@@ -53,6 +53,10 @@ def mixture(files: Path, name: str) -> Path:
     return path
 
 
+MOST_EXPERTS = pytest.param(0.9, marks=pytest.mark.slow)
+"""A share of experts that stay in memory; with the least room, more is computed otherwise."""
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_token_reads_the_experts_that_it_chooses_and_no_others(name: str, files: Path) -> None:
     model = open_paged(mixture(files, name), share=0.5)
@@ -68,7 +72,7 @@ def test_a_token_reads_the_experts_that_it_chooses_and_no_others(name: str, file
         model.close()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("share", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_logits_equal_llama_cpp_bit_for_bit(name: str, share: float, files: Path) -> None:
     path = mixture(files, name)
@@ -81,7 +85,7 @@ def test_logits_equal_llama_cpp_bit_for_bit(name: str, share: float, files: Path
         model.close()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.9])
+@pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, share: float, files: Path) -> None:
     """Routers are in single precision: several rows at once would be rounded otherwise. With the
@@ -106,7 +110,7 @@ def line(tokens: Sequence[int]) -> tuple[TokenTree, list[int]]:
     return tree, nodes
 
 
-@pytest.mark.parametrize("share", [0.0, 0.9])
+@pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
 @pytest.mark.parametrize("name", ["deepseek2", "glm4moe", "granitemoe"])
 def test_a_prompt_rounds_as_in_a_resident_model(name: str, share: float, files: Path) -> None:
     path, tokens = mixture(files, name), list(range(300, 316))
@@ -147,7 +151,7 @@ def open_fine(path: Path, share: float, batch_size: int) -> LanguageModel:
     return load_paged(runtime.prepare(request), share)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.9])
+@pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q6_K"])
 def test_a_tree_of_many_nodes_an_expert_has_the_logits_of_one_node_a_pass(
     kind: str, share: float, files: Path
@@ -164,7 +168,7 @@ def test_a_tree_of_many_nodes_an_expert_has_the_logits_of_one_node_a_pass(
         model.close()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.9])
+@pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
 def test_a_prompt_rounds_alike_whatever_the_batch(share: float, files: Path) -> None:
     """The rows of a batch that chose one expert decided about the kernel that multiplied them."""
     tokens, found = [7 * n % 400 for n in range(600)], []
@@ -269,7 +273,7 @@ def test_a_file_that_was_cut_short_is_told(files: Path, tmp_path: Path) -> None:
         model.close()
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize("share", [pytest.param(0.1, marks=pytest.mark.slow), 0.3, 0.6])
 def test_no_more_experts_are_read_than_an_ideal_lru_reads(share: float, files: Path) -> None:
     """Token by token, on the routing that llama.cpp itself shows, with room for as many."""
     path = mixture(files, "qwen3moe")

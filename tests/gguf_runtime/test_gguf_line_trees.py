@@ -105,7 +105,16 @@ def test_a_tree_is_one_pass(target: LanguageModel) -> None:
     assert (target.last_report.passes, target.last_report.n_tokens) == (1, 3 * 3)
 
 
-@pytest.mark.parametrize(("sampling", "room"), [(SamplingParams(), 40), (WARM, 80)])
+@pytest.mark.parametrize(
+    ("target", "sampling", "room"),
+    [
+        pytest.param("resident", SamplingParams(), 40, id="resident, greedy"),
+        pytest.param("paged", WARM, 80, id="paged, sampled"),
+        pytest.param("resident", WARM, 80, id="resident, sampled", marks=pytest.mark.slow),
+        pytest.param("paged", SamplingParams(), 40, id="paged, greedy", marks=pytest.mark.slow),
+    ],
+    indirect=["target"],
+)
 def test_a_text_that_trees_guessed_is_the_one_without_a_draft(
     target: LanguageModel, sampling: SamplingParams, room: int
 ) -> None:

@@ -53,7 +53,9 @@ def generate(big: Path, small: Path | None, budget: str) -> Done:
     )
 
 
-@pytest.mark.parametrize("more_mib", [2, 30, 80, 1000])
+@pytest.mark.parametrize(
+    "more_mib", [2, 80, *(pytest.param(mib, marks=pytest.mark.slow) for mib in (30, 1000))]
+)
 def test_the_peak_of_the_process_stays_within_the_budget(
     big: Path, small: Path, smallest: int, more_mib: int
 ) -> None:

@@ -49,10 +49,9 @@ class QueueTrial:
         return int(name.partition("+")[2] or 0)
 
     async def _request(self, name: str) -> None:
-        client = name[0]
         try:
-            with self.queue.place(client):
-                async with self.queue.turn(client, self._bytes_of(name)):
+            with self.queue.place():
+                async with self.queue.turn(self._bytes_of(name)):
                     self.begun.append(name)
                     await self._ends[name].wait()
         except Refusal as refusal:
@@ -70,7 +69,7 @@ def run(trial: Coroutine[Any, Any, None]) -> None:
 
 
 @pytest.mark.parametrize("n_slots", [1, 3])
-def test_requests_of_one_client_are_answered_in_their_order(n_slots: int) -> None:
+def test_requests_are_answered_in_their_order(n_slots: int) -> None:
     async def trial() -> None:
         asked = QueueTrial(Queue(9, n_slots))
         for i in range(6):
@@ -80,29 +79,6 @@ def test_requests_of_one_client_are_answered_in_their_order(n_slots: int) -> Non
         await asked.end_all()
         assert asked.begun == [f"a{i}" for i in range(6)]
         assert (asked.queue.n_processing, asked.queue.n_in_progress) == (0, 0)
-
-    run(trial())
-
-
-def test_a_client_with_many_requests_does_not_keep_another_waiting() -> None:
-    async def trial() -> None:
-        asked = QueueTrial(Queue(9))
-        for name in ("a0", "a1", "a2", "b0", "c0", "b1"):
-            await asked.ask(name)
-        await asked.end_all()
-        assert asked.begun == ["a0", "a1", "b0", "c0", "a2", "b1"]
-
-    run(trial())
-
-
-def test_a_free_slot_goes_to_who_has_none() -> None:
-    async def trial() -> None:
-        asked = QueueTrial(Queue(9, 2))
-        for name in ("a0", "a1", "a2", "b0"):
-            await asked.ask(name)
-        await asked.end("a1")
-        assert asked.begun == ["a0", "a1", "b0"]
-        await asked.end_all()
 
     run(trial())
 
@@ -148,18 +124,6 @@ def test_a_full_queue_refuses_the_next_one() -> None:
         assert int(asked.refusal.headers["Retry-After"]) > 0
         await asked.end_all()
         assert asked.begun == ["a0", "b0", "c0"]
-
-    run(trial())
-
-
-def test_one_client_does_not_fill_the_queue_for_the_others() -> None:
-    async def trial() -> None:
-        asked = QueueTrial(Queue(3))
-        for name in ("a0", "a1", "a2", "a3", "b0", "b1", "c0"):
-            await asked.ask(name)
-        assert asked.refused == ["a3", "b1", "a2"]
-        await asked.end_all()
-        assert asked.begun == ["a0", "a1", "b0", "c0"]
 
     run(trial())
 
@@ -247,19 +211,5 @@ def test_a_client_that_goes_while_its_turn_comes_loses_nobody_else_the_place() -
         assert asked.begun == ["a1", "c1"]
         await asked.end_all()
         assert asked.queue.n_processing == asked.queue.n_in_progress == 0
-
-    run(trial())
-
-
-def test_a_client_that_has_just_gone_is_no_place_to_refuse() -> None:
-    async def trial() -> None:
-        asked = QueueTrial(Queue(4, 1))
-        for name in ("a1", "a2", "a3", "a4"):
-            await asked.ask(name)
-        asked._tasks["a4"].cancel()
-        await asked.ask("b1")
-        assert asked.refused == []
-        await asked.end_all()
-        assert asked.begun == ["a1", "a2", "b1", "a3"]
 
     run(trial())

@@ -70,18 +70,26 @@ def assert_answers(address: str) -> None:
     assert httpx.get(f"{address}/health").status_code == 200
 
 
-def test_idle_connections_make_way(session):
-    with serving(session, limits=LONG) as address, clients(address, 60):
-        assert_answers(address)
+def test_connections_above_the_limit_are_told_to_come_again(session):
+    with serving(session, limits=LONG, max_waiting=0) as address, clients(address, 2):
+        assert httpx.get(f"{address}/health").status_code == 503
 
 
-def test_bodies_that_never_end_make_way(session):
+def test_connections_far_above_the_limit_are_closed_at_once(session):
+    """Each may take memory for headers that never end."""
+    with serving(session, limits=LONG, max_waiting=0) as address, clients(address, 9) as many:
+        assert last_words(many[-1]) == b""
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["idle", "body"])
+def test_connections_that_send_nothing_make_way_in_time(session, begun):
     """They have no place in the queue, either: that is for requests that have come."""
-    with (
-        serving(session, limits=LONG, max_waiting=0) as address,
-        clients(address, 60, begun_body(address, 1000)),
-    ):
-        assert_answers(address)
+    with serving(session, limits=SHORT, max_waiting=0) as address:
+        first = begun_body(address, 1000) if begun else b""
+        with clients(address, 60, first) as many:
+            for one in many:
+                last_words(one)
+            assert_answers(address)
 
 
 def test_a_connection_on_which_nothing_comes_is_closed(session):

@@ -13,7 +13,10 @@ pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 PROGRAM = Path(__file__).parents[1] / "session_survival.py"
-PAIRS = ["gguf+gguf", "onnx+gguf", pytest.param("onnx+onnx", marks=pytest.mark.slow)]
+PAIRS = [
+    "gguf+gguf",
+    *(pytest.param(pair, marks=pytest.mark.slow) for pair in ("onnx+gguf", "onnx+onnx")),
+]
 """Target and draft."""
 
 

@@ -159,24 +159,6 @@ def test_what_went_wrong_in_the_block_is_said_rather_than_the_full_disk():
     assert file.closed
 
 
-def test_memory_is_sampled_against_the_budget():
-    trace, file = trace_in_memory(clock=ticking(0.04), rss_bytes=lambda: 300 * MIB)
-    trace.set_budget(1024 * MIB)
-    for _ in range(6):
-        trace.span(Track.ENGINE, "step").end()
-    trace.close()
-    samples = counts(read(file.content), "process memory (MiB)")
-    assert samples == [{"resident": 300.0, "left": 724.0}] * 6
-
-
-def test_memory_is_not_sampled_with_every_event():
-    trace, file = trace_in_memory(clock=ticking(0.001), rss_bytes=lambda: MIB)
-    for _ in range(100):
-        trace.span(Track.ENGINE, "step").end()
-    trace.close()
-    assert 2 <= len(counts(read(file.content), "process memory (MiB)")) <= 6
-
-
 def test_a_counter_is_in_mib():
     trace, file = trace_in_memory()
     trace.count_bytes("ring (MiB)", filled=3 * MIB, reading=MIB // 2)
@@ -190,7 +172,6 @@ def test_a_trace_that_is_off_reads_no_clock(monkeypatch: pytest.MonkeyPatch):
         span.forget()
         OFF.add(Track.ENGINE, "step", 0.0, 1.0, tokens=1)
         OFF.count_bytes("ring (MiB)", filled=1)
-        OFF.set_budget(1)
         OFF.flush()
     assert span is OFF.span(Track.TARGET, "pass")
 

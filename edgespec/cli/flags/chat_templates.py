@@ -17,8 +17,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     groups.flag(
         group,
         "--chat-template TEXT",
-        "Jinja, or a name that llama.cpp knows (chatml, llama3, gemma, ...), instead of the "
-        "model's own template",
+        "Jinja or, for GGUF models, a name that llama.cpp knows (chatml, llama3, ...), instead "
+        "of the model's own template",
     )
     groups.flag(group, "--chat-template-file FILE", "the same, from a UTF-8 file")
 
@@ -26,14 +26,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def template_from(args: argparse.Namespace) -> str | None:
     """The chosen chat template; None leaves the model's own. Raises UsageError."""
     from edgespec.chat import prompts  # with numpy, which flags do without
-    from edgespec.chat.named_templates import named_template
 
     prompts.check_installed()
     if "chat_template" in args and "chat_template_file" in args:
         raise UsageError("give either --chat-template or --chat-template-file, not both")
     if "chat_template_file" not in args:
         template: str | None = getattr(args, "chat_template", None)
-        if template is not None:
-            named_template(template)  # refused before anything is loaded
         return template
     return read_text("--chat-template-file", Path(args.chat_template_file), MAX_BYTES)

@@ -12,9 +12,8 @@ from typing import Any
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled
 from edgespec.memory.budget import MemoryRow
-from edgespec.paging.mirror import open_reader
 from edgespec.paging.pager import PinnedSegments
-from edgespec.paging.reader import Extent, Segment
+from edgespec.paging.reader import DirectReader, Extent, Segment
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.heads import HeadShape
@@ -85,7 +84,7 @@ class CopiedWeights(Closeable):
     def _read(self, entries: Sequence[TensorEntry], stop: AbortFlag) -> dict[str, int]:
         """Read tensors into one block of memory; returns addresses by name."""
         segment = _segment(entries)
-        reader = open_reader(self._target.paths)
+        reader = DirectReader(self._target.paths)
         try:
             base = self._copies.load(segment, reader, stop.is_set)
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator
@@ -69,17 +68,6 @@ class GgufOptions(RuntimeOptions):
         ),
     ] = ""
 
-    model_mirror: Annotated[
-        str,
-        Flag(
-            "a copy of the target on another disk, or the folder that holds one: both are read "
-            "together",
-            "PATH",
-            None,
-            "target",
-        ),
-    ] = ""
-
     def check(self, load: LoadSettings, names: Names) -> None:
         if load.draft is None and self.n_gpu_layers_draft:
             raise UsageError(
@@ -106,10 +94,6 @@ class GgufOptions(RuntimeOptions):
     def servers_of(self, owner: str) -> tuple[str, ...]:
         """RPC servers for the target; none for a draft, whose many small passes cost latency."""
         return tuple(filter(None, self.rpc.split(","))) if owner == "target" else ()
-
-    def mirror_of(self, owner: str) -> Path | None:
-        """The copy that is read together with the target; none for a draft, which is read once."""
-        return Path(self.model_mirror) if self.model_mirror and owner == "target" else None
 
     def gpu_layers_of(self, owner: str) -> int:
         """Layers of the target or of the draft that go to a GPU."""

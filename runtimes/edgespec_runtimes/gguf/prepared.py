@@ -13,7 +13,7 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
-from edgespec.paging.mirror import find_mirror, open_reader
+from edgespec.paging.reader import DirectReader
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
@@ -64,8 +64,6 @@ class PreparedGguf:
         self._request = request
         self._options = GgufOptions.of(request.options)
         self._header = header
-        mirror = self._options.mirror_of(request.owner)
-        self._mirror = [] if mirror is None else find_mirror(header.paths, mirror)
         self._stop = AbortFlag()
         self._measured = MeasuredGguf(
             request, header, self._stop, partial(self._phase, "mapping"), lender, mtp
@@ -214,7 +212,7 @@ class PreparedGguf:
         model = self._measured.mapped.take_model()
         paged = weights.PagedWeights(
             self._header,
-            partial(open_reader, self._header.paths, self._mirror),
+            partial(DirectReader, self._header.paths),
             traced,
             groups,
             plan.pinned,

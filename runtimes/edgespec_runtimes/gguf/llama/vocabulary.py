@@ -11,6 +11,7 @@ import llama_cpp.llama_cpp as lib
 from edgespec.ports import check_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.llama.loading import Model
+from edgespec_runtimes.gguf.llama.named_templates import LlamaTemplates
 
 _CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 """Attributes of tokens that llama.cpp only parses in a text on request."""
@@ -43,6 +44,7 @@ class GgufVocabulary:
             chat_format or ChatFormat(),
             control_tokens=frozenset(control),
             added_tokens=frozenset(added),
+            named=LlamaTemplates(),
         )
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:

@@ -1,0 +1,144 @@
+"""Limits of rendering one conversation: processor time, characters, and the parts of a value.
+
+Python stops no single operation on its way. So what may grow out of proportion to its arguments is
+counted before it is computed, and every value is measured when it is made, shared parts as often as
+they occur: a list that contains another list twice, which contains another one twice, is small in
+memory and exponentially large when written or compared. Knows values, but no template language.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from edgespec.errors import ModelError
+
+MAX_SECONDS = 5.0
+"""Most processor time of one rendering."""
+MAX_CHARACTERS = 64 << 20
+"""Most characters written by one rendering, including intermediate texts."""
+COPIES = 16
+"""Characters that may be written in addition, for each character of the conversation."""
+ELEMENT_CHARACTERS = 8
+"""Characters that an element of a list counts as: the bytes of a pointer."""
+MAX_PARTS = 1 << 20
+"""Most elements of a value, including nested ones."""
+MAX_DEPTH = 200
+LARGEST_NUMBER = 1 << 64
+"""Largest number that may be multiplied or divided."""
+
+T = TypeVar("T")
+_NUMBER = re.compile(r"\d+")
+_WIDTH_IS_ARGUMENT = re.compile(r"%[^a-zA-Z%]*\*|:[^{}]*\{")
+"""A field of a format string whose width is an argument."""
+
+
+class TemplateLimitError(ModelError):
+    """A template exceeds a limit of its rendering."""
+
+
+def measured(value: Any) -> tuple[int, int]:
+    """Number of characters and elements in `value`, and the largest whole number in it.
+
+    Raises TemplateLimitError for more than MAX_PARTS elements or MAX_DEPTH levels, which a value
+    that contains itself has.
+    """
+    size = largest = 0
+    n_parts, level = 1, {id(value): (value, 1)}
+    for _ in range(MAX_DEPTH):
+        below: dict[int, tuple[Any, int]] = {}
+        for part, times in level.values():
+            if isinstance(part, str | bytes):
+                size += times * len(part)
+            elif isinstance(part, int):
+                largest = max(largest, abs(part))
+            elif isinstance(part, dict | list | tuple | set | frozenset):
+                n_parts += times * len(part)
+                if n_parts > MAX_PARTS:
+                    raise TemplateLimitError(f"it takes a value of more than {MAX_PARTS:,} parts")
+                for one in (*part, *part.values()) if isinstance(part, dict) else part:
+                    below[id(one)] = (one, times + below.get(id(one), (None, 0))[1])
+        if not below:
+            return size + n_parts, largest
+        level = below
+    raise TemplateLimitError(f"it takes a value with more than {MAX_DEPTH} levels")
+
+
+class RenderingLimits:
+    """The rest that one rendering may take; all methods raise TemplateLimitError above a limit."""
+
+    def __init__(self) -> None:
+        self._max_seconds = MAX_SECONDS
+        self.restart(None)
+
+    def restart(self, conversation: Any) -> None:
+        """Forget the last rendering: the thread that calls renders `conversation` now."""
+        self._n_checks = 0
+        self._end_s = time.thread_time() + self._max_seconds
+        self._characters = MAX_CHARACTERS + COPIES * measured(conversation)[0]
+
+    def check_time(self) -> None:
+        """Check the time; it is read at every sixteenth call, since reading may be slow."""
+        self._n_checks += 1
+        if self._n_checks % 16 == 0 and time.thread_time() > self._end_s:
+            raise TemplateLimitError(f"it takes longer than {self._max_seconds:g} s: does it loop?")
+
+    def write(self, n_characters: int) -> None:
+        """Count characters that are about to be written."""
+        self._characters -= n_characters
+        if self._characters < 0:
+            raise TemplateLimitError(f"it writes more than {MAX_CHARACTERS:,} characters")
+        self.check_time()
+
+    def made(self, value: T) -> T:
+        """Count a value that was made, and return it."""
+        if isinstance(value, str):
+            self.write(len(value))
+        elif isinstance(value, list | tuple | dict):
+            self.write(ELEMENT_CHARACTERS * len(value))
+            measured(value)
+        else:
+            self.check_time()
+        return value
+
+    def growing(self, name: str, subject: Any, arguments: Sequence[Any]) -> None:
+        """Check the size that an operator, method or filter may give, before it is computed."""
+        self.check_time()
+        if name in GROWING and _bound(name, subject, arguments) > MAX_CHARACTERS:
+            raise TemplateLimitError(f"`{name}` may make more than {MAX_CHARACTERS:,} characters")
+
+
+_POWERS = frozenset({"**", "round"})
+_FILLING = frozenset({"batch", "slice"})
+_WITH_FIELDS = frozenset({"%", "format"})
+GROWING = _POWERS | _FILLING | _WITH_FIELDS | {"*", "//", "divisibleby", "join", "replace", "sum"}
+GROWING |= {"center", "indent", "ljust", "rjust", "zfill"}
+"""Operators, methods, filters and tests whose cost may exceed that of all they are given."""
+
+
+def _bound(name: str, subject: Any, arguments: Sequence[Any]) -> int:
+    """A bound of the result's size: every part of `subject` may become as large as the largest
+    argument, or as a number says."""
+    size, number = measured(subject)
+    weights = [measured(one) for one in (1, *arguments)]
+    most = max(max(weight) for weight in weights)
+    if max(number, *(largest for _, largest in weights)) > LARGEST_NUMBER:
+        raise TemplateLimitError(f"it counts with a number above {LARGEST_NUMBER:,}")
+    if name == "sum" and any(isinstance(start, list | tuple) for start in arguments):
+        raise TemplateLimitError("it adds up lists, which takes the square of their time")
+    if name in _POWERS:
+        return (max(size, number.bit_length()) * most) ** 2
+    if all(isinstance(one, int | float) for one in (subject, *arguments)):
+        return 0
+    if name in _WITH_FIELDS:
+        pattern = str(subject)
+        widths = [int(digits.lstrip("0")[:12] or 0) for digits in _NUMBER.findall(pattern)]
+        if not _WIDTH_IS_ARGUMENT.search(pattern):
+            most = max(one for one, _ in weights)
+        return size * max([most, *widths])
+    if name in _FILLING:
+        return size * math.prod(max(weight) for weight in weights)
+    return (max(size, number) if name == "*" else size) * most
