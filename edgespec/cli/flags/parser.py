@@ -147,7 +147,8 @@ def command_module(name: str) -> Any:
 def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
     """The main parser, and the parsers by command and by command of `models`.
 
-    Only the `chosen` command gets its flags; with ALL, each does.
+    Only the `chosen` command gets its flags; with ALL, each does. A word that is no command may be
+    one of `models`.
     """
     parser = _Parser(
         prog="edgespec",
@@ -161,8 +162,9 @@ def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dic
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     commands = {name: adder.add_parser(name, help=text) for name, text in COMMANDS.items()}
     of_models: dict[str, _Parser] = {}
+    is_unknown = bool(chosen) and chosen not in {*commands, ALL}
     for name, command in commands.items():
-        if chosen in (name, ALL):
+        if chosen in (name, ALL) or (is_unknown and name == "models"):
             of_models = command_module(name).add_to(command) or of_models
     return parser, commands, of_models
 
