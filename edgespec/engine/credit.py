@@ -23,7 +23,7 @@ ROUND_SHARE = 0.5
 
 @dataclass(slots=True)
 class Credit:
-    """What guesses brought of late, the pause after those that did not pay, and what they may
+    """Gain of guesses of late, the pause after those that did not pay, and what they may
     still cost.
 
     Earlier texts leave less to a text if guesses have cost more in them than they saved.
@@ -39,7 +39,7 @@ class Credit:
     rounds: float = 0.0
     """Fading number of these rounds."""
     spent: float = 0.0
-    """What guesses have cost the earlier texts of the pair, in credits of a text of 64 tokens or
+    """Cost of guesses in the earlier texts of the pair, in credits of a text of 64 tokens or
     more."""
 
     pause: int = 0
@@ -138,7 +138,7 @@ class Credit:
     # What is remembered
 
     def state(self) -> dict[str, float]:
-        """What `restore` takes."""
+        """State for `restore`."""
         names = ("tokens", "plain_tokens", "rounds")
         return {name: getattr(self, name) for name in names} | {"spent": self.spent_now}
 

@@ -331,7 +331,7 @@ class RoundPlanner:
     # What is remembered
 
     def state(self) -> dict[str, float]:
-        """What `restore` takes, by names of fields."""
+        """State for `restore`, by names of fields."""
         return self.costs.state() | self.credit.state()
 
     def restore(self, numbers: Numbers) -> None:

@@ -103,7 +103,7 @@ class ExpertStalls:
         return theory.chosen_share(self.used_share, n_rows, sharing) / self.used_share
 
     def state(self) -> dict[str, float]:
-        """What `restore` takes."""
+        """State for `restore`."""
         return {"all_experts_s": self.all_experts_s, "sharing": self.sharing}
 
     def restore(self, numbers: Numbers) -> None:

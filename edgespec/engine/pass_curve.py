@@ -308,7 +308,7 @@ class PassCurve:
     # What is remembered
 
     def state(self) -> dict[str, float]:
-        """What `restore` takes, by names of fields and octaves."""
+        """State for `restore`, by names of fields and octaves."""
         numbers = {"contention": self.contention, "timed_rows": float(self.timed_rows)}
         numbers |= self.experts.state()
         for n in self.knots.known.tolist():

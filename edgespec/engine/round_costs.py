@@ -197,7 +197,7 @@ class RoundCosts:
     # What is remembered
 
     def state(self) -> dict[str, float]:
-        """What `restore` takes, by names of fields."""
+        """State for `restore`, by names of fields."""
         return self.curve.state() | {name: getattr(self, name) for name in (*COSTS, *COUNTS)}
 
     def restore(self, numbers: Numbers) -> None:

@@ -245,7 +245,7 @@ def test_another_run_knows_what_guesses_have_cost() -> None:
 
 
 def rounds(value: RoundPlanner, *outcomes: RoundOutcome) -> RoundPlanner:
-    """What the rounds make of a copy of `value`."""
+    """State of a copy of `value` after the rounds."""
     value = deepcopy(value)
     for outcome in outcomes:
         value.see_round(outcome)
