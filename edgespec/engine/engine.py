@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from edgespec.concurrency.owning import Closeable, Users, close_all
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
-from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.state_store import StateStore
 from edgespec.engine.loop import Loop
 from edgespec.engine.passes import Passes
-from edgespec.engine.planner_store import PlannerStore
+from edgespec.engine.planning.decision import RoundPlanner
+from edgespec.engine.planning.planner_store import PlannerStore
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.scheduler import Scheduler
@@ -28,7 +28,7 @@ from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF, Trace
 
 if TYPE_CHECKING:
-    from edgespec.engine.corrections import CorrectionLog
+    from edgespec.engine.drafting.corrections import CorrectionLog
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ from functools import partial
 from typing import NamedTuple
 
 from edgespec.concurrency.worker import Running
-from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.drafting.model import ModelDrafter, step_ahead
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.pacer import Limits
 from edgespec.engine.passes import Logits
+from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
+from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import RoundInProgress
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import RoundRules

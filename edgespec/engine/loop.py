@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.engine.forest import Forest, GrowingTree
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.passes import Passes
-from edgespec.engine.planner_store import PlannerStore
+from edgespec.engine.planning.planner_store import PlannerStore
 from edgespec.engine.prompt import parts_of
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import RoundRules
@@ -26,7 +26,7 @@ from edgespec.ports.texts import PassPart
 from edgespec.tracing.spans import Track
 
 if TYPE_CHECKING:
-    from edgespec.engine.corrections import CorrectionLog
+    from edgespec.engine.drafting.corrections import CorrectionLog
 
 
 class Loop:

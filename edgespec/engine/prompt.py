@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.engine.planner_store import PlannerStore
+from edgespec.engine.planning.planner_store import PlannerStore
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
 from edgespec.engine.slot import Slot

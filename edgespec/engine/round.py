@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.engine.acceptance import Accepted, accept
-from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.outcome import PathNode, RoundOutcome, Tally
-from edgespec.engine.pacer import Limits
+from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
+from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import RoundRules

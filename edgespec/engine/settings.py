@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
-from edgespec.engine.pacer import PACERS, Limits, LinearPacer, Pacer
+from edgespec.engine.planning.pacer import PACERS, Limits, LinearPacer, Pacer
 from edgespec.engine.shifting import ContextShift
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.errors import UsageError

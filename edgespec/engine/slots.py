@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.lineup import line_up
-from edgespec.engine.drafting.trust import Mixer
+from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.passes import Passes
 from edgespec.engine.prompt import reusable
 from edgespec.engine.request import ActiveRequest

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from edgespec.engine.forest import GrowingTree
-from edgespec.engine.planner_store import PlannerStore
+from edgespec.engine.planning.planner_store import PlannerStore
 from edgespec.engine.prompt import Tail, is_read, read_prompt
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import begin_round

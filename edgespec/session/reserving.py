@@ -54,7 +54,7 @@ def reserved_rows(
             MemoryRow("process", REQUESTS, _request_bytes(settings.most_body_bytes, target))
         )
     if engine_settings.learn:
-        from edgespec.engine import corrections
+        from edgespec.engine.drafting import corrections
 
         nbytes = corrections.bytes_needed(target.info.n_vocab, n_texts)
         rows.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))

@@ -103,7 +103,7 @@ class Session(Closeable):
             close_models = warm_start(target, models.close)
         observer = None
         if engine_settings is not None and engine_settings.learn and draft is not None:
-            from edgespec.engine.corrections import CorrectionLog
+            from edgespec.engine.drafting.corrections import CorrectionLog
             from edgespec.files.training_texts import TrainingTexts
 
             texts = TrainingTexts(cache_folder.learnt())

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.cli.flags import parser
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
-from edgespec.engine.pacer import PACERS
+from edgespec.engine.planning.pacer import PACERS
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.stop_rules import STOP_RULES

@@ -12,7 +12,7 @@ import pytest
 from edgespec.engine.drafting.block import BlockDrafter
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.engine import Engine
-from edgespec.engine.pacer import BestFirstPacer, Limits
+from edgespec.engine.planning.pacer import BestFirstPacer, Limits
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.engine import corrections
-from edgespec.engine.corrections import CorrectionLog
+from edgespec.engine.drafting import corrections
+from edgespec.engine.drafting.corrections import CorrectionLog
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError

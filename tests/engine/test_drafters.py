@@ -12,7 +12,7 @@ from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.engine import Engine
-from edgespec.engine.pacer import BestFirstPacer, Limits
+from edgespec.engine.planning.pacer import BestFirstPacer, Limits
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import EngineSettings
 from edgespec.tree import ROOT, TokenTree

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.trust import Mixer
+from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from engine_cases import GREEDY, finish

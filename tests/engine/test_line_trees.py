@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from edgespec.engine.credit import Credit
-from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.outcome import PathNode
-from edgespec.engine.pacer import Limits, most_probable
-from edgespec.engine.pass_curve import PassCurve
-from edgespec.engine.round_costs import RoundCosts
+from edgespec.engine.planning.credit import Credit
+from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
+from edgespec.engine.planning.pacer import Limits, most_probable
+from edgespec.engine.planning.pass_curve import PassCurve
+from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tree import ROOT, TokenTree

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.lookup import KINDS, MAX_MATCH, LookupDrafter, TextIndex, kind_of
-from edgespec.engine.drafting.trust import Mixer
+from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings

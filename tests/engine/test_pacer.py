@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_tree import trees
 
 from edgespec.engine.drafting.drafter import Guess
-from edgespec.engine.pacer import (
+from edgespec.engine.planning.pacer import (
     PACERS,
     BestFirstPacer,
     Limits,

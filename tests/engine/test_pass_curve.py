@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.expert_stalls import ExpertStalls
-from edgespec.engine.pass_curve import PassCurve
+from edgespec.engine.planning.expert_stalls import ExpertStalls
+from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.values import PassReport
 
 

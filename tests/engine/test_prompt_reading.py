@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.planner_store import PlannerStore
+from edgespec.engine.planning.planner_store import PlannerStore
 from edgespec.ports import Progress
 from edgespec.tree import TokenTree
 from engine_cases import COUNTING, GREEDY, N_VOCAB, counting, finish

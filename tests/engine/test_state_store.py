@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.engine.drafting.mixer import Mixer, Weight
 from edgespec.engine.drafting.state_store import (
     MAX_ENTRIES,
     MAX_FILES,
     CalibrationFile,
     renewed,
 )
-from edgespec.engine.drafting.trust import Mixer, Weight
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings

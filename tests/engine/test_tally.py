@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from edgespec.engine.acceptance import Accepted
-from edgespec.engine.decision import RoundPlan, RoundPlanner
 from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
-from edgespec.engine.pacer import Limits
 from edgespec.engine.passes import Passes
+from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
+from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import RoundInProgress
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot

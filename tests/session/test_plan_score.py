@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.engine.credit import Credit
-from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.state_store import Learnt
-from edgespec.engine.round_costs import RoundCosts
+from edgespec.engine.planning.credit import Credit
+from edgespec.engine.planning.decision import RoundPlanner
+from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.memory.budget import MIB, MemoryPlan, SegmentSize
 from edgespec.memory.experts import ExpertSizes
 from edgespec.session.plan_score import expected_rate, gain_without_draft, planner_of

@@ -15,7 +15,7 @@ from edgespec.settings.units import format_rate, format_size
 from edgespec.values import ExpertStats, GenerationResult, SpeculationStats
 
 if TYPE_CHECKING:
-    from edgespec.engine.decision import RoundPlanner
+    from edgespec.engine.planning.decision import RoundPlanner
     from edgespec.settings.config import SamplingParams
     from edgespec.tuning.pair_figures import Prediction
 

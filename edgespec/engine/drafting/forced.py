@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.engine.pacer import Limits
+from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.sampling import Sampler
 from edgespec.tree import ROOT, TokenTree
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from edgespec.engine.drafting.drafter import Drafter, DryRuns, Opinion
 from edgespec.engine.drafting.forced import SOURCE as FORCED
+from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.model import ModelDrafter
-from edgespec.engine.drafting.trust import Mixer
-from edgespec.engine.pacer import Limits, Pacer
+from edgespec.engine.planning.pacer import Limits, Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.tree import TokenTree
 

@@ -1,6 +1,6 @@
 """Prints how honest confidences are, and tokens of a pass: nats a node of the token that came.
 
-    python tests/measure.py trust TARGET DRAFT PROMPTS [PROMPTS ...] [--count 10] [--carried]
+    python tests/measure.py mixer TARGET DRAFT PROMPTS [PROMPTS ...] [--count 10] [--carried]
 
 Counts, no seconds: every pass verifies as many guesses as it may. Each text is learnt anew unless
 `--carried`.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edgespec.cli.invocation import read_prompts
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.trust import Mixer
+from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings

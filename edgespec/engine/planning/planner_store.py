@@ -9,13 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.engine.decision import RoundPlanner
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.state_store import Learnt, Numbers, StateStore, renewed
-from edgespec.engine.expert_stalls import ExpertStalls
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.pass_curve import PassCurve
-from edgespec.engine.round_costs import RoundCosts
+from edgespec.engine.planning.decision import RoundPlanner
+from edgespec.engine.planning.expert_stalls import ExpertStalls
+from edgespec.engine.planning.pass_curve import PassCurve
+from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.texts import PassPart

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import theory
-from edgespec.engine.credit import ROUND_SHARE, Credit
 from edgespec.engine.drafting.state_store import Numbers
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.pacer import Limits, most_probable
-from edgespec.engine.pass_curve import Floats
-from edgespec.engine.round_costs import RoundCosts
+from edgespec.engine.planning.credit import ROUND_SHARE, Credit
+from edgespec.engine.planning.pacer import Limits, most_probable
+from edgespec.engine.planning.pass_curve import Floats
+from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport

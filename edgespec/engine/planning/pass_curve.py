@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.engine.drafting.state_store import MAX_S, Numbers, within
-from edgespec.engine.expert_stalls import ExpertStalls
+from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.values import PassReport
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgespec.engine.drafting.state_store import Numbers, within
-from edgespec.engine.round_costs import FADE, MAX_RECALLED
+from edgespec.engine.planning.round_costs import FADE, MAX_RECALLED
 
 START_TOKENS = 64
 """Tokens of a text from which guesses have credit, beside its prompt."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.engine.drafting.state_store import MAX_S, Numbers, within
 from edgespec.engine.outcome import PathNode, RoundOutcome
-from edgespec.engine.pass_curve import Floats, PassCurve
+from edgespec.engine.planning.pass_curve import Floats, PassCurve
 from edgespec.values import PassReport
 
 MIN_READ = 8

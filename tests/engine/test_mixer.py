@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.drafting.drafter import Opinion
+from edgespec.engine.drafting.mixer import Mixer, Weight
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.state_store import Numbers
-from edgespec.engine.drafting.trust import Mixer, Weight
 from edgespec.errors import ModelError
 from edgespec.tree import ROOT, TokenTree
 from fake_model import FakeModel
