@@ -30,17 +30,17 @@ def of(gains: dict[TableText, float], machine: str, draft: str | None = None) ->
 
 @pytest.mark.slow
 def test_texts_are_as_fast_as_ever() -> None:
-    """With credit instead of pauses, the mean was 1.313, in memory with a good draft 1.098, and on
-    noisy machines 1.108. The time of the prompt is left out, in which the draft may read it for
-    5 %."""
+    """The mean was 1.399 where every text was tried anew, and 1.313 with a credit of 2 %; in memory
+    with a good draft 1.367 and 1.098. The time of the prompt is left out, in which the draft may
+    read it."""
     gains = {case: gain(case) for case in cases()}
     total = figures([*gains.values()])
-    assert total.mean >= 1.32
-    assert total.least >= 0.87
-    assert total.n_below <= 8
+    assert total.mean >= 1.385
+    assert total.least >= 0.89
+    assert total.n_below <= 3
     assert of(gains, "in memory", "good").mean >= 1.34
     noisy = figures([one for case, one in gains.items() if "noisy" in case.machine])
-    assert noisy.mean >= 1.12
+    assert noisy.mean >= 1.15
 
 
 def test_good_drafts_are_found_in_memory() -> None:

@@ -17,8 +17,8 @@ START_SHARE, LATER_SHARE = 0.05, 0.002
 """Guesses may cost a text 5 % of these, and 0.2 % of all."""
 PAIR_CREDIT = 1.25
 """They may cost a pair so many times that, until they save it again."""
-ROUND_SHARE = 0.5
-"""Share of what guesses may cost a text that one round may cost."""
+TRIAL_SHARE, PAYING_SHARE = 0.5, 0.75
+"""Shares of what guesses may cost a text that one round may, before and after they have paid."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec import theory
 from edgespec.engine.drafting.state_store import Numbers
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.planning.credit import ROUND_SHARE, Credit
+from edgespec.engine.planning.credit import PAYING_SHARE, TRIAL_SHARE, Credit
 from edgespec.engine.planning.pacer import Limits, most_probable
 from edgespec.engine.planning.pass_curve import Floats
 from edgespec.engine.planning.round_costs import RoundCosts
@@ -131,7 +131,8 @@ class RoundPlanner:
         least_s = known.step_s + known.overhead_s + row_s
         if promise <= 1 or reading_s > saved_s or risk_s < least_s:
             return RoundPlan(False, 0.0)
-        return RoundPlan(True, max(risk_s * ROUND_SHARE, least_s), is_trial=not credit.pays)
+        share = PAYING_SHARE if credit.pays else TRIAL_SHARE
+        return RoundPlan(True, max(risk_s * share, least_s), is_trial=not credit.pays)
 
     @property
     def _prompts_s(self) -> float:
