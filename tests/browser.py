@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from edgespec.server.connections import ClientLimits, Connections
+from edgespec.server.connections import ClientLimits
 from edgespec.server.listening import HttpServer
 from edgespec.server.page import page
 
@@ -145,8 +145,7 @@ def page_alone(chat: bool = True) -> Iterator[str]:
         return JSONResponse({"data": [model]})
 
     routes = [Route("/", page), Route("/page/{name}", page), Route("/v1/models", models)]
-    connections = Connections(ClientLimits(), 32)
-    server = HttpServer(Starlette(routes=routes), connections, shutdown_s=1)
+    server = HttpServer(Starlette(routes=routes), ClientLimits(), 32, shutdown_s=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

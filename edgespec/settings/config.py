@@ -37,7 +37,7 @@ class RuleName(StrEnum):
 
 
 class PacerName(RuleName):
-    """Rules that decide which branch of the token tree grows next; `engine.planning.pacer` has them."""
+    """Rules that decide which branch of the token tree grows next, in `engine.planning.pacer`."""
 
     BEST_FIRST = "best-first"
     LLMCAD = "llmcad"

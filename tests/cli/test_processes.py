@@ -27,7 +27,12 @@ def test_help_and_version_need_no_model_library():
 NOT_FOR_A_TEXT = (
     *("batch", "bench", "completions", "diagnosis", "hub", "jobs", "server"),
     *(f"cli.commands.{name.replace('-', '_')}" for name in COMMANDS if name != "generate"),
-    *("engine.drafting.corrections", "engine.drafting.drawing", "engine.drafting.head", "models.adapting"),
+    *(
+        "engine.drafting.corrections",
+        "engine.drafting.drawing",
+        "engine.drafting.head",
+        "models.adapting",
+    ),
     *("files.training_texts", "paging.experts", "tracing.trace_file", "tuning.successive_halving"),
 )
 """Parts of `edgespec` that a plain text has no use for: each would count in every budget."""
