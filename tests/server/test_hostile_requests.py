@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -119,11 +120,14 @@ def server() -> Iterator[tuple[str, int]]:
             if found := re.search(r"(http://[^/ ]+)/v1", line):
                 break
         assert found, "it ended without an address"
+        # the log of requests fills a pipe that nobody reads, and the server would wait
+        reading = threading.Thread(target=process.stderr.read)
+        reading.start()
         try:
             yield found[1], process.pid
         finally:
             process.terminate()
-            process.stderr.read()
+            reading.join()
             assert process.wait(60) == 0
 
 
