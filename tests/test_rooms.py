@@ -131,3 +131,12 @@ _ENLARGE = "edgespec_runtimes.enlarge"
 def _level(module: str, order: list[str]) -> int:
     name = room(module, 2)
     return order.index(name if name in order else "")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted({path.parent for path in ALL.values()}),
+    ids=lambda folder: str(folder.relative_to(ROOT)),
+)
+def test_a_folder_holds_at_most_20_modules(folder: Path) -> None:
+    assert len([path for path in folder.glob("*.py") if path.stem != "__init__"]) <= 20

@@ -10,8 +10,7 @@ from edgespec.engine.outcome import Tally
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.shifting import ContextShift
-from edgespec.engine.transcript import Transcript
+from edgespec.engine.transcript import ContextShift, Transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GivesFeatures, ReadsFeatures

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from edgespec.engine.outcome import Tally
 from edgespec.engine.sampling import Sampler
-from edgespec.engine.shifting import ContextShift
-from edgespec.engine.transcript import Transcript
+from edgespec.engine.transcript import ContextShift, Transcript
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.ports.text_request import TextRequest

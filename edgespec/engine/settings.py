@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.engine.planning.pacer import PACERS, Limits, LinearPacer, Pacer
-from edgespec.engine.shifting import ContextShift
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
+from edgespec.engine.transcript import ContextShift
 from edgespec.errors import UsageError
 from edgespec.ports.texts import PassPart
 from edgespec.settings.base import Names, PythonNames

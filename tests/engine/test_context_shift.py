@@ -10,7 +10,7 @@ from edgespec.engine.drafting.window import SINK_TOKENS
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.shifting import FIRST_TOKENS, ContextShift
+from edgespec.engine.transcript import FIRST_TOKENS, ContextShift
 from edgespec.errors import UsageError
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, assert_nothing_provisional, finish, generate
 from fake_model import FakeModel, blend, random_language
