@@ -1,5 +1,7 @@
-"""The text of one generation: turns committed tokens into events, finds its end, and says what remains
-of a full context."""
+"""The text of one generation: turns committed tokens into events, and finds its end.
+
+Says, too, what remains of a full context.
+"""
 
 from __future__ import annotations
 
