@@ -112,6 +112,12 @@ def test_the_programs_of_a_page_are_those_that_run() -> None:
     assert PAGES["with_examples"](page) == page
 
 
+def test_the_predictions_of_a_page_are_those_of_the_command() -> None:
+    """Run `python docs/pages.py` if they are not."""
+    page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+    assert PAGES["with_predictions"](page) == page
+
+
 def test_embedding_names_the_flags_that_the_makefile_builds_with() -> None:
     made = (ROOT / "Makefile").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
