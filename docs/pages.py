@@ -37,7 +37,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Traces": ("open_trace",),
     "Results": (
         *("TokenEvent", "GenerationResult", "values.Timings", "values.SpeculationStats"),
-        *("values.PagingStats", "values.TokenLogprobs", "memory.budget.MemoryPlan"),
+        *(
+            "values.PagingStats",
+            "values.MemoryStats",
+            "values.TokenLogprobs",
+            "memory.budget.MemoryPlan",
+        ),
     ),
     "Ports": (
         *("ports.LanguageModel", "ports.Vocabulary", "runtimes.Runtime", "runtimes.PreparedModel"),

@@ -80,8 +80,8 @@ DRAFT_TOKENS, DRAFT_HEAD_BITS = 64 << 10, 3.5
 """Tokens that the head of a draft made from its target rates, and their bits per weight."""
 MAX_HEAD_SLICE_BYTES = 10 * MIB
 SYSTEM_SHARE, SYSTEM_BYTES = 0.25, 512 * MIB
-"""Share and bytes of a machine's memory that a desktop system with a browser takes; the presets of 8
-to 16 GB leave the same."""
+"""Share and bytes of a machine's memory that a system with a browser takes; the presets of 8 to 16
+GB leave the same."""
 PROMPT_FLOPS_PER_THREAD = 60e9
 """Operations of a prompt's batch per second of a thread: Qwen2.5-Coder-1.5B in Q4_K_M read 616
 tokens in 30 s of processor time of an AMD EPYC (Zen 3), beside other work."""
