@@ -19,6 +19,8 @@ from typing import Any
 
 from edgespec import errors
 from edgespec.concurrency.owning import Closeable
+from edgespec.diagnosis.what_if import usual_budget, what_if
+from edgespec.settings.units import parse_rate
 
 DOCS = Path(__file__).parent
 LINE_LENGTH = 88
@@ -35,7 +37,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Traces": ("open_trace",),
     "Results": (
         *("TokenEvent", "GenerationResult", "values.Timings", "values.SpeculationStats"),
-        *("values.PagingStats", "values.TokenLogprobs", "memory.budget.MemoryPlan"),
+        *(
+            "values.PagingStats",
+            "values.MemoryStats",
+            "values.TokenLogprobs",
+            "memory.budget.MemoryPlan",
+        ),
     ),
     "Ports": (
         *("ports.LanguageModel", "ports.Vocabulary", "runtimes.Runtime", "runtimes.PreparedModel"),
@@ -49,6 +56,11 @@ REMARKS = {
 }
 CONSTRUCTED = ("AsyncSession", "PromptCache")
 """Classes that programs construct with arguments which are no fields."""
+PREDICTIONS = re.compile(
+    r"(?P<title>\*\*(?P<rate>[\d.]+ GB/s)\*\*[^\n]*\n\n)(?:\|[^\n]*\n)*\n?", re.MULTILINE
+)
+MODELS = ("3B-Q4_K_M", "8B-Q4_K_M", "8B-Q8_0", "14B-Q4_K_M", "32B-Q4_K_M", "70B-Q4_K_M")
+MEMORIES = (4, 8, 16, 32)
 EXAMPLE = re.compile(r"(`(examples/[\w.-]+)`:\n\n```\w+\n).*?(^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -63,6 +75,36 @@ def reference() -> str:
     tree = inspect.cleandoc(errors.__doc__ or "")
     parts.append(f"## Errors\n\nAll are in `edgespec`.\n\n```text\n{tree}\n```\n")
     return "\n".join(parts)
+
+
+def with_predictions(page: str) -> str:
+    """The page, with what `edgespec plan --what-if` says in a table below each speed of a disk."""
+
+    def told(match: re.Match[str]) -> str:
+        disk_bytes_per_s = parse_rate(match["rate"])
+        rows = ["| | " + " | ".join(f"{n} GiB" for n in MEMORIES) + " |"]
+        rows.append("| --- " * (len(MEMORIES) + 1) + "|")
+        for model in MODELS:
+            cells = (_cell(model, n << 30, disk_bytes_per_s) for n in MEMORIES)
+            rows.append(f"| {model} | " + " | ".join(cells) + " |")
+        return match["title"] + "\n".join(rows) + "\n\n"
+
+    return PREDICTIONS.sub(told, page)
+
+
+def _cell(model: str, memory_bytes: int, disk_bytes_per_s: float) -> str:
+    """Seconds per token without a draft and with the best, and of the first token."""
+    try:
+        found = what_if(model, usual_budget(memory_bytes), disk_bytes_per_s)
+    except errors.BudgetError:
+        return "too small"
+    best = min((one.seconds_per_token for one in found.drafted), default=None)
+    drafted = f" → {_seconds(best[0])} to {_seconds(best[1])}" if best else ""
+    return f"{_seconds(found.seconds_per_token)}{drafted}; {found.first_token_s:.0f}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
 
 
 def with_examples(page: str) -> str:
@@ -234,3 +276,5 @@ if __name__ == "__main__":
     (DOCS / "reference.md").write_text(reference(), encoding="utf-8")
     page = DOCS / "embedding.md"
     page.write_text(with_examples(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = DOCS / "machines.md"
+    page.write_text(with_predictions(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -353,6 +353,17 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Memory of the process."""
+
+    budget_bytes: int = 0
+    planned_bytes: int = 0
+    """Bytes of the memory plan, at most the budget."""
+    peak_bytes: int = 0
+    """Peak resident memory since the process started."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationResult:
     """Tokens, text and statistics of one generation."""
 
@@ -363,6 +374,7 @@ class GenerationResult:
     timings: Timings = field(default_factory=Timings)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     paging: PagingStats = field(default_factory=PagingStats)
+    memory: MemoryStats = field(default_factory=MemoryStats)
     notes: tuple[str, ...] = ()
     """Sentences for the user, for example why a draft could not be used."""
     reused_tokens: int = 0

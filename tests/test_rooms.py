@@ -18,7 +18,7 @@ CORE = {
 PORTS = CORE | {"ports"}
 RESOURCES = PORTS | {"memory", "paging"}
 LOADING = RESOURCES | {"engine", "runtimes", "tools"}
-SESSION = LOADING | {"session"}
+SESSION = LOADING | {"session", "models.catalogue"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CORE, CORE),
     **dict.fromkeys(PORTS - CORE, PORTS),
@@ -35,8 +35,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtimes": RESOURCES,
     "tools": PORTS,
     "tracing.trace_file": CORE,
-    "session": LOADING | {"chat", "completions", "grammar", "state"},
+    "session": LOADING | {"chat", "completions", "grammar", "models.catalogue", "state"},
     "models": SESSION,
+    "models.catalogue": PORTS | {"models"},
     "models.adapting": SESSION | {"jobs", "models"},
     "diagnosis": SESSION | {"models", "tuning"},
     "jobs": RESOURCES,

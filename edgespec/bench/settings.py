@@ -10,9 +10,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from edgespec.errors import UsageError
 from edgespec.settings.base import Settings
 from edgespec.settings.parsing import MAX_TEXTS
-from edgespec.settings.units import parse_rate, parse_size
+from edgespec.settings.units import format_size, parse_rate, parse_size
 
 UNLIMITED = "unlimited"
+MIN_MEMORY_BYTES = 80 << 20
+"""Least memory limit: an interpreter with the libraries takes as much."""
 QUICK: dict[str, Any] = {
     "n_prompts": 1,
     "repetitions": 1,
@@ -28,7 +30,12 @@ def _memory(value: object) -> object:
     text = str(value).strip().lower()
     if text == UNLIMITED:
         return text
-    parse_size(text, 1 << 40, f"--memory {value}")
+    nbytes = parse_size(text, 1 << 40, f"--memory {value}")
+    if not text.endswith("%") and nbytes < MIN_MEMORY_BYTES:
+        raise UsageError(
+            f"--memory {value}: a run takes {format_size(MIN_MEMORY_BYTES)} before any model; give "
+            "more, or a share of the models' size like 50%"
+        )
     return text
 
 

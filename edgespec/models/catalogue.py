@@ -104,8 +104,9 @@ def find(name: str) -> Path:
         raise ModelError(f"{name} is not here yet: edgespec models pull {name} fetches it")
     if said := hint(name):
         raise ModelError(said)
+    known = [*_names(), *packaged.models()]
     raise ModelError(
-        f"{name}: no such file, and no model of this name{nearest(name, _names())} "
+        f"{name}: no such file, and no model of this name{nearest(name, known)} "
         "(edgespec models list shows the names; -hf USER/REPO fetches others)"
     )
 

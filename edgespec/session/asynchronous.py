@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 from edgespec.chat.messages import Message
-from edgespec.session.generation import TextOptions
+from edgespec.errors import UsageError
+from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.session import Session
 from edgespec.settings.config import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
@@ -42,8 +43,7 @@ class AsyncSession:
         async with AsyncSession(session).stream("Once upon a time") as events:
             async for event in events: ...
 
-    Methods that may take long before a generation begins, for example to compile a grammar, run in
-    a thread and are awaited.
+    What takes long before a generation begins, like compiling a grammar, runs in its thread.
     """
 
     def __init__(self, session: Session) -> None:
@@ -54,25 +54,16 @@ class AsyncSession:
         prompt: str | Sequence[int],
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-    ) -> InThread[TokenEvent]:
-        """`Session.stream` without grammars and log probabilities, which need `start`."""
-        return InThread(self._session.stream(prompt, sampling, max_tokens, stop))
-
-    async def start(
-        self,
-        prompt: str | Sequence[int],
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
         **options: Unpack[TextOptions],
-    ) -> InThread[TokenEvent]:
-        """`Session.stream` with all its options."""
-        start = self._session.stream
-        return InThread(await asyncio.to_thread(start, prompt, sampling, max_tokens, **options))
+    ) -> AsyncGeneration:
+        """`Session.stream`; mistakes are raised where the first token is waited for."""
+        return AsyncGeneration(
+            lambda: self._session.stream(prompt, sampling, max_tokens, **options)
+        )
 
-    async def chat(self, messages: Sequence[Message], **options: Any) -> InThread[TokenEvent]:
-        """`Session.chat`."""
-        return InThread(await asyncio.to_thread(self._session.chat, messages, **options))
+    def chat(self, messages: Sequence[Message], **options: Any) -> AsyncGeneration:
+        """`Session.chat`; mistakes are raised where the first token is waited for."""
+        return AsyncGeneration(lambda: self._session.chat(messages, **options))
 
     async def generate(
         self,
@@ -82,12 +73,10 @@ class AsyncSession:
         **options: Unpack[TextOptions],
     ) -> GenerationResult:
         """`Session.generate`; cancelling the task cancels it."""
-        start = self._session.stream
-        generation = await asyncio.to_thread(start, prompt, sampling, max_tokens, **options)
-        async with InThread(generation) as events:
+        async with self.stream(prompt, sampling, max_tokens, **options) as events:
             async for _ in events:
                 pass
-        return generation.result
+        return events.result
 
     def generate_many(
         self,
@@ -216,6 +205,49 @@ class InThread(Generic[T]):
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
         except RuntimeError:  # the loop is closed: no task waits
             self._iterator.cancel()
+
+
+class AsyncGeneration(InThread[TokenEvent]):
+    """A `Generation` for an event loop: `async for` its tokens, then ask for its `result`."""
+
+    def __init__(self, start: Callable[[], Generation]) -> None:
+        self._text = _Started(start)
+        super().__init__(self._text)
+
+    @property
+    def result(self) -> GenerationResult:
+        """`Generation.result`. Raises UsageError before the end."""
+        if self._text.generation is None:
+            raise UsageError("the generation has not begun: iterate it with `async for`")
+        return self._text.generation.result
+
+
+class _Started:
+    """A generation that begins when its first token is taken."""
+
+    def __init__(self, start: Callable[[], Generation]) -> None:
+        self._start = start
+        self._is_cancelled = False
+        self.generation: Generation | None = None
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        return self
+
+    def __next__(self) -> TokenEvent:
+        if self.generation is None:
+            self.generation = self._start()
+            if self._is_cancelled:
+                self.generation.cancel()
+        return next(self.generation)
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        if self.generation is not None:
+            self.generation.cancel()
+
+    def close(self) -> None:
+        if self.generation is not None:
+            self.generation.close()
 
 
 async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE
@@ -40,8 +41,10 @@ N_DRAFT_NODES = 33
 N_STEPS = 10
 """Draft steps of a round that are not hidden behind reads."""
 DRAFT_BYTES_PER_S, TREE_BYTES_PER_S, TOKEN_BYTES_PER_S = 6e9, 3e9, 10e9
-"""Weights that two cores multiply per second: in a draft step, in a pass over a tree, and in a pass
-over one token."""
+"""Weights that USUAL_THREADS multiply per second: in a draft step, in a pass over a tree, and in a
+pass over one token."""
+USUAL_THREADS, MOST_THREADS = 2, 8
+"""Threads of the machine that was measured; beyond MOST_THREADS memory limits them."""
 USUAL_DISK_BYTES_PER_S = 1e9
 MIN_SPEEDUP = 1.1
 """Least expected speedup for which a draft is made: it takes disk space and minutes."""
@@ -59,28 +62,59 @@ class DraftCandidate:
     """Tokens per second with it, relative to none: in conversation, and on code."""
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Expected seconds of passes over a target and of its draft's steps."""
+
+    plan: MemoryPlan
+    """The plan without a draft."""
+    weight_bytes: int
+    """Weights that a pass computes with."""
+    disk_bytes_per_s: float
+    n_threads: int = USUAL_THREADS
+
+    @classmethod
+    def of(cls, plan: MemoryPlan, disk_bytes_per_s: float | None = None) -> Self:
+        """The speed of the usual machine, where no disk is given on the usual one."""
+        weight_bytes = sum(segment.nbytes for segment in plan.segments)
+        return cls(plan, weight_bytes, disk_bytes_per_s or USUAL_DISK_BYTES_PER_S)
+
+    def alone_s(self) -> float:
+        """Seconds of a pass over one token, without a draft."""
+        return self._pass_s(0, TOKEN_BYTES_PER_S)
+
+    def round_s(self, draft_bytes: int, file_bytes: int, n_steps: int = N_STEPS) -> float:
+        """Seconds of a round with a draft of `file_bytes` whose memory pinned weights give up."""
+        steps_s = n_steps * file_bytes / (DRAFT_BYTES_PER_S * self._faster)
+        return self._pass_s(draft_bytes, TREE_BYTES_PER_S) + steps_s
+
+    def _pass_s(self, draft_bytes: int, bytes_per_s: float) -> float:
+        read_bytes = min(self.weight_bytes, self.plan.bytes_per_pass + draft_bytes)
+        read_s = read_bytes / self.disk_bytes_per_s if self.plan.paged else 0.0
+        return max(read_s, self.weight_bytes / (bytes_per_s * self._faster))
+
+    @property
+    def _faster(self) -> float:
+        return min(self.n_threads, MOST_THREADS) / USUAL_THREADS
+
+
 def candidates(
-    plan: MemoryPlan, trimmed_bytes: Callable[[float], int], disk_bytes_per_s: float | None = None
+    plan: MemoryPlan, trimmed_bytes: Callable[[float], int], speed: Speed
 ) -> list[DraftCandidate]:
     """Drafts that fit beside a target under its `plan` without a draft, the fastest first.
 
     `trimmed_bytes` gives the size of a draft with so many bits per weight.
     """
-    disk = disk_bytes_per_s or USUAL_DISK_BYTES_PER_S
-    weight_bytes = sum(segment.nbytes for segment in plan.segments)
-    if not plan.paged or not weight_bytes:
+    if not plan.paged or not speed.weight_bytes:
         return []
-    alone_s = max(plan.bytes_per_pass / disk, weight_bytes / TOKEN_BYTES_PER_S)
     found = []
     for one in COARSENESSES:
         file_bytes = trimmed_bytes(one.bits)
         draft_bytes = file_bytes + buffer_bytes(plan)
         if not file_bytes or plan.smallest_bytes + draft_bytes > plan.budget_bytes:
             continue
-        read_bytes = min(weight_bytes, plan.bytes_per_pass + draft_bytes)
-        pass_s = max(read_bytes / disk, weight_bytes / TREE_BYTES_PER_S)
-        round_s = pass_s + N_STEPS * file_bytes / DRAFT_BYTES_PER_S
-        low, high = (tokens * alone_s / round_s for tokens in one.tokens_per_pass)
+        ratio = speed.alone_s() / speed.round_s(draft_bytes, file_bytes)
+        low, high = (tokens * ratio for tokens in one.tokens_per_pass)
         found.append(DraftCandidate(one, file_bytes, draft_bytes, (low, high)))
     return sorted(found, key=lambda candidate: -sum(candidate.speedup))
 
@@ -99,7 +133,7 @@ def buffer_bytes(plan: MemoryPlan) -> int:
 
 def hint(plan: MemoryPlan, trimmed_bytes: Callable[[float], int]) -> Sequence[str]:
     """A note about what a draft made from the target would bring; none if it would be slower."""
-    found = candidates(plan, trimmed_bytes)
+    found = candidates(plan, trimmed_bytes, Speed.of(plan))
     if not found or min(found[0].speedup) < MIN_SPEEDUP:
         return []
     file_bytes, (low, high) = found[0].file_bytes, found[0].speedup

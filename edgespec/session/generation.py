@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypedDict
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.stream import Stream
@@ -11,6 +12,9 @@ from edgespec.grammar.specification import Grammar
 from edgespec.ports import Progress
 from edgespec.ports.text_request import TextRequest
 from edgespec.state.prompt_cache import PromptCache
+
+if TYPE_CHECKING:
+    from edgespec.session.session import Session
 
 
 class TextOptions(TypedDict, total=False):
@@ -33,11 +37,21 @@ class Generation(Stream):
     """
 
     def __init__(
-        self, engine: Engine, request: TextRequest, load_s: float = 0.0, owner: object = None
+        self,
+        engine: Engine,
+        request: TextRequest,
+        load_s: float = 0.0,
+        owner: Session | None = None,
     ) -> None:
-        """`owner` is referenced as long as this exists.
+        """`owner` is referenced as long as this exists, and knows the memory.
 
         Raises UsageError if the target cannot serve the request, and SessionClosed.
         """
         super().__init__(engine.scheduler, engine.admit(request), load_s)
         self._owner = owner
+
+    def _set_result(self) -> None:
+        if self._result is None:
+            super()._set_result()
+            if self._result is not None and self._owner is not None:
+                self._result = replace(self._result, memory=self._owner.memory)

@@ -61,7 +61,8 @@ def plan(
 ) -> MemoryPlan:
     """The memory plan, without reading weights. Raises BudgetError and ModelError.
 
-    A path means default settings for that model, without a draft.
+    A path or a name means default settings for that model, without a draft. The budget is that of
+    the process: a model that it has loaded already counts.
     """
     with _Opening(*_check_arguments(settings, engine_settings, progress)) as opening:
         return opening.plan()
@@ -447,6 +448,7 @@ def _check_arguments(
     if engine_settings is None:
         engine_settings = EngineSettings()
     settings = arguments.instance("settings", settings, LoadSettings)
+    settings = _with_paths(settings)
     if settings.draft == OWN_DRAFT:
         from edgespec.session.own_draft import obtain
 
@@ -458,6 +460,24 @@ def _check_arguments(
             f"{settings.names.of('draft')}"
         )
     return settings, engine_settings, arguments.callback("progress", progress)
+
+
+def _with_paths(settings: LoadSettings) -> LoadSettings:
+    """The settings with paths where models are given by names. Raises ModelError."""
+    given = {"model": settings.model, "draft": settings.draft}
+    found = {role: path for role, path in given.items() if path and path != OWN_DRAFT}
+    named = {role: path for role, path in found.items() if _is_name(path)}
+    if not named:
+        return settings
+    from edgespec.models import catalogue
+
+    paths = {role: catalogue.find(str(name)) for role, name in named.items()}
+    return settings.model_copy(update=paths)
+
+
+def _is_name(path: Path) -> bool:
+    is_file = path.suffix in (".gguf", ".onnx") or path.exists()
+    return path.name == str(path) and not is_file
 
 
 def _tree_sizes(rules: EngineSettings, n_texts: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging import disk_speed
 from edgespec.ports import Progress
 from edgespec.session import draft_choice, session
-from edgespec.session.draft_choice import MIN_SPEEDUP, DraftCandidate
+from edgespec.session.draft_choice import MIN_SPEEDUP, DraftCandidate, Speed
 from edgespec.session.frequent_tokens import frequent_tokens
 from edgespec.session.loading import LoadedModels
 from edgespec.settings.config import LoadSettings
@@ -218,7 +218,9 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> DraftCandidate:
             "hardly be faster than none; name a small model of its family with -md, or use --lookup"
         )
     trimmed_bytes = partial(tool.trimmed_bytes, target)
-    found = draft_choice.candidates(plan, trimmed_bytes, disk_speed.bytes_per_second(target))
+    found = draft_choice.candidates(
+        plan, trimmed_bytes, Speed.of(plan, disk_speed.bytes_per_second(target))
+    )
     if not found:
         least = min(trimmed_bytes(one.bits) for one in draft_choice.COARSENESSES)
         smallest = plan.smallest_bytes + least + draft_choice.buffer_bytes(plan)

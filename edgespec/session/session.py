@@ -25,6 +25,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
 from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar, new_compiler
+from edgespec.memory import process
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
@@ -40,7 +41,7 @@ from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.state.keeper import StateKeeper
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.tracing.spans import OFF, Trace
-from edgespec.values import GenerationResult, ModelInfo, PagingStats
+from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStats
 
 if TYPE_CHECKING:
     from edgespec.completions.completion import ChatCompletion, TextCompletion
@@ -65,8 +66,8 @@ def load(
 ) -> Session:
     """Load target and draft so that the process stays within the budget from now on.
 
-    A path means default settings for that model, without a draft. Loading and generating are
-    recorded in `trace`, which `open_trace` opens and the caller closes.
+    A path or a name means default settings for that model, without a draft. Loading and generating
+    are recorded in `trace`, which `open_trace` opens and the caller closes.
 
     Raises ModelError, PairError, BudgetError or UsageError, and then leaves nothing open.
     """
@@ -147,6 +148,12 @@ class Session(Closeable):
     @property
     def is_closed(self) -> bool:
         return self._engine.is_closed
+
+    @property
+    def memory(self) -> MemoryStats:
+        """The budget, the planned bytes and the peak of the process so far."""
+        peak_bytes = process.peak_rss_bytes()
+        return MemoryStats(self.plan.budget_bytes, self.plan.planned_bytes, peak_bytes)
 
     @property
     def n_parallel(self) -> int:

@@ -409,3 +409,11 @@ def test_the_picture_says_how_many_times_the_reference():
 
 def test_engine_modes_are_named_once():
     assert len({mode.name for mode in ENGINE_MODES}) == len(ENGINE_MODES)
+
+
+def test_a_limit_below_any_process_is_refused_before_anything_is_made(
+    own_cache_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.main(["bench", "--memory", "1KiB"]) == 2
+    assert "--memory 1KiB: a run takes 80.0 MiB" in capsys.readouterr().err
+    assert not own_cache_folder.exists()

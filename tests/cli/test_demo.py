@@ -71,3 +71,10 @@ def test_the_comparison_says_how_many_times_and_whether_the_texts_are_the_same()
     drafted = {"timings": {"tokens_per_s": 6.0}, "tokens": [1, 2]}
     assert "3.0 times as fast; the same text" in demo.comparison(alone, drafted)
     assert "differ" in demo.comparison(alone, drafted | {"tokens": [1, 3]})
+
+
+def test_the_next_step_is_a_real_model(own_cache_folder: Path) -> None:
+    assert "a download of 1.1 GB, once" in demo._next_step()
+    own_cache_folder.mkdir(parents=True)
+    (own_cache_folder / "qwen2.5-coder.gguf").touch()
+    assert "which is here" in demo._next_step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
-from edgespec.session.draft_choice import candidates, hint
+from edgespec.session.draft_choice import DraftCandidate, Speed, candidates, hint
 
 SLOW = 300e6
 
@@ -20,29 +20,33 @@ def plan(budget_mib: int, weights_mib: int = 1800, smallest_mib: int = 150) -> M
     )
 
 
+def found(its_plan: MemoryPlan, disk: float = SLOW) -> list[DraftCandidate]:
+    return candidates(its_plan, sizes, Speed.of(its_plan, disk))
+
+
 def sizes(bits: float) -> int:
     """Sizes of drafts of a model with 1,300 million weights."""
     return int(1.3e9 * bits / 8)
 
 
 def test_the_finest_that_leaves_room_is_chosen_where_memory_is_plentiful() -> None:
-    kinds = [candidates(plan(mib), sizes, SLOW)[0].coarseness.bits for mib in (900, 1400)]
+    kinds = [found(plan(mib))[0].coarseness.bits for mib in (900, 1400)]
     assert kinds[0] <= kinds[1]
 
 
 def test_what_does_not_fit_is_no_candidate() -> None:
-    assert candidates(plan(600), sizes, SLOW) == []
-    fitting = candidates(plan(700), sizes, SLOW)
+    assert found(plan(600)) == []
+    fitting = found(plan(700))
     assert [one.coarseness.kind for one in fitting] == ["Q2_K"]
 
 
 def test_a_slow_disk_gains_more_than_a_fast_one() -> None:
-    slow, fast = (candidates(plan(900), sizes, disk)[0].speedup for disk in (SLOW, 3e9))
+    slow, fast = (found(plan(900), disk)[0].speedup for disk in (SLOW, 3e9))
     assert slow > fast
 
 
 def test_a_target_that_fits_gets_none() -> None:
-    assert candidates(plan(4000), sizes, SLOW) == []
+    assert found(plan(4000)) == []
     assert hint(plan(4000), sizes) == []
 
 

@@ -64,3 +64,10 @@ def test_every_exception_can_be_had_at_the_top(name: str) -> None:
 
 def test_every_exported_name_can_be_had() -> None:
     assert all(getattr(edgespec, name) for name in edgespec.__all__)
+
+
+def test_a_name_stands_for_a_path() -> None:
+    named = edgespec.LoadSettings(model="embedded", draft="draft", ctx_size=64)
+    assert edgespec.plan(named).has_draft
+    with pytest.raises(edgespec.ModelError, match="did you mean 'smollm2'"):
+        edgespec.load("smolm2")

@@ -21,11 +21,13 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.concurrency.exit_codes import exit_message
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
+from edgespec.models import packaged
 from edgespec.models.enlarging import enlarge, fitting_draft
 from edgespec.settings.config import GenerateSettings
 from edgespec.settings.units import format_size, parse_size
 
 SIZE = "512MiB"
+REAL_MODEL = "qwen2.5-coder"
 TOKENS = 40
 
 
@@ -89,6 +91,19 @@ def demonstrate(
     source = "the draft" if draft else "guesses from the text itself"
     console.write(f"\n--- with {source}\n" + PROMPT.rstrip("\n"))
     console.write(comparison(alone, _generated(*models, *shared), source))
+    if pair.name == fetching.EMBEDDED:
+        console.write(_next_step())
+
+
+def _next_step() -> str:
+    """A line with the command that shows the same with a real model."""
+    model = packaged.models()[REAL_MODEL]
+    fetched = packaged.cache_path(REAL_MODEL).exists()
+    cost = "which is here" if fetched else f"a download of {model.size_bytes / 1e9:.1f} GB, once"
+    return (
+        f"\nThese models are toys. With {model.title}, {cost}:\n"
+        f"    edgespec chat -m {REAL_MODEL} --memory-budget 800MiB"
+    )
 
 
 def enlarged(

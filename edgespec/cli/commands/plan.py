@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from argparse import ArgumentParser
 
-from edgespec.cli.commands import reports
+from edgespec.cli.commands import reports, what_if
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
+from edgespec.errors import UsageError
 from edgespec.settings.config import GenerateSettings
 from edgespec.settings.units import parse_rate
 
@@ -17,6 +18,8 @@ _EXAMPLES = """\
 examples:
   edgespec plan -m big.gguf -md small.gguf --memory-budget 4GiB
   edgespec plan -m big.gguf --memory-budget 2G -c 8192 --disk-bandwidth 300M --json
+  edgespec plan --what-if 8B-Q4_K_M --memory 4GiB --disk 2GB/s
+      predict a model that is not at hand, on a machine that is not
 
 A budget that is too small ends with exit code 4 and the smallest budget that works."""
 
@@ -32,15 +35,21 @@ def add_to(parser: ArgumentParser) -> None:
     storage = parser.add_argument_group("storage")
     groups.flag(
         storage,
-        "--disk-bandwidth RATE",
+        "--disk --disk-bandwidth RATE",
         "disk speed to predict with, in bytes per second like 300M, in decimal units as "
         "storage is sold (default: measured in a third of a second)",
+        dest="disk_bandwidth",
     )
+    what_if.add_to(parser)
     groups.add_output(parser)
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Plan and report."""
+    if "what_if" in args:
+        return what_if.run(args)
+    if "memory" in args:
+        raise UsageError("--memory is for --what-if; a plan of files takes --memory-budget")
     from edgespec.paging import disk_speed
     from edgespec.session import session
 

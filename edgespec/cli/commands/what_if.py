@@ -1,0 +1,128 @@
+"""`edgespec plan --what-if`: the expected speed of a model and a machine that are not at hand."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+
+from edgespec.cli.console import Console
+from edgespec.cli.flags import groups, values
+from edgespec.diagnosis import what_if
+from edgespec.diagnosis.what_if import PROMPT_TOKENS, Drafted, WhatIf
+from edgespec.errors import UsageError
+from edgespec.memory import process
+from edgespec.settings.base import spell
+from edgespec.settings.units import format_rate, format_size, parse_rate, parse_size
+from edgespec.tables import aligned, wrapped
+
+DISK_BYTES_PER_S, CTX_SIZE, N_THREADS = 2e9, 4096, 4
+SPELLINGS = {"draft": "-md", "model": "-m"}
+MAX_CTX_SIZE, MAX_THREADS = 1 << 24, 1024
+_USED = frozenset(
+    ("memory", "memory_budget", "ctx_size", "threads", "disk_bandwidth", "json", "what_if")
+)
+
+
+def add_to(parser: ArgumentParser) -> None:
+    """Flags of a plan without a file."""
+    group = parser.add_argument_group("without a file")
+    groups.flag(
+        group,
+        "--what-if MODEL",
+        "a dense model by its parameters and kind of file, like 8B-Q4_K_M; --memory-budget, "
+        f"-c ({CTX_SIZE}), -t ({N_THREADS}) and --disk "
+        f"({format_rate(DISK_BYTES_PER_S)}) apply, other flags do not",
+    )
+    groups.flag(
+        group,
+        "--memory SIZE",
+        "memory of that machine, a part of which its system keeps (default: this machine's)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and report."""
+    given = set(vars(args)) - _USED - {"command"}
+    if given:
+        flag = min(SPELLINGS.get(name, spell(name)) for name in given)
+        raise UsageError(f"--what-if: {flag} has no meaning without a file; leave it out")
+    budget_bytes, source = _budget(args)
+    disk = parse_rate(args.disk_bandwidth) if "disk_bandwidth" in args else DISK_BYTES_PER_S
+    found = what_if.what_if(
+        args.what_if,
+        budget_bytes,
+        disk,
+        values.whole("-c", getattr(args, "ctx_size", 0), 0, MAX_CTX_SIZE) or CTX_SIZE,
+        values.whole("-t", getattr(args, "threads", N_THREADS), 1, MAX_THREADS),
+    )
+    console = Console()
+    if "json" in args:
+        console.json(found.as_dict())
+    else:
+        console.write(wrapped("\n".join(_lines(found, source)), console.width))
+    return 0
+
+
+def _budget(args: argparse.Namespace) -> tuple[int, str]:
+    """Bytes of the budget, and where they come from."""
+    if "memory_budget" in args:
+        if "memory" in args:
+            raise UsageError("--memory and --memory-budget: give one of them")
+        return parse_size(args.memory_budget, process.total_bytes()), "as given"
+    if "memory" in args:
+        memory_bytes, whose = parse_size(args.memory, named="--memory"), "memory"
+    else:
+        memory_bytes, whose = process.total_bytes(), "this machine's memory"
+    left = f"what a system with a browser leaves of {format_size(memory_bytes)} of {whose}"
+    return what_if.usual_budget(memory_bytes), left
+
+
+def _lines(found: WhatIf, source: str) -> list[str]:
+    plan, rate = found.plan, format_rate(found.disk_bytes_per_s)
+    lines = [
+        f"{found.model.upper()}: {format_size(found.size_bytes)}, like {found.like}; derived from "
+        "sizes, not measured.",
+        f"Budget: {format_size(plan.budget_bytes)}, {source}.",
+        f"Smallest budget that works: {format_size(plan.smallest_bytes)}.",
+    ]
+    if plan.paged:
+        lines.append(
+            f"{format_size(plan.pinned_bytes)} of weights stay in memory; a pass reads "
+            f"{format_size(plan.bytes_per_pass)}: "
+            f"{plan.bytes_per_pass / found.disk_bytes_per_s:.2f} s at {rate}."
+        )
+    else:
+        lines.append("It fits into memory: no pass reads the disk, and computing decides.")
+    lines += [
+        f"A prompt of {PROMPT_TOKENS} tokens takes about {found.first_token_s:.0f} s with "
+        f"{found.n_threads} threads.",
+        "",
+        *_table(found),
+    ]
+    if found.drafted:
+        lines += ["", "Of two figures the first is for conversation, the second for code."]
+    elif plan.paged:
+        lines.append("No draft that fits would be faster; --lookup guesses without memory.")
+    return lines
+
+
+def _table(found: WhatIf) -> list[str]:
+    alone = Drafted("no draft", 0, (1, 1), (found.seconds_per_token, found.seconds_per_token))
+    rows = [("", "memory", "tokens a pass", "seconds a token", "tokens/s")]
+    for one in (alone, *found.drafted):
+        slow, fast = one.seconds_per_token
+        rows.append(
+            (
+                one.draft,
+                format_size(one.draft_bytes) if one.draft_bytes else "",
+                _both(one.tokens_per_pass, ".1f"),
+                _both(one.seconds_per_token, ".2f"),
+                _both((1 / slow, 1 / fast), ".2f"),
+            )
+        )
+    return aligned(rows, [True, False, False, False, False], 80)
+
+
+def _both(figures: tuple[float, float], form: str) -> str:
+    conversation, code = (f"{figure:{form}}" for figure in figures)
+    return conversation if conversation == code else f"{conversation} / {code}"

@@ -1,0 +1,279 @@
+"""Predicts what a model of some size would do on some machine, without a file of it.
+
+Pure arithmetic: sizes of well-known models, the plan that a file of that size would get, and the
+figures that drafts made from a target are chosen by.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import Any, Self
+
+from edgespec.errors import UsageError
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.needs import BatchNeeds, ModelNeeds, plan_models
+from edgespec.session import draft_choice
+from edgespec.session.draft_choice import Speed
+from edgespec.session.plan_score import USUAL_STEPS, USUAL_TOKENS, expected_rate
+
+BITS = {
+    "F32": 32.0,
+    "F16": 16.0,
+    "BF16": 16.0,
+    "Q8_0": 8.50,
+    "Q6_K": 6.56,
+    "Q5_K_M": 5.70,
+    "Q5_K_S": 5.57,
+    "Q4_K_M": 4.89,
+    "Q4_K_S": 4.67,
+    "Q4_0": 4.66,
+    "IQ4_XS": 4.46,
+    "Q3_K_L": 4.30,
+    "Q3_K_M": 4.00,
+    "Q3_K_S": 3.64,
+    "Q2_K": 3.16,
+}
+"""Bits per weight of Llama 3.1 8B in each kind of file (llama.cpp, tools/quantize/README.md)."""
+MIN_BILLIONS, MAX_BILLIONS = 0.1, 2000
+_NAME = re.compile(r"(?P<size>\d+(?:\.\d+)?)B[-_:](?P<kind>\w+)", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class UsualShape:
+    """Sizes of a dense model, from its published configuration."""
+
+    like: str
+    billions: float
+    n_layers: int
+    width: int
+    kv_width: int
+    """Width of a token's keys in a layer, all heads together."""
+    n_vocab: int
+    tied: bool
+    """True if the head's weights are those of the embedding table."""
+
+
+SHAPES = (
+    UsualShape("Qwen2.5 0.5B", 0.49, 24, 896, 128, 151_936, True),
+    UsualShape("Qwen2.5 1.5B", 1.54, 28, 1_536, 256, 151_936, True),
+    UsualShape("Qwen2.5 3B", 3.09, 36, 2_048, 256, 151_936, True),
+    UsualShape("Llama 3.1 8B", 8.03, 32, 4_096, 1_024, 128_256, False),
+    UsualShape("Qwen2.5 14B", 14.8, 48, 5_120, 1_024, 152_064, False),
+    UsualShape("Qwen2.5 32B", 32.8, 64, 5_120, 1_024, 152_064, False),
+    UsualShape("Llama 3.1 70B", 70.6, 80, 8_192, 1_024, 128_256, False),
+)
+PROCESS_BYTES = 116 * MIB
+"""Interpreter, libraries and vocabulary: `plan` of a file like Qwen2.5 1.5B."""
+GRAPH_BYTES_PER_LAYER = 200_000
+BATCH_BYTES_PER_WIDTH = 90
+"""Compute buffers per token of a batch and number of its width; the same file has 87."""
+BATCH_SIZES = (512, 256, 128, 64, 32)
+LOGITS_BYTES = 16
+"""Bytes of a logit of a node: its float, and copies while it is sampled."""
+SEGMENTS_PER_LAYER = (1, 3, 9)
+"""Segments of a layer: whole, by matrices, and by slices of them."""
+DRAFT_TOKENS, DRAFT_HEAD_BITS = 64 << 10, 3.5
+"""Tokens that the head of a draft made from its target rates, and their bits per weight."""
+MAX_HEAD_SLICE_BYTES = 10 * MIB
+SYSTEM_SHARE, SYSTEM_BYTES = 0.25, 512 * MIB
+"""Share and bytes of a machine's memory that a system with a browser takes; the presets of 8 to 16
+GB leave the same."""
+PROMPT_FLOPS_PER_THREAD = 60e9
+"""Operations of a prompt's batch per second of a thread: Qwen2.5-Coder-1.5B in Q4_K_M read 616
+tokens in 30 s of processor time of an AMD EPYC (Zen 3), beside other work."""
+PROMPT_TOKENS = 500
+RELATIVE, RELATIVE_BYTES, RELATIVE_SHARE = "a relative of 0.5B", 506 * MIB, 0.2
+"""A small model of the same family, like Qwen2.5 0.5B in Q8_0: its size, and the largest share of
+the target's that it may have."""
+RELATIVE_TOKENS = (USUAL_TOKENS, 4.5)
+"""Tokens per pass with it: those of smollm2's head, and of the embedded pair. No pair of such sizes
+was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Expected speed with a draft, where little can be guessed and where much can."""
+
+    draft: str
+    draft_bytes: int
+    """Memory that it takes from the target's weights."""
+    tokens_per_pass: tuple[float, float]
+    seconds_per_token: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Expected speed of a model on a machine; nothing of it was measured."""
+
+    model: str
+    like: str
+    """The model whose shape was taken."""
+    size_bytes: int
+    plan: MemoryPlan
+    """The plan without a draft."""
+    disk_bytes_per_s: float
+    n_threads: int
+    seconds_per_token: float
+    """Without a draft."""
+    first_token_s: float
+    """Seconds to the first token of a prompt of PROMPT_TOKENS."""
+    drafted: tuple[Drafted, ...]
+    """With drafts that fit and are expected to be faster than none."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        others = {field.name: getattr(self, field.name) for field in fields(self)}
+        drafted = [asdict(one) for one in self.drafted]
+        return others | {"plan": self.plan.as_dict(), "drafted": drafted}
+
+
+def usual_budget(memory_bytes: int) -> int:
+    """Bytes that a machine with so much memory has for edgespec beside its system."""
+    return max(1, int((1 - SYSTEM_SHARE) * memory_bytes) - SYSTEM_BYTES)
+
+
+def what_if(
+    model: str,
+    budget_bytes: int,
+    disk_bytes_per_s: float,
+    ctx_size: int = 4096,
+    n_threads: int = 4,
+) -> WhatIf:
+    """The expected speed of a model named by parameters and kind of file: `8B-Q4_K_M`.
+
+    Raises UsageError for another name, and BudgetError with the smallest budget.
+    """
+    weights = _Weights.of(model)
+    score = partial(expected_rate, n_threads=n_threads)
+    plan = plan_models(budget_bytes, PROCESS_BYTES, weights.needs(ctx_size), score=score)
+    speed = Speed(plan, weights.used_bytes, disk_bytes_per_s, n_threads)
+    reading_s = -(-PROMPT_TOKENS // plan.batch_size) * plan.bytes_per_pass / disk_bytes_per_s
+    operations = 2 * weights.n_weights * PROMPT_TOKENS
+    drafted = (
+        Drafted(draft, nbytes, tokens, (round_s / tokens[0], round_s / tokens[1]))
+        for draft, nbytes, tokens, round_s in _drafts(weights, plan, speed)
+    )
+    return WhatIf(
+        model=model,
+        like=weights.shape.like,
+        size_bytes=weights.nbytes,
+        plan=plan,
+        disk_bytes_per_s=disk_bytes_per_s,
+        n_threads=n_threads,
+        seconds_per_token=speed.alone_s(),
+        first_token_s=max(reading_s, operations / (PROMPT_FLOPS_PER_THREAD * n_threads)),
+        drafted=tuple(one for one in drafted if max(one.seconds_per_token) < speed.alone_s()),
+    )
+
+
+def _drafts(
+    weights: _Weights, plan: MemoryPlan, speed: Speed
+) -> Iterator[tuple[str, int, tuple[float, float], float]]:
+    """Drafts that fit: name, memory, tokens per pass, and seconds of a round."""
+    relative_bytes = RELATIVE_BYTES + draft_choice.buffer_bytes(plan)
+    is_small = RELATIVE_SHARE * weights.nbytes > RELATIVE_BYTES
+    if plan.paged and is_small and plan.smallest_bytes + relative_bytes <= plan.budget_bytes:
+        round_s = speed.round_s(relative_bytes, RELATIVE_BYTES, USUAL_STEPS)
+        yield RELATIVE, relative_bytes, RELATIVE_TOKENS, round_s
+    for own in draft_choice.candidates(plan, weights.trimmed_bytes, speed)[:1]:
+        round_s = speed.round_s(own.draft_bytes, own.file_bytes)
+        yield "-md self", own.draft_bytes, own.coarseness.tokens_per_pass, round_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights of a model of a usual shape, all layers alike."""
+
+    shape: UsualShape
+    n_weights: float
+    bits: float
+
+    @classmethod
+    def of(cls, model: str) -> Self:
+        """The weights of a model named by parameters and kind of file. Raises UsageError."""
+        match = _NAME.fullmatch(model.strip())
+        kind = match["kind"].upper() if match else ""
+        if match is None or kind not in BITS:
+            raise UsageError(
+                f"--what-if {model}: write parameters and kind of file like 8B-Q4_K_M; the kinds "
+                f"are {', '.join(BITS)}"
+            )
+        billions = float(match["size"])
+        if not MIN_BILLIONS <= billions <= MAX_BILLIONS:
+            raise UsageError(
+                f"--what-if {model}: it must have {MIN_BILLIONS}B to {MAX_BILLIONS:,}B parameters"
+            )
+        shape = min(SHAPES, key=lambda shape: abs(math.log(shape.billions / billions)))
+        return cls(shape, billions * 1e9, BITS[kind])
+
+    @property
+    def scale(self) -> float:
+        """Parameters relative to the model whose shape this is."""
+        return self.n_weights / (self.shape.billions * 1e9)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.n_weights * self.bits / 8)
+
+    @property
+    def head_bytes(self) -> int:
+        return int(self.scale * self.shape.n_vocab * self.shape.width * self.bits / 8)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that a pass computes with: an embedding table of its own is read by rows."""
+        return self.nbytes if self.shape.tied else self.nbytes - self.head_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        return (self.used_bytes - self.head_bytes) // self.shape.n_layers
+
+    def trimmed_bytes(self, bits: float) -> int:
+        """Memory of a draft with so many bits per weight of layers, and of a head for the most
+        frequent tokens."""
+        n_head = self.scale * min(self.shape.n_vocab, DRAFT_TOKENS) * self.shape.width
+        layers = self.used_bytes - self.head_bytes
+        return int(layers * bits / self.bits + n_head * DRAFT_HEAD_BITS / 8)
+
+    def needs(self, ctx_size: int) -> ModelNeeds:
+        shape = self.shape
+        cuts = tuple(self._segments(n) for n in SEGMENTS_PER_LAYER)
+        return ModelNeeds(
+            fixed=(
+                _row(
+                    f"KV cache ({ctx_size} tokens)", 4 * shape.n_layers * shape.kv_width * ctx_size
+                ),
+                _row("compute graphs", GRAPH_BYTES_PER_LAYER * shape.n_layers),
+            ),
+            batches=tuple(
+                BatchNeeds(size, (_row("compute buffers", self._batch_bytes(size)),), (), 1)
+                for size in BATCH_SIZES
+            ),
+            resident=(_row("weights", self.used_bytes),),
+            cuts=cuts,
+        )
+
+    def _batch_bytes(self, size: int) -> int:
+        return BATCH_BYTES_PER_WIDTH * size * self.shape.width + LOGITS_BYTES * self.shape.n_vocab
+
+    def _segments(self, per_layer: int) -> tuple[SegmentSize, ...]:
+        size = self.layer_bytes // per_layer
+        layers = [
+            _segment(f"layer {i // per_layer}", size)
+            for i in range(per_layer * self.shape.n_layers)
+        ]
+        n_slices = -(-self.head_bytes // MAX_HEAD_SLICE_BYTES)
+        head = [_segment("head", self.head_bytes // n_slices)] * n_slices
+        return (*layers, *head)
+
+
+def _row(what: str, nbytes: int) -> MemoryRow:
+    return MemoryRow("target", what, nbytes)
+
+
+def _segment(name: str, nbytes: int) -> SegmentSize:
+    return SegmentSize(name, nbytes, nbytes)

@@ -1,0 +1,89 @@
+"""Predictions for models and machines that are not at hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.entry import main
+from edgespec.diagnosis.what_if import usual_budget, what_if
+from edgespec.errors import BudgetError, UsageError
+from edgespec.memory.budget import MIB
+
+GIB = 1 << 30
+PAGE = Path(__file__).parents[1] / "docs" / "machines.md"
+
+
+def test_a_real_plan_is_similar() -> None:
+    """`plan -m qwen2.5-coder --memory-budget 800MiB`: 101 segments, 498 MiB pinned."""
+    found = what_if("1.54B-Q4_K_M", 800 * MIB, 250e6)
+    assert found.plan.pinned_bytes == pytest.approx(498 * MIB, rel=0.05)
+    assert found.plan.bytes_per_pass == pytest.approx(437 * MIB, rel=0.15)
+    assert found.plan.smallest_bytes == pytest.approx(289 * MIB, rel=0.15)
+
+
+def test_more_memory_reads_less_until_it_fits() -> None:
+    found = [what_if("14B-Q4_K_M", usual_budget(n * GIB), 2e9) for n in (4, 8, 12, 24)]
+    seconds = [one.seconds_per_token for one in found]
+    assert seconds == sorted(seconds, reverse=True)
+    assert [one.plan.paged for one in found] == [True, True, True, False]
+
+
+def test_a_slower_disk_takes_longer_in_proportion() -> None:
+    fast, slow = (what_if("8B-Q8_0", 5 * GIB, disk) for disk in (2e9, 1e9))
+    assert slow.seconds_per_token == pytest.approx(2 * fast.seconds_per_token)
+
+
+def test_only_drafts_that_fit_and_pay_are_shown() -> None:
+    assert not what_if("8B-Q4_K_M", 900 * MIB, 2e9).drafted
+    found = what_if("8B-Q8_0", 6 * GIB, 0.5e9)
+    assert [one.draft for one in found.drafted] == ["a relative of 0.5B", "-md self"]
+    assert all(max(one.seconds_per_token) < found.seconds_per_token for one in found.drafted)
+
+
+@pytest.mark.parametrize("name", ["", "8B", "8B-Q9_X", "B-Q4_0", "0B-Q4_0", "9e9B-F16", "-8B-F16"])
+def test_names_that_say_nothing_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="--what-if"):
+        what_if(name, GIB, 1e9)
+
+
+def test_a_budget_that_is_too_small_names_the_smallest() -> None:
+    with pytest.raises(BudgetError) as refusal:
+        what_if("70B-Q4_K_M", GIB, 1e9)
+    assert what_if("70B-Q4_K_M", refusal.value.smallest_bytes or 0, 1e9).plan.paged
+
+
+def test_the_command_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--what-if", "8B-Q4_K_M", "--memory", "4GiB", "--disk", "2GB/s"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.rstrip() in PAGE.read_text(encoding="utf-8")
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "plan --what-if 8B-Q4_K_M --memory-budget 2560MiB --disk 2GB/s -c 8192 -t 8 --json"
+    assert main(command.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["n_threads"] == 8
+    assert found["plan"]["budget_bytes"] == 2560 * MIB
+    assert 0 < found["drafted"][0]["seconds_per_token"][1] < found["seconds_per_token"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        ("--what-if 8B-Q4_0 -md x.gguf", 2, "-md has no meaning"),
+        ("--what-if 8B-Q4_0 --memory 8GiB --memory-budget 4GiB", 2, "give one of them"),
+        ("--what-if 8B-Q4_0 --disk fast", 2, "300M"),
+        ("--what-if 8B-Q4_0 --memory-budget 64MiB", 4, "too small"),
+        ("--memory 8GiB", 2, "--memory-budget"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(
+    flags: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *flags.split()]) == code
+    assert re.search(re.escape(said), capsys.readouterr().err)
