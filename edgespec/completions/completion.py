@@ -59,6 +59,7 @@ class ChoiceSource:
     """Text that the choices begin with."""
     is_first_copy: bool = True
     """True if usage counts its prompt, which further copies share."""
+    n_prompt_tokens: int = 0
 
 
 class Completion(Closeable):
@@ -97,6 +98,11 @@ class Completion(Closeable):
     def usage(self) -> Usage:
         """Token counts of the generations that have ended; it grows until the response ends."""
         return self._usage
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """Tokens of the first text's prompt, known from the beginning."""
+        return self._source.n_prompt_tokens
 
     def expire(self) -> None:
         """End all texts soon, from any thread, as if each had reached its limit of tokens."""
