@@ -268,6 +268,17 @@ class ChatCompletion(Completion):
         super().__init__(sources, delivery)
         self._new_writer = new_writer
 
+    def _events(self) -> Iterator[Item]:
+        """The items of the current generation, of which those that are reasoning are counted."""
+        splitter = self._new_writer().new_splitter()
+        for event in super()._events():
+            if isinstance(event, TokenEvent):
+                was_reasoning = splitter.is_reasoning
+                splitter.push(event.text)
+                if was_reasoning or splitter.is_reasoning:
+                    self._usage.reasoning_tokens += len(self._source.indices)
+            yield event
+
     def _choice(self) -> Answer:
         writer = self._new_writer()
         events = self._logged_events()

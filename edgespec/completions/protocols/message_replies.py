@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from edgespec.completions.answers import Answer
+from edgespec.completions.answers import Answer, Usage
 from edgespec.completions.completion import Completion
 from edgespec.completions.protocols.dialect import Asked, Dialect, Event
 from edgespec.completions.protocols.message_requests import MessagesRequest
@@ -61,7 +61,7 @@ class MessagesReply:
         self._parts.read_whole(answer)
         content = [_block(part) for part in self._parts.parts]
         reason = _stop_reason(self._parts.finish_reason, completion)
-        return self._message(content, _usage(completion)) | reason
+        return self._message(content, _usage(completion.usage)) | reason
 
     def chunk(self, chunk: Answer, completion: Completion) -> Iterator[Event]:
         yield from self._opening(completion)
@@ -72,7 +72,7 @@ class MessagesReply:
         yield from self._opening(completion)
         yield from map(_event_of, self._parts.finish())
         reason = _stop_reason(self._parts.finish_reason, completion)
-        yield _event("message_delta", delta=reason, usage=_usage(completion))
+        yield _event("message_delta", delta=reason, usage=_usage(completion.usage))
         yield _event("message_stop")
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterator[Event]:
@@ -81,8 +81,7 @@ class MessagesReply:
     def _opening(self, completion: Completion) -> Iterator[Event]:
         if not self._has_begun:
             self._has_begun = True
-            usage = {"input_tokens": completion.n_prompt_tokens, "output_tokens": 0}
-            message = self._message([], usage)
+            message = self._message([], _usage(Usage(prompt_tokens=completion.n_prompt_tokens)))
             yield _event("message_start", message=message)
 
     def _message(self, content: list[Answer], usage: Answer) -> Answer:
@@ -94,6 +93,8 @@ class MessagesReply:
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": usage,
         }
 
@@ -124,10 +125,11 @@ def _block(part: AnswerPart) -> Answer:
         case "reasoning":
             return {"type": "thinking", "thinking": part.text, "signature": ""}
         case "text":
-            return {"type": "text", "text": part.text}
+            return {"type": "text", "text": part.text, "citations": None}
         case "call":
             arguments = _arguments(part.text)
-            return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": arguments}
+            named = {"id": part.call_id, "name": part.name, "input": arguments}
+            return {"type": "tool_use", **named, "caller": {"type": "direct"}}
 
 
 def _arguments(text: str) -> Any:
@@ -146,11 +148,15 @@ def _stop_reason(finish_reason: str | None, completion: Completion) -> Answer:
     return {"stop_reason": _REASONS.get(finish_reason or "stop", "end_turn"), "stop_sequence": None}
 
 
-def _usage(completion: Completion) -> Answer:
-    usage = completion.usage
+def _usage(usage: Usage) -> Answer:
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation": None,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
     }
