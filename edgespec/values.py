@@ -383,6 +383,8 @@ class GenerationResult:
     """Passes of the target saved by these tokens."""
     dropped_tokens: int = 0
     """Tokens dropped because the context was full."""
+    stopped_by: str | None = None
+    """The stop string that ended the text."""
 
 
 @dataclass(frozen=True, slots=True)

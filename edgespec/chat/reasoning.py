@@ -62,6 +62,11 @@ class ReasoningSplitter:
         self._held = ""
         self._drops_blanks = inside
 
+    @property
+    def is_reasoning(self) -> bool:
+        """True if the text so far ends in reasoning."""
+        return self._kind == "reasoning"
+
     def push(self, text: str) -> list[Part]:
         """Add text and return the parts whose kind is known."""
         self._held += text

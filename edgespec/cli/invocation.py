@@ -91,8 +91,10 @@ class CommandSettings:
             raise BudgetError(message, error.smallest_bytes) from error
 
 
-def settings_from(args: argparse.Namespace) -> CommandSettings:
+def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     """Settings of a command with models, which are fetched if they are named by -hf or -hfd.
+
+    `defaults` are the command's own, for what neither flags nor a file say.
 
     Raises UsageError, ModelError and FetchError.
     """
@@ -104,7 +106,7 @@ def settings_from(args: argparse.Namespace) -> CommandSettings:
     for source in (flags, config):
         _settle_meanings(source, notes)
     _settle_draft(flags, config, notes, Names(file, frozenset(config)))
-    settings = config | flags
+    settings = defaults | config | flags
     names = Names(file, frozenset(config.keys() - flags.keys()))
     _choose_models(settings, notes, names)
     if settings.get("draft") == OWN_DRAFT:

@@ -74,15 +74,20 @@ class Usage:
     cached_tokens: int = 0
     """Prompt tokens that were already in the KV cache."""
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Tokens of the completions that are reasoning, its marks included."""
 
     def as_dict(self) -> Answer:
         """The usage in OpenAI's format."""
-        return {
+        usage: Answer = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage
 
 
 def fingerprint(info: ModelInfo) -> str:

@@ -59,6 +59,7 @@ class ChoiceSource:
     """Text that the choices begin with."""
     is_first_copy: bool = True
     """True if usage counts its prompt, which further copies share."""
+    n_prompt_tokens: int = 0
 
 
 class Completion(Closeable):
@@ -97,6 +98,11 @@ class Completion(Closeable):
     def usage(self) -> Usage:
         """Token counts of the generations that have ended; it grows until the response ends."""
         return self._usage
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """Tokens of the first text's prompt, known from the beginning."""
+        return self._source.n_prompt_tokens
 
     def expire(self) -> None:
         """End all texts soon, from any thread, as if each had reached its limit of tokens."""
@@ -261,6 +267,17 @@ class ChatCompletion(Completion):
     ) -> None:
         super().__init__(sources, delivery)
         self._new_writer = new_writer
+
+    def _events(self) -> Iterator[Item]:
+        """The items of the current generation, of which those that are reasoning are counted."""
+        splitter = self._new_writer().new_splitter()
+        for event in super()._events():
+            if isinstance(event, TokenEvent):
+                was_reasoning = splitter.is_reasoning
+                splitter.push(event.text)
+                if was_reasoning or splitter.is_reasoning:
+                    self._usage.reasoning_tokens += len(self._source.indices)
+            yield event
 
     def _choice(self) -> Answer:
         writer = self._new_writer()

@@ -74,7 +74,7 @@ def refusal_of(error: BaseException) -> Refusal:
         case SessionClosed() | Cancelled():
             return Refusal(503, "the server is shutting down", code="shutting_down")
         case RequestError():
-            return Refusal(400, str(error), param=error.param)
+            return Refusal(400, str(error), code=error.code, param=error.param)
         case ContextOverflow():
             return Refusal(
                 400,

@@ -7,7 +7,7 @@ Unknown and unsupported fields are refused, as OpenAI does; fields that do not c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -33,9 +33,10 @@ Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 class RequestError(UsageError):
     """A field of a request is invalid."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 def _as_stops(value: object) -> object:
@@ -45,16 +46,40 @@ def _as_stops(value: object) -> object:
     return value
 
 
-class _Part(BaseModel):
+class RequestPart(BaseModel):
+    """An object in a request, all of whose fields are known."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class StreamOptions(_Part):
+P = TypeVar("P", bound=RequestPart)
+
+
+def validated(kind: type[P], content: object, also_known: Sequence[str] = ()) -> P:
+    """The request in decoded JSON, in which null stands for a field left out.
+
+    `also_known` are further fields to name where one is misspelled. Raises RequestError.
+    """
+    given = content
+    if isinstance(content, Mapping):
+        fields = kind.model_fields
+        given = {
+            name: value
+            for name, value in content.items()
+            if value is not None or name not in fields
+        }
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _request_error(error, kind, content, also_known) from error
+
+
+class StreamOptions(RequestPart):
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class JsonSchema(_Part):
+class JsonSchema(RequestPart):
     """The `json_schema` of a response format."""
 
     name: str = "answer"
@@ -63,7 +88,7 @@ class JsonSchema(_Part):
     strict: bool | None = None
 
 
-class ResponseFormat(_Part):
+class ResponseFormat(RequestPart):
     """Format of the text: free, any JSON object, JSON by a schema, or by a grammar."""
 
     type: Literal["text", "json_object", "json_schema", "grammar", "regex"] = "text"
@@ -76,18 +101,31 @@ class ResponseFormat(_Part):
     """Regular expression for the type `regex`."""
 
 
-class NamedFunction(_Part):
+class Reasoning(RequestPart):
+    """Settings of a model's reasoning."""
+
+    effort: str | None = None
+    """Passed to the chat template as a variable."""
+    max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    """Most tokens of reasoning; 0: the answer begins at once."""
+    enabled: bool | None = None
+    """Passed to the chat template as `enable_thinking`."""
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class NamedFunction(RequestPart):
     name: str
 
 
-class NamedTool(_Part):
+class NamedTool(RequestPart):
     """Value of `tool_choice` that names the function to call."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
-class CommonRequest(_Part):
+class CommonRequest(RequestPart):
     """Fields common to chat and completion requests; None means the default."""
 
     model: str | None = None
@@ -124,18 +162,10 @@ class CommonRequest(_Part):
     def parse(cls, content: object) -> Self:
         """Validate decoded JSON. Raises RequestError."""
         try:
-            if isinstance(content, Mapping):
-                given = {
-                    name: value
-                    for name, value in llama_fields.translated(content).items()
-                    if value is not None or name not in cls.model_fields
-                }
-                return cls.model_validate(given)
-            return cls.model_validate(content)
+            fields = llama_fields.translated(content) if isinstance(content, Mapping) else content
         except llama_fields.FieldError as error:
             raise RequestError(str(error), error.name) from error
-        except ValidationError as error:
-            raise _request_error(error, cls, content) from error
+        return validated(cls, fields, llama_fields.KNOWN)
 
     @property
     def wants_usage(self) -> bool:
@@ -175,6 +205,7 @@ class ChatRequest(CommonRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     """Passed to the chat template as a variable."""
+    reasoning: Reasoning | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     """vLLM's field: begin a new answer after the messages. Default: unless the last one is
@@ -230,9 +261,19 @@ class ChatRequest(CommonRequest):
         for name in ("add_generation_prompt", "continue_final_message"):
             if (value := getattr(self, name)) is not None:
                 variables[name] = value
-        if self.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", self.reasoning_effort)
+        reasoning = self.reasoning or Reasoning()
+        for name, value in (
+            ("reasoning_effort", self.reasoning_effort or reasoning.effort),
+            ("enable_thinking", reasoning.enabled),
+        ):
+            if value is not None:
+                variables.setdefault(name, value)
         return variables
+
+    @property
+    def reasoning_budget(self) -> int | None:
+        """Most tokens of reasoning; None: no limit of its own."""
+        return None if self.reasoning is None else self.reasoning.max_tokens
 
 
 def _as_prompts(value: object) -> object:
@@ -294,7 +335,7 @@ def _function_name(tool: dict[str, Any], place: int) -> str:
 
 
 def _request_error(
-    error: ValidationError, request: type[BaseModel], content: object
+    error: ValidationError, request: type[BaseModel], content: object, also_known: Sequence[str]
 ) -> RequestError:
     """The first of pydantic's errors as a sentence that names the field.
 
@@ -307,7 +348,7 @@ def _request_error(
     kind, reason = details["type"], details["msg"]
     if kind == "extra_forbidden":
         known = [field.alias or name for name, field in request.model_fields.items()]
-        known += llama_fields.KNOWN
+        known += also_known
         hint = nearest(str(param), known) if len(details["loc"]) == 1 else ""
         return RequestError(f"unknown field {param!r}{hint}", param)
     if kind == "missing":

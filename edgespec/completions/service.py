@@ -132,6 +132,14 @@ class Completions:
         self._fingerprint = fingerprint
         self._writes_ahead = writes_ahead
 
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._clock()
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Number of tokens of a conversation's prompt. Raises UsageError and ModelError."""
+        return len(self._prompt(request).tokens)
+
     @cached_property
     def chat_refusal(self) -> str | None:
         """Reason why the model cannot answer conversations; None if it can."""
@@ -143,14 +151,7 @@ class Completions:
 
     def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
         """Start the answer to a conversation. Raises UsageError and ModelError."""
-        tools = request.offered_tools
-        try:
-            with _about("messages"):
-                prompt = self._session.chat_prompt(
-                    request.messages, tools, **request.template_variables
-                )
-        except ModelError as error:  # no template, or one that refuses these messages
-            raise RequestError(str(error), "messages") from error
+        tools, prompt = request.offered_tools, self._prompt(request)
         grammar = _grammar_of_chat(request, prompt)
         wrap = None
         if grammar is not None and prompt.closing:
@@ -166,6 +167,15 @@ class Completions:
             self._delivery(request, "chat.completion", "chatcmpl", grammar, kept_bytes),
             partial(MessageWriter, prompt, _parameters(tools)),
         )
+
+    def _prompt(self, request: ChatRequest) -> ChatPrompt:
+        try:
+            with _about("messages"):
+                return self._session.chat_prompt(
+                    request.messages, request.offered_tools, **request.template_variables
+                )
+        except ModelError as error:  # no template, or one that refuses these messages
+            raise RequestError(str(error), "messages") from error
 
     def _without_reasoning(self, request: ChatRequest, prompt: ChatPrompt) -> ChatPrompt:
         """The prompt of a conversation whose answer begins at once, in the template's own way if
@@ -263,6 +273,7 @@ class Completions:
                         range(first, first + n) if is_greedy else (first,),
                         prompt.echo,
                         is_first_copy=copy == 0,
+                        n_prompt_tokens=len(prompt.tokens),
                     )
                 )
         return sources

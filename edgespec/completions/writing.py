@@ -34,6 +34,8 @@ class MessageWriter:
         tools: Collection[str] | Mapping[str, Parameters],
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
+        self.new_splitter = prompt.splitter
+        """Returns a splitter of reasoning for the beginning of the text."""
         self._reasoning = prompt.splitter()
         self._calls = CallSplitter(tools) if tools else None
         self._new_id = new_id

@@ -111,6 +111,7 @@ class ActiveRequest:
             prompt_tokens=self.prompt,
             tokens=tuple(self.transcript.tokens),
             finish_reason=self.transcript.finish_reason or "cancelled",
+            stopped_by=self.transcript.stopped_by,
             timings=replace(self.tally.timings(), load_s=load_s),
             speculation=self.tally.speculation(),
             paging=self.paging or PagingStats(),

@@ -66,6 +66,11 @@ class Transcript:
         return self.finish_reason is not None
 
     @property
+    def stopped_by(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._stream.stopped_by
+
+    @property
     def room(self) -> int:
         """Number of tokens up to the limit."""
         return self._limit - len(self.tokens)
@@ -81,7 +86,7 @@ class Transcript:
         else:
             shown = self.shown.get(token, "").encode()
             text = self._stream.push(shown or self._vocabulary.piece(token))
-            if self._stream.stopped:
+            if self._stream.stopped_by is not None:
                 self.finish_reason = "stop"
             elif self.room == 0:
                 self.finish_reason = self._limit_reason
@@ -110,8 +115,8 @@ class TextStream:
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self.stopped = False
-        """True once a stop string has ended the text."""
+        self.stopped_by: str | None = None
+        """The stop string that has ended the text."""
 
     def push(self, piece: bytes) -> str:
         """Append bytes and return the text that is no longer held back."""
@@ -124,22 +129,23 @@ class TextStream:
         return text
 
     def _decide(self, text: str) -> str:
-        if self.stopped:
+        if self.stopped_by is not None:
             return ""
         text = self._held + text
         end = self._first_stop(text)
         if end is not None:
-            self.stopped = True
+            at, self.stopped_by = end
             self._held = ""
-            return text[:end]
+            return text[:at]
         keep = self._undecided(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
-    def _first_stop(self, text: str) -> int | None:
-        """Index of the stop string that ends first, independently of how the text is split."""
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        return min(found)[1] if found else None
+    def _first_stop(self, text: str) -> tuple[int, str] | None:
+        """Index and text of the stop string that ends first, independently of how the text is
+        split."""
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        return min(found)[1:] if found else None
 
     def _undecided(self, text: str) -> int:
         """Length of the longest suffix of `text` that is the beginning of a stop string."""

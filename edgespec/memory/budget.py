@@ -81,6 +81,10 @@ class MemoryPlan:
     """Most nodes of one pass of the target, the root included."""
     n_parallel: int = 1
     """Most texts that are generated at once."""
+    text_bytes: int = 0
+    """About what each further text at once takes; 0 if the models write one at a time."""
+    texts_alter_prompts: bool = False
+    """With several texts at once, a prompt would round otherwise and take longer."""
     gain_without_draft: float = 0.0
     """Speed that is expected without the draft, relative to that with it, where a note says so."""
 
@@ -157,6 +161,7 @@ class MemoryPlan:
             "ctx_size": self.ctx_size,
             "max_nodes": self.max_nodes,
             "n_parallel": self.n_parallel,
+            "text_bytes": self.text_bytes,
             "bytes_per_pass": self.bytes_per_pass,
             "experts": asdict(self.experts) if self.experts else None,
             "expert_cache_bytes": self.expert_bytes,

@@ -36,9 +36,6 @@ LARGER_TREE_COST = 0.02
 FOREST_SIZE, FOREST_TEXTS = 1 + 192, 4
 """A larger tree size for FOREST_TEXTS or more texts, which share the nodes of a pass."""
 
-AUTO_TEXTS = (1, 2, 4, 8)
-"""Values of n_parallel that "auto" tries; a pass over more texts takes too long to wait for."""
-
 
 @dataclass(frozen=True, slots=True)
 class BatchNeeds:
@@ -81,6 +78,10 @@ class ModelNeeds:
     """Rows that models share, such as a library; they count once."""
     state_bytes: int = 0
     """Most memory for writing or reading a state file, besides small buffers."""
+    text_bytes: int = 0
+    """About what each further text at once takes; 0 for a model that holds one text."""
+    texts_alter_prompts: bool = False
+    """With several texts at once, a prompt rounds otherwise and takes longer than with one."""
 
     def common_rows(self, batch: int = 0) -> tuple[MemoryRow, ...]:
         """Rows needed whether resident or paged, with the `batch`-th batch size."""
@@ -224,15 +225,3 @@ def best_tree_size(plans: Sequence[MemoryPlan], score: Callable[[MemoryPlan], fl
     least = (1 - LARGER_TREE_COST) * max(scores)
     good = [plan for plan, its in zip(plans, scores, strict=True) if its >= least]
     return max(good, key=lambda plan: plan.max_nodes)
-
-
-def best_n_parallel(plans: Sequence[MemoryPlan]) -> int:
-    """The best `n_parallel` of `plans`, which are sorted by it.
-
-    It is the largest that keeps all weights in memory; otherwise the one with the most texts per
-    byte that a pass reads.
-    """
-    resident = [plan for plan in plans if not plan.paged]
-    if resident:
-        return resident[-1].n_parallel
-    return max(plans, key=lambda plan: plan.n_parallel / max(1, plan.bytes_per_pass)).n_parallel

@@ -16,6 +16,8 @@ CONNECTIONS_BYTES = 3 * MIB
 """Memory of the 64 connections that may be open, including unread input."""
 BODIES_AT_ONCE = 8
 """Bodies of the maximum size that may arrive or wait at once; smaller ones may be more."""
+STORED_BYTES = 2 * MIB
+"""Memory of the conversations that a server keeps for requests that go on from them."""
 ANSWER_BYTES = 8 * MIB
 """Most memory of an answer with log probabilities or several choices."""
 GRAMMARS_AT_ONCE = 2
@@ -48,6 +50,7 @@ def bytes_needed(body_bytes: int, max_characters: int) -> int:
     text_bytes = min(body_bytes, max_characters)
     return (
         CONNECTIONS_BYTES
+        + STORED_BYTES
         + max_held_bytes(body_bytes)
         + BYTES_PER_ENCODED_BYTE * text_bytes
         + BYTES_PER_DECODED_BYTE * (body_bytes - text_bytes)

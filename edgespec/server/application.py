@@ -11,7 +11,7 @@ import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,11 +23,21 @@ from edgespec.completions import tokenizing
 from edgespec.completions.answers import Answer
 from edgespec.completions.completion import Completion
 from edgespec.completions.decoding import decoded
+from edgespec.completions.protocols.dialect import (
+    Asked,
+    Dialect,
+    chat_dialect,
+    openai_error,
+    text_dialect,
+)
+from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
+from edgespec.completions.protocols.message_requests import CountRequest
+from edgespec.completions.protocols.response_replies import responses_dialect
+from edgespec.completions.protocols.stored_responses import StoredResponses
 from edgespec.completions.refusals import Refusal, refusal_of
-from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled
-from edgespec.memory import heap, process
+from edgespec.memory import heap, process, requests
 from edgespec.server.access_log import AccessLog
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.front import GONE
@@ -39,8 +49,9 @@ from edgespec.session.asynchronous import InThread, in_thread
 from edgespec.session.session import Session
 from edgespec.session.tokenizing import Tokenizer
 
-R = TypeVar("R", bound=CommonRequest)
 Handler = Callable[[Request], Awaitable[Response]]
+Preparation = tuple[Asked, Completion]
+"""A request that has been read, and its completion, which has not been started."""
 
 
 class Service:
@@ -75,11 +86,14 @@ class Service:
 
     def application(self) -> Starlette:
         """The ASGI application."""
+        completions, stored = self._completions, StoredResponses(requests.STORED_BYTES)
+        messages = messages_dialect(completions)
         asked = [
             ("/models", self._models, "GET"),
             ("/models/{name:path}", self._model, "GET"),
-            ("/chat/completions", self._chat, "POST"),
-            ("/completions", self._text, "POST"),
+            ("/chat/completions", self._answering(chat_dialect(completions)), "POST"),
+            ("/completions", self._answering(text_dialect(completions)), "POST"),
+            ("/responses", self._answering(responses_dialect(completions, stored)), "POST"),
             ("/tokenize", self._tokenize, "POST"),
             ("/detokenize", self._detokenize, "POST"),
         ]
@@ -95,12 +109,29 @@ class Service:
                 for version in ("/v1", "")
                 for path, handler, method in asked
             ),
+            *(
+                Route(
+                    f"{version}/messages{path}",
+                    self._guarded(handler, error_body=messages_error),
+                    methods=["POST"],
+                )
+                for version in ("/v1", "")
+                for path, handler in (
+                    ("", self._answering(messages)),
+                    ("/count_tokens", self._count_tokens),
+                )
+            ),
         ]
         application = Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
         application.router.redirect_slashes = False  # `Front` has removed the slash
         return application
 
-    def _guarded(self, handler: Handler, needs_key: bool = True) -> Handler:
+    def _guarded(
+        self,
+        handler: Handler,
+        needs_key: bool = True,
+        error_body: Callable[[Refusal, str], Answer] = openai_error,
+    ) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
                 if needs_key:
@@ -111,7 +142,7 @@ class Service:
                 request.state.is_gone = True
                 return Response(status_code=GONE)
             except Exception as error:  # noqa: BLE001 - every request gets a response
-                return self._refuse(error, request)
+                return self._refuse(error, request, error_body)
 
         return guarded
 
@@ -125,9 +156,15 @@ class Service:
             self._log.failure(request.state.request_id, told)
         return refusal
 
-    def _refuse(self, error: BaseException, request: Request) -> Response:
+    def _refuse(
+        self,
+        error: BaseException,
+        request: Request,
+        error_body: Callable[[Refusal, str], Answer] = openai_error,
+    ) -> Response:
         refusal = self._refusal_of(error, request)
-        return JSONResponse(refusal.content, refusal.status, refusal.headers)
+        content = error_body(refusal, request.state.request_id)
+        return JSONResponse(content, refusal.status, refusal.headers)
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -173,11 +210,14 @@ class Service:
             "chat": self._completions.chat_refusal is None,
         }
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._complete(request, ChatRequest, self._completions.chat)
+    async def _count_tokens(self, request: Request) -> Response:
+        def count(body: bytearray) -> int:
+            asked = CountRequest.parse(decoded(body))
+            return self._completions.count_tokens(asked.chat_request())
 
-    async def _text(self, request: Request) -> Response:
-        return await self._complete(request, CompletionRequest, self._completions.text)
+        async with self._bodies.of(request) as body, self._queue.preparing:
+            counted = await in_thread(partial(count, body), lambda: None)
+        return JSONResponse({"input_tokens": counted})
 
     async def _tokenize(self, request: Request) -> Response:
         return await self._tokens(request, tokenizing.tokenize)
@@ -192,45 +232,56 @@ class Service:
             convert = partial(answer, self._tokenizer)
             return JSONResponse(await in_thread(lambda: convert(decoded(body)), lambda: None))
 
-    async def _complete(
-        self, request: Request, kind: type[R], start: Callable[[R], Completion]
-    ) -> Response:
+    def _answering(self, dialect: Dialect) -> Handler:
+        """The handler of a route whose requests and answers are in `dialect`."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await self._complete(request, dialect)
+            except ClientDisconnect:
+                raise
+            except Exception as error:  # noqa: BLE001 - every request gets a response
+                return self._refuse(error, request, dialect.error)
+
+        return answer
+
+    async def _complete(self, request: Request, dialect: Dialect) -> Response:
         async with AsyncExitStack() as stack:
             body = await stack.enter_async_context(self._bodies.of(request))
             stack.enter_context(self._queue.place())
 
-            prepare = partial(self._prepared, request, body, kind, start)
+            prepare = partial(self._prepared, request, body, dialect)
             async with _while_connected(request):
                 # refuse an invalid request now, before it waits for its turn
                 first = [await prepare()]
-                if not first[0][0].stream:
-                    completion = await self._begun(request, first, prepare, stack)
+                if not first[0][0].streams:
+                    asked, completion = await self._begun(request, first, prepare, stack)
                     answer = await in_thread(completion.whole, completion.cancel)
                     _check_end(completion)
-                    return JSONResponse(answer)
+                    return JSONResponse(asked.reply.whole(answer, completion))
             rest = stack.pop_all()
         begin = partial(self._begun, request, first, prepare, rest)
         keep_closing = partial(self._keep_closing, request)
-        return EventStream(self._events(request, begin, rest), rest, keep_closing)
+        return EventStream(self._events(request, dialect, begin, rest), rest, keep_closing)
 
     async def _begun(
         self,
         request: Request,
-        first: list[tuple[R, Completion]],
-        prepare: Callable[[], Awaitable[tuple[R, Completion]]],
+        first: list[Preparation],
+        prepare: Callable[[], Awaitable[Preparation]],
         stack: AsyncExitStack,
-    ) -> Completion:
+    ) -> Preparation:
         """The completion once its turn has come, which `stack` ends.
 
         It is taken out of `first`; a request that has to wait keeps only its body in memory.
         """
-        _, completion = first.pop()
+        asked, completion = first.pop()
         turn = self._queue.turn(completion.pool_bytes)
         if self._queue.is_busy(completion.pool_bytes):
             completion.close()
-            del completion
+            del asked, completion
             await stack.enter_async_context(turn)
-            _, completion = await prepare()
+            asked, completion = await prepare()
         else:
             await stack.enter_async_context(turn)
         stack.callback(_close, completion)
@@ -238,21 +289,19 @@ class Service:
         if self._max_s is not None:
             loop = asyncio.get_running_loop()
             stack.callback(loop.call_later(self._max_s, completion.expire).cancel)
-        return completion
+        return asked, completion
 
-    async def _prepared(
-        self, request: Request, body: bytearray, kind: type[R], start: Callable[[R], Completion]
-    ) -> tuple[R, Completion]:
+    async def _prepared(self, request: Request, body: bytearray, dialect: Dialect) -> Preparation:
         """The validated request and its completion, not started; one at a time, to limit memory."""
 
-        def prepare() -> tuple[R, Completion] | Refusal:
+        def prepare() -> Preparation | Refusal:
             try:
-                parsed = kind.parse(decoded(body))
-                return parsed, start(parsed)
+                asked = dialect.read(decoded(body))
+                return asked, asked.start()
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
                 return _detached(self._refusal_of(error, request))
 
-        def prepare_and_trim() -> tuple[R, Completion] | Refusal:
+        def prepare_and_trim() -> Preparation | Refusal:
             prepared = prepare()
             heap.trim_heap()
             return prepared
@@ -269,22 +318,34 @@ class Service:
     async def _events(
         self,
         request: Request,
-        begin: Callable[[], Awaitable[Completion]],
+        dialect: Dialect,
+        begin: Callable[[], Awaitable[Preparation]],
         stack: AsyncExitStack,
     ) -> AsyncGenerator[str]:
         """Server-sent events of a completion, once its turn has come."""
+        asked: Asked | None = None
         try:
-            completion = await begin()
+            asked, completion = await begin()
             running = await stack.enter_async_context(InThread(completion))
             async for chunk in _complete_chunks(running, completion):
-                yield event(chunk)
+                for one in asked.reply.chunk(chunk, completion):
+                    yield event(one.content, one.name)
+            for one in asked.reply.end(completion):
+                yield event(one.content, one.name)
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
-            yield event(self._refusal_of(error, request).content)
+            refusal = self._refusal_of(error, request)
+            if asked is None:
+                name = "error" if dialect.names_events else None
+                yield event(dialect.error(refusal, request.state.request_id), name)
+            else:
+                for one in asked.reply.failed(refusal, request.state.request_id):
+                    yield event(one.content, one.name)
         except (asyncio.CancelledError, GeneratorExit):
             self._figures.cancelled += 1
             request.state.is_gone = True
             raise
-        yield DONE
+        if not dialect.names_events:
+            yield DONE
 
     def _keep_closing(self, request: Request, closing: asyncio.Future[None]) -> None:
         request.state.closing = closing

@@ -51,9 +51,10 @@ class EventStream(StreamingResponse):
             self._on_closing(closing)
 
 
-def event(content: Any) -> str:
-    """An event with `content` as JSON."""
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+def event(content: Any, name: str | None = None) -> str:
+    """An event with `content` as JSON, and the name of its kind if it has one."""
+    named = f"event: {name}\n" if name else ""
+    return f"{named}data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 async def with_comments(events: AsyncGenerator[str], silence_s: float) -> AsyncIterator[str]:

@@ -23,14 +23,13 @@ from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
 from edgespec.memory.needs import (
-    AUTO_TEXTS,
     FOREST_SIZE,
     FOREST_TEXTS,
     TREE_SIZES,
     ModelNeeds,
-    best_n_parallel,
     plan_models,
 )
+from edgespec.memory.places import auto_texts, note_on_one_text
 from edgespec.memory.stable_count import stable_count
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
@@ -133,27 +132,27 @@ class _Opening(Closeable):
 
     def plan(self) -> MemoryPlan:
         if self._settings.n_parallel == "auto":
-            fixed = {"n_parallel": self._affordable_texts()}
+            chosen = auto_texts(self._planned_for, self._settings.keeps_one_text_fast)
+            fixed = {"n_parallel": chosen.n_parallel if chosen else 1}
             self._settings = self._settings.model_copy(update=fixed)
+            if chosen and (note := note_on_one_text(chosen)):
+                self._own_notes = (note,)
         return self._run("planning", self._plan)
 
-    def _affordable_texts(self) -> int:
-        """The best `n_parallel` for the budget, found by planning for several values."""
-        plans = []
-        for n_texts in AUTO_TEXTS:
-            fixed = {"n_parallel": n_texts, "memory_budget": self._budget_bytes}
-            settings = self._settings.model_copy(update=fixed)
-            try:
-                with _Opening(settings, self._engine_settings, self._progress) as trial:
-                    planned = trial.plan()
-            except BudgetError:
-                break
-            # with the margin, because this process will have grown before the final plan
-            if planned.n_parallel < n_texts or planned.smallest_bytes > self._budget_bytes:
-                break
-            plans.append(planned)
-        heap.trim_heap()
-        return best_n_parallel(plans) if plans else 1
+    def _planned_for(self, n_texts: int) -> MemoryPlan | None:
+        """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
+        fixed = {"n_parallel": n_texts, "memory_budget": self._budget_bytes}
+        settings = self._settings.model_copy(update=fixed)
+        try:
+            with _Opening(settings, self._engine_settings, self._progress) as trial:
+                planned = trial.plan()
+        except BudgetError:
+            return None
+        finally:
+            heap.trim_heap()
+        # with the margin, because this process will have grown before the final plan
+        is_possible = planned.smallest_bytes <= self._budget_bytes
+        return planned if planned.n_parallel == n_texts and is_possible else None
 
     def load(self) -> LoadedModels:
         memory_plan = self.plan()
@@ -347,7 +346,7 @@ class _Opening(Closeable):
         """Go on without the draft, with a note about the reason."""
         self._settings = self._settings.without_draft()
         self._close_prepared()
-        self._own_notes = (note,)
+        self._own_notes = (*self._own_notes, note)
 
     def _close_prepared(self) -> None:
         close_all(*(prepared.close for prepared in self._prepared))
@@ -368,6 +367,8 @@ class _Opening(Closeable):
             notes=(*planned.notes, *self._notes(planned)),
             ctx_size=self._prepared[0].info.n_ctx,
             n_parallel=self._n_parallel,
+            text_bytes=self._text_bytes,
+            texts_alter_prompts=self._prepared[0].needs().texts_alter_prompts,
             gpu_budget_bytes=gpu_budget_bytes,
             gpu_rows=gpu_rows,
         )
@@ -435,6 +436,14 @@ class _Opening(Closeable):
     def _n_parallel(self) -> int:
         """Number of texts generated at once."""
         return 1 if self._engine_settings.draws_guesses else self._prepared[0].info.n_texts
+
+    @property
+    def _text_bytes(self) -> int:
+        """About what each further text at once takes; 0 if the models write one at a time."""
+        follows_one_text = isinstance(self._prepared[-1], WantsFeatures)
+        if self._engine_settings.draws_guesses or follows_one_text:
+            return 0
+        return sum(prepared.needs().text_bytes for prepared in self._prepared)
 
 
 def _check_arguments(

@@ -146,7 +146,11 @@ class LoadSettings(Settings):
     """Prompt tokens per pass. Default: planned."""
     n_parallel: Annotated[int | Literal["auto"], BeforeValidator(texts_at_once)] = 1
     """Texts that are generated at once, in shared passes, or auto for as many as the budget
-    affords; others wait in line."""
+    affords; `serve` takes no more than leave a text that is alone as fast as with 1. Others wait in
+    line."""
+    keeps_one_text_fast: bool = False
+    """With `n_parallel` auto: only as many texts as take at most 2% of the weights' memory, so that
+    a text that is alone is as fast as with 1."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads of the target. Default: one for each physical core that the process may use."""
     threads_draft: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -182,6 +186,7 @@ class LoadSettings(Settings):
             ctx_size_draft: int = 0,
             batch_size: int | None = None,
             n_parallel: int | Literal["auto"] = 1,
+            keeps_one_text_fast: bool = False,
             threads: int | None = None,
             threads_draft: int | None = None,
             options: Mapping[str, RuntimeOptions] = ...,

@@ -60,6 +60,16 @@ def test_a_file_is_answered(loads: list[Any], files: tuple[str, str], capsys) ->
     assert "requests answered: 4\n" in err
     settings = loads[0]
     assert settings.spare_grammars and settings.logprobs and settings.most_body_bytes == 0
+    assert settings.n_parallel == "auto" and not settings.keeps_one_text_fast
+
+
+def test_a_number_of_texts_that_is_asked_for_is_taken(
+    loads: list[Any], files: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "it.toml").write_text("parallel = 3\n")
+    assert entry.main(["batch", *files, "--config", str(tmp_path / "it.toml")]) == 0
+    assert entry.main(["batch", *files, "-np", "2"]) == 0
+    assert [settings.n_parallel for settings in loads] == [3, 2]
 
 
 def test_wherever_a_run_was_killed_the_next_one_goes_on(

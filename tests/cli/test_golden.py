@@ -72,6 +72,7 @@ MIXTURE = replace(
     gpu_budget_bytes=50 * MIB,
     gpu_rows=(MemoryRow("draft", "weights", 20 * MIB),),
     n_parallel=3,
+    text_bytes=64 << 20,
     max_nodes=49,
 )
 WARM = SamplingParams(temperature=0.8, top_k=40)

@@ -30,7 +30,7 @@ def test_bytes_that_are_no_character_become_replacement_characters() -> None:
 def test_text_ends_before_the_stop_string() -> None:
     stream = TextStream(["END"])
     assert shown(stream, b"one END two") == ["one ", ""]
-    assert stream.stopped
+    assert stream.stopped_by is not None
 
 
 def test_a_stop_string_is_found_across_pieces() -> None:
@@ -44,7 +44,7 @@ def test_text_that_may_still_become_a_stop_string_is_held_back() -> None:
 def test_a_beginning_that_repeats_itself_is_held_back_as_far_as_needed() -> None:
     stream = TextStream(["aab"])
     assert shown(stream, b"a", b"a", b"a", b"b") == ["", "", "a", "", ""]
-    assert stream.stopped
+    assert stream.stopped_by is not None
 
 
 def test_a_long_stop_string_is_held_back_from_its_beginning_on() -> None:

@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.completions.llama_fields import KNOWN
+from edgespec.completions.protocols.message_requests import MessagesRequest
+from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.memory import cgroups
 from edgespec.settings.units import parse_size
@@ -24,6 +26,7 @@ from server_running import TEMPLATE
 
 BUDGET = "224MiB"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, TURNS, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 ANSWERS = {200, 400, 403, 404, 405, 408, 413, 503}
 FIELDS = sorted(
     {*ChatRequest.model_fields, *CompletionRequest.model_fields, *KNOWN} - {"n_predict"}
@@ -80,6 +83,65 @@ BODIES = st.builds(
     ),
 ).filter(lambda body: b'"messages"' in body or b'"prompt"' in body)
 PLAIN = st.builds(lambda body: json.dumps(drop(json.loads(body))).encode(), BODIES)
+PART_TEXTS = ("text", "refusal", "thinking", "id", "name", "tool_use_id", "data")
+PART_KINDS = (
+    "text input_text output_text refusal reasoning_text summary_text input_image image document "
+    "thinking tool_use tool_result x"
+)
+PARTS = st.fixed_dictionaries(
+    {"type": st.sampled_from(PART_KINDS.split())},
+    optional=dict.fromkeys(PART_TEXTS, st.one_of(TEXTS, VALUES))
+    | {"input": VALUES, "content": VALUES, "source": VALUES},
+)
+CONTENTS = st.one_of(TEXTS, st.lists(PARTS, max_size=3), VALUES)
+ROLES = st.sampled_from(["user", "assistant", "system", "developer", "tool", "x", None, 1])
+ITEMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(
+            ["message", "function_call", "function_call_output", "reasoning", "item_reference", 5]
+        ),
+        "role": ROLES,
+        "content": CONTENTS,
+        "output": CONTENTS,
+        "summary": CONTENTS,
+        "call_id": TEXTS,
+        "name": TEXTS,
+        "arguments": TEXTS,
+    },
+)
+
+
+def bodies_of(
+    kind: type[MessagesRequest | ResponsesRequest], start: st.SearchStrategy[dict], limit: str
+) -> st.SearchStrategy[bytes]:
+    """Bodies of a protocol whose answers `limit` keeps short."""
+    names = sorted(field.alias or name for name, field in kind.model_fields.items())
+    return st.builds(
+        lambda start, fields, known: json.dumps({"model": "m", **start, **fields, **known}).encode(
+            errors="surrogatepass"
+        ),
+        start,
+        st.dictionaries(st.sampled_from(names), VALUES, max_size=3),
+        st.fixed_dictionaries(
+            {limit: st.sampled_from([0, 1, 2, -3])}, optional={"stream": st.booleans()}
+        ),
+    )
+
+
+RESPONSE_BODIES = bodies_of(
+    ResponsesRequest,
+    st.fixed_dictionaries({"input": st.one_of(TEXTS, st.lists(ITEMS, max_size=4), VALUES)}),
+    "max_output_tokens",
+)
+TURN_LISTS = st.lists(st.fixed_dictionaries({"role": ROLES, "content": CONTENTS}), max_size=4)
+TURN_BODIES = bodies_of(
+    MessagesRequest,
+    st.fixed_dictionaries(
+        {"messages": st.one_of(TURN_LISTS, VALUES)}, optional={"system": CONTENTS}
+    ),
+    "max_tokens",
+)
 HEADERS = st.dictionaries(
     st.sampled_from(
         [
@@ -162,10 +224,31 @@ def test_bodies(server, n_examples):
     assert_unharmed(*server)
 
 
+@pytest.mark.parametrize("n_examples", [40, pytest.param(1400, marks=pytest.mark.slow)])
+def test_bodies_of_other_protocols(server, n_examples):
+    http = httpx.Client(base_url=server[0], timeout=60)
+
+    @settings(max_examples=n_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        path=st.sampled_from([RESPONSES, TURNS, COUNT]), items=RESPONSE_BODIES, turns=TURN_BODIES
+    )
+    def attack(path: str, items: bytes, turns: bytes) -> None:
+        answer = http.post(path, content=items if path == RESPONSES else turns)
+        assert answer.status_code in ANSWERS, answer.text
+        if path != RESPONSES and answer.status_code != 200:
+            assert answer.json()["type"] == "error"
+
+    with http:
+        attack()
+    assert_unharmed(*server)
+
+
 @pytest.mark.parametrize("n_examples", [20, pytest.param(600, marks=pytest.mark.slow)])
 def test_headers(server, n_examples):
     @settings(max_examples=n_examples, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(path=st.sampled_from([CHAT, TEXT, "/", "/v1/models/a"]), headers=HEADERS)
+    @given(
+        path=st.sampled_from([CHAT, TEXT, RESPONSES, TURNS, "/", "/v1/models/a"]), headers=HEADERS
+    )
     def attack(path: str, headers: dict[str, bytes]) -> None:
         said = raw(server[0], path, headers, b'{"prompt": [4096], "echo": true}')
         assert not said or int(said.split()[1]) in ANSWERS | {100, 401}, said

@@ -10,8 +10,9 @@ from edgespec import load, plan
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory import process
-from edgespec.memory.budget import MIB
-from edgespec.memory.needs import AUTO_TEXTS, FOREST_SIZE, TREE_SIZES
+from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.memory.needs import FOREST_SIZE, TREE_SIZES
+from edgespec.memory.places import AUTO_TEXTS
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.loading import _check_arguments, _Opening
 from edgespec.session.session import Session
@@ -74,6 +75,28 @@ def test_auto_is_what_the_budget_affords(monkeypatch: pytest.MonkeyPatch) -> Non
     alone = plan(settings.model_copy(update={"n_parallel": 1}))
     tight = settings.model_copy(update={"memory_budget": alone.smallest_bytes})
     assert plan(tight).n_parallel < AUTO_TEXTS[-1]
+
+
+def test_places_that_cost_a_text_alone_nothing_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them where the weights stay in memory, one where another would drive weights out."""
+    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
+    settings = LoadSettings(model=embedded_pair().target, ctx_size=1024)
+    sparing = settings.model_copy(update={"n_parallel": "auto", "keeps_one_text_fast": True})
+    assert plan(sparing).n_parallel == AUTO_TEXTS[-1]
+    monkeypatch.setattr(process, "PROCESS_SPREAD_BYTES", 0)
+    paged = {"memory_budget": plan(settings).smallest_bytes + MIB}
+    assert plan(settings.model_copy(update=paged)).paged
+    assert plan(sparing.model_copy(update=paged)).n_parallel == 1
+
+
+def test_the_plan_says_what_a_place_takes() -> None:
+    settings = LoadSettings(model=embedded_pair().target, ctx_size=256)
+    one, two = plan(settings), plan(settings.model_copy(update={"n_parallel": 2}))
+
+    def kv_bytes(its: MemoryPlan) -> int:
+        return sum(row.nbytes for row in its.rows if row.what.startswith("KV cache"))
+
+    assert one.text_bytes == two.text_bytes == kv_bytes(two) - kv_bytes(one)
 
 
 def test_several_texts_have_more_nodes_where_memory_is_better_spent_on_them() -> None:

@@ -41,8 +41,8 @@ Each answer is written to OUT as soon as it is complete, with the custom_id of i
 _EXAMPLES = """\
 examples:
   edgespec batch requests.jsonl answers.jsonl -m big.gguf -md small.gguf --memory-budget 4GiB
-  edgespec batch requests.jsonl answers.jsonl -m big.gguf -np auto
-      as many texts at a time as the budget affords: they share the weights that a pass reads
+  edgespec batch requests.jsonl answers.jsonl -m big.gguf -np 4
+      four texts at a time instead of as many as the budget affords
   make-requests | edgespec batch - - | jq .response.body.choices[0]
       through pipes
 
@@ -55,6 +55,10 @@ answer other requests again, delete their lines from OUT, or the whole file.
 exit codes: 0 all were answered, 1 some have errors or the run failed, 130 interrupted"""
 
 
+PARALLEL = "auto"
+"""The default number of texts at once."""
+
+
 def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("input", metavar="IN", help="file of requests; - is stdin")
@@ -62,7 +66,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_models(parser)
     groups.add_memory(parser)
     groups.add_context(parser)
-    groups.add_parallel(parser)
+    groups.add_parallel(parser, PARALLEL)
     groups.add_speculation(parser)
     chat_templates.add_flags(parser)
     groups.add_max_body(parser.add_argument_group("requests"))
@@ -87,7 +91,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         earlier = _earlier_answers(log, args.out)
         args.spare_grammars = args.logprobs = True
         args.most_body_bytes = body_bytes or 0
-        loaded = stack.enter_context(settings_from(args).opened(console, template))
+        loaded = stack.enter_context(
+            settings_from(args, n_parallel=PARALLEL).opened(console, template)
+        )
         batch = BatchRun(
             _completions(loaded),
             _lines(requests, args.input, body_bytes or _body_bytes(loaded)),

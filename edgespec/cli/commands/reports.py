@@ -189,10 +189,20 @@ def plan_table(
             "",
         ]
     lines.append(f"A prompt is read in batches of {plan.batch_size:,} tokens or less.")
-    if plan.n_parallel > 1:
-        lines.append(f"Up to {plan.n_parallel} texts are generated at once.")
+    lines += _places_lines(plan)
     lines += _pass_lines(plan, disk_bytes_per_s, disk_source, predicted, measured)
     return [*lines, *plan.notes]
+
+
+def _places_lines(plan: MemoryPlan) -> list[str]:
+    """Lines about texts at once."""
+    lines = []
+    if plan.n_parallel > 1:
+        lines.append(f"Up to {plan.n_parallel} texts are generated at once.")
+    if plan.text_bytes:
+        size = format_size(plan.text_bytes)
+        lines.append(f"A place for one more text at once (-np) takes about {size}.")
+    return lines
 
 
 def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:

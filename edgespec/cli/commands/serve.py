@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 32
+PARALLEL = "auto"
+"""The default number of texts at once."""
 DRAIN_S = 30
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 
@@ -53,7 +55,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_models(parser)
     groups.add_memory(parser)
     groups.add_context(parser)
-    groups.add_parallel(parser)
+    groups.add_parallel(parser, PARALLEL)
     groups.add_sampling(parser, serves=True)
     groups.add_speculation(parser)
     chat_templates.add_flags(parser)
@@ -134,10 +136,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     name = _name(args)
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(guard.host, port))
-        args.spare_grammars = args.logprobs = True
+        args.spare_grammars = args.logprobs = args.keeps_one_text_fast = True
         args.most_body_bytes = guard.max_body_bytes or 0
         with loading.answered_while_loading(listener, guard, log, running.CLIENT_LIMITS):
-            settings = settings_from(args)
+            settings = settings_from(args, n_parallel=PARALLEL)
             loaded = stack.enter_context(settings.opened(console, template))
             server = running.Server(
                 loaded,

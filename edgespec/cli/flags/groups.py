@@ -92,8 +92,9 @@ def add_context(parser: ArgumentParser) -> None:
     add_flags(group, ContextEnd)
 
 
-def add_parallel(parser: ArgumentParser) -> None:
-    add(parser.add_argument_group("several texts"), LoadSettings, n_parallel="-np N")
+def add_parallel(parser: ArgumentParser, default: str = "1") -> None:
+    group = parser.add_argument_group("several texts")
+    add(group, LoadSettings, {"n_parallel": default}, n_parallel="-np N")
 
 
 def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = False) -> None:

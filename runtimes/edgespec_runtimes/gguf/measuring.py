@@ -37,6 +37,7 @@ from edgespec_runtimes.gguf.weights.experts import expert_sizes
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.offloading import Offloading, offloading, to_servers
 from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
+from edgespec_runtimes.gguf.weights.rounding import has_prompt_tiles
 
 BATCH_SIZES = (512, MIN_TILED_BATCH)
 """Prompt batch sizes in tokens; smaller ones would change the text of models with tiles."""
@@ -129,6 +130,7 @@ class MeasuredGguf:
             fixed.append(MemoryRow(owner, what, N_CHECKPOINTS * state_bytes))
         if owner == "draft":  # the target's is open during planning, and part of the process's row
             fixed.append(MemoryRow(owner, "vocabulary", self._vocabulary_bytes))
+        holds_texts = self._may_hold_texts(self.info.tree_capable)
         needs = ModelNeeds(
             fixed=tuple(fixed),
             batches=tuple(self._batch_needs(shape, sizes) for shape, sizes in self.contexts),
@@ -137,6 +139,8 @@ class MeasuredGguf:
                 MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
             ),
             shared=(*on_gpu.rows, *self._isolation_rows),
+            text_bytes=held_bytes // self.info.n_texts if holds_texts else 0,
+            texts_alter_prompts=has_prompt_tiles(self._header),
         )
         if not self.info.tree_capable:
             needs = replace(needs, state_bytes=kv_bytes)

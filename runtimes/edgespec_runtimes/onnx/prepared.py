@@ -164,6 +164,7 @@ class PreparedOnnx:
             resident=rows.resident_rows(owner, deployed, self._source),
             paged=rows.paged_rows(deployed, self._source),
             cuts=rows.cuts(deployed, self._source),
+            text_bytes=self._cache_bytes,
         )
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:

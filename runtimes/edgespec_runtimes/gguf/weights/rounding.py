@@ -85,6 +85,13 @@ def expert_types(header: GgufFile) -> set[str]:
     return {tensor.type.name for tensor in multiplied_matrices(header) if _EXPERTS in tensor.name}
 
 
+def has_prompt_tiles(header: GgufFile) -> bool:
+    """True if a prompt is computed in tiles where the cache holds one text only."""
+    return not TILED_TYPES.isdisjoint(multiplied_types(header)) and TILED_TYPES.isdisjoint(
+        expert_types(header)
+    )
+
+
 def multiplied_types(header: GgufFile) -> set[str]:
     """Types of the matrices in matrix products."""
     return {tensor.type.name for tensor in multiplied_matrices(header)}

@@ -1,0 +1,1 @@
+"""Translates further protocols to chat requests, and chat answers back to them."""

@@ -1,0 +1,255 @@
+"""Answers in the format of OpenAI's `/v1/responses`: whole ones, and events in their order."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from edgespec.completions.answers import Answer
+from edgespec.completions.completion import Completion
+from edgespec.completions.protocols.dialect import Asked, Dialect, Event
+from edgespec.completions.protocols.parts import AnswerPart, AnswerParts, Change
+from edgespec.completions.protocols.response_requests import ResponsesRequest
+from edgespec.completions.protocols.stored_responses import StoredResponses
+from edgespec.completions.refusals import Refusal
+from edgespec.completions.service import Completions
+
+_RENAMED = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""Fields of this protocol by those of chat requests."""
+_DONE = {"reasoning": "response.reasoning_text", "text": "response.output_text"}
+
+
+def responses_dialect(completions: Completions, stored: StoredResponses) -> Dialect:
+    """`/v1/responses`, which goes on from `stored` responses."""
+
+    def read(content: object) -> Asked:
+        request = ResponsesRequest.parse(content)
+        chat = request.chat_request(stored.messages(request.previous_response_id))
+        reply = ResponsesReply(request, completions, stored)
+        return Asked(request.stream, lambda: completions.chat(chat), reply)
+
+    return Dialect(read, responses_error)
+
+
+def responses_error(refusal: Refusal, request_id: str) -> Answer:
+    """The body of an error, which names fields as this protocol does."""
+    error = refusal.content["error"]
+    return {"error": error | {"param": _RENAMED.get(error["param"], error["param"])}}
+
+
+class ResponsesReply:
+    """Formats the answer to one request."""
+
+    def __init__(
+        self,
+        request: ResponsesRequest,
+        completions: Completions,
+        stored: StoredResponses,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(24),
+    ) -> None:
+        self._request = request
+        self._stored = stored
+        self._parts = AnswerParts()
+        self._new_id = new_id
+        self._id = f"resp_{new_id()}"
+        self._created = int(completions.now())
+        self._clock = completions.now
+        self._usual = completions.sampling
+        self._items: list[Answer] = []
+        """Items of the output, without their content."""
+        self._n_events = 0
+        self._model = completions.model
+
+    def whole(self, answer: Answer, completion: Completion) -> Answer:
+        self._parts.read_whole(answer)
+        for part in self._parts.parts:
+            self._begin(part)
+        self._store()
+        return self._response(self._status, completion)
+
+    def chunk(self, chunk: Answer, completion: Completion) -> Iterator[Event]:
+        yield from self._opening()
+        for change in self._parts.read(chunk):
+            yield from self._events(change)
+
+    def end(self, completion: Completion) -> Iterator[Event]:
+        yield from self._opening()
+        for change in self._parts.finish():
+            yield from self._events(change)
+        self._store()
+        yield self._event(
+            f"response.{self._status}", response=self._response(self._status, completion)
+        )
+
+    def failed(self, refusal: Refusal, request_id: str) -> Iterator[Event]:
+        yield from self._opening()
+        error = {"code": refusal.code or "server_error", "message": str(refusal)}
+        response = self._response("failed") | {"error": error}
+        yield self._event("response.failed", response=response)
+
+    def _store(self) -> None:
+        if self._request.store:
+            messages = [*self._request.new_messages, self._parts.message()]
+            self._stored.add(self._id, self._request.previous_response_id, messages)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._parts.finish_reason == "length" else "completed"
+
+    def _opening(self) -> Iterator[Event]:
+        if not self._n_events:
+            response = self._response("in_progress")
+            yield self._event("response.created", response=response)
+            yield self._event("response.in_progress", response=response)
+
+    def _events(self, change: Change) -> Iterator[Event]:
+        part = change.part
+        if change.kind == "begins":
+            self._begin(part)
+            item = self._item(part, "in_progress")
+            yield self._event("response.output_item.added", output_index=part.index, item=item)
+            if part.kind != "call":
+                yield self._of_item("response.content_part.added", part, part=_content(part))
+        elif change.kind == "grows":
+            yield self._more(part, change.text, change.logprobs)
+        else:
+            yield from self._ended(part)
+
+    def _more(self, part: AnswerPart, text: str, logprobs: Sequence[Any]) -> Event:
+        if part.kind == "call":
+            return self._of_item("response.function_call_arguments.delta", part, delta=text)
+        logged = {"logprobs": list(logprobs)} if part.kind == "text" else {}
+        return self._of_item(f"{_DONE[part.kind]}.delta", part, delta=text, **logged)
+
+    def _ended(self, part: AnswerPart) -> Iterator[Event]:
+        if part.kind == "call":
+            yield self._of_item(
+                "response.function_call_arguments.done", part, name=part.name, arguments=part.text
+            )
+        else:
+            logged = {"logprobs": part.logprobs} if part.kind == "text" else {}
+            yield self._of_item(f"{_DONE[part.kind]}.done", part, text=part.text, **logged)
+            yield self._of_item("response.content_part.done", part, part=_content(part))
+        item = self._item(part, "completed")
+        yield self._event("response.output_item.done", output_index=part.index, item=item)
+
+    def _of_item(self, kind: str, its: AnswerPart, /, **fields: Any) -> Event:
+        place = {"item_id": self._items[its.index]["id"], "output_index": its.index}
+        if its.kind != "call":
+            place["content_index"] = 0
+        return self._event(kind, **place, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        event = {"type": kind, "sequence_number": self._n_events, **fields}
+        self._n_events += 1
+        return Event(event, kind)
+
+    def _begin(self, part: AnswerPart) -> None:
+        match part.kind:
+            case "reasoning":
+                item = {"id": f"rs_{self._new_id()}", "type": "reasoning", "summary": []}
+            case "text":
+                item = {"id": f"msg_{self._new_id()}", "type": "message", "role": "assistant"}
+            case "call":
+                item = {"id": f"fc_{self._new_id()}", "type": "function_call"}
+        self._items.append(item)
+
+    def _item(self, part: AnswerPart, status: str) -> Answer:
+        item = self._items[part.index] | {"status": status}
+        is_begun = status == "in_progress"
+        if part.kind == "call":
+            arguments = "" if is_begun else part.text
+            return item | {"call_id": part.call_id, "name": part.name, "arguments": arguments}
+        return item | {"content": [] if is_begun else [_content(part)]}
+
+    def _response(self, status: str, completion: Completion | None = None) -> Answer:
+        """The response object, whose output is there once the completion has ended."""
+        asked, usual = self._request, self._usual
+        is_over = completion is not None
+        parts = self._parts.parts if is_over else ()
+        last = len(parts) - 1
+        statuses = [status if part.index == last else "completed" for part in parts]
+        output = [self._item(part, one) for part, one in zip(parts, statuses, strict=True)]
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": int(self._clock()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": (
+                {"reason": "max_output_tokens"} if status == "incomplete" else None
+            ),
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": asked.max_tool_calls,
+            "metadata": asked.metadata or {},
+            "model": self._model,
+            "output": output,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": asked.previous_response_id,
+            "prompt_cache_key": asked.prompt_cache_key,
+            "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
+            "safety_identifier": asked.safety_identifier,
+            "service_tier": "default",
+            "store": asked.store,
+            "temperature": _number(asked.temperature, usual.get("temperature"), 1.0),
+            "text": {"format": _format(asked)},
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": [_tool(tool) for tool in asked.tools or ()],
+            "top_logprobs": asked.top_logprobs or 0,
+            "top_p": _number(asked.top_p, usual.get("top_p"), 1.0),
+            "presence_penalty": _number(asked.presence_penalty, usual.get("presence_penalty"), 0.0),
+            "frequency_penalty": _number(
+                asked.frequency_penalty, usual.get("frequency_penalty"), 0.0
+            ),
+            "truncation": "disabled",
+            "usage": _usage(completion) if completion is not None else None,
+            "user": asked.user,
+        }
+
+
+def _content(part: AnswerPart) -> Answer:
+    """The content of an item, as far as it goes."""
+    if part.kind == "reasoning":
+        return {"type": "reasoning_text", "text": part.text}
+    return {
+        "type": "output_text",
+        "text": part.text,
+        "annotations": [],
+        "logprobs": list(part.logprobs),
+    }
+
+
+def _format(request: ResponsesRequest) -> Answer:
+    its = request.text.format
+    if its.type != "json_schema":
+        return {"type": its.type}
+    described = {"name": its.name, "description": its.description, "strict": bool(its.strict)}
+    return {"type": its.type, "schema": its.schema_, **described}
+
+
+def _tool(tool: Mapping[str, Any]) -> Answer:
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function"} | {name: tool.get(name) for name in names}
+
+
+def _number(*values: float | None) -> float:
+    return next(float(value) for value in values if value is not None)
+
+
+def _usage(completion: Completion) -> Answer:
+    usage = completion.usage
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,258 @@
+"""Requests to OpenAI's `/v1/responses`, translated to chat requests.
+
+Fields without an effect on the text are accepted; others that cannot be had are refused. Knows no
+session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from edgespec.completions.protocols.contents import (
+    as_list,
+    as_object,
+    as_text,
+    part_text,
+    text_field,
+)
+from edgespec.completions.requests import (
+    MAX_TOP_LOGPROBS,
+    ChatRequest,
+    Reasoning,
+    RequestError,
+    RequestPart,
+    StreamOptions,
+    validated,
+)
+from edgespec.settings.config import INT32_MAX
+
+INPUT_KINDS = ("input_text", "text")
+OUTPUT_KINDS = ("output_text", "input_text", "text")
+LOGPROBS = "message.output_text.logprobs"
+"""Value of `include` that asks for log probabilities."""
+_INCLUDES = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+_PASSED = frozenset(
+    {"model", "temperature", "top_p", "top_k", "min_p", "repeat_penalty", "repeat_last_n"}
+    | {"frequency_penalty", "presence_penalty", "logit_bias", "seed", "stop", "stream"}
+    | {"parallel_tool_calls", "chat_template_kwargs", "reasoning"}
+)
+"""Fields that a chat request has, too."""
+
+
+class TextFormat(RequestPart):
+    """Format of the text: free, any JSON object, or JSON by a schema."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(alias="schema", default=None)
+    strict: bool | None = None
+
+
+class TextSettings(RequestPart):
+    """Settings of the text."""
+
+    format: TextFormat = TextFormat()
+    verbosity: str | None = None
+
+
+class ResponsesRequest(RequestPart):
+    """A request to `/v1/responses`."""
+
+    model: str
+    input: str | list[Any]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    text: TextSettings = TextSettings()
+    reasoning: Reasoning | None = None
+    include: list[_INCLUDES] | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    store: bool = True
+    truncation: Literal["disabled"] = "disabled"
+    background: Literal[False] = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @classmethod
+    def parse(cls, content: object) -> ResponsesRequest:
+        """Validate decoded JSON. Raises RequestError."""
+        return validated(cls, content)
+
+    @property
+    def new_messages(self) -> list[dict[str, Any]]:
+        """The messages of `input` in OpenAI's chat format. Raises RequestError."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        reader = _Items()
+        for place, item in enumerate(self.input):
+            reader.read(item, f"input.{place}")
+        return reader.messages
+
+    def chat_request(self, earlier: Sequence[Mapping[str, Any]]) -> ChatRequest:
+        """The chat request, behind the messages of `earlier` responses. Raises RequestError."""
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        fields: dict[str, Any] = {
+            "messages": [*system, *earlier, *self.new_messages],
+            "max_completion_tokens": self.max_output_tokens,
+            "response_format": self._response_format(),
+        }
+        tools, choice = self._tools()
+        fields |= {"tools": tools, "tool_choice": choice}
+        given = self.model_dump(include={*_PASSED}, exclude_none=True)
+        if LOGPROBS in (self.include or ()) or self.top_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        return ChatRequest.parse(fields | given)
+
+    def _response_format(self) -> dict[str, Any] | None:
+        its = self.text.format
+        if its.type != "json_schema":
+            return {"type": its.type}
+        if its.schema_ is None:
+            raise RequestError("text.format.schema is missing", "text.format")
+        return {"type": "json_schema", "json_schema": {"name": its.name, "schema": its.schema_}}
+
+    def _tools(self) -> tuple[list[dict[str, Any]] | None, Any]:
+        """Tools and choice in the format of chat requests."""
+        tools = [_tool(tool, f"tools.{place}") for place, tool in enumerate(self.tools or ())]
+        choice = self.tool_choice
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            allowed = as_list(choice.get("tools"), "tool_choice.tools", "tool_choice")
+            names = [one.get("name") for one in allowed if isinstance(one, dict)]
+            tools = [tool for tool in tools if tool["function"]["name"] in names]
+            choice = choice.get("mode", "auto")
+        elif isinstance(choice, dict):
+            if choice.get("type") != "function":
+                raise RequestError(
+                    f"tool_choice.type is {choice.get('type')!r}: only functions are called here",
+                    "tool_choice",
+                )
+            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        return tools or None, choice
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise RequestError(
+            f"{where} is of type {tool.get('type')!r}: this server has no tools of its own, only "
+            "functions can be called",
+            "tools",
+        )
+    text_field(tool, "name", where, "tools")
+    function = {
+        name: tool[name] for name in ("name", "description", "parameters") if tool.get(name)
+    }
+    return {"type": "function", "function": function}
+
+
+class _Items:
+    """Messages read from input items so far."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._reasoning = ""
+
+    def read(self, item: object, where: str) -> None:
+        fields = as_object(item, where, "input")
+        match fields.get("type", "message"):
+            case "message":
+                self._message(fields, where)
+            case "function_call":
+                self._call(fields, where)
+            case "function_call_output":
+                self.messages.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": text_field(fields, "call_id", where, "input"),
+                        "content": as_text(
+                            fields.get("output"), f"{where}.output", "input", INPUT_KINDS
+                        ),
+                    }
+                )
+            case "reasoning":
+                self._reasoning += _reasoning_text(fields, where)
+            case kind:
+                raise RequestError(f"{where} is of type {kind!r}, which is not read here", "input")
+
+    def _message(self, fields: Mapping[str, Any], where: str) -> None:
+        role = text_field(fields, "role", where, "input")
+        content = fields.get("content")
+        if role == "assistant":
+            text = _assistant_text(content, f"{where}.content")
+            self.messages.append(self._assistant({"content": text}))
+        else:
+            text = as_text(content, f"{where}.content", "input", INPUT_KINDS)
+            self.messages.append({"role": role, "content": text})
+
+    def _call(self, fields: Mapping[str, Any], where: str) -> None:
+        names = ("call_id", "name", "arguments")
+        identity, name, arguments = (text_field(fields, n, where, "input") for n in names)
+        call = {
+            "id": identity,
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        if self.messages and self.messages[-1]["role"] == "assistant" and not self._reasoning:
+            self.messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            self.messages.append(self._assistant({"content": "", "tool_calls": [call]}))
+
+    def _assistant(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._reasoning:
+            message["reasoning_content"] = self._reasoning
+            self._reasoning = ""
+        return {"role": "assistant", **message}
+
+
+def _assistant_text(content: object, where: str) -> str:
+    if not isinstance(content, list):
+        return as_text(content, where, "input", OUTPUT_KINDS)
+    texts = []
+    for place, part in enumerate(content):
+        if isinstance(part, Mapping) and part.get("type") == "refusal":
+            texts.append(text_field(part, "refusal", f"{where}.{place}", "input"))
+        else:
+            texts.append(part_text(part, f"{where}.{place}", "input", OUTPUT_KINDS))
+    return "".join(texts)
+
+
+def _reasoning_text(fields: Mapping[str, Any], where: str) -> str:
+    """The reasoning of an item: its text, otherwise its summary."""
+    for name, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
+        if parts := fields.get(name):
+            return as_text(parts, f"{where}.{name}", "input", (kind,))
+    return ""

@@ -1,0 +1,105 @@
+"""A session that writes given pieces, and runs dialects over it without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from edgespec.chat.prompts import ChatPrompt
+from edgespec.chat.reasoning import Marks
+from edgespec.completions.protocols.dialect import Dialect, Event
+from edgespec.completions.service import Completions
+from edgespec.ports.text_request import TextRequest
+from edgespec.values import FinishReason, GenerationResult, TokenEvent
+
+PROMPT = (7, 8, 9)
+TOOL_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+class ScriptedTokens:
+    def __init__(self, pieces: Sequence[str], reason: FinishReason, stopped_by: str | None) -> None:
+        self._pieces, self._reason, self._stopped_by = pieces, reason, stopped_by
+
+    @property
+    def result(self) -> GenerationResult:
+        tokens = tuple(range(len(self._pieces)))
+        return GenerationResult(
+            "".join(self._pieces),
+            PROMPT,
+            tokens,
+            self._reason,
+            reused_tokens=1,
+            stopped_by=self._stopped_by,
+        )
+
+    def run_ahead(self) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        for place, piece in enumerate(self._pieces):
+            yield TokenEvent(piece, place, "target", place)
+
+    def cancel(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedSession:
+    """Keeps what it is asked, and answers with `pieces`."""
+
+    target = SimpleNamespace(name="fake", n_ctx=100, n_vocab=50)
+    eog_tokens = frozenset({0})
+
+    def __init__(
+        self,
+        *pieces: str,
+        reason: FinishReason = "stop",
+        stopped_by: str | None = None,
+        opens_reasoning: bool = False,
+    ) -> None:
+        self._script = (pieces, reason, stopped_by)
+        self._text = "<think>" if opens_reasoning else ""
+        self.messages: list[dict[str, Any]] = []
+        self.tools: Any = None
+        self.variables: dict[str, Any] = {}
+        self.requests: list[TextRequest] = []
+
+    def chat_prompt(self, messages: Any, tools: Any = None, **variables: Any) -> ChatPrompt:
+        self.messages, self.tools, self.variables = list(messages), tools, variables
+        return ChatPrompt(self._text, PROMPT, Marks("<think>", "</think>"), "")
+
+    def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:
+        return max_tokens or 90
+
+    def piece(self, token: int) -> bytes:
+        return b"x"
+
+    def submit(self, request: TextRequest) -> ScriptedTokens:
+        self.requests.append(request)
+        return ScriptedTokens(*self._script)
+
+
+def completions(session: ScriptedSession) -> Completions:
+    return Completions(cast(Any, session), "model", clock=lambda: 1000.0)
+
+
+def whole(dialect: Dialect, content: Any) -> dict[str, Any]:
+    """The whole answer to a request."""
+    asked = dialect.read(content)
+    completion = asked.start()
+    return asked.reply.whole(completion.whole(), completion)
+
+
+def events(dialect: Dialect, content: Any) -> list[dict[str, Any]]:
+    """The events of the answer to a request, whose names are their types."""
+    asked = dialect.read(content | {"stream": True})
+    completion = asked.start()
+    found: list[Event] = []
+    for chunk in completion:
+        found += asked.reply.chunk(chunk, completion)
+    found += asked.reply.end(completion)
+    assert all(one.name == one.content["type"] for one in found)
+    return [one.content for one in found]

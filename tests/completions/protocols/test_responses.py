@@ -1,0 +1,219 @@
+"""OpenAI's Responses over a session that writes a script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
+
+from edgespec.completions.protocols.dialect import Dialect
+from edgespec.completions.protocols.response_replies import responses_dialect, responses_error
+from edgespec.completions.protocols.stored_responses import ENTRY_BYTES, StoredResponses
+from edgespec.completions.refusals import refusal_of
+from edgespec.completions.requests import RequestError
+
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": True,
+}
+
+
+def dialect(session: ScriptedSession, max_bytes: int = 1 << 20) -> Dialect:
+    return responses_dialect(completions(session), StoredResponses(max_bytes))
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "input": "Hello"} | fields
+
+
+def refused(content: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        dialect(ScriptedSession()).read(content)
+    return caught.value
+
+
+def test_a_text_is_a_message_of_the_output() -> None:
+    answer = whole(dialect(ScriptedSession("Hel", "lo")), asked())
+    [item] = answer["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [
+        {"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}
+    ]
+    assert (answer["status"], answer["created_at"]) == ("completed", 1000)
+    assert answer["usage"]["input_tokens"] == 3
+    assert answer["usage"]["input_tokens_details"] == {"cached_tokens": 1}
+    assert answer["usage"]["total_tokens"] == 5
+
+
+def test_reasoning_and_calls_are_items_of_their_own() -> None:
+    session = ScriptedSession("Hm", "m</think>", "Look: ", TOOL_CALL, opens_reasoning=True)
+    answer = whole(dialect(session), asked(tools=[WEATHER]))
+    reasoning, message, call = answer["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hmm"}]
+    assert message["content"][0]["text"] == "Look:"
+    assert (call["name"], call["arguments"]) == ("weather", '{"city": "Rome"}')
+    assert call["call_id"].startswith("call_")
+    assert answer["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+    assert session.tools[0]["function"]["name"] == "weather"
+
+
+def test_a_text_at_its_limit_is_incomplete() -> None:
+    answer = whole(dialect(ScriptedSession("a", reason="length")), asked(max_output_tokens=1))
+    assert answer["status"] == answer["output"][0]["status"] == "incomplete"
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_events_come_in_their_order() -> None:
+    found = events(dialect(ScriptedSession("Hel", "lo")), asked())
+    assert [one["type"].removeprefix("response.") for one in found] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert [one["sequence_number"] for one in found] == list(range(10))
+    assert found[3]["part"]["text"] == "" and found[7]["part"]["text"] == "Hello"
+    assert found[0]["response"]["output"] == []
+    assert found[-1]["response"]["output"] == [found[-2]["item"]]
+
+
+def test_streamed_items_are_those_of_the_whole_answer() -> None:
+    script = ("<think>Hm", "m</think>\n", "Look: ", TOOL_CALL[:30], TOOL_CALL[30:])
+
+    def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in items]
+
+    request = asked(tools=[WEATHER])
+    streamed = events(dialect(ScriptedSession(*script)), request)
+    answer = whole(dialect(ScriptedSession(*script)), request)
+    assert without_ids(streamed[-1]["response"]["output"]) == without_ids(answer["output"])
+    added = [one["item"]["id"] for one in streamed if one["type"].endswith("item.added")]
+    done = [one["item"]["id"] for one in streamed if one["type"].endswith("item.done")]
+    assert added == done and len(set(added)) == 3
+    arguments = "".join(one["delta"] for one in streamed if one["type"].endswith("arguments.delta"))
+    assert arguments == answer["output"][2]["arguments"]
+
+
+def test_items_become_messages() -> None:
+    session = ScriptedSession("a")
+    items = [
+        {"role": "developer", "content": "Be short."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [
+            {"type": "reasoning_text", "text": "Rome?"}]},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "function_call", "call_id": "d", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "sun"},
+        {"type": "message", "id": "msg", "status": "completed", "role": "assistant", "content": [
+            {"type": "output_text", "text": "Sun", "annotations": []}]},
+    ]  # fmt: skip
+    whole(dialect(session), asked(input=items, instructions="Speak Latin."))
+    system, developer, user, calls, result, assistant = session.messages
+    assert system == {"role": "system", "content": "Speak Latin."}
+    assert developer["role"] == "developer"
+    assert user == {"role": "user", "content": "Hi"}
+    assert calls["reasoning_content"] == "Rome?"
+    assert [call["id"] for call in calls["tool_calls"]] == ["c", "d"]
+    assert result == {"role": "tool", "tool_call_id": "c", "content": "sun"}
+    assert assistant == {"role": "assistant", "content": "Sun"}
+
+
+def test_a_request_goes_on_from_a_response() -> None:
+    session = ScriptedSession("Salve")
+    its = dialect(session)
+    first = whole(its, asked(instructions="Speak Latin."))
+    second = whole(its, asked(input="And now?", previous_response_id=first["id"]))
+    third = events(its, asked(input="Then?", previous_response_id=second["id"]))[-1]["response"]
+    assert third["previous_response_id"] == second["id"]
+    assert [(m["role"], m["content"]) for m in session.messages] == [
+        ("user", "Hello"),
+        ("assistant", "Salve"),
+        ("user", "And now?"),
+        ("assistant", "Salve"),
+        ("user", "Then?"),
+    ]
+
+
+def test_a_response_that_is_not_stored_cannot_be_gone_on_from() -> None:
+    its = dialect(ScriptedSession("a"))
+    answer = whole(its, asked(store=False))
+    with pytest.raises(RequestError, match="no response") as caught:
+        its.read(asked(previous_response_id=answer["id"]))
+    refusal = refusal_of(caught.value)
+    assert refusal.code == "previous_response_not_found"
+    assert responses_error(refusal, "")["error"]["param"] == "previous_response_id"
+
+
+def test_the_responses_not_asked_for_longest_are_forgotten_first() -> None:
+    stored = StoredResponses(2 * (ENTRY_BYTES + 60))
+    for name in ("a", "b"):
+        stored.add(name, None, [{"role": "user", "content": name}])
+    assert stored.messages("a")[0]["content"] == "a"
+    stored.add("c", "a", [{"role": "user", "content": "c"}])
+    assert [message["content"] for message in stored.messages("c")] == ["a", "c"]
+    with pytest.raises(RequestError):
+        stored.messages("b")
+
+
+def test_a_schema_is_a_response_format() -> None:
+    schema = {"type": "object"}
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+    session = ScriptedSession("{}")
+    with pytest.raises(AttributeError, match="constraint"):  # a script has no grammars
+        whole(dialect(session), asked(text=text))
+    assert refused(asked(text={"format": {"type": "json_schema", "name": "n"}})).param == (
+        "text.format"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"model": None}, "model", "model is missing"),
+        ({"input": None}, "input", "input is missing"),
+        ({"input": 5}, "input", "input: it must be"),
+        ({"input": [5]}, "input", "input.0 must be an object"),
+        ({"input": [{"role": 1, "content": "a"}]}, "input", "input.0.role must be text"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "text only"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "item_reference"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools.0.name must be text"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice", "only functions"),
+        ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
+        ({"background": True}, "background", "background"),
+        ({"truncation": "auto"}, "truncation", "disabled"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
+        ({"max_tokens": 5}, "max_tokens", "unknown field"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id", "no response 'resp_x'"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(
+    fields: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        dialect(ScriptedSession("a")).read(asked(**fields)).start()
+    error = responses_error(refusal_of(caught.value), "")["error"]
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+def test_allowed_tools_are_the_offered_ones() -> None:
+    session = ScriptedSession("a")
+    other = WEATHER | {"name": "other"}
+    choice = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "other"}],
+    }
+    whole(dialect(session), asked(tools=[WEATHER, other], tool_choice=choice))
+    assert [tool["function"]["name"] for tool in session.tools] == ["other"]
