@@ -28,9 +28,8 @@ from edgespec.memory.budget import (
 from edgespec.memory.experts import ExpertSizes
 from edgespec.ports.adjusting import WeightShares
 
-GROWTH_SHARE = 0.25
-"""Share of the streamed bytes that is pinned between two passes: reading it takes less time than
-the passes save by it soon."""
+GROWTH_SHARE = 0.125
+"""Share of the weights that is pinned between two passes, until nothing is missing."""
 
 
 def smallest_budget(
@@ -92,13 +91,12 @@ def next_shares(
     """
     kept = held & wanted.pinned
     missing = sorted(wanted.pinned - kept, key=lambda i: -sizes[i])
-    streamed_bytes = sum(size for i, size in enumerate(sizes) if i not in kept)
-    portion = 0
+    portion, most_bytes = 0, GROWTH_SHARE * sum(sizes)
     while missing:
         room = wanted.ring_bytes + sum(sizes[i] for i in missing)
         streamed = [size for i, size in enumerate(sizes) if i not in kept]
         fits = ring_for(streamed, MIN_RING_SLOTS) <= room
-        if fits and portion and portion + sizes[missing[0]] > GROWTH_SHARE * streamed_bytes:
+        if fits and portion and portion + sizes[missing[0]] > most_bytes:
             ring_bytes = min(ring_for(streamed, RING_SLOTS), room)
             return replace(wanted, pinned=kept, ring_bytes=ring_bytes)
         portion += sizes[missing[0]]
@@ -118,7 +116,4 @@ def _error_text(plan: MemoryPlan, budget_bytes: int, smallest: int, has_cuts: bo
     if plan.paged and has_cuts:
         return f"{said} with its context and batches: load again with the smaller budget"
     why = "cannot be moved" if plan.paged else "fits whole, so that its weights stay in memory"
-    return (
-        f"{said}: the target {why}; load it with LoadSettings(adjustable_budget=True), or serve "
-        "with --memory-budget auto:SIZE-SIZE, for weights that can be let go"
-    )
+    return f"{said}: the target {why}; load it with adjustable_budget=True (--adjustable-budget)"

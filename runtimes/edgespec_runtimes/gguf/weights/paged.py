@@ -11,7 +11,6 @@ skips the product.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import llama_cpp.llama_cpp as lib
 
 from edgespec.concurrency.owning import close_all
 from edgespec.memory.adjusting import next_shares
+from edgespec.paging.adjustable import AdjustableWeights
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store, paging_stats
@@ -45,7 +45,7 @@ from edgespec_runtimes.gguf.weights.sliced import SlicedMatrices
 POINTER_BYTES = 8
 
 
-class PagedWeights:
+class PagedWeights(AdjustableWeights):
     """All weights of a mapped model: pinned, streamed, or looked up by row.
 
     Constructed before the context, whose `cb_eval` is `callback`; `fill` reads the pinned weights.
@@ -67,15 +67,11 @@ class PagedWeights:
         n_threads: int = 1,
     ) -> None:
         """`cuts` are the possible segmentations of the streamable weights."""
+        super().__init__(shares)
         self._header = header
         self._weights = tuple(weights)
         self._n_batch = n_batch
         self._cuts = cuts
-        self._wanted = shares
-        self._shares: WeightShares | None = shares
-        """The present division; None after a step that failed."""
-        self._applied = threading.Event()
-        self._changing = threading.Lock()
         groups = cuts[shares.cut]
         self._stop = stop
         self._packer = Packer()
@@ -154,27 +150,6 @@ class PagedWeights:
         if not self._stop.is_set():
             self._stream(self._wanted.ring_bytes)
 
-    def divide(self, shares: WeightShares) -> threading.Event:
-        """Divide the memory for weights otherwise, from the next pass or `settle` on.
-
-        From then on the memory is at most that of `shares`, which the event tells. What is missing
-        is pinned before the passes that follow, in portions. Callable from any thread.
-        """
-        with self._changing:
-            self._wanted, self._applied = shares, threading.Event()
-            return self._applied
-
-    def settle(self) -> None:
-        """Take a step towards the wanted division; called between passes.
-
-        Memory that is given up is freed first. Raises WeightReadError.
-        """
-        with self._changing:
-            wanted, applied = self._wanted, self._applied
-        if wanted != self._shares:
-            self._approach(wanted)
-        applied.set()
-
     def begin_pass(self, on_segment: Callable[[float], None] | None = None) -> None:
         """Call before every llama_decode."""
         self.failure = None
@@ -229,9 +204,7 @@ class PagedWeights:
         elif segments:
             self.pager = WeightPager(segments, self._reader, ring_bytes, trace=self._trace)
 
-    def _approach(self, wanted: WeightShares) -> None:
-        """Let go what is pinned and not wanted, and pin some of what is missing."""
-        self._shares = None
+    def _approach(self, wanted: WeightShares) -> WeightShares:
         groups = self._cuts[wanted.cut]
         sizes = [group.segment.slot_bytes for group in groups]
         shares = next_shares(sizes, self._held_of(groups), wanted)
@@ -249,7 +222,7 @@ class PagedWeights:
             if group.segment not in self._pinned:
                 self._pin(group, lambda: False)
         self._stream(shares.ring_bytes)
-        self._shares = shares
+        return shares
 
     def _held_of(self, groups: Sequence[WeightGroup]) -> frozenset[int]:
         """Indices of the segments that are pinned, as they are or as part of a whole matrix."""
