@@ -6,16 +6,19 @@ weights streamed.
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edgespec.errors import Cancelled, WeightReadError
-from edgespec.memory.budget import plan_memory
+from edgespec.memory.budget import MIN_RING_SLOTS, plan_memory, ring_for
 from edgespec.ports import LanguageModel
+from edgespec.ports.adjusting import WeightShares
 from edgespec.runtimes import PreparedModel
 from edgespec.tree import ROOT, TokenTree
 from port_contract import TEXT
@@ -58,6 +61,32 @@ def replace_reads(model: Any, replacement: Callable[..., Callable[..., int]]) ->
     for store in stores:
         reads = getattr(store, "_reads", store)  # a cache of experts has them apart
         reads._reader.read = replacement(reads._reader.read)
+
+
+def cuts_of(model: Any) -> Sequence[Sequence[Any]]:
+    """The segmentations of the model's weights."""
+    weights = model._weights
+    return weights._cuts if hasattr(weights, "_cuts") else [weights.groups]
+
+
+def expert_room(model: Any) -> int:
+    return model._weights._wanted.expert_bytes
+
+
+def ring_and_experts(model: Any, cut: int, pinned: Collection[int]) -> tuple[int, int]:
+    """Bytes of the smallest ring beside what is pinned, and of the cache of experts."""
+    sizes = [group.segment.slot_bytes for group in cuts_of(model)[cut]]
+    streamed = [size for i, size in enumerate(sizes) if i not in pinned]
+    return ring_for(streamed, MIN_RING_SLOTS), expert_room(model)
+
+
+def random_shares(model: Any, dice: random.Random) -> WeightShares:
+    """A division of the memory for weights that works."""
+    cut = dice.randrange(len(cuts_of(model)))
+    share = dice.choice((0.0, 0.3, 0.7, 1.0))
+    pinned = frozenset(i for i in range(len(cuts_of(model)[cut])) if dice.random() < share)
+    ring_bytes, expert_bytes = ring_and_experts(model, cut, pinned)
+    return WeightShares(cut, pinned, ring_bytes, int(expert_bytes * dice.choice((1, 1.5))))
 
 
 class PagingContract:
@@ -112,6 +141,47 @@ class PagingContract:
             reported += paged.last_report.bytes_read
         assert reported >= 4 * paged.paging().streamed_bytes
         assert reported <= paged.paging().bytes_read
+
+    def test_what_is_pinned_may_change_between_passes(self, paged: LanguageModel) -> None:
+        tokens = paged.vocabulary.encode(2 * TEXT)[:8]
+        expected = one_by_one(paged, tokens)
+        paged.truncate(0)
+        dice = random.Random(1)
+        for token, logits in zip(tokens, expected, strict=True):
+            shares = random_shares(paged, dice)
+            applied = paged.adjusting.divide(shares)
+            if dice.random() < 0.5:
+                paged.adjusting.settle()
+                assert applied.is_set()
+            assert np.array_equal(one_by_one(paged, [token])[0], logits)
+            assert applied.is_set()
+
+    def test_what_is_wanted_is_pinned_after_some_passes(self, paged: LanguageModel) -> None:
+        everything = WeightShares(0, frozenset(range(len(cuts_of(paged)[0]))), 0, expert_room(paged))
+        paged.adjusting.divide(everything)
+        for token in paged.vocabulary.encode(2 * TEXT)[:12]:
+            one_by_one(paged, [token])
+        assert paged.paging().streamed_bytes == 0
+
+    def test_a_change_that_cannot_read_is_tried_again(self, paged: LanguageModel) -> None:
+        tokens = paged.vocabulary.encode(2 * TEXT)[:2]
+        expected = one_by_one(paged, tokens)
+        paged.truncate(0)
+        paged.adjusting.divide(WeightShares(0, frozenset(), *ring_and_experts(paged, 0, ())))
+        one_by_one(paged, tokens[:1])
+        everything = WeightShares(0, frozenset(range(len(cuts_of(paged)[0]))), 0, expert_room(paged))
+        paged.adjusting.divide(everything)
+        good = paged._weights._reader.read
+
+        def broken(*arguments: object) -> int:
+            raise WeightReadError("the cable was pulled")
+
+        paged._weights._reader.read = broken
+        with suppress(WeightReadError):  # onnxruntime may map what it packs
+            one_by_one(paged, tokens[1:])
+            paged.truncate(1)
+        paged._weights._reader.read = good
+        assert np.array_equal(one_by_one(paged, tokens[1:])[0], expected[1])
 
     def test_closing_leaves_no_thread(self, paged: LanguageModel) -> None:
         paged.close()

@@ -6,6 +6,7 @@ from typing import Any
 
 from edgespec.completions.requests import RequestError
 from edgespec.errors import (
+    BudgetError,
     Cancelled,
     ContextOverflow,
     EdgespecError,
@@ -85,6 +86,9 @@ def refusal_of(error: BaseException) -> Refusal:
             )
         case GrammarError():
             return Refusal(400, str(error), code="invalid_grammar", param="response_format")
+        case BudgetError():
+            figures = {"smallest_bytes": error.smallest_bytes} if error.smallest_bytes else {}
+            return Refusal(400, str(error), code="budget_too_small", figures=figures)
         case UsageError():
             return Refusal(400, str(error))
         case TargetLost():

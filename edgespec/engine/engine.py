@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +27,7 @@ from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF, Trace
+from edgespec.values import PagingStats
 
 if TYPE_CHECKING:
     from edgespec.engine.drafting.corrections import CorrectionLog
@@ -130,6 +132,19 @@ class Engine(Closeable):
         Raises SessionClosed, and UsageError in a callback of the engine.
         """
         return self.scheduler.alone(work)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Context manager for a thread that waits for the engine's. Raises SessionClosed, and
+        UsageError in a callback of the engine."""
+        return self.scheduler.waiting()
+
+    def between(self, work: Callable[[], T]) -> Future[T]:
+        """Have `work` done in the engine's thread, after the pass that it makes."""
+        return self.scheduler.between(work)
+
+    def see_budget(self, paging: PagingStats) -> None:
+        """Learn from now on about passes that read as `paging` says; called in `between`."""
+        self._learning.see_budget(paging)
 
     def generate(
         self,

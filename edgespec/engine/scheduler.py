@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -64,6 +65,8 @@ class Scheduler(Closeable):
         self._release_models = release
         self._line: list[ActiveRequest | LoneWork] = []
         """Waiting requests and other work, in order of arrival."""
+        self._errands: deque[LoneWork] = deque()
+        """Work that waits for the end of a pass only."""
         self._texts: list[TextAtWork] = []
         """Active texts, in the order in which they began."""
         self._open: weakref.WeakSet[ActiveRequest] = weakref.WeakSet()
@@ -137,6 +140,17 @@ class Scheduler(Closeable):
             self._wake()
             result: T = _result(entry.done)
             return result
+
+    def between(self, work: Callable[[], T]) -> Future[T]:
+        """Have `work` done by the engine's thread, after the pass that it makes; does not wait.
+
+        Raises SessionClosed.
+        """
+        with self._users.use():
+            errand = LoneWork(work, threading.get_ident())
+            self._errands.append(errand)
+            self._wake()
+        return errand.done
 
     def cancel(self, request: ActiveRequest | None = None) -> None:
         """End `request`, or all, soon with the reason "cancelled"; callable from any thread."""
@@ -215,6 +229,8 @@ class Scheduler(Closeable):
 
     def _settle(self) -> None:
         """End the texts that need no further pass, and begin those that have a slot now."""
+        while self._errands:
+            _work(self._errands.popleft())
         self._end_finished()
         if self._line:
             self._turn_away()
@@ -335,6 +351,8 @@ class Scheduler(Closeable):
             self._end(text)
         while self._line:
             _let_go(self._line.pop(0), error)
+        while self._errands:
+            _let_go(self._errands.popleft(), error)
 
 
 def _serve(scheduler: weakref.ref[Scheduler], wakes: SimpleQueue[None]) -> None:

@@ -15,6 +15,8 @@ from edgespec.memory.experts import ExpertSizes, room_for_experts
 MIB = 1 << 20
 LOADING = "loading"
 """Label of rows whose memory is free again once their model is loaded."""
+RING, PINNED, EXPERT_CACHE = "ring of streamed segments", "pinned segments", "cache of experts"
+"""Labels of the rows of a paged target that change with the budget."""
 RING_SLOTS = 3
 """One slot is computed on, one is being read, one is ready; overlap needs at least two."""
 MIN_RING_SLOTS = 2
@@ -235,9 +237,9 @@ def plan_memory(
     rows = (
         *fixed,
         *paged,
-        MemoryRow("target", "ring of streamed segments", ring_bytes),
-        MemoryRow("target", "pinned segments", pinned_bytes),
-        MemoryRow("target", "cache of experts", expert_bytes),
+        MemoryRow("target", RING, ring_bytes),
+        MemoryRow("target", PINNED, pinned_bytes),
+        MemoryRow("target", EXPERT_CACHE, expert_bytes),
     )
     return MemoryPlan(
         budget_bytes,
@@ -286,9 +288,13 @@ def _error_text(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], res
     )
 
 
+def ring_for(sizes: Sequence[int], slots: int) -> int:
+    """Bytes of a ring that holds any `slots` segments with slots of `sizes` at once."""
+    return sum(sorted(sizes, reverse=True)[:slots])
+
+
 def _ring(segments: Sequence[SegmentSize], slots: int) -> int:
-    """Bytes of a ring that holds any `slots` segments at once."""
-    return sum(sorted((segment.slot_bytes for segment in segments), reverse=True)[:slots])
+    return ring_for([segment.slot_bytes for segment in segments], slots)
 
 
 def _min_ring(segmentations: Sequence[Sequence[SegmentSize]]) -> int:

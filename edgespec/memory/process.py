@@ -16,7 +16,7 @@ import psutil
 
 from edgespec.errors import UsageError
 from edgespec.memory import cgroups
-from edgespec.settings.units import format_size, parse_size
+from edgespec.settings.units import auto_bounds, format_size, parse_size
 
 MIB = 1 << 20
 MIN_MARGIN_BYTES, MAX_MARGIN_SHARE = 256 * MIB, 0.125
@@ -177,7 +177,7 @@ def note_on_plan(planned_bytes: int) -> str | None:
 
 def auto_note(budget_bytes: int, memory_budget: int | str) -> list[str]:
     """Addition to an error about a budget that `auto` chose; empty for one that was given."""
-    if memory_budget != "auto":
+    if auto_bounds(memory_budget) is None:
         return []
     margin = margin_bytes(total_bytes()) / MIB
     return [
@@ -188,9 +188,21 @@ def auto_note(budget_bytes: int, memory_budget: int | str) -> list[str]:
 
 def resolve_budget(memory_budget: int | str) -> int:
     """The value of `LoadSettings.memory_budget` in bytes, on this machine and now."""
-    if memory_budget == "auto":
-        return auto_budget(process_rss_bytes(), available_bytes(), total_bytes())
+    if auto_bounds(memory_budget) is not None:
+        found = auto_budget(process_rss_bytes(), available_bytes(), total_bytes())
+        floor, ceiling = budget_bounds(memory_budget)
+        return min(max(found, floor), ceiling)
     return parse_size(memory_budget, total_bytes())
+
+
+def budget_bounds(memory_budget: int | str) -> tuple[int, int]:
+    """Bytes between which a budget stays that follows the free memory."""
+    floor, ceiling = auto_bounds(memory_budget) or ("", "")
+    total = total_bytes()
+    return (
+        parse_size(floor, total) if floor else 0,
+        parse_size(ceiling, total) if ceiling else cgroups.UNLIMITED,
+    )
 
 
 def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: int) -> int:

@@ -86,7 +86,7 @@ class ExpertMemory(Closeable):
         if not self._supply or start + nbytes > self._supply.nbytes:
             return None
         if not self._may_move(key):
-            self._free_supply()
+            self.free_supply()
             return None
         self._n_supplied_bytes += nbytes
         return self._supply.address + start
@@ -104,18 +104,19 @@ class ExpertMemory(Closeable):
         start, nbytes = self._place(key)
         self._ranges[layer][matrix].forget(start, nbytes)
 
+    def free_supply(self) -> None:
+        """Free what was not reserved: slices that cannot have it get pages of their own."""
+        if self._supply is None or self._n_supplied_bytes == self._supply.nbytes:
+            return
+        with self._populating:
+            self._supply.forget(self._n_supplied_bytes)
+            self._n_supplied_bytes = self._n_populated_bytes = self._supply.nbytes
+
     def _may_move(self, key: Slice) -> bool:
         """True if pages may move to the place of a slice, which counts from then on."""
         if self._moves and len(self._moved_to) < MAX_MOVED_PLACES:
             self._moved_to.add(key)
         return self._moves and key in self._moved_to
-
-    def _free_supply(self) -> None:
-        """Free what was not reserved: slices that cannot have it get pages of their own."""
-        assert self._supply is not None
-        with self._populating:
-            self._supply.forget(self._n_supplied_bytes)
-            self._n_supplied_bytes = self._n_populated_bytes = self._supply.nbytes
 
     def _move(self, source: Slice, target: Slice) -> bool:
         """Move the memory of a slice; what the other has no use for is freed."""

@@ -181,6 +181,20 @@ class ExpertCache(Closeable):
         with self._lock:
             self._release(layer)
 
+    def resize(self, capacity_bytes: int) -> None:
+        """Hold at most so many bytes from now on; nothing may be acquired.
+
+        Waits for reads that are under way, and frees the memory of what is evicted.
+        """
+        with self._lock:
+            self._expected.clear()
+            self._reads.wait_until_idle()
+            self._capacity = capacity_bytes
+            self._make_room(0)
+            while self._evicted:
+                self._forget(self._evicted.popleft())
+            self._memory.free_supply()
+
     def cancel(self) -> None:
         """Wake a waiting `acquire`, which returns False; lasts until `resume`."""
         with self._lock:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import EdgespecError
-from edgespec.paging.reader import AlignedMemory, Reader, Segment, read_segment
+from edgespec.paging.reader import AlignedMemory, Extent, Reader, Segment, read_segment
 from edgespec.tracing.spans import OFF, Trace, Track
 
 
@@ -53,27 +53,15 @@ class WeightPager(Closeable):
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
     ) -> None:
-        largest = max(segment.slot_bytes for segment in segments)
-        if ring_bytes < largest:
-            raise EdgespecError(
-                f"the ring of {ring_bytes:,} bytes cannot hold a segment of {largest:,} bytes"
-            )
-        self._segments = tuple(segments)
         self._reader = reader
         self._clock = clock
         self._trace = trace
-        self._ring = AlignedMemory(ring_bytes)
-        self._slots: deque[_Slot] = deque()
-        self._next = 0
-        self._failure: BaseException | None = None
-        self._closing = False
         self._cancelled = False
         self._change = threading.Condition()
         self.bytes_read = 0
         self.stall_s = self.read_s = 0.0
         self.choice_stall_s = self.first_row_stall_s = 0.0
-        self._thread = threading.Thread(target=self._fill, name="edgespec-pager", daemon=True)
-        self._thread.start()
+        self._start(segments, ring_bytes)
 
     @property
     def ring_address(self) -> int:
@@ -138,13 +126,42 @@ class WeightPager(Closeable):
         with self._change:
             self._cancelled = False
 
+    def rearrange(self, segments: Sequence[Segment], ring_bytes: int) -> None:
+        """Stream other segments through another ring from now on; nothing may be acquired.
+
+        The memory of the former ring is freed first. Without segments there is no ring.
+        """
+        self._stop()
+        self._ring.close()
+        self._start(segments, ring_bytes)
+
     def close(self) -> None:
+        self._stop()
+        close_all(self._reader.close, self._ring.close)
+
+    def _start(self, segments: Sequence[Segment], ring_bytes: int) -> None:
+        largest = max((segment.slot_bytes for segment in segments), default=0)
+        if ring_bytes < largest:
+            raise EdgespecError(
+                f"the ring of {ring_bytes:,} bytes cannot hold a segment of {largest:,} bytes"
+            )
+        self._segments = tuple(segments)
+        self._ring = AlignedMemory(ring_bytes)
+        self._slots: deque[_Slot] = deque()
+        self._next = 0
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._fill, name="edgespec-pager", daemon=True)
+        if segments:
+            self._thread.start()
+
+    def _stop(self) -> None:
         with self._change:
             self._closing = True
             self._change.notify_all()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self._slots.clear()
-        close_all(self._reader.close, self._ring.close)
 
     def _count_stall(self, index: int, begin: float, end: float) -> None:
         self.stall_s += end - begin
@@ -264,24 +281,39 @@ class WeightPager(Closeable):
 
 
 class PinnedSegments(Closeable):
-    """Segments that stay in memory from loading to `close`."""
+    """Segments that stay in memory until they are dropped, or until `close`."""
 
     def __init__(self, trace: Trace = OFF) -> None:
-        self._memory: list[AlignedMemory] = []
+        self._memory: dict[tuple[Extent, ...], AlignedMemory] = {}
         self._trace = trace
+
+    def __contains__(self, segment: Segment) -> bool:
+        return segment.extents in self._memory
 
     def load(self, segment: Segment, reader: Reader, stopped: Callable[[], bool]) -> int:
         """Read a segment into memory of its own and return the address."""
         memory = AlignedMemory(segment.slot_bytes)
-        self._memory.append(memory)
-        with self._trace.span(Track.STORAGE, "read pinned") as span:
-            n = read_segment(reader, segment, memory, 0, stopped)
-            span.note(name=segment.name, bytes=n)
-        if self._trace.is_on:
-            pinned = sum(memory.nbytes for memory in self._memory)
-            self._trace.count_bytes("pinned (MiB)", pinned=pinned)
+        self._memory[segment.extents] = memory
+        try:
+            with self._trace.span(Track.STORAGE, "read pinned") as span:
+                n = read_segment(reader, segment, memory, 0, stopped)
+                span.note(name=segment.name, bytes=n)
+        except BaseException:
+            self.drop(segment)
+            raise
+        self._count()
         return memory.address
 
+    def drop(self, segment: Segment) -> None:
+        """Free the memory of a segment."""
+        self._memory.pop(segment.extents).close()
+        self._count()
+
     def close(self) -> None:
-        memory, self._memory = self._memory, []
-        close_all(*(part.close for part in memory))
+        memory, self._memory = self._memory, {}
+        close_all(*(part.close for part in memory.values()))
+
+    def _count(self) -> None:
+        if self._trace.is_on:
+            pinned = sum(memory.nbytes for memory in self._memory.values())
+            self._trace.count_bytes("pinned (MiB)", pinned=pinned)

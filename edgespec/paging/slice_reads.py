@@ -98,6 +98,11 @@ class SliceReads(Closeable):
             self._pending[task.layer, task.matrix] += 1
         self._work.notify(len(self._queue))
 
+    def wait_until_idle(self) -> None:
+        """Wait for all reads; nothing may be put meanwhile."""
+        while (self._queue or self._n_reading) and not self.is_closing:
+            self.arrival.wait()
+
     def wake(self) -> None:
         """Have `when_idle` called if nothing is being read."""
         self._work.notify()

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ from edgespec.errors import Cancelled
 from edgespec.memory import heap, process, requests
 from edgespec.server.access_log import AccessLog
 from edgespec.server.bodies import RequestBodies
+from edgespec.server.budget_request import budget_of
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
 from edgespec.server.page import page
@@ -96,6 +98,8 @@ class Service:
             ("/responses", self._answering(responses_dialect(completions, stored)), "POST"),
             ("/tokenize", self._tokenize, "POST"),
             ("/detokenize", self._detokenize, "POST"),
+            ("/budget", self._budget, "GET"),
+            ("/budget", self._set_budget, "POST"),
         ]
         routes = [
             # these routes need no key
@@ -224,6 +228,15 @@ class Service:
 
     async def _detokenize(self, request: Request) -> Response:
         return await self._tokens(request, tokenizing.detokenize)
+
+    async def _budget(self, request: Request) -> Response:
+        return JSONResponse(asdict(self._session.budget))
+
+    async def _set_budget(self, request: Request) -> Response:
+        async with self._bodies.of(request) as body:
+            size = budget_of(decoded(body))
+        await in_thread(partial(self._session.set_memory_budget, size), lambda: None)
+        return await self._budget(request)
 
     async def _tokens(
         self, request: Request, answer: Callable[[Tokenizer, object], dict[str, Any]]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from edgespec.chat.messages import Message
 from edgespec.errors import UsageError
+from edgespec.memory.budget import MemoryPlan
 from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.session import Session
 from edgespec.settings.config import SamplingParams
@@ -87,6 +88,10 @@ class AsyncSession:
     ) -> InThread[GenerationResult]:
         """`Session.generate_many`: `async for` its results; the prompts are read in a thread."""
         return InThread(self._session.generate_many(prompts, sampling, max_tokens, **options))
+
+    async def set_memory_budget(self, size: int | str) -> MemoryPlan:
+        """`Session.set_memory_budget`."""
+        return await asyncio.to_thread(self._session.set_memory_budget, size)
 
     @overload
     async def create_chat_completion(

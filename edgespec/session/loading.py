@@ -95,6 +95,10 @@ class LoadedModels(Closeable):
     """Seconds by phase of loading, and `total`."""
     path: Path | None = None
     """Path of the target."""
+    needs: ModelNeeds | None = None
+    """Memory needs of the target, for other budgets."""
+    budget: int | str = 0
+    """The budget that was asked for, as it was written."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -176,8 +180,15 @@ class _Opening(Closeable):
             notes = dict.fromkeys((*memory_plan.notes, *self._notes(memory_plan)))
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
-            path = self._settings.model.absolute()
-            return LoadedModels(target, draft, memory_plan, self._report, path)
+            return LoadedModels(
+                target,
+                draft,
+                memory_plan,
+                self._report,
+                self._settings.model.absolute(),
+                self._prepared[0].needs(),
+                self._settings.memory_budget,
+            )
 
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         began = time.perf_counter()
@@ -396,6 +407,9 @@ class _Opening(Closeable):
         """The plan of `_divide`, with memory for grammars or not."""
         settings, target = self._settings, self._prepared[0]
         others = reserving.reserved_rows(settings, self._engine_settings, target, needs, grammars)
+        first = needs[0]
+        if settings.pages_all and first.cuts:
+            first = replace(first, resident=None)
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
         footprint_bytes = stable_count(process.footprint_bytes())
         n_threads = settings.threads or process.usable_cores()
@@ -403,7 +417,7 @@ class _Opening(Closeable):
             return plan_models(
                 self._budget_bytes,
                 process.round_up_to_step(footprint_bytes),
-                needs[0],
+                first,
                 needs[1] if len(needs) > 1 else None,
                 score=partial(expected_rate, n_texts=self._n_parallel, n_threads=n_threads),
                 enforced=target.enforced,

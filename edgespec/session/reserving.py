@@ -64,6 +64,11 @@ def reserved_rows(
     return rows
 
 
+def row_bytes(plan: MemoryPlan, what: str) -> int:
+    """Bytes that a plan keeps for `what`."""
+    return sum(row.nbytes for row in plan.rows if row.what == what)
+
+
 def grammar_bytes(n_vocab: int, n_texts: int) -> int:
     """Memory of structured answers with a vocabulary of `n_vocab`, for `n_texts` at once."""
     n_grammars = min(requests.GRAMMARS_AT_ONCE, n_texts)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.chat.sampling import chat_sampling
-from edgespec.concurrency.owning import Closeable, close_forgotten
+from edgespec.concurrency.owning import Closeable, close_all, close_forgotten
 from edgespec.engine.admission import text_limit
 from edgespec.engine.drafting.state_store import CalibrationFile
 from edgespec.engine.encoding import Encoder
@@ -26,14 +26,16 @@ from edgespec.errors import UsageError
 from edgespec.files import cache_folder
 from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar, new_compiler
 from edgespec.memory import process
+from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session import reserving
+from edgespec.session.budget import BudgetReport, SessionBudget
 from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.in_order import InOrder
 from edgespec.session.loading import LoadedModels, open_models, plan
-from edgespec.session.reserving import POOL, STATE_FILES
+from edgespec.session.reserving import POOL, STATE_FILES, row_bytes
 from edgespec.session.tokenizing import Tokenizer
 from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
@@ -91,7 +93,6 @@ class Session(Closeable):
         engine_settings: EngineSettings | None = None,
         trace: Trace = OFF,
     ) -> None:
-        self.plan = models.plan
         self.load_report = models.load_report
         """Seconds by phase of loading, and `total`."""
         self._models = models
@@ -117,10 +118,11 @@ class Session(Closeable):
             memory=memory,
             observer=observer,
             release=close_models,
-            n_grammars=self.pool_bytes // GRAMMAR_BYTES or None,
+            n_grammars=row_bytes(models.plan, POOL) // GRAMMAR_BYTES or None,
             name="the session",
         )
-        room_bytes = self._row_bytes(STATE_FILES)
+        self._budget = SessionBudget(models, self._engine)
+        room_bytes = row_bytes(models.plan, STATE_FILES)
         self._keeper = StateKeeper(self._engine, target, draft, room_bytes)
         self._encoder = Encoder(target.vocabulary, target.info.n_ctx, self._engine.use)
         self._prompts = self._new_prompts()
@@ -168,10 +170,28 @@ class Session(Closeable):
     @property
     def pool_bytes(self) -> int:
         """Memory that grammars and large answers in use may take together; 0: not limited."""
-        return self._row_bytes(POOL)
+        return row_bytes(self.plan, POOL)
 
-    def _row_bytes(self, what: str) -> int:
-        return sum(row.nbytes for row in self.plan.rows if row.what == what)
+    @property
+    def plan(self) -> MemoryPlan:
+        """The memory plan; `set_memory_budget` replaces it."""
+        return self._budget.plan
+
+    @property
+    def budget(self) -> BudgetReport:
+        """The memory budget, and what is in memory now."""
+        return self._budget.report
+
+    def set_memory_budget(self, size: int | str) -> MemoryPlan:
+        """Keep another memory budget from now on, also while texts are written; from any thread.
+
+        `size` is bytes, 6GiB, 512M or 75% of the machine's memory. Returns the new plan once the
+        process's memory is within it, which takes a pass at most; a larger budget fills up in the
+        passes that follow. Texts do not change. Raises BudgetError for a size below
+        `budget.smallest_bytes`, also for weights that cannot be let go
+        (`LoadSettings.adjustable_budget`).
+        """
+        return self._budget.change(size)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with a BOS token if the model uses one.
@@ -456,12 +476,12 @@ class Session(Closeable):
 
         Raises UsageError in a callback of the session itself.
         """
-        self._engine.close()
+        close_all(self._budget.close, self._engine.close)
 
     def __del__(self) -> None:
         engine: Engine | None = getattr(self, "_engine", None)
         if engine is not None and not engine.is_closed:
-            close_forgotten(self, engine.close)
+            close_forgotten(self, partial(close_all, self._budget.close, engine.close))
 
 
 def _is_chat(prompt: Any) -> bool:

@@ -24,6 +24,7 @@ from edgespec.settings.base import Flag, Names, PythonNames, Settings
 from edgespec.settings.draft_name import draft_named
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
+from edgespec.settings.units import auto_bounds
 from edgespec.settings.parsing import MAX_BIAS, biases, budget, checked_biases, texts_at_once
 
 
@@ -136,7 +137,10 @@ class LoadSettings(Settings):
     and where it is a head, which follows one text, and `n_parallel` asks for more."""
     memory_budget: Annotated[int | str, BeforeValidator(budget)] = "auto"
     """Most memory of the whole process, at its peak: bytes, 6GiB, 512M, 75% of the machine's, or
-    auto, which is what is free now less a margin."""
+    auto, which is what is free now less a margin, and follows it where weights are paged.
+    auto:1GiB-4GiB stays between two sizes and pages all weights."""
+    adjustable_budget: bool = False
+    """Page weights even if all fit, so that a running model can be given a smaller budget."""
     ctx_size: Count = 0
     """Tokens of context; 0 is what the model was trained on, up to 4096."""
     ctx_size_draft: Count = 0
@@ -182,6 +186,7 @@ class LoadSettings(Settings):
             draft: str | Path | None = None,
             optional_draft: bool = False,
             memory_budget: int | str = "auto",
+            adjustable_budget: bool = False,
             ctx_size: int = 0,
             ctx_size_draft: int = 0,
             batch_size: int | None = None,
@@ -230,6 +235,11 @@ class LoadSettings(Settings):
     @classmethod
     def known(cls) -> set[str]:
         return {*super().known(), *option_names()} - {"options"}
+
+    @property
+    def pages_all(self) -> bool:
+        """True if weights are paged even if all fit."""
+        return self.adjustable_budget or any(auto_bounds(self.memory_budget) or ())
 
     def as_given(self) -> dict[str, Any]:
         """The settings that were given, as a file or a call would give them again."""

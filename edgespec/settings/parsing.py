@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from edgespec.errors import UsageError
 from edgespec.settings.base import Settings
 from edgespec.settings.frozen import FrozenDict
-from edgespec.settings.units import parse_size
+from edgespec.settings.units import auto_bounds, parse_size
 
 MAX_BIAS = 10_000.0
 """Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
@@ -27,12 +27,19 @@ _BIAS = re.compile(r"(\d+)([+-](?:\d+(?:\.\d*)?|\.\d+|inf))", re.ASCII)
 
 
 def budget(value: object, info: ValidationInfo) -> object:
-    """`auto` and percentages stay: what they mean depends on the machine and the moment."""
+    """The bytes of a budget. `auto` and percentages stay: what they mean depends on the machine and
+    the moment."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
     names = info.context or Settings.names
     shown = names.with_value(info.field_name or "memory_budget", value)
     text = str(value).strip().lower()
+    if (bounds := auto_bounds(text)) and info.field_name != "gpu_memory_budget":
+        whole = 1 << 40
+        floor, ceiling = (parse_size(bound, whole, shown) if bound else whole for bound in bounds)
+        if floor > ceiling and bounds[0].endswith("%") == bounds[1].endswith("%"):
+            raise UsageError(f"{shown}: the smaller size comes first, as in auto:1GiB-4GiB")
+        return text
     if text == "auto":
         return text
     if text.endswith("%"):

@@ -10,6 +10,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:(%)|([kmgt]?)(?:i?b)?)", re.IGNO
 _EXPONENT = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
+_AUTO = re.compile(r"auto(?::\s*([^-]+)-([^-]+))?", re.IGNORECASE)
 _RATE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:b(?:/s)?)?", re.IGNORECASE | re.ASCII)
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -36,6 +37,15 @@ def parse_size(value: str | int, total_bytes: int | None = None, named: str | No
     if not 1 <= size < 1 << 63:
         raise UsageError(f"{said} is not a size that memory or a file can have")
     return int(size)
+
+
+def auto_bounds(budget: str | int) -> tuple[str, str] | None:
+    """Floor and ceiling of a budget that follows the free memory, `auto:1GiB-4GiB`; both are empty
+    for `auto`, None for a budget that is fixed."""
+    match = _AUTO.fullmatch(str(budget).strip())
+    if match is None:
+        return None
+    return (match[1] or "").strip(), (match[2] or "").strip()
 
 
 def parse_rate(value: str | int) -> int:

@@ -56,7 +56,7 @@ def opened(path: Path, share: float = 0.0, n_threads: int = 1) -> GgufModel:
 
 def n_slices(model: GgufModel) -> int:
     assert model._weights is not None
-    return sum(group.rows is not None for group in model._weights.groups)
+    return sum(group.rows is not None for group in model._weights._arranged.groups)
 
 
 def logits_of(model: GgufModel, n_rows: int) -> np.ndarray:
@@ -135,7 +135,7 @@ def test_a_pass_reads_every_slice_once(tmp_path: Path) -> None:
     before = model.paging().bytes_read
     one_by_one(model, TOKENS)
     assert model._weights is not None
-    groups, ring = model._weights.groups, model._weights._ring_bytes
+    groups, ring = model._weights._arranged.groups, model._weights._wanted.ring_bytes
     assert n_slices(model) > 2
     file_bytes = path.stat().st_size  # the last block of the file is not whole
     runs = [run for group in groups for run in group.segment.runs]
@@ -149,7 +149,7 @@ def test_a_pass_reads_every_slice_once(tmp_path: Path) -> None:
 def test_slices_share_less_than_the_rows_that_64_leaves_over(tmp_path: Path) -> None:
     model = opened(Head("Q8_0", True, 601).write(tmp_path))
     assert model._weights is not None
-    rows = [group.rows for group in model._weights.groups if group.rows]
+    rows = [group.rows for group in model._weights._arranged.groups if group.rows]
     model.close()
     assert {len(some) % 64 for some in rows} == {601 % 64}
     assert set().union(*rows) == set(range(601))

@@ -19,7 +19,7 @@ from edgespec.cli.flags.values import number, read_text, whole
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.settings.config import GenerateSettings, Sampling
+from edgespec.settings.config import GenerateSettings, LoadSettings, Sampling
 from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.flag(group, "--port N", f"port; 0 takes a free one (default: {PORT})")
     _add_access(group)
     groups.flag(group, "--alias NAME", "name of the model in answers")
+    groups.add(group, LoadSettings, adjustable_budget="")
     _add_limits(group)
     output = parser.add_argument_group("output")
     groups.flag(output, "--log-json", "log each request as a JSON object on one line")

@@ -180,6 +180,18 @@ class PlannerStore:
             self._key = self._key.with_reads(outcome.bytes_read, outcome.read_s)
             self.planner.see_round(outcome)
 
+    def see_budget(self, paging: PagingStats) -> None:
+        """Go on with another share of streamed weights, with the costs of an earlier run if known.
+
+        Otherwise what was learnt adapts.
+        """
+        tenths = CostKey.of(paging, ()).streamed_tenths
+        if tenths != self._key.streamed_tenths:
+            self.keep()
+            self._key = replace(self._key, streamed_tenths=tenths)
+            if self._key.is_known:
+                self.planner.restore(self._recalled.get(self._name_of_costs, {}))
+
     def keep(self) -> None:
         """Store the learnt state for the next run."""
         if self._memory is None or self._grower is None:

@@ -51,8 +51,8 @@ _ABORTED = 2
 
 
 class GgufModel:
-    """A loaded GGUF model; implements `LanguageModel`, `HoldsTexts`, `KeepsState` and, if loaded
-    for it, `GivesFeatures`."""
+    """A loaded GGUF model; implements `LanguageModel`, `HoldsTexts`, `KeepsState`, `IsAdjustable`
+    and, if loaded for it, `GivesFeatures`."""
 
     def __init__(
         self,
@@ -346,6 +346,10 @@ class GgufModel:
                 self._memory.clear()
                 self._texts.clear()
                 raise
+
+    @property
+    def adjusting(self) -> PagedWeights | None:
+        return self._weights
 
     def paging(self) -> PagingStats:
         if self._paging is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled
+from edgespec.memory.adjusting import shares_of
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import DirectReader
@@ -208,20 +209,18 @@ class PreparedGguf:
         self, shape: contexts.ContextShape, plan: MemoryPlan, progress: Progress | None
     ) -> LanguageModel:
         traced, mixtures = self._measured.mapped.traced, self._measured.mapped.mixtures
-        groups = self._measured.mapped.cuts[plan.cut]
+        cuts = self._measured.mapped.cuts
         model = self._measured.mapped.take_model()
         paged = weights.PagedWeights(
             self._header,
             partial(DirectReader, self._header.paths),
             traced,
-            groups,
-            plan.pinned,
-            plan.ring_bytes,
+            cuts,
+            shares_of(plan),
             shape.largest_batch,
             self._stop,
             self._request.trace,
             mixtures,
-            plan.expert_bytes,
             shape.n_threads,
         )
         try:

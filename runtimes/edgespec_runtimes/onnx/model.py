@@ -28,14 +28,15 @@ from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.onnx.batches import Batch, Batcher
 from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.layer_inputs import LayerInputs
+from edgespec_runtimes.onnx.weights.paged import OnnxWeights
 
 PIECE_BYTES = 1 << 20
 """Bytes of the cache per piece of a state file."""
 
 
 class OnnxModel:
-    """A loaded ONNX model; implements `LanguageModel`, `HoldsTexts`, `KeepsState` and, if loaded
-    for it, `GivesFeatures`. Owns its decoder.
+    """A loaded ONNX model; implements `LanguageModel`, `HoldsTexts`, `KeepsState`, `IsAdjustable`
+    and, if loaded for it, `GivesFeatures`. Owns its decoder.
 
     Texts in one pass have separate batches: each piece's weights are read once for all of them, and
     a text rounds as it does alone, which it would not as a row of a common batch.
@@ -186,6 +187,10 @@ class OnnxModel:
                     read(block[begin : begin + PIECE_BYTES])
             self._caches[0].extend(n_tokens)
 
+    @property
+    def adjusting(self) -> OnnxWeights | None:
+        return self._weights
+
     def paging(self) -> PagingStats:
         weights = self._weights
         if self._paging is not None:
@@ -218,6 +223,8 @@ class OnnxModel:
         on_piece: Callable[[float], None] | None = None,
     ) -> np.ndarray:
         self._n_passes += 1
+        if self._weights:
+            self._weights.settle()
         n_tokens = sum(len(batch.slots) for batch in batches)
         with self._trace.span(Track.TARGET, "pass").note(tokens=n_tokens):
             return decoder.run(batches, n_logits, on_piece)

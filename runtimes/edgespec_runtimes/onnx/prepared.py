@@ -16,6 +16,7 @@ import onnx
 import onnxruntime as ort
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.memory.adjusting import shares_of
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
@@ -296,8 +297,7 @@ class PreparedOnnx:
                 fitted.cut,
                 sessions,
                 self._deployed.in_memory,
-                plan.pinned,
-                plan.ring_bytes,
+                shares_of(plan),
                 self._stop.is_set,
                 trace,
             )

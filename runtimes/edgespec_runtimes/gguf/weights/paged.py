@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
 from edgespec.concurrency.owning import close_all
+from edgespec.memory.adjusting import next_shares
+from edgespec.paging.adjustable import AdjustableWeights
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store, paging_stats
 from edgespec.ports import Progress
+from edgespec.ports.adjusting import WeightShares
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.weights.arrangement import Arrangement, offsets
 from edgespec_runtimes.gguf.weights.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.weights.packing import packed_fields
 from edgespec_runtimes.gguf.weights.row_tables import LOOKUP, RowTable, rows_named
@@ -36,18 +39,18 @@ from edgespec_runtimes.gguf.weights.segments import (
     TracedWeight,
     WeightGroup,
     extent_of,
-    join_pinned,
 )
 from edgespec_runtimes.gguf.weights.sliced import SlicedMatrices
 
 POINTER_BYTES = 8
 
 
-class PagedWeights:
+class PagedWeights(AdjustableWeights):
     """All weights of a mapped model: pinned, streamed, or looked up by row.
 
     Constructed before the context, whose `cb_eval` is `callback`; `fill` reads the pinned weights.
-    `open_reader` opens the model's files, once for segments and once for experts.
+    `open_reader` opens the model's files, once for segments and once for experts. What is pinned
+    can change between passes (`divide`).
     """
 
     def __init__(
@@ -55,22 +58,24 @@ class PagedWeights:
         header: GgufFile,
         open_reader: Callable[[], Reader],
         weights: Sequence[TracedWeight],
-        groups: Sequence[WeightGroup],
-        pinned: frozenset[int],
-        ring_bytes: int,
+        cuts: Sequence[Sequence[WeightGroup]],
+        shares: WeightShares,
         n_batch: int,
         stop: AbortFlag,
         trace: Trace = OFF,
         mixtures: Sequence[Mixture] = (),
-        expert_bytes: int = 0,
         n_threads: int = 1,
     ) -> None:
-        joined, self._pinned_groups = join_pinned(groups, pinned)
-        self.groups = tuple(joined)
-        self._ring_bytes = ring_bytes
+        """`cuts` are the possible segmentations of the streamable weights."""
+        super().__init__(shares)
+        self._header = header
+        self._weights = tuple(weights)
+        self._n_batch = n_batch
+        self._cuts = cuts
+        groups = cuts[shares.cut]
         self._stop = stop
         self._packer = Packer()
-        self.packed = packed_fields(self._packer, header, self.groups)
+        self.packed = packed_fields(self._packer, header, groups)
         """Buffer fields of packed tensors by address."""
         self._reader = open_reader()
         self._pinned = PinnedSegments(trace)
@@ -84,33 +89,26 @@ class PagedWeights:
 
         swapped = {weight.address for group in groups for weight in group.weights}
         swapped |= {weight.address for mixture in mixtures for weight in mixture.weights}
-        self.experts = self._paged_experts(open_reader, mixtures, expert_bytes, n_threads)
+        self.experts = self._paged_experts(open_reader, mixtures, shares.expert_bytes, n_threads)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
-        self._tables = self._row_tables(header, weights, n_batch)
-        self._streamed = [
-            group for i, group in enumerate(self.groups) if i not in self._pinned_groups
-        ]
+        self._tables: dict[int, tuple[TracedWeight, RowTable]] = {}
         self.sliced = SlicedMatrices(
-            self.groups, self._streamed, n_threads, self._packer, self.packed
+            n_threads if any(group.rows for cut in cuts for group in cut) else 0,
+            self._packer,
+            self.packed,
         )
         self._mapped = {w.address: w.pointer.value for w in weights}
         self._plain = {address: BufferFields.of(address) for address in self.packed}
-        whole = {i: group for i, group in enumerate(self._streamed) if group.rows is None}
-        self._swaps = [_offsets(group) for group in self._streamed]
-        self._segment_of = {w.address: i for i, group in whole.items() for w in group.weights}
-        self._last_of = {group.weights[-1].address: i for i, group in whole.items()}
-        self._stop_after = self._boundaries()
-        self._n_pinned_before = self._runs_of_pinned()
         self._held: set[int] = set()
         self._parked: set[int] = set()
         """Segments that could not be read, whose weights point to arbitrary memory of the ring."""
         self._lookup_op = abi.op_number(LOOKUP)
         self._choice_ops = self.experts.ops if self.experts else frozenset()
-        self._ops = self._choice_ops.union((*map(abi.op_number, MATMULS), self._lookup_op))
+        self._use(Arrangement(groups, shares.pinned))
 
     @property
     def pinned_bytes(self) -> int:
-        return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
+        return sum(group.segment.nbytes for group in self._arranged.pinned_groups)
 
     @property
     def backends(self) -> list[int]:
@@ -131,7 +129,7 @@ class PagedWeights:
 
     @property
     def stats(self) -> PagingStats:
-        segments = [group.segment for group in self.groups]
+        segments = [group.segment for group in self._arranged.groups]
         experts = self.experts.cache.stats if self.experts else None
         return paging_stats(segments, self.pinned_bytes, self.stores, self.passes, experts)
 
@@ -139,28 +137,23 @@ class PagedWeights:
         """Read the pinned weights and start streaming. Raises WeightReadError."""
         small = [extent_of(weight) for weight in self._resident]
         resident = WeightGroup(Segment("small tensors", small), tuple(self._resident))
-        pinned = [self.groups[i] for i in sorted(self._pinned_groups)]
-        chosen = ([resident] if small else []) + pinned
+        chosen = ([resident] if small else []) + self._arranged.pinned_groups
         total = sum(group.segment.nbytes for group in chosen) or 1
         done = 0
         for group in chosen:
             if self._stop.is_set():
                 return
-            base = self._pinned.load(group.segment, self._reader, self._stop.is_set)
-            for weight, offset in _offsets(group):
-                self._put(weight, base + offset)
-            if group.rows is not None:
-                self.sliced.keep(group, base)
+            self._pin(group, self._stop.is_set)
             done += group.segment.nbytes
             if progress:
                 progress("reading pinned weights", done / total)
-        if self._streamed and not self._stop.is_set():
-            segments = [group.segment for group in self._streamed]
-            self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
+        if not self._stop.is_set():
+            self._stream(self._wanted.ring_bytes)
 
     def begin_pass(self, on_segment: Callable[[float], None] | None = None) -> None:
         """Call before every llama_decode."""
         self.failure = None
+        self.settle()
         self._on_segment = on_segment
         for store in self.stores:
             store.resume()
@@ -172,7 +165,7 @@ class PagedWeights:
         for index in list(self._held):
             self._restore(index)
         for index in self._parked:
-            self._point_to_mapping(index)
+            self._release(index)
         self._parked.clear()
         if self.experts:
             self.experts.end_pass()
@@ -196,24 +189,75 @@ class PagedWeights:
             *(rows.close for _, rows in self._tables.values()),
         )
 
-    def _row_tables(
-        self, header: GgufFile, weights: Sequence[TracedWeight], n_batch: int
-    ) -> dict[int, tuple[TracedWeight, RowTable]]:
-        """Lookup tables by address, without those that are pinned as output head."""
-        pinned = {
-            weight.address
-            for group in map(self.groups.__getitem__, self._pinned_groups)
-            for weight in group.weights
-            if group.rows is None
-        }
-        tables = [w for w in weights if w.looked_up and w.address not in pinned]
-        return {
-            w.address: (
-                w,
-                RowTable(w.entry, header.paths[w.entry.file_index], n_batch * w.rows_per_token),
-            )
-            for w in tables
-        }
+    def _pin(self, group: WeightGroup, stopped: Callable[[], bool]) -> None:
+        base = self._pinned.load(group.segment, self._reader, stopped)
+        for weight, offset in offsets(group):
+            self._put(weight, base + offset)
+        if group.rows is not None:
+            self.sliced.keep(group, base)
+
+    def _stream(self, ring_bytes: int) -> None:
+        """Stream what is not pinned through a ring of this size."""
+        segments = [group.segment for group in self._arranged.streamed]
+        if self.pager is not None:
+            self.pager.rearrange(segments, ring_bytes)
+        elif segments:
+            self.pager = WeightPager(segments, self._reader, ring_bytes, trace=self._trace)
+
+    def _approach(self, wanted: WeightShares) -> WeightShares:
+        groups = self._cuts[wanted.cut]
+        sizes = [group.segment.slot_bytes for group in groups]
+        shares = next_shares(sizes, self._held_of(groups), wanted)
+        arranged = Arrangement(groups, shares.pinned)
+        if self.pager is not None:
+            self.pager.rearrange((), 0)
+        if self.experts:
+            self.experts.cache.resize(wanted.expert_bytes)
+        kept = {group.segment.extents for group in arranged.pinned_groups}
+        for group in self._arranged.pinned_groups:
+            if group.segment in self._pinned and group.segment.extents not in kept:
+                self._let_go(group)
+        self._use(arranged)
+        for group in arranged.pinned_groups:
+            if group.segment not in self._pinned:
+                self._pin(group, lambda: False)
+        self._stream(shares.ring_bytes)
+        return shares
+
+    def _held_of(self, groups: Sequence[WeightGroup]) -> frozenset[int]:
+        """Indices of the segments that are pinned, as they are or as part of a whole matrix."""
+        whole = self._arranged.pinned_whole
+        return frozenset(
+            i
+            for i, group in enumerate(groups)
+            if group.segment in self._pinned or (group.rows and group.weights[0].address in whole)
+        )
+
+    def _let_go(self, group: WeightGroup) -> None:
+        for weight, _ in offsets(group):
+            self._point_to_mapping(weight)
+        self.sliced.forget(group)
+        self._pinned.drop(group.segment)
+
+    def _use(self, arranged: Arrangement) -> None:
+        self._arranged = arranged
+        self._streamed, self._swaps = arranged.streamed, arranged.swaps
+        self._segment_of, self._last_of = arranged.segment_of, arranged.last_of
+        self._stop_after = arranged.stop_after
+        self.sliced.arrange(arranged.groups, arranged.streamed)
+        whole = arranged.pinned_whole
+        tables = {w.address: w for w in self._weights if w.looked_up and w.address not in whole}
+        for address in self._tables.keys() - tables.keys():
+            self._tables.pop(address)[1].close()
+        for address in tables.keys() - self._tables.keys():
+            self._tables[address] = tables[address], self._row_table(tables[address])
+        matmuls = map(abi.op_number, MATMULS if self._streamed or self.experts else ())
+        self._ops = self._choice_ops.union((*matmuls, self._lookup_op))
+
+    def _row_table(self, weight: TracedWeight) -> RowTable:
+        """The table of an embedding, or of positions, without the rows that are not used."""
+        path = self._header.paths[weight.entry.file_index]
+        return RowTable(weight.entry, path, self._n_batch * weight.rows_per_token)
 
     def _paged_experts(
         self,
@@ -229,29 +273,6 @@ class PagedWeights:
         layers = [mixture.layer for mixture in mixtures]
         cache = ExpertCache(layers, open_reader(), nbytes, trace=self._trace)
         return PagedExperts(mixtures, cache, self._stop, n_threads)
-
-    def _boundaries(self) -> frozenset[int]:
-        """Weights after whose product llama.cpp must compute before it continues with callbacks.
-
-        They are the last ones of each streamed segment, so that its slot is freed, and the last
-        ones before it, so that waiting for it does not delay earlier nodes.
-        """
-        stops = set(self._last_of)
-        ordered = [weight.address for group in self.groups for weight in group.weights]
-        for address, following in pairwise(ordered):
-            if self._segment_of.get(following, -1) != self._segment_of.get(address, -1):
-                stops.add(address)
-        return frozenset(stops)
-
-    def _runs_of_pinned(self) -> list[int]:
-        """Number of pinned segments before each streamed one, and after the last one."""
-        runs = [0]
-        for i in range(len(self.groups)):
-            if i in self._pinned_groups:
-                runs[-1] += 1
-            else:
-                runs.append(0)
-        return runs
 
     def on_node(self, node: int, ask: bool, _: Any = None) -> bool:
         """Implement llama.cpp's `cb_eval`; exceptions are stored and raised after the pass."""
@@ -334,7 +355,7 @@ class PagedWeights:
     def _restore(self, index: int) -> None:
         if index not in self._held:
             return
-        self._point_to_mapping(index)
+        self._release(index)
         self._held.discard(index)
         self._compute_pinned(index + 1)
         assert self.pager is not None
@@ -351,11 +372,14 @@ class PagedWeights:
         for weight, _ in self._swaps[index]:
             weight.pointer.value = self.pager.ring_address
 
-    def _point_to_mapping(self, index: int) -> None:
+    def _release(self, index: int) -> None:
         for weight, _ in self._swaps[index]:
-            weight.pointer.value = self._mapped[weight.address]
-            if fields := self._plain.get(weight.address):
-                fields.write_to(weight.address)
+            self._point_to_mapping(weight)
+
+    def _point_to_mapping(self, weight: TracedWeight) -> None:
+        weight.pointer.value = self._mapped[weight.address]
+        if fields := self._plain.get(weight.address):
+            fields.write_to(weight.address)
 
     def _put(self, weight: TracedWeight, address: int) -> None:
         """Point a weight to the address it was read to, and pack it if needed.
@@ -370,14 +394,6 @@ class PagedWeights:
     def _compute_pinned(self, n_passed: int) -> None:
         """Trace the pinned segments that are computed after `n_passed` streamed ones."""
         self._computing.end()
-        if n_pinned := self._n_pinned_before[n_passed]:
+        if n_pinned := self._arranged.n_pinned_before[n_passed]:
             self._computing = self._trace.span(Track.TARGET, "compute pinned")
             self._computing.note(segments=n_pinned)
-
-
-def _offsets(group: WeightGroup) -> list[tuple[TracedWeight, int]]:
-    """Weights of a segment and their offsets in the slot; empty for a slice of a weight."""
-    if group.rows is not None:
-        return []
-    entries = ((weight, weight.entry) for weight in group.weights)
-    return [(w, group.segment.locate(entry.file_index, entry.offset)) for w, entry in entries]

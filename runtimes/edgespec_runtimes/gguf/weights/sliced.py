@@ -22,27 +22,17 @@ class SlicedMatrices(Closeable):
     """Computes products with sliced matrices in place of llama.cpp."""
 
     def __init__(
-        self,
-        groups: Sequence[WeightGroup],
-        streamed: Sequence[WeightGroup],
-        n_threads: int,
-        packer: Packer,
-        packed: Mapping[int, BufferFields],
+        self, n_threads: int, packer: Packer, packed: Mapping[int, BufferFields]
     ) -> None:
-        """`groups` are in order of use; `streamed` ones are read in every pass.
-
-        `packed` has buffer fields by the address of packed matrices.
-        """
+        """`packed` has buffer fields by the address of packed matrices. Without threads, no matrix
+        will be sliced."""
         self._slices: dict[int, list[WeightGroup]] = {}
-        for group in groups:
-            if group.rows:
-                self._slices.setdefault(group.weights[0].address, []).append(group)
-        self._index = {group.segment: i for i, group in enumerate(streamed)}
+        self._index: dict[object, int] = {}
         self._addresses: dict[object, int] = {}
         """Addresses of pinned slices by segment."""
         self._packer = packer
         self._packed = packed
-        self._row_slices = RowSlices(n_threads) if self._slices else None
+        self._row_slices = RowSlices(n_threads) if n_threads else None
         self._skipped = SkippedNode()
         self._sliced = 0
         """The matrix whose product llama.cpp is skipping."""
@@ -57,9 +47,22 @@ class SlicedMatrices(Closeable):
         """Addresses of the CPU backends that multiply."""
         return [self._row_slices.backend] if self._row_slices else []
 
+    def arrange(self, groups: Sequence[WeightGroup], streamed: Sequence[WeightGroup]) -> None:
+        """Multiply the slices among `groups`, which are in order of use; `streamed` ones are read
+        in every pass."""
+        self._slices = {}
+        for group in groups:
+            if group.rows:
+                self._slices.setdefault(group.weights[0].address, []).append(group)
+        self._index = {group.segment: i for i, group in enumerate(streamed)}
+
     def keep(self, group: WeightGroup, base: int) -> None:
         """Use the pinned slice that was read to `base`."""
         self._addresses[group.segment] = self._pack(group, base)
+
+    def forget(self, group: WeightGroup) -> None:
+        """Undo `keep`: the memory of the slice is freed."""
+        self._addresses.pop(group.segment, None)
 
     def skip(self, node: int, matrix: int) -> None:
         """Make llama.cpp skip a product with one of the matrices; it stops after the node, and

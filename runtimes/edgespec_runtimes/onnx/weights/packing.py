@@ -7,7 +7,7 @@ piece computes, a thread packs the next one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +17,9 @@ import onnx
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
+from edgespec.memory.heap import trim_heap
 from edgespec.ports import Progress
+from edgespec.ports.adjusting import WeightShares
 from edgespec_runtimes.onnx.files.source import refer
 from edgespec_runtimes.onnx.graph.flow import PACKED
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, value
@@ -100,12 +102,29 @@ class PackedWeights(OnnxWeights):
         sessions = (session.close for session in self._pinned_sessions.values())
         close_all(*worker, *sessions, super().close)
 
-    def _pin(self, index: int) -> None:
+    def _approach(self, wanted: WeightShares) -> WeightShares:
+        self._forget_next()
+        try:
+            return super()._approach(wanted)
+        finally:
+            trim_heap()
+
+    def _is_pinned(self, index: int) -> bool:
+        return self.groups[index].piece in self._pinned_sessions or super()._is_pinned(index)
+
+    def _let_go(self, index: int) -> None:
+        session = self._pinned_sessions.pop(self.groups[index].piece, None)
+        if session is None:
+            super()._let_go(index)
+        else:
+            session.close()
+
+    def _pin(self, index: int, stopped: Callable[[], bool]) -> None:
         """Let onnxruntime map and pack a pinned segment; it unmaps what it has packed."""
         group = self.groups[index]
         piece = self._cut.pieces[group.piece]
         if piece.graph not in self._constant:
-            super()._pin(index)
+            super()._pin(index, stopped)
             return
         folder, places = self._source.references()
         graph = with_constants(

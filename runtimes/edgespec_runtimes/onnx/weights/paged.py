@@ -15,10 +15,13 @@ from onnx import helper
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled, WeightReadError
+from edgespec.memory.adjusting import next_shares
+from edgespec.paging.adjustable import AdjustableWeights
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import DirectReader, FileWatch, Segment, read_at
 from edgespec.paging.store import Store
 from edgespec.ports import Progress
+from edgespec.ports.adjusting import WeightShares
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
@@ -119,7 +122,7 @@ def open_tables(
         yield value, EmbeddingTable(rows, rows.weights[table])
 
 
-class OnnxWeights(Closeable):
+class OnnxWeights(AdjustableWeights, Closeable):
     """All weights of a cut decoder; `fill` reads the resident ones and starts streaming."""
 
     def __init__(
@@ -128,19 +131,17 @@ class OnnxWeights(Closeable):
         cut: Cut,
         sessions: Sequence[OrtSession],
         groups: Sequence[PieceWeights],
-        pinned: frozenset[int],
-        ring_bytes: int,
+        shares: WeightShares,
         is_stopped: Callable[[], bool],
         trace: Trace = OFF,
     ) -> None:
+        super().__init__(shares)
         self.groups = tuple(groups)
         self.pager: WeightPager | None = None
         self.passes = 0
         self._source = source
         self._cut = cut
         self._sessions = tuple(sessions)
-        self._pinned_groups = pinned
-        self._ring_bytes = ring_bytes
         self._is_stopped = is_stopped
         self._reader = DirectReader(source.files)
         self._memory = PinnedSegments(trace)
@@ -148,8 +149,7 @@ class OnnxWeights(Closeable):
         self._small: list[np.ndarray] = []
         self._resident: dict[str, Bound] = {}
         """Weights at permanent addresses, by name."""
-        self._streamed = [group for i, group in enumerate(groups) if i not in pinned]
-        self._segment_of = {group.piece: i for i, group in enumerate(self._streamed)}
+        self._use(shares.pinned)
 
     @property
     def pinned_bytes(self) -> int:
@@ -173,15 +173,13 @@ class OnnxWeights(Closeable):
         for i in pinned:
             if self._is_stopped():
                 raise Cancelled("loading was cancelled")
-            self._pin(i)
+            self._pin(i, self._is_stopped)
             done += self.groups[i].segment.nbytes
             if progress:
                 progress("reading pinned weights", done / total)
         if self._is_stopped():
             raise Cancelled("loading was cancelled")
-        if self._streamed:
-            segments = [group.segment for group in self._streamed]
-            self.pager = WeightPager(segments, self._reader, self._ring_bytes, trace=self._trace)
+        self._stream(self._wanted.ring_bytes)
 
     @contextmanager
     def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Bound]]]:
@@ -222,11 +220,46 @@ class OnnxWeights(Closeable):
         finally:
             self.pager.release(segment)
 
-    def _pin(self, index: int) -> None:
+    def _approach(self, wanted: WeightShares) -> WeightShares:
+        sizes = [group.segment.slot_bytes for group in self.groups]
+        held = frozenset(i for i in range(len(sizes)) if self._is_pinned(i))
+        shares = next_shares(sizes, held, wanted)
+        if self.pager is not None:
+            self.pager.rearrange((), 0)
+        for i in held - shares.pinned:
+            self._let_go(i)
+        self._use(shares.pinned)
+        for i in sorted(shares.pinned - held):
+            self._pin(i, lambda: False)
+        self._stream(shares.ring_bytes)
+        return shares
+
+    def _use(self, pinned: frozenset[int]) -> None:
+        self._pinned_groups = pinned
+        self._streamed = [group for i, group in enumerate(self.groups) if i not in pinned]
+        self._segment_of = {group.piece: i for i, group in enumerate(self._streamed)}
+
+    def _pin(self, index: int, stopped: Callable[[], bool]) -> None:
         """Read a segment into memory of its own."""
         group = self.groups[index]
-        base = self._memory.load(group.segment, self._reader, self._is_stopped)
+        base = self._memory.load(group.segment, self._reader, stopped)
         self._resident |= located(group.segment, group.weights, base)
+
+    def _is_pinned(self, index: int) -> bool:
+        return self.groups[index].segment in self._memory
+
+    def _let_go(self, index: int) -> None:
+        for weight in self.groups[index].weights:
+            del self._resident[weight.name]
+        self._memory.drop(self.groups[index].segment)
+
+    def _stream(self, ring_bytes: int) -> None:
+        """Stream what is not pinned through a ring of this size."""
+        segments = [group.segment for group in self._streamed]
+        if self.pager is not None:
+            self.pager.rearrange(segments, ring_bytes)
+        elif segments:
+            self.pager = WeightPager(segments, self._reader, ring_bytes, trace=self._trace)
 
     def close(self) -> None:
         streamed, self.pager = self.pager or self._reader, None

@@ -1,0 +1,119 @@
+"""Divides a changed budget of loaded models, and says what to pin next on the way there.
+
+Pure arithmetic on sizes. Contexts and drafts stay as they were loaded; only pinned segments, the
+ring and the cache of experts change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from edgespec.errors import BudgetError
+from edgespec.memory.budget import (
+    EXPERT_CACHE,
+    MIB,
+    MIN_RING_SLOTS,
+    PINNED,
+    RING,
+    RING_SLOTS,
+    MemoryPlan,
+    MemoryRow,
+    SegmentSize,
+    least_bytes,
+    plan_memory,
+    ring_for,
+)
+from edgespec.memory.experts import ExpertSizes
+from edgespec.ports.adjusting import WeightShares
+
+GROWTH_SHARE = 0.125
+"""Share of the weights that is pinned between two passes, until nothing is missing."""
+
+
+def smallest_budget(
+    plan: MemoryPlan, cuts: Sequence[Sequence[SegmentSize]], experts: ExpertSizes | None
+) -> int:
+    """The smallest budget that models loaded by `plan` can be moved to."""
+    if not plan.paged or not cuts:
+        return plan.planned_bytes
+    return least_bytes(_fixed(plan), cuts, None, (), experts)
+
+
+def adjusted(
+    plan: MemoryPlan,
+    budget_bytes: int,
+    cuts: Sequence[Sequence[SegmentSize]],
+    experts: ExpertSizes | None = None,
+) -> MemoryPlan:
+    """The plan with another budget for models that are loaded by `plan`.
+
+    `cuts` are the segmentations of the target, coarsest first; without any, or without paging, its
+    weights stay. The cut stays unless its ring would take too much. Raises BudgetError.
+    """
+    smallest = smallest_budget(plan, cuts, experts)
+    if budget_bytes < smallest:
+        raise BudgetError(_error_text(plan, budget_bytes, smallest, bool(cuts)), smallest)
+    if not plan.paged or not cuts:
+        return replace(plan, budget_bytes=budget_bytes)
+    fixed = _fixed(plan)
+    found = plan_memory(budget_bytes, fixed, cuts, experts=experts)
+    if found.cut < plan.cut:
+        with suppress(BudgetError):
+            same = plan_memory(budget_bytes, fixed, [cuts[plan.cut]], experts=experts)
+            found = replace(same, cut=plan.cut)
+    return replace(
+        plan,
+        budget_bytes=budget_bytes,
+        rows=found.rows,
+        segments=found.segments,
+        pinned=found.pinned,
+        ring_bytes=found.ring_bytes,
+        expert_bytes=found.expert_bytes,
+        cut=found.cut,
+    )
+
+
+def shares_of(plan: MemoryPlan) -> WeightShares:
+    """The division of the memory for weights in a plan."""
+    return WeightShares(plan.cut, plan.pinned, plan.ring_bytes, plan.expert_bytes)
+
+
+def next_shares(
+    sizes: Sequence[int], held: frozenset[int], wanted: WeightShares
+) -> WeightShares:
+    """What to pin next of segments with slots of `sizes` bytes, of which `held` are pinned.
+
+    Segments that are not wanted are let go at once; those that are missing come in portions, the
+    largest first, because a ring for the others has less room. It never takes more memory than
+    `wanted`.
+    """
+    kept = held & wanted.pinned
+    missing = sorted(wanted.pinned - kept, key=lambda i: -sizes[i])
+    portion, most_bytes = 0, GROWTH_SHARE * sum(sizes)
+    while missing:
+        room = wanted.ring_bytes + sum(sizes[i] for i in missing)
+        streamed = [size for i, size in enumerate(sizes) if i not in kept]
+        fits = ring_for(streamed, MIN_RING_SLOTS) <= room
+        if fits and portion and portion + sizes[missing[0]] > most_bytes:
+            ring_bytes = min(ring_for(streamed, RING_SLOTS), room)
+            return replace(wanted, pinned=kept, ring_bytes=ring_bytes)
+        portion += sizes[missing[0]]
+        kept |= {missing.pop(0)}
+    return wanted
+
+
+def _fixed(plan: MemoryPlan) -> list[MemoryRow]:
+    return [row for row in plan.rows if row.what not in (RING, PINNED, EXPERT_CACHE)]
+
+
+def _error_text(plan: MemoryPlan, budget_bytes: int, smallest: int, has_cuts: bool) -> str:
+    said = (
+        f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small for what is loaded, which "
+        f"needs at least {-(-smallest // MIB)} MiB"
+    )
+    if plan.paged and has_cuts:
+        return f"{said} with its context and batches: load again with the smaller budget"
+    why = "cannot be moved" if plan.paged else "fits whole, so that its weights stay in memory"
+    return f"{said}: the target {why}; load it with adjustable_budget=True (--adjustable-budget)"

@@ -1,0 +1,124 @@
+"""The memory budget of a session, which may change while texts are written.
+
+`memory.adjusting` divides it, the target's weights take the steps, `memory.following` says how much
+is free.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgespec.concurrency.owning import POLL_S, Closeable
+from edgespec.engine.engine import Engine
+from edgespec.errors import BudgetError, EdgespecError, SessionClosed
+from edgespec.memory import adjusting, process
+from edgespec.memory.budget import MemoryPlan
+from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
+from edgespec.ports.adjusting import AdjustsWeights, IsAdjustable
+from edgespec.session.loading import LoadedModels
+from edgespec.settings.units import auto_bounds, parse_size
+from edgespec.values import PagingStats
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetReport:
+    """A session's budget in bytes, and what is in memory now."""
+
+    budget_bytes: int
+    planned_bytes: int
+    smallest_bytes: int
+    """The smallest budget that this session can be given."""
+    resident_bytes: int
+    """Resident memory of the process."""
+    pinned_bytes: int
+    """Weights that stay in memory."""
+    streamed_bytes: int
+    """Weights that every pass reads."""
+    follows: bool
+    """True if the budget follows the machine's free memory."""
+
+
+class SessionBudget(Closeable):
+    """Plan and budget of loaded models, and the thread that follows the free memory."""
+
+    def __init__(self, models: LoadedModels, engine: Engine) -> None:
+        self.plan = models.plan
+        self._engine = engine
+        self._target = models.target
+        needs = models.needs
+        weights = models.target.adjusting if isinstance(models.target, IsAdjustable) else None
+        self._weights: AdjustsWeights | None = weights
+        self._cuts = needs.cuts if needs and weights else ()
+        self._experts = needs.experts if needs and weights else None
+        self._changing = threading.Lock()
+        self._is_over = threading.Event()
+        self._follower: threading.Thread | None = None
+        if weights and auto_bounds(models.budget) is not None:
+            bounds = process.budget_bounds(models.budget)
+            self._follower = threading.Thread(
+                target=self._follow, args=bounds, name="edgespec-budget", daemon=True
+            )
+            self._follower.start()
+
+    @property
+    def report(self) -> BudgetReport:
+        paging = self._target.paging()
+        return BudgetReport(
+            self.plan.budget_bytes,
+            self.plan.planned_bytes,
+            self._smallest_bytes,
+            process.process_rss_bytes(),
+            paging.pinned_bytes,
+            paging.streamed_bytes,
+            follows=self._follower is not None,
+        )
+
+    def change(self, size: int | str) -> MemoryPlan:
+        """Keep another budget from now on; returns when the process's memory is within it.
+
+        Raises BudgetError, UsageError, SessionClosed, and WeightReadError.
+        """
+        budget_bytes = parse_size(size, process.total_bytes())
+        with self._engine.waiting(), self._changing:
+            plan = adjusting.adjusted(self.plan, budget_bytes, self._cuts, self._experts)
+            if self._weights is not None:
+                shares = adjusting.shares_of(plan)
+                self._wait(self._weights, plan, self._weights.divide(shares))
+            self.plan = plan
+            return plan
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._is_over.set()
+
+    @property
+    def _smallest_bytes(self) -> int:
+        return adjusting.smallest_budget(self.plan, self._cuts, self._experts)
+
+    def _wait(self, weights: AdjustsWeights, plan: MemoryPlan, applied: threading.Event) -> None:
+        """Wait until a pass or the engine's thread has given the memory up."""
+        paging = PagingStats(pinned_bytes=plan.pinned_bytes, streamed_bytes=plan.streamed_bytes)
+
+        def settle() -> None:
+            weights.settle()
+            self._engine.see_budget(paging)
+
+        done = self._engine.between(settle)
+        while not applied.wait(POLL_S):
+            if done.done():
+                done.result()
+
+    def _follow(self, floor: int, ceiling: int) -> None:
+        """Follow the free memory; runs in a thread of its own."""
+        free = FreeMemory(max(floor, self._smallest_bytes), ceiling)
+        while not self._is_over.wait(INTERVAL_S):
+            wanted = free.next_budget(MemoryReading.now(), self.plan.budget_bytes)
+            if wanted is not None:
+                try:
+                    self.change(wanted)
+                except SessionClosed:
+                    return
+                except (BudgetError, EdgespecError):  # the next text meets the same failure
+                    continue

@@ -1,0 +1,70 @@
+"""Says which weights are pinned and which are streamed, and where a pass must stop for them.
+
+Pure bookkeeping over the segments of one cut; moves no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from edgespec_runtimes.gguf.weights.segments import TracedWeight, WeightGroup, join_pinned
+
+
+class Arrangement:
+    """The segments of one cut of the weights, some of them pinned."""
+
+    def __init__(self, groups: Sequence[WeightGroup], pinned: frozenset[int]) -> None:
+        joined, self.pinned = join_pinned(groups, pinned)
+        self.groups = tuple(joined)
+        self.streamed = [group for i, group in enumerate(joined) if i not in self.pinned]
+        whole = {i: group for i, group in enumerate(self.streamed) if group.rows is None}
+        self.swaps = [offsets(group) for group in self.streamed]
+        """Weights of each streamed segment, with their offsets in its slot."""
+        self.segment_of = {w.address: i for i, group in whole.items() for w in group.weights}
+        """Index of the streamed segment by address of a weight."""
+        self.last_of = {group.weights[-1].address: i for i, group in whole.items()}
+        """The same by address of the last weight of the segment."""
+        self.stop_after = self._boundaries()
+        self.n_pinned_before = self._runs_of_pinned()
+        """Number of pinned segments before each streamed one, and after the last one."""
+
+    @property
+    def pinned_groups(self) -> list[WeightGroup]:
+        return [self.groups[i] for i in sorted(self.pinned)]
+
+    @property
+    def pinned_whole(self) -> set[int]:
+        """Addresses of the weights that are pinned as a whole."""
+        groups = (group for group in self.pinned_groups if group.rows is None)
+        return {weight.address for group in groups for weight in group.weights}
+
+    def _boundaries(self) -> frozenset[int]:
+        """Weights after whose product llama.cpp must compute before it continues with callbacks.
+
+        They are the last ones of each streamed segment, so that its slot is freed, and the last
+        ones before it, so that waiting for it does not delay earlier nodes.
+        """
+        stops = set(self.last_of)
+        ordered = [weight.address for group in self.groups for weight in group.weights]
+        for address, following in pairwise(ordered):
+            if self.segment_of.get(following, -1) != self.segment_of.get(address, -1):
+                stops.add(address)
+        return frozenset(stops)
+
+    def _runs_of_pinned(self) -> list[int]:
+        runs = [0]
+        for i in range(len(self.groups)):
+            if i in self.pinned:
+                runs[-1] += 1
+            else:
+                runs.append(0)
+        return runs
+
+
+def offsets(group: WeightGroup) -> list[tuple[TracedWeight, int]]:
+    """Weights of a segment and their offsets in the slot; empty for a slice of a weight."""
+    if group.rows is not None:
+        return []
+    entries = ((weight, weight.entry) for weight in group.weights)
+    return [(w, group.segment.locate(entry.file_index, entry.offset)) for w, entry in entries]
