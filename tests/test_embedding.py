@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import socket
@@ -11,6 +12,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
 import edgespec
 from edgespec.models.embedded import embedded_pair
@@ -88,6 +90,26 @@ def test_the_client_prints_what_the_server_streams():
         expected = session.create_chat_completion([question], max_tokens=32, temperature=0)
         written = run("client.py", f"{address}/v1", "write gcd")
     assert written == expected["choices"][0]["message"]["content"] + "\n"
+
+
+def test_the_web_application_streams_and_tells_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = embedded_pair()
+    monkeypatch.setenv("MODEL", str(pair.target))
+    monkeypatch.setenv("DRAFT", str(pair.draft))
+    app = runpy.run_path(str(EXAMPLES / "web.py"))["app"]
+    with TestClient(app) as client:
+        written = client.post("/write", params={"prompt": "import ", "max_tokens": 12}).text
+        memory = client.get("/memory").json()
+        asked = {"prompt": "import ", "max_tokens": 900}
+        with client.stream("POST", "/write", params=asked) as left:
+            next(left.iter_text())
+        assert client.post("/write", params={"prompt": "import ", "max_tokens": 12}).text == written
+    assert memory["budget_bytes"] == 1 << 30
+    assert memory["peak_bytes"] > 0
+    with edgespec.load(edgespec.LoadSettings(model=pair.target)) as session:
+        assert written == session.generate("import ", max_tokens=12).text
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="the service has a Unix socket")

@@ -1,0 +1,49 @@
+"""A FastAPI application that writes texts: streamed, ended when the client leaves, memory told.
+
+MODEL=big.gguf DRAFT=small.gguf uvicorn web:app
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+
+import edgespec
+
+
+@asynccontextmanager
+async def loaded(app: FastAPI) -> AsyncIterator[None]:
+    settings = edgespec.LoadSettings(
+        model=os.environ["MODEL"],
+        draft=os.environ.get("DRAFT"),
+        memory_budget=os.environ.get("BUDGET", "1GiB"),
+        n_parallel=2,
+    )
+    with edgespec.load(settings) as session:
+        app.state.session = session
+        yield
+
+
+app = FastAPI(lifespan=loaded)
+
+
+@app.post("/write")
+async def write(prompt: str, max_tokens: int = 64) -> StreamingResponse:
+    """The text as it is written; a client that leaves ends it."""
+    session = edgespec.AsyncSession(app.state.session)
+
+    async def pieces() -> AsyncIterator[str]:
+        async with session.stream(prompt, max_tokens=max_tokens) as events:
+            async for event in events:
+                yield event.text
+
+    return StreamingResponse(pieces(), media_type="text/plain")
+
+
+@app.get("/memory")
+def memory() -> dict[str, int]:
+    """The budget, what was planned and the peak, in bytes."""
+    return asdict(app.state.session.memory)
