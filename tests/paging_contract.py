@@ -157,7 +157,9 @@ class PagingContract:
             assert applied.is_set()
 
     def test_what_is_wanted_is_pinned_after_some_passes(self, paged: LanguageModel) -> None:
-        everything = WeightShares(0, frozenset(range(len(cuts_of(paged)[0]))), 0, expert_room(paged))
+        everything = WeightShares(
+            0, frozenset(range(len(cuts_of(paged)[0]))), 0, expert_room(paged)
+        )
         paged.adjusting.divide(everything)
         for token in paged.vocabulary.encode(2 * TEXT)[:12]:
             one_by_one(paged, [token])
@@ -169,7 +171,9 @@ class PagingContract:
         paged.truncate(0)
         paged.adjusting.divide(WeightShares(0, frozenset(), *ring_and_experts(paged, 0, ())))
         one_by_one(paged, tokens[:1])
-        everything = WeightShares(0, frozenset(range(len(cuts_of(paged)[0]))), 0, expert_room(paged))
+        everything = WeightShares(
+            0, frozenset(range(len(cuts_of(paged)[0]))), 0, expert_room(paged)
+        )
         paged.adjusting.divide(everything)
         good = paged._weights._reader.read
 

@@ -80,10 +80,9 @@ def shares_of(plan: MemoryPlan) -> WeightShares:
     return WeightShares(plan.cut, plan.pinned, plan.ring_bytes, plan.expert_bytes)
 
 
-def next_shares(
-    sizes: Sequence[int], held: frozenset[int], wanted: WeightShares
-) -> WeightShares:
-    """What to pin next of segments with slots of `sizes` bytes, of which `held` are pinned.
+def next_shares(sizes: Sequence[int], held: frozenset[int], wanted: WeightShares) -> WeightShares:
+    """The next step towards `wanted` for segments with slots of `sizes` bytes, of which `held` are
+    pinned.
 
     Segments that are not wanted are let go at once; those that are missing come in portions, the
     largest first, because a ring for the others has less room. It never takes more memory than

@@ -31,7 +31,7 @@ class MemoryReading:
 
     at_s: float
     free_budget_bytes: int
-    """What this process has and what is free, less a margin."""
+    """Memory that this process has and that is free, less a margin."""
     is_short: bool
     """True if less than twice the margin is free."""
     machine_stalled_s: float

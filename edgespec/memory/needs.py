@@ -102,15 +102,20 @@ def plan_models(
     enforced: bool = True,
     largest_process_bytes: int | None = None,
     others: Sequence[MemoryRow] = (),
+    adjustable: bool = False,
 ) -> MemoryPlan:
     """Divide the budget of a process that takes `process_bytes` besides its models.
 
     Batches are the largest that the budget affords, otherwise the smallest; the tree size is that
     of the plan with the highest `score`. `smallest_bytes` does not depend on the budget: it is
     computed from the smallest batches and trees, for a process of `largest_process_bytes`, because
-    the next process may take more than this one. `others` are rows of neither model. Raises
-    BudgetError.
+    the next process may take more than this one. `others` are rows of neither model. Weights of an
+    `adjustable` target are paged, and batches are those of a budget for half of them, as they stay
+    when the budget changes. Raises BudgetError.
     """
+    adjustable = adjustable and bool(target.cuts)
+    if adjustable:
+        target = replace(target, resident=None)
     models = {"target": target} | ({"draft": draft} if draft else {})
     shared = (row for needs in models.values() for row in needs.shared)
     others = [*dict.fromkeys(shared), *others]
@@ -119,19 +124,26 @@ def plan_models(
         _divide(_UNLIMITED, [_process_row(size), *others], models, least, enforced).smallest_bytes
         for size in (process_bytes, max(process_bytes, largest_process_bytes or 0))
     )
+    rows = [_process_row(process_bytes), *others]
     if budget_bytes >= smallest:
+        tried_bytes = budget_bytes
+        if adjustable:
+            weights = sum(segment.slot_bytes for segment in target.cuts[0])
+            tried_bytes = min(budget_bytes, smallest + weights // 2)
         plans = []
         for n_nodes in {batch.max_nodes for batch in target.batches}:
-            for choice in _choices(models, n_nodes, budget_bytes):
+            for choice in _choices(models, n_nodes, tried_bytes):
                 with suppress(BudgetError):
-                    rows = [_process_row(process_bytes), *others]
-                    plans.append(_divide(budget_bytes, rows, models, choice, enforced))
+                    plans.append(_divide(tried_bytes, rows, models, choice, enforced))
                     break
         if plans:
-            return replace(best_tree_size(plans, score), smallest_bytes=named)
+            best = best_tree_size(plans, score)
+            if tried_bytes < budget_bytes:
+                best = _divide(budget_bytes, rows, models, best.batches, enforced)
+            return replace(best, smallest_bytes=named)
     divided = _divide(
         budget_bytes,
-        [_process_row(process_bytes), *others],
+        rows,
         models,
         least,
         enforced,

@@ -7,7 +7,6 @@ is free.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgespec.concurrency.owning import POLL_S, Closeable

@@ -407,9 +407,6 @@ class _Opening(Closeable):
         """The plan of `_divide`, with memory for grammars or not."""
         settings, target = self._settings, self._prepared[0]
         others = reserving.reserved_rows(settings, self._engine_settings, target, needs, grammars)
-        first = needs[0]
-        if settings.pages_all and first.cuts:
-            first = replace(first, resident=None)
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
         footprint_bytes = stable_count(process.footprint_bytes())
         n_threads = settings.threads or process.usable_cores()
@@ -417,7 +414,7 @@ class _Opening(Closeable):
             return plan_models(
                 self._budget_bytes,
                 process.round_up_to_step(footprint_bytes),
-                first,
+                needs[0],
                 needs[1] if len(needs) > 1 else None,
                 score=partial(expected_rate, n_texts=self._n_parallel, n_threads=n_threads),
                 enforced=target.enforced,
@@ -425,6 +422,7 @@ class _Opening(Closeable):
                     footprint_bytes + process.PROCESS_SPREAD_BYTES
                 ),
                 others=[*others, *expected],
+                adjustable=settings.pages_all,
             )
         except BudgetError as error:
             chosen = process.auto_note(self._budget_bytes, settings.memory_budget)

@@ -24,8 +24,8 @@ from edgespec.settings.base import Flag, Names, PythonNames, Settings
 from edgespec.settings.draft_name import draft_named
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
-from edgespec.settings.units import auto_bounds
 from edgespec.settings.parsing import MAX_BIAS, biases, budget, checked_biases, texts_at_once
+from edgespec.settings.units import auto_bounds
 
 
 class RuleName(StrEnum):

@@ -21,9 +21,7 @@ _FLOAT_BYTES = 4
 class SlicedMatrices(Closeable):
     """Computes products with sliced matrices in place of llama.cpp."""
 
-    def __init__(
-        self, n_threads: int, packer: Packer, packed: Mapping[int, BufferFields]
-    ) -> None:
+    def __init__(self, n_threads: int, packer: Packer, packed: Mapping[int, BufferFields]) -> None:
         """`packed` has buffer fields by the address of packed matrices. Without threads, no matrix
         will be sliced."""
         self._slices: dict[int, list[WeightGroup]] = {}

@@ -1,0 +1,200 @@
+"""`Session.set_memory_budget`: memory is given back and taken again while texts are written."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import edgespec
+from edgespec.errors import BudgetError, SessionClosed, UsageError, WeightReadError
+from edgespec.models.embedded import embedded_pair
+from edgespec.session import budget as session_budget
+from edgespec.session.session import Session
+from edgespec.settings.config import LoadSettings, SamplingParams
+from gguf_files import tiny_llama
+
+PROMPT = "def binary_search(items, wanted):\n"
+DRAWN = SamplingParams(temperature=0.8, seed=7)
+RULES = edgespec.EngineSettings(remember=False, fallback="fixed", draft_max=4, step_aside=False)
+GROWN = """
+import sys
+import edgespec
+from edgespec.memory.process import process_rss_bytes
+
+load = edgespec.LoadSettings(
+    model=sys.argv[1], memory_budget="1GiB", adjustable_budget=True, ctx_size=64, threads=1
+)
+with edgespec.load(load, edgespec.EngineSettings(remember=False)) as session:
+    drawn = edgespec.SamplingParams(temperature=1.0, logit_bias={0: -1e4})
+    expected = session.generate("text", drawn, max_tokens=14).tokens
+    smallest, whole = session.budget.smallest_bytes, session.plan.planned_bytes
+    half = (smallest + whole) // 2
+    tokens, most = [], 0
+    with session.stream("text", drawn, max_tokens=14) as generation:
+        for event in generation:
+            tokens.append(event.token)
+            if len(tokens) == 5:
+                session.set_memory_budget(half)
+                print(whole, half, flush=True)
+                sys.stdin.readline()
+            elif len(tokens) > 5:
+                most = max(most, process_rss_bytes())
+    print(tuple(tokens) == expected, most, flush=True)
+    sys.stdin.readline()
+    session.set_memory_budget("1GiB")
+    session.generate("text", drawn, max_tokens=10)
+    print(session.budget.streamed_bytes, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    files = embedded_pair()
+    load = LoadSettings(
+        model=files.target,
+        draft=files.draft,
+        memory_budget="2GiB",
+        adjustable_budget=True,
+        n_parallel=2,
+    )
+    with edgespec.load(load, RULES) as session:
+        yield session
+
+
+def test_memory_is_given_back_in_the_middle_of_a_text(tmp_path: Path) -> None:
+    """Resident memory as another process sees it."""
+    model = tiny_llama(embedding=1024, layers=4, ffn=2048, hollow=True)
+    path = tmp_path / "hollow.gguf"
+    model.write_hollow(path)
+    child = subprocess.Popen(
+        [sys.executable, "-c", GROWN, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdin and child.stdout
+        whole, half = map(int, child.stdout.readline().split())
+        assert psutil.Process(child.pid).memory_info().rss <= half < whole
+        child.stdin.write("\n")
+        child.stdin.flush()
+        is_same, most = child.stdout.readline().split()
+        assert (is_same, int(most) <= half) == ("True", True)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "0\n"
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize("n_changes", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_many_changes_in_a_row_leave_the_text(session: Session, n_changes: int) -> None:
+    expected = session.generate(PROMPT, DRAWN, max_tokens=n_changes).tokens
+    smallest, whole = session.budget.smallest_bytes, session.plan.planned_bytes
+    dice = random.Random(3)
+    tokens = []
+    with session.stream(PROMPT, DRAWN, max_tokens=n_changes) as generation:
+        for event in generation:
+            tokens.append(event.token)
+            plan = session.set_memory_budget(dice.randint(smallest, whole))
+            assert plan.planned_bytes <= plan.budget_bytes == session.plan.budget_bytes
+    assert tuple(tokens) == expected
+    assert session.generate(PROMPT, DRAWN, max_tokens=n_changes).tokens == expected
+
+
+def test_changes_from_another_thread_do_not_wait_for_the_texts_end(session: Session) -> None:
+    smallest, whole = session.budget.smallest_bytes, session.plan.planned_bytes
+    expected = session.generate(PROMPT, max_tokens=60).tokens
+    results: list[tuple[int, ...]] = []
+    writing = threading.Thread(
+        target=lambda: results.append(session.generate(PROMPT, max_tokens=60).tokens)
+    )
+    writing.start()
+    while writing.is_alive():
+        session.set_memory_budget(smallest)
+        session.set_memory_budget(whole)
+    assert results == [expected]
+
+
+def test_a_budget_below_the_smallest_is_refused_and_changes_nothing(session: Session) -> None:
+    before = session.plan
+    with pytest.raises(BudgetError, match="too small for what is loaded") as refused:
+        session.set_memory_budget("1MiB")
+    assert refused.value.exit_code == 4
+    assert refused.value.smallest_bytes == session.budget.smallest_bytes
+    assert session.plan == before
+
+
+@pytest.mark.parametrize("size", ["much", -1, True, "auto"])
+def test_what_is_no_size_is_refused(session: Session, size: object) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        session.set_memory_budget(size)  # type: ignore[arg-type]
+
+
+def test_a_callback_of_the_session_cannot_change_its_budget(session: Session) -> None:
+    told: list[str] = []
+
+    def progress(what: str, share: float) -> None:
+        with pytest.raises(UsageError) as refused:
+            session.set_memory_budget("1GiB")
+        told.append(str(refused.value))
+
+    session.generate("another " * 40, max_tokens=1, progress=progress)
+    assert told and "within a call of the session" in told[0]
+
+
+def test_an_event_loop_is_not_blocked(session: Session) -> None:
+    plan = asyncio.run(edgespec.AsyncSession(session).set_memory_budget("1GiB"))
+    assert plan.budget_bytes == 1 << 30
+
+
+def test_a_resident_model_keeps_its_memory_and_says_so() -> None:
+    with edgespec.load(LoadSettings(model=embedded_pair().target, memory_budget="2GiB")) as session:
+        assert session.set_memory_budget("1GiB").budget_bytes == 1 << 30
+        with pytest.raises(BudgetError, match="adjustable_budget=True"):
+            session.set_memory_budget(session.plan.planned_bytes - 1)
+
+
+def test_a_closed_session_has_no_budget_to_change() -> None:
+    with edgespec.load(LoadSettings(model=embedded_pair().target, memory_budget="2GiB")) as session:
+        pass
+    with pytest.raises(SessionClosed):
+        session.set_memory_budget("1GiB")
+
+
+def test_weights_that_cannot_be_read_again_fail_the_change(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.set_memory_budget(session.budget.smallest_bytes)
+    weights = session._models.target.adjusting
+    good = weights._reader.read
+
+    def broken(*arguments: object) -> int:
+        raise WeightReadError("the cable was pulled")
+
+    monkeypatch.setattr(weights._reader, "read", broken)
+    with pytest.raises(WeightReadError, match="cable"):
+        session.set_memory_budget("1GiB")
+    monkeypatch.setattr(weights._reader, "read", good)
+    assert session.set_memory_budget("1GiB").budget_bytes == 1 << 30
+
+
+def test_a_budget_of_auto_follows_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [900 << 20]
+    reading = session_budget.MemoryReading(0.0, free[0], False, 0.0, 0.0, 0)
+    monkeypatch.setattr(session_budget, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(session_budget.MemoryReading, "now", lambda: reading)
+    load = LoadSettings(model=embedded_pair().target, memory_budget="auto:500MiB-2GiB")
+    with edgespec.load(load, RULES) as session:
+        assert session.budget.follows
+        pause = threading.Event()
+        while session.plan.budget_bytes != free[0]:
+            pause.wait(0.001)
+    assert not [t for t in threading.enumerate() if t.name == "edgespec-budget" and t.is_alive()]
