@@ -43,10 +43,10 @@ class ModelInfo:
     max_nodes: int = 64
     """Most nodes of one `evaluate` call."""
     max_branches: int = 32
-    """Most leaves of a tree of provisional nodes; in a pass over several texts, the leaves of all
+    """Most leaves of a tree of provisional nodes; in a pass over several slots, the leaves of all
     trees except the first one of each."""
-    n_texts: int = 1
-    """Number of texts that the model holds; more than one only with `ports.texts.HoldsTexts`."""
+    n_slots: int = 1
+    """Number of texts that the model holds at a time."""
     n_threads: int = 0
     """Threads that compute the model; 0 if unknown."""
     latency_s: float = 0.0
@@ -60,6 +60,11 @@ class ModelInfo:
     def max_rows(self) -> int:
         """Most rows of a pass, prompt tokens and nodes."""
         return max(self.prompt_batch, self.max_nodes)
+
+    @property
+    def slot_branches(self) -> int:
+        """Each slot's equal share of the branches."""
+        return 1 + (self.max_branches - 1) // self.n_slots
 
     @property
     def verifies_guesses(self) -> bool:
@@ -135,7 +140,7 @@ class ModelDetails:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """Cost of one `evaluate` or `prefill` call."""
+    """Cost of one `evaluate` call."""
 
     wall_s: float = 0.0
     stall_s: float = 0.0

@@ -16,10 +16,10 @@ pytest.register_assert_rewrite(
     "reference",
     "fake_model",
     "paging_contract",
+    "port_calls",
     "port_contract",
     "prepared_contract",
     "features_contract",
-    "texts_contract",
 )
 settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")

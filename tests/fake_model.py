@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from edgespec.errors import Cancelled, UsageError
-from edgespec.ports import Progress, Vocabulary, check_token
+from edgespec.ports import PassPart, Progress, Vocabulary, check_token
 from edgespec.ports.features import Take
 from edgespec.ports.state import Read, StateOrigin, Write
-from edgespec.ports.texts import PassPart
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
@@ -122,9 +121,8 @@ class FakeText:
 
 
 class FakeModel:
-    """A language model in memory, of one text or several. `hook` runs inside every `prefill` and
-    `evaluate` and may wait or raise; `cost` makes the report of a call from its number of
-    tokens."""
+    """A language model in memory, of one text or several. `hook` runs inside every `evaluate` and
+    may wait or raise; `cost` makes the report of a call from its number of tokens."""
 
     def __init__(
         self,
@@ -155,17 +153,16 @@ class FakeModel:
             max_rollback=max_rollback,
             max_nodes=max_nodes,
             max_branches=max_branches,
-            n_texts=n_texts,
+            n_slots=n_texts,
             prompts_share_passes=n_texts > 1,
         )
         self.vocabulary: Vocabulary = FakeVocabulary(n_vocab, eog_tokens, pieces)
         self.last_report = PassReport()
         self.hook = hook
         self.evaluations: list[int] = []
-        """Number of nodes of every `evaluate` that succeeded."""
+        """Number of nodes of every pass that succeeded and was not over a prompt alone."""
         self.prefilled: list[int] = []
-        """Number of tokens of every `prefill` that succeeded, and of every part of a pass that
-        read a prompt."""
+        """Number of tokens of every part of a pass that read a prompt and succeeded."""
         self.n_passes = 0
         """Number of passes that succeeded."""
         self._take: Take | None = None
@@ -177,30 +174,32 @@ class FakeModel:
         self._is_cancelled = threading.Event()
         self._is_closed = False
 
-    @property
-    def n_committed(self) -> int:
-        return self.committed_of(0)
-
-    def committed_of(self, text: int) -> int:
-        return len(self._texts[text].committed)
+    def committed_of(self, slot: int) -> int:
+        return len(self._texts[slot].committed)
 
     @property
     def committed(self) -> tuple[int, ...]:
         return self.text(0)
 
-    def text(self, text: int) -> tuple[int, ...]:
-        """The committed tokens of a text."""
-        return tuple(self._texts[text].committed)
+    def text(self, slot: int) -> tuple[int, ...]:
+        """The committed tokens of a slot."""
+        return tuple(self._texts[slot].committed)
 
     @property
     def n_provisional(self) -> int:
         return sum(len(text.cells) for text in self._texts)
 
-    def prefill(
-        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
-    ) -> None:
-        of = self._texts[text]
-        assert not of.cells, "prefill with provisional nodes around"
+    def evaluate(
+        self, parts: Sequence[PassPart], progress: Progress | None = None
+    ) -> list[np.ndarray]:
+        if len(parts) == 1 and not parts[0].nodes:
+            self._read(parts[0].reads, parts[0].slot, progress)
+            return [np.empty((0, self.info.n_vocab), np.float32)]
+        return self._evaluate(parts)
+
+    def _read(self, tokens: Sequence[int], slot: int, progress: Progress | None) -> None:
+        of = self._texts[slot]
+        assert not of.cells, "a prompt with provisional nodes around"
         if len(of.committed) + len(tokens) > self.info.n_ctx:
             raise UsageError("past the end of the context")
         self._begin()
@@ -210,7 +209,7 @@ class FakeModel:
             self._is_running = False
         of.committed += tokens
         of.ends.append(len(of.committed))
-        if text == 0:
+        if slot == 0:
             self._give(len(of.committed) - len(tokens))
         self.n_passes += 1
         self.prefilled.append(len(tokens))
@@ -218,18 +217,15 @@ class FakeModel:
         if progress is not None:
             progress("prompt", 1.0)
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        return self.evaluate_together([PassPart(0, tree, nodes)])[0]
-
-    def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        committed = [self.committed_of(part.text) for part in parts]
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        committed = [self.committed_of(part.slot) for part in parts]
         self._begin()
         try:
             self._check_batch(parts)
             self._run_hook()
             logits = []
             for part in parts:
-                of = self._texts[part.text]
+                of = self._texts[part.slot]
                 of.committed += part.reads
                 for node in part.nodes:
                     self._fill(of, part.tree, node)
@@ -240,13 +236,13 @@ class FakeModel:
                 logits.append(rows)
         except BaseException:
             for part, n_tokens in zip(parts, committed, strict=True):
-                self._texts[part.text].cells.clear()
-                del self._texts[part.text].committed[n_tokens:]
+                self._texts[part.slot].cells.clear()
+                del self._texts[part.slot].committed[n_tokens:]
             raise
         finally:
             self._is_running = False
         for part, n_tokens in zip(parts, committed, strict=True):
-            if part.text == 0:
+            if part.slot == 0:
                 self._give(n_tokens)
         self.n_passes += 1
         self.evaluations.append(sum(len(part.nodes) for part in parts))
@@ -258,9 +254,9 @@ class FakeModel:
         return logits
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        cells = self._texts[text].cells
+        cells = self._texts[slot].cells
         assert not self._is_running, "commit while another call runs"
         assert path[0] == ROOT, f"a path starts at the root, not at {path[0]}"
         for parent, node in itertools.pairwise(path):
@@ -271,15 +267,15 @@ class FakeModel:
         assert set(keep) <= below_end, f"{list(keep)} do not all hang below the path's end"
         kept = {int(tree.key[node]): cells[int(tree.key[node])] for node in keep}
         end = cells[int(tree.key[path[-1]])]
-        self._texts[text].committed += (cells[int(tree.key[node])].token for node in path)
+        self._texts[slot].committed += (cells[int(tree.key[node])].token for node in path)
         for cell in kept.values():
             cell.depth -= len(path)
             if cell.parent is end:
                 cell.parent = None
             assert cell.parent is None or any(cell.parent is other for other in kept.values())
-        self._texts[text].cells = kept
-        if text == 0:
-            self._give(self.n_committed - len(path))
+        self._texts[slot].cells = kept
+        if slot == 0:
+            self._give(len(self.committed) - len(path))
 
     def give_features(self, layers: Sequence[int], take: Take) -> None:
         if not all(layer == 0 for layer in layers):
@@ -288,13 +284,12 @@ class FakeModel:
 
     def _give(self, begin: int) -> None:
         """Hand over the features of the tokens from `begin` on."""
-        if self._take is not None and begin < self.n_committed:
-            text = self.committed
+        if self._take is not None and begin < len(text := self.committed):
             rows = [fake_features(text[: end + 1]) for end in range(begin, len(text))]
             self._take(begin, np.stack([np.stack([row] * self._n_given) for row in rows]))
 
-    def truncate(self, n_tokens: int, text: int = 0) -> None:
-        of, n_committed = self._texts[text], self.committed_of(text)
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
+        of, n_committed = self._texts[slot], self.committed_of(slot)
         assert not self._is_running, "truncate while another call runs"
         assert 0 <= n_tokens <= n_committed, f"truncate({n_tokens}) of {n_committed}"
         if not self.info.tree_capable and n_tokens < n_committed:
@@ -372,12 +367,12 @@ class FakeModel:
         assert n_nodes == n_rows or info.prompts_share_passes, "a prompt that rounds by its pass"
         deepest = max((int(p.tree.depth[node]) for p in parts for node in p.nodes), default=0)
         assert info.tree_capable or deepest <= info.max_rollback, "too long to drop again"
-        assert len({part.text for part in parts}) == len(parts), "a text twice"
+        assert len({part.slot for part in parts}) == len(parts), "a text twice"
         n_further = sum(self._n_branches(part) - 1 for part in parts if part.nodes)
         assert n_further < info.max_branches, "too many branches"
 
     def _n_branches(self, part: PassPart) -> int:
-        of, tree = self._texts[part.text], part.tree
+        of, tree = self._texts[part.slot], part.tree
         assert not (part.reads and of.cells), "a prompt with provisional nodes around"
         keys = {int(key): node for node, key in enumerate(tree.key[: len(tree)])}
         stale = of.cells.keys() - keys.keys()

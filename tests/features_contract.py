@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from edgespec.errors import UsageError
-from edgespec.ports import LanguageModel
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.features import GivesFeatures
-from edgespec.ports.texts import HoldsTexts, PassPart
 from edgespec.tree import ROOT, TokenTree
+from port_calls import evaluate, prefill
 
 TOKENS = tuple((7 * n * n + 3 * n + 1) % 40 for n in range(24))
 
@@ -44,10 +44,10 @@ def logits_of_a_tree(model: Any, layers: Sequence[int]) -> np.ndarray:
     none are if there are no layers."""
     if layers:
         model.give_features(layers, Received())
-    model.prefill(TOKENS[:11])
+    prefill(model, TOKENS[:11])
     tree = TokenTree(TOKENS[11])
     tree.add(ROOT, TOKENS[12], 0.5)
-    rows: np.ndarray = model.evaluate(tree, [0, 1])
+    rows: np.ndarray = evaluate(model, tree, [0, 1])
     return rows
 
 
@@ -55,7 +55,7 @@ def check_another_text_gives_none(model: Any, layers: Sequence[int]) -> None:
     """Features are of the first text alone. The model holds two."""
     received = Received()
     model.give_features(layers, received)
-    model.prefill(TOKENS[:5], text=1)
+    prefill(model, TOKENS[:5], slot=1)
     assert received.positions == []
 
 
@@ -89,7 +89,7 @@ class FeaturesContract:
         model.truncate(0)
         for token in tokens:
             tree = TokenTree(token)
-            model.evaluate(tree, [ROOT])
+            evaluate(model, tree, [ROOT])
             model.commit(tree, [ROOT])
         model.truncate(0)
         return received.rows
@@ -100,8 +100,8 @@ class FeaturesContract:
     def test_a_prompt_gives_a_row_for_each_token(
         self, model: LanguageModel, received: Received
     ) -> None:
-        model.prefill(TOKENS[:9])
-        model.prefill(TOKENS[9:])
+        prefill(model, TOKENS[:9])
+        prefill(model, TOKENS[9:])
         assert received.positions == list(range(len(TOKENS)))
         assert received.rows.shape[:2] == (len(TOKENS), len(self.layers))
         assert received.rows.dtype == np.float32
@@ -111,7 +111,7 @@ class FeaturesContract:
         received = Received()
         assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
-        model.prefill(TOKENS)
+        prefill(model, TOKENS)
         assert self.same(received.rows, expected)
 
     def test_a_committed_path_gives_what_its_tokens_give_alone(self, model: LanguageModel) -> None:
@@ -119,13 +119,13 @@ class FeaturesContract:
         received = Received()
         assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
-        model.prefill(TOKENS[:5])
+        prefill(model, TOKENS[:5])
         tree = TokenTree(TOKENS[5])
         tree.add(ROOT, TOKENS[10], 0.5)
         right = tree.add(ROOT, TOKENS[6], 0.4)
         tree.add(right, TOKENS[11], 0.3)
         end = tree.add(right, TOKENS[7], 0.2)
-        model.evaluate(tree, range(len(tree)))
+        evaluate(model, tree, range(len(tree)))
         model.commit(tree, [ROOT, right, end])
         assert received.positions == list(range(8))
         assert self.same(received.rows, expected)
@@ -135,11 +135,11 @@ class FeaturesContract:
         received = Received()
         assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
-        if not isinstance(model, HoldsTexts) or not model.info.prompts_share_passes:
+        if not model.info.prompts_share_passes:
             pytest.skip("the model reads prompts in passes of their own")
-        model.prefill(TOKENS[:2])
+        prefill(model, TOKENS[:2])
         tree = TokenTree(TOKENS[5])
-        model.evaluate_together([PassPart(0, tree, [ROOT], TOKENS[2:5])])
+        model.evaluate([PassPart(0, tree, [ROOT], TOKENS[2:5])])
         assert received.positions == [0, 1, 2, 3, 4]
         model.commit(tree, [ROOT])
         assert received.positions == [0, 1, 2, 3, 4, 5]
@@ -148,8 +148,8 @@ class FeaturesContract:
     def test_nothing_is_given_before_it_is_committed(
         self, model: LanguageModel, received: Received
     ) -> None:
-        model.prefill(TOKENS[:3])
-        model.evaluate(TokenTree(TOKENS[3]), [ROOT])
+        prefill(model, TOKENS[:3])
+        evaluate(model, TokenTree(TOKENS[3]), [ROOT])
         model.truncate(3)
         assert received.positions == [0, 1, 2]
 
@@ -161,7 +161,7 @@ class FeaturesContract:
         tree = TokenTree(TOKENS[0])
         child = tree.add(ROOT, TOKENS[1], 0.5)
         grandchild = tree.add(child, TOKENS[2], 0.5)
-        model.evaluate(tree, [ROOT, child, grandchild])
+        evaluate(model, tree, [ROOT, child, grandchild])
         model.commit(tree, [ROOT], keep=[child, grandchild])
         assert received.positions == [0]
         tree = tree.reroot(child)
@@ -174,9 +174,9 @@ class FeaturesContract:
         received = Received()
         assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
-        model.prefill(TOKENS[:9])
+        prefill(model, TOKENS[:9])
         model.truncate(4)
-        model.prefill(TOKENS[12:15])
+        prefill(model, TOKENS[12:15])
         assert received.positions[9:] == [4, 5, 6]
         assert self.same(received.rows[9:], expected[4:])
 
@@ -184,12 +184,12 @@ class FeaturesContract:
         self, model: LanguageModel, received: Received
     ) -> None:
         model.give_features(self.layers, lambda position, rows: None)  # type: ignore[attr-defined]
-        model.prefill(TOKENS[:5])
-        one = model.evaluate(TokenTree(TOKENS[5]), [ROOT])
+        prefill(model, TOKENS[:5])
+        one = evaluate(model, TokenTree(TOKENS[5]), [ROOT])
         model.truncate(0)
         model.give_features(self.layers, received)  # type: ignore[attr-defined]
-        model.prefill(TOKENS[:5])
-        assert np.array_equal(model.evaluate(TokenTree(TOKENS[5]), [ROOT]), one)
+        prefill(model, TOKENS[:5])
+        assert np.array_equal(evaluate(model, TokenTree(TOKENS[5]), [ROOT]), one)
 
     def test_layers_that_the_model_does_not_show_are_refused(self, model: LanguageModel) -> None:
         assert isinstance(model, GivesFeatures)

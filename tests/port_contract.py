@@ -7,7 +7,7 @@ A runtime's test module defines a class:
         def model_factory(self): return lambda: FakeModel(...)
 
 The factory opens a fresh model, which the suite closes; successive tests share one model. The
-context must hold at least 48 tokens.
+context must hold at least 48 tokens. A model with several slots has a class of `SlotsContract`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from edgespec.errors import Cancelled, UsageError
-from edgespec.ports import LanguageModel
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PagingStats
+from port_calls import evaluate, prefill
 
 TEXT = "Once there were two wolves, and the younger one asked: who told you that the moon is old?"
 
@@ -55,7 +56,7 @@ class PortContract:
         kind = repr(getattr(request.node, "callspec", None) and request.node.callspec.params)
         if kind not in kept_open:
             kept_open[kind] = model_factory()
-        kept_open[kind].truncate(0)
+        self.clear(kept_open[kind])
         return kept_open[kind]
 
     @pytest.fixture
@@ -65,6 +66,11 @@ class PortContract:
         assert len(tokens) == 16
         return tokens
 
+    def clear(self, model: LanguageModel) -> None:
+        """Empty all slots."""
+        for slot in range(model.info.n_slots):
+            model.truncate(0, slot)
+
     def same(self, one: np.ndarray, other: np.ndarray) -> bool:
         return bool(np.allclose(one, other, rtol=0.0, atol=self.atol))
 
@@ -73,7 +79,7 @@ class PortContract:
         model.truncate(0)
         for token in tokens:
             tree = TokenTree(token)
-            logits = model.evaluate(tree, [ROOT])
+            logits = evaluate(model, tree, [ROOT])
             model.commit(tree, [ROOT])
         model.truncate(0)
         row: np.ndarray = logits[0]
@@ -99,55 +105,55 @@ class PortContract:
     ) -> None:
         model = model_factory()
         try:
-            assert model.n_committed == 0
+            assert model.committed_of(0) == 0
         finally:
             model.close()
 
     def test_prefill_appends_to_the_prefix(self, model: LanguageModel, tokens: list[int]) -> None:
-        model.prefill(tokens[:5])
-        model.prefill(tokens[5:8])
-        assert model.n_committed == 8
+        prefill(model, tokens[:5])
+        prefill(model, tokens[5:8])
+        assert model.committed_of(0) == 8
 
     def test_prefilled_tokens_are_the_context_of_what_follows(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
         expected = self.after(model, tokens[:8])
-        model.prefill(tokens[:7])
-        assert self.same(model.evaluate(TokenTree(tokens[7]), [ROOT])[0], expected)
+        prefill(model, tokens[:7])
+        assert self.same(evaluate(model, TokenTree(tokens[7]), [ROOT])[0], expected)
 
     def test_prefill_reports_progress_up_to_the_whole(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
         shares: list[float] = []
-        model.prefill(tokens, progress=lambda what, share: shares.append(share))
+        prefill(model, tokens, progress=lambda what, share: shares.append(share))
         assert shares == sorted(shares)
         assert shares[-1] == pytest.approx(1.0)
 
     def test_prefill_past_the_context_is_refused_and_changes_nothing(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
-        model.prefill(tokens[:4])
+        prefill(model, tokens[:4])
         with pytest.raises(UsageError):
-            model.prefill(tokens[:1] * model.info.n_ctx)
-        assert model.n_committed == 4
+            prefill(model, tokens[:1] * model.info.n_ctx)
+        assert model.committed_of(0) == 4
 
     def test_truncate_leaves_a_prefix_that_can_be_continued(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
         expected = self.after(model, [*tokens[:4], tokens[12]])
-        model.prefill(tokens)
+        prefill(model, tokens)
         model.truncate(4)
-        assert model.n_committed == 4
-        assert self.same(model.evaluate(TokenTree(tokens[12]), [ROOT])[0], expected)
+        assert model.committed_of(0) == 4
+        assert self.same(evaluate(model, TokenTree(tokens[12]), [ROOT])[0], expected)
 
     def test_truncate_drops_provisional_nodes(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
         expected = self.after(model, [*tokens[:4], tokens[9]])
-        model.prefill(tokens[:4])
-        model.evaluate(TokenTree(tokens[4]), [ROOT])
+        prefill(model, tokens[:4])
+        evaluate(model, TokenTree(tokens[4]), [ROOT])
         model.truncate(4)
-        assert self.same(model.evaluate(TokenTree(tokens[9]), [ROOT])[0], expected)
+        assert self.same(evaluate(model, TokenTree(tokens[9]), [ROOT])[0], expected)
 
     # Logits of a tree
 
@@ -156,16 +162,16 @@ class PortContract:
     ) -> None:
         tree = TokenTree(tokens[0])
         tree.add(ROOT, tokens[1], 0.5)
-        logits = model.evaluate(tree, [0, 1])
+        logits = evaluate(model, tree, [0, 1])
         assert logits.dtype == np.float32
         assert logits.shape == (2, model.info.n_vocab)
 
     def test_logits_belong_to_the_caller(self, model: LanguageModel, tokens: list[int]) -> None:
         tree = TokenTree(tokens[0])
         tree.add(ROOT, tokens[1], 0.5)
-        first = model.evaluate(tree, [0])
+        first = evaluate(model, tree, [0])
         before = first.copy()
-        model.evaluate(tree, [1])
+        evaluate(model, tree, [1])
         assert np.array_equal(first, before)
 
     def test_every_node_sees_its_own_branch_and_no_other(
@@ -173,8 +179,8 @@ class PortContract:
     ) -> None:
         tree, branches = _wide_tree(tokens)
         expected = [self.after(model, [*tokens[:4], *branch]) for branch in branches]
-        model.prefill(tokens[:4])
-        logits = model.evaluate(tree, range(len(tree)))
+        prefill(model, tokens[:4])
+        logits = evaluate(model, tree, range(len(tree)))
         for node, row in enumerate(expected):
             assert self.same(logits[node], row), f"node {node}"
 
@@ -183,16 +189,16 @@ class PortContract:
     ) -> None:
         tree, branches = _wide_tree(tokens)
         expected = [self.after(model, [*tokens[:4], *branch]) for branch in branches]
-        model.prefill(tokens[:4])
-        model.evaluate(tree, [0, 2])
-        logits = model.evaluate(tree, [1, 5, 3])
+        prefill(model, tokens[:4])
+        evaluate(model, tree, [0, 2])
+        logits = evaluate(model, tree, [1, 5, 3])
         for row, node in zip(logits, (1, 5, 3), strict=True):
             assert self.same(row, expected[node]), f"node {node}"
 
     def test_evaluating_commits_nothing(self, model: LanguageModel, tokens: list[int]) -> None:
-        model.prefill(tokens[:4])
-        model.evaluate(TokenTree(tokens[4]), [ROOT])
-        assert model.n_committed == 4
+        prefill(model, tokens[:4])
+        evaluate(model, TokenTree(tokens[4]), [ROOT])
+        assert model.committed_of(0) == 4
 
     def test_a_tree_may_grow_while_it_is_evaluated(
         self, model: LanguageModel, tokens: list[int]
@@ -200,7 +206,7 @@ class PortContract:
         tree, branches = _wide_tree(tokens)
         nodes = list(range(len(tree)))
         expected = self.after(model, [*tokens[:4], *branches[-1]])
-        model.prefill(tokens[:4])
+        prefill(model, tokens[:4])
         done = threading.Event()
 
         def grow() -> None:
@@ -211,7 +217,7 @@ class PortContract:
         grower = threading.Thread(target=grow)
         grower.start()
         try:
-            logits = model.evaluate(tree, nodes)
+            logits = evaluate(model, tree, nodes)
         finally:
             done.set()
             grower.join()
@@ -224,38 +230,38 @@ class PortContract:
     ) -> None:
         tree, branches = _wide_tree(tokens)
         expected = self.after(model, [*tokens[:4], *branches[4], tokens[13]])
-        model.prefill(tokens[:4])
-        model.evaluate(tree, range(len(tree)))
+        prefill(model, tokens[:4])
+        evaluate(model, tree, range(len(tree)))
         model.commit(tree, tree.path(4))
-        assert model.n_committed == 4 + len(tree.path(4))
-        assert self.same(model.evaluate(TokenTree(tokens[13]), [ROOT])[0], expected)
+        assert model.committed_of(0) == 4 + len(tree.path(4))
+        assert self.same(evaluate(model, TokenTree(tokens[13]), [ROOT])[0], expected)
 
     def test_kept_nodes_are_the_context_of_their_children(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
         tree, branches = _wide_tree(tokens)
         expected = self.after(model, [*tokens[:4], *branches[4], tokens[14]])
-        model.prefill(tokens[:4])
-        model.evaluate(tree, range(len(tree)))
+        prefill(model, tokens[:4])
+        evaluate(model, tree, range(len(tree)))
         keep = tree.subtree(1)
         model.commit(tree, [ROOT], keep)
         tree = tree.reroot(1)
         below = next(node for node in range(len(tree)) if tree.token[node] == branches[4][-1])
         new = tree.add(below, tokens[14], 0.5)
-        assert self.same(model.evaluate(tree, [new])[0], expected)
+        assert self.same(evaluate(model, tree, [new])[0], expected)
 
     def test_kept_nodes_can_be_committed_later(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
         tree, branches = _wide_tree(tokens)
         expected = self.after(model, [*tokens[:4], *branches[4], tokens[14]])
-        model.prefill(tokens[:4])
-        model.evaluate(tree, range(len(tree)))
+        prefill(model, tokens[:4])
+        evaluate(model, tree, range(len(tree)))
         model.commit(tree, [ROOT], tree.subtree(1))
         tree = tree.reroot(1)
         below = next(node for node in range(len(tree)) if tree.token[node] == branches[4][-1])
         model.commit(tree, tree.path(below))
-        assert self.same(model.evaluate(TokenTree(tokens[14]), [ROOT])[0], expected)
+        assert self.same(evaluate(model, TokenTree(tokens[14]), [ROOT])[0], expected)
 
     def test_twenty_rounds_leave_the_cache_as_if_read_in_one_go(
         self, model: LanguageModel, tokens: list[int]
@@ -267,26 +273,26 @@ class PortContract:
         for position in range(0, len(text) - 2, 2):
             right = tree.add(ROOT, text[position + 1], 0.5)
             wrong = tree.add(ROOT, (text[position + 1] + 1) % model.info.n_vocab, 0.25)
-            model.evaluate(tree, [ROOT, right, wrong])
+            evaluate(model, tree, [ROOT, right, wrong])
             model.commit(tree, [ROOT, right])
             tree = tree.reroot(tree.add(right, text[position + 2], 1.0))
-        assert model.n_committed == 40
-        assert self.same(model.evaluate(tree, [ROOT])[0], expected)
+        assert model.committed_of(0) == 40
+        assert self.same(evaluate(model, tree, [ROOT])[0], expected)
 
     # Costs, cancelling and the end
 
     def test_the_report_counts_the_tokens_of_the_latest_call(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
-        model.prefill(tokens[:6])
+        prefill(model, tokens[:6])
         assert model.last_report.n_tokens == 6
-        model.evaluate(TokenTree(tokens[6]), [ROOT])
+        evaluate(model, TokenTree(tokens[6]), [ROOT])
         assert model.last_report.n_tokens == 1
 
     def test_a_pass_takes_time_and_stalls_for_no_more(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
-        model.evaluate(TokenTree(tokens[0]), [ROOT])
+        evaluate(model, TokenTree(tokens[0]), [ROOT])
         report = model.last_report
         assert 0.0 <= report.stall_s <= report.wall_s
         assert report.wall_s > 0.0
@@ -298,15 +304,15 @@ class PortContract:
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
         model.cancel()
-        model.prefill(tokens)
-        assert model.n_committed == len(tokens)
+        prefill(model, tokens)
+        assert model.committed_of(0) == len(tokens)
 
     def test_a_cancelled_evaluation_leaves_a_model_that_works(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
         tree, _ = _wide_tree(tokens)
         expected = self.after(model, [*tokens[:4], tokens[9]])
-        model.prefill(tokens[:4])
+        prefill(model, tokens[:4])
         ended = threading.Event()
 
         def cancel_until_it_ends() -> None:
@@ -316,15 +322,15 @@ class PortContract:
         canceller = threading.Thread(target=cancel_until_it_ends)
         canceller.start()
         try:
-            model.evaluate(tree, range(len(tree)))  # may be over before it is cancelled
+            evaluate(model, tree, range(len(tree)))  # may be over before it is cancelled
         except Cancelled:
             pass
         finally:
             ended.set()
             canceller.join()
-        assert model.n_committed == 4
+        assert model.committed_of(0) == 4
         model.truncate(4)
-        assert self.same(model.evaluate(TokenTree(tokens[9]), [ROOT])[0], expected)
+        assert self.same(evaluate(model, TokenTree(tokens[9]), [ROOT])[0], expected)
 
     def test_closing_twice_is_closing_once(
         self, model_factory: Callable[[], LanguageModel], tokens: list[int]
@@ -339,9 +345,182 @@ class PortContract:
         assert threading.active_count() == n_threads
         another = model_factory()
         model.close()
-        another.prefill(tokens)
-        assert another.n_committed == len(tokens)
+        prefill(another, tokens)
+        assert another.committed_of(0) == len(tokens)
         another.close()
+
+
+class SlotsContract(PortContract):
+    """The contract of a model with three slots at least, each for at least 48 tokens, that takes
+    eight branches and sixteen nodes a pass."""
+
+    atol_beside: float = 0.0
+    """Largest difference of a row among others from the row alone."""
+
+    def check(self, logits: np.ndarray, expected: np.ndarray) -> None:
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=self.atol_beside)
+
+    @pytest.fixture
+    def texts(self, model: LanguageModel) -> list[list[int]]:
+        """Three texts of twelve tokens."""
+        tokens = model.vocabulary.encode(TEXT)
+        assert len(tokens) >= 16
+        return [(3 * tokens[begin:])[:12] for begin in range(3)]
+
+    def alone(self, model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
+        """Logits after the last of `tokens` in slot 0, with nothing else in the model."""
+        self.clear(model)
+        prefill(model, tokens[:-1])
+        row: np.ndarray = evaluate(model, TokenTree(tokens[-1]), [ROOT])[0]
+        model.truncate(0)
+        return row
+
+    def test_every_slot_has_a_prefix_of_its_own(
+        self, model: LanguageModel, texts: list[list[int]]
+    ) -> None:
+        for slot, tokens in enumerate(texts):
+            prefill(model, tokens[: 3 + slot], slot=slot)
+        assert [model.committed_of(slot) for slot in range(3)] == [3, 4, 5]
+        model.truncate(1, slot=1)
+        assert [model.committed_of(slot) for slot in range(3)] == [3, 1, 5]
+
+    def test_slots_have_the_logits_that_they_have_alone(
+        self, model: LanguageModel, texts: list[list[int]]
+    ) -> None:
+        expected = [self.alone(model, tokens[: 6 + n]) for n, tokens in enumerate(texts)]
+        for n, tokens in enumerate(texts):
+            prefill(model, tokens[: 5 + n], slot=n)
+        parts = [PassPart(n, TokenTree(texts[n][5 + n]), [ROOT]) for n in (2, 0, 1)]
+        for part, logits in zip(parts, model.evaluate(parts), strict=True):
+            self.check(logits[0], expected[part.slot])
+
+    def test_trees_of_several_slots_see_their_own_text_alone(
+        self, model: LanguageModel, texts: list[list[int]]
+    ) -> None:
+        trees = [_fork(tokens[4:7]) for tokens in texts]
+        expected = [
+            [
+                self.alone(model, [*tokens[:4], *tree.token[tree.path(node)].tolist()])
+                for node in range(len(tree))
+            ]
+            for tokens, tree in zip(texts, trees, strict=True)
+        ]
+        for n, tokens in enumerate(texts):
+            prefill(model, tokens[:4], slot=n)
+        parts = [PassPart(n, tree, range(len(tree))) for n, tree in enumerate(trees)]
+        for rows, logits in zip(expected, model.evaluate(parts), strict=True):
+            for row, expected_row in zip(logits, rows, strict=True):
+                self.check(row, expected_row)
+
+    def test_prompts_are_read_in_a_pass_of_guesses(
+        self, model: LanguageModel, texts: list[list[int]]
+    ) -> None:
+        """Two prompts in portions, the last of which has the root, too; trees of the third slot
+        branch beside them."""
+        if not model.info.prompts_share_passes:
+            pytest.skip("its prompts have passes of their own")
+        expected = [self.alone(model, tokens) for tokens in texts]
+        prefill(model, texts[1][:2], slot=1)
+        for begin, end, n_held in ((0, 5, 2), (5, 11, 4)):
+            tree = TokenTree(texts[1][n_held])
+            tree.add(ROOT, (texts[1][n_held + 1] + 1) % model.info.n_vocab, 0.9)
+            right = tree.add(ROOT, texts[1][n_held + 1], 0.1)
+            last = range(end == 11)
+            parts = [
+                PassPart(0, TokenTree(texts[0][end]), last, texts[0][begin:end]),
+                PassPart(1, tree, range(len(tree))),
+                PassPart(2, TokenTree(texts[2][end]), last, texts[2][begin:end]),
+            ]
+            logits = model.evaluate(parts)
+            assert [len(rows) for rows in logits] == [len(last), len(tree), len(last)]
+            model.commit(tree, [ROOT, right], slot=1)
+            assert [model.committed_of(slot) for slot in range(3)] == [end, n_held + 2, end]
+            model.truncate(end, slot=0)
+        for part, rows in zip(parts, logits, strict=True):
+            if part.slot != 1:
+                self.check(rows[0], expected[part.slot])
+        prefill(model, texts[1][6:11], slot=1)
+        [rows] = model.evaluate([PassPart(1, TokenTree(texts[1][11]), [ROOT])])
+        self.check(rows[0], expected[1])
+
+    def test_rounds_of_one_slot_leave_the_others_as_they_are(
+        self, model: LanguageModel, texts: list[list[int]]
+    ) -> None:
+        """Rejected guesses of all kinds, commits in any order, and texts that end and begin."""
+        expected = [self.alone(model, tokens) for tokens in texts]
+        for n, tokens in enumerate(texts):
+            prefill(model, tokens[:2], slot=n)
+        for position in range(2, 11):
+            parts = []
+            for n, tokens in enumerate(texts):
+                tree = TokenTree(tokens[position], first_key=100 * position)
+                wrong = tree.add(ROOT, (tokens[position + 1] + 1) % model.info.n_vocab, 0.9)
+                tree.add(wrong, tokens[0], 0.9)
+                tree.add(ROOT, tokens[position + 1], 0.1)
+                parts.append(PassPart(n, tree, range(3 if position % 2 else 4)))
+            model.evaluate(parts)
+            for n in (position % 3, (position + 1) % 3, (position + 2) % 3):
+                model.commit(parts[n].tree, [ROOT], slot=n)
+            if position == 5:
+                model.truncate(0, slot=1)
+                prefill(model, texts[1][:6], slot=1)
+        last = [PassPart(n, TokenTree(tokens[11]), [ROOT]) for n, tokens in enumerate(texts)]
+        for n, logits in enumerate(model.evaluate(last)):
+            self.check(logits[0], expected[n])
+
+    def test_many_rounds_in_a_small_cache(
+        self, model: LanguageModel, texts: list[list[int]]
+    ) -> None:
+        """Dropped cells are many more than the cache has."""
+        long = [(5 * tokens)[:40] for tokens in texts]
+        expected = [self.alone(model, tokens) for tokens in long]
+        for position in range(39):
+            parts = []
+            for n, tokens in enumerate(long):
+                tree = TokenTree(tokens[position], first_key=100 * position)
+                for other in range(3):
+                    tree.add(ROOT, (tokens[position + 1] + 1 + other) % model.info.n_vocab, 0.3)
+                parts.append(PassPart(n, tree, [0, 1, 2, 3]))
+            model.evaluate(parts)
+            for n, part in enumerate(parts):
+                model.commit(part.tree, [ROOT], slot=n)
+        last = [PassPart(n, TokenTree(tokens[39]), [ROOT]) for n, tokens in enumerate(long)]
+        for n, logits in enumerate(model.evaluate(last)):
+            self.check(logits[0], expected[n])
+
+    def test_a_shared_beginning_is_the_same_text(
+        self, model: LanguageModel, texts: list[list[int]]
+    ) -> None:
+        text = [*texts[0][:6], *texts[1][:3]]
+        expected = self.alone(model, text)
+        prefill(model, texts[0])
+        prefill(model, texts[2], slot=2)
+        model.share(0, 2, 6)
+        model.truncate(3)
+        prefill(model, texts[1])
+        assert model.committed_of(2) == 6
+        prefill(model, text[6:-1], slot=2)
+        logits = model.evaluate([PassPart(2, TokenTree(text[-1]), [ROOT])])[0]
+        self.check(logits[0], expected)
+
+    def test_what_is_refused_leaves_every_slot_as_it_was(
+        self, model: LanguageModel, texts: list[list[int]]
+    ) -> None:
+        expected = [self.alone(model, tokens[:5]) for tokens in texts]
+        for n, tokens in enumerate(texts):
+            prefill(model, tokens[:4], slot=n)
+        tree = TokenTree(texts[1][4])
+        orphan = tree.add(ROOT, texts[1][5], 0.5)
+        parts = [
+            PassPart(0, TokenTree(texts[0][4]), [ROOT]),
+            PassPart(1, tree, [orphan]),
+        ]
+        with pytest.raises((UsageError, AssertionError)):
+            model.evaluate(parts)
+        assert [model.committed_of(slot) for slot in range(3)] == [4, 4, 4]
+        parts = [PassPart(n, TokenTree(tokens[4]), [ROOT]) for n, tokens in enumerate(texts)]
+        for n, logits in enumerate(model.evaluate(parts)):
+            self.check(logits[0], expected[n])
 
 
 def _wide_tree(tokens: Sequence[int]) -> tuple[TokenTree, list[list[int]]]:
@@ -356,3 +535,12 @@ def _wide_tree(tokens: Sequence[int]) -> tuple[TokenTree, list[list[int]]]:
     tree.add(right, distinct[5], 0.5)
     branches = [tree.token[tree.path(node)].tolist() for node in range(len(tree))]
     return tree, branches
+
+
+def _fork(tokens: Sequence[int]) -> TokenTree:
+    """A root with two children, of which the less likely one stands first."""
+    tree = TokenTree(tokens[0])
+    tree.add(ROOT, tokens[1], 0.2)
+    if tokens[2] != tokens[1]:
+        tree.add(ROOT, tokens[2], 0.7)
+    return tree

@@ -23,6 +23,7 @@ from edgespec.memory.process import process_rss_bytes
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import PreparedModel
 from edgespec.tree import ROOT, TokenTree
+from port_calls import evaluate, prefill
 from port_contract import TEXT
 
 _NEW_PROCESS = "EDGESPEC_TEST_IN_A_NEW_PROCESS"
@@ -57,11 +58,11 @@ def work_hard(model: LanguageModel) -> None:
     """Fill the context except for a tree, and evaluate the largest tree."""
     n_nodes = model.info.max_nodes
     tokens = (100 * model.vocabulary.encode(100 * TEXT))[: model.info.n_ctx]
-    model.prefill(tokens[:-n_nodes])
+    prefill(model, tokens[:-n_nodes])
     tree, nodes = TokenTree(tokens[-n_nodes]), [ROOT]
     for token in tokens[1 - n_nodes :]:
         nodes.append(tree.add(nodes[-1], token, 0.9))
-    model.evaluate(tree, nodes)
+    evaluate(model, tree, nodes)
 
 
 def _own_bytes() -> int:

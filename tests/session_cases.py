@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -24,11 +25,13 @@ PLAN = MemoryPlan(
 )
 
 
-def open_session(target: FakeModel, draft: FakeModel | None = None, pool_bytes: int = 0) -> Session:
+def open_session(
+    target: FakeModel, draft: FakeModel | None = None, pool_bytes: int = 0, **rules: Any
+) -> Session:
     rows = (MemoryRow("process", POOL, pool_bytes),) if pool_bytes else ()
-    plan = replace(PLAN, n_parallel=target.info.n_texts, rows=rows)
+    plan = replace(PLAN, n_parallel=target.info.n_slots, rows=rows)
     models = LoadedModels(target, draft, plan, {"total": LOAD_S})
-    return Session(models, EngineSettings(step_aside=False))
+    return Session(models, EngineSettings(step_aside=False, **rules))
 
 
 def holds_passes(target: FakeModel) -> tuple[threading.Event, threading.Event]:

@@ -16,6 +16,7 @@ from edgespec.errors import StateError
 from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from paging_contract import one_by_one
+from port_calls import prefill
 
 N_KEPT, N_MORE = 23, 6
 
@@ -62,7 +63,7 @@ class StateContract:
     ) -> tuple[list[bytes], np.ndarray]:
         """The pieces of a model that has read the first text, and its logits after the second."""
         with closing(model_factory()) as model:
-            model.prefill(texts[0])
+            prefill(model, texts[0])
             return pieces_of(model), one_by_one(model, texts[1])
 
     @pytest.fixture
@@ -78,10 +79,10 @@ class StateContract:
         texts: tuple[list[int], list[int]],
     ) -> None:
         """The other model continues bit for bit, whatever it held before."""
-        other.prefill([5, 6, 7])
+        prefill(other, [5, 6, 7])
         assert isinstance(other, KeepsState)
         other.read_state(N_KEPT, Pieces(kept[0]))
-        assert other.n_committed == N_KEPT
+        assert other.committed_of(0) == N_KEPT
         assert np.array_equal(one_by_one(other, texts[1]), kept[1])
 
     def test_an_earlier_part_of_the_text_can_be_gone_on_from(
@@ -95,7 +96,7 @@ class StateContract:
             pytest.skip("recurrent state has no earlier part")
         assert isinstance(other, KeepsState)
         n_tokens = N_KEPT - 8
-        other.prefill(texts[0])
+        prefill(other, texts[0])
         other.truncate(n_tokens)
         expected = one_by_one(other, texts[1])
         other.read_state(N_KEPT, Pieces(kept[0]))
@@ -111,8 +112,8 @@ class StateContract:
         assert isinstance(other, KeepsState)
         with pytest.raises(StateError):
             other.read_state(N_KEPT, Pieces(kept[0][:-1]))
-        assert other.n_committed == 0
-        other.prefill(texts[0])
+        assert other.committed_of(0) == 0
+        prefill(other, texts[0])
         assert np.array_equal(one_by_one(other, texts[1]), kept[1])
 
     def test_writing_changes_nothing(

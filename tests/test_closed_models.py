@@ -18,12 +18,13 @@ from edgespec.tree import ROOT, TokenTree
 from gguf_files import tiny_llama
 from onnx_files import write_llama
 from paging_contract import load_paged
+from port_calls import evaluate, prefill
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 USES: dict[str, Callable[[LanguageModel], object]] = {
-    "prefill": lambda model: model.prefill([1, 2]),
-    "evaluate": lambda model: model.evaluate(TokenTree(1), [ROOT]),
+    "prefill": lambda model: prefill(model, [1, 2]),
+    "evaluate": lambda model: evaluate(model, TokenTree(1), [ROOT]),
     "commit": lambda model: model.commit(TokenTree(1), [ROOT]),
     "truncate": lambda model: model.truncate(0),
 }
@@ -46,14 +47,14 @@ def paged(request: pytest.FixtureRequest, tmp_path: Path) -> LanguageModel:
 
 @pytest.mark.parametrize("use", USES)
 def test_a_closed_model_refuses_to_be_used(paged: LanguageModel, use: str) -> None:
-    paged.prefill([1, 2, 3])
+    prefill(paged, [1, 2, 3])
     paged.close()
     with pytest.raises(UsageError, match="the model is closed"):
         USES[use](paged)
 
 
 def test_totals_of_paging_outlive_the_model(paged: LanguageModel) -> None:
-    paged.prefill([1, 2, 3])
+    prefill(paged, [1, 2, 3])
     paged.close()
     assert paged.paging().passes == 1
     assert paged.paging().bytes_read > 0
@@ -66,7 +67,7 @@ def test_closing_waits_for_who_is_inside(paged: LanguageModel) -> None:
     def read() -> None:
         try:
             while True:
-                paged.prefill([1, 2, 3], lambda what, share: begun.set())
+                prefill(paged, [1, 2, 3], lambda what, share: begun.set())
                 paged.truncate(0)
         except (Cancelled, UsageError) as error:
             ended.append(error)
@@ -81,5 +82,5 @@ def test_closing_waits_for_who_is_inside(paged: LanguageModel) -> None:
 
 def test_a_callback_of_the_model_cannot_close_it(paged: LanguageModel) -> None:
     with pytest.raises(UsageError, match="cannot be closed from within"):
-        paged.prefill([1, 2, 3], lambda what, share: paged.close())
+        prefill(paged, [1, 2, 3], lambda what, share: paged.close())
     paged.close()

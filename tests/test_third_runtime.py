@@ -91,8 +91,9 @@ LETTERS = LetterRuntime()
 @pytest.fixture(autouse=True)
 def only_letters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = (EntryPoint("letters", f"{__name__}:LETTERS", runtimes.ENTRY_POINTS),)
+    by_group = {runtimes.ENTRY_POINTS: found}
     for asking in (options, runtimes):
-        monkeypatch.setattr(asking, "entry_points", lambda group: found)
+        monkeypatch.setattr(asking, "entry_points", lambda group: by_group.get(group, ()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

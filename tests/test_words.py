@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,47 @@ def test_a_class_name_occurs_once() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert not [name for name, n in names.items() if n > 1]
+
+
+SECOND_MEANINGS = {
+    "ahead": ("edgespec/concurrency", "background"),
+    "learning": ("edgespec/engine", "planner_store"),
+    "many": ("edgespec/session", "in_order"),
+    "memory": ("edgespec/engine", "state_store"),
+    "n_places": ("edgespec/engine", "n_slots"),
+    "pair": ("edgespec/engine", "slot"),
+    "prospect": ("edgespec/session", "plan_score"),
+    "rehearsal": ("edgespec/engine", "dry_run"),
+}
+"""Names that mean another thing elsewhere: where they are banned, and the name for it there."""
+
+
+@cache
+def names_in(path: Path) -> frozenset[tuple[str, str]]:
+    """Arguments, variables, attributes, functions and classes, with the types of arguments."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.arg(arg=name, annotation=kind):
+                found |= {(name, ""), (name, ast.unparse(kind) if kind is not None else "")}
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                found.add((name, ""))
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add((name, ""))
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("name", SECOND_MEANINGS)
+def test_a_name_has_no_second_meaning(name: str) -> None:
+    folder, better = SECOND_MEANINGS[name]
+    inside = [path for path in PRODUCT if path.is_relative_to(ROOT / folder)]
+    assert inside, f"{folder} is gone"
+    found = [str(path) for path in inside if (name, "") in names_in(path)]
+    assert not found, f"say {better}"
+
+
+@pytest.mark.parametrize("folder", ["edgespec/ports", "edgespec/engine"])
+def test_a_text_is_no_number(folder: str) -> None:
+    """A place for a text in a model is a slot."""
+    inside = (path for path in PRODUCT if path.is_relative_to(ROOT / folder))
+    assert not [str(path) for path in inside if ("text", "int") in names_in(path)]

@@ -20,9 +20,8 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
+from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
-from edgespec.ports.texts import PassPart
-from edgespec.tree import TokenTree
 from edgespec.values import GenerationResult, PagingStats, PassReport
 from engine_cases import finish
 from fake_model import FakeModel, Language
@@ -54,10 +53,10 @@ class VirtualTarget(FakeModel):
             latency_s=clock.machine.latency_s,
         )
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         begun, is_round = self._clock.now, self._clock.running is not None
-        logits = super().evaluate(tree, nodes)
-        if not is_round:
+        logits = super()._evaluate(parts)
+        if not is_round and len(parts) == 1:
             self.timing_s += self._clock.now - begun
         return logits
 
@@ -76,7 +75,7 @@ class VirtualTarget(FakeModel):
         batch = self.info.prompt_batch
         for begin in range(0, n_tokens, batch):  # of a prompt, which is committed by now
             n_rows = min(batch, n_tokens - begin)
-            self._clock.n_context = max(0.0, self.n_committed - n_tokens + begin + n_rows / 2)
+            self._clock.n_context = max(0.0, self.committed_of(0) - n_tokens + begin + n_rows / 2)
             self._clock.begin_pass(n_rows)
             one = self._clock.end_pass(n_rows)
             sums = {
@@ -84,7 +83,7 @@ class VirtualTarget(FakeModel):
                 for each in fields(one)
             }
             total = PassReport(**sums)
-        self._clock.n_context = self.n_committed
+        self._clock.n_context = self.committed_of(0)
         return total
 
 
@@ -134,15 +133,22 @@ def put_on(clock: Clock, engine: Engine) -> None:
     """Let the passes of the engine's rounds take the clock's time."""
     passes = cast(Any, engine)._passes
     passes.worker = VirtualWorker(clock)
-    evaluate = passes._evaluate
+    passes.target = TimedTarget(passes.target, clock)
 
-    def timed(parts: Sequence[PassPart]) -> list[np.ndarray]:
-        if clock.running is None:
-            clock.begin_pass(sum(part.n_rows for part in parts))
-        logits: list[np.ndarray] = evaluate(parts)
-        return logits
 
-    passes._evaluate = timed
+class TimedTarget:
+    """A target whose passes begin on the clock, unless they have begun in a worker."""
+
+    def __init__(self, target: FakeModel, clock: Clock) -> None:
+        self._target, self._clock = target, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        if self._clock.running is None:
+            self._clock.begin_pass(sum(part.n_rows for part in parts))
+        return self._target.evaluate(parts)
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,7 @@ def run(
     draft = VirtualDraft(text.draft, clock) if drafts else None
     settings = EngineSettings(**{"lookup": False, **rules})
     measured = []
-    with Engine(target, draft, settings, clock, memory=memory) as engine:
+    with Engine(target, draft, settings, clock, state_store=memory) as engine:
         put_on(clock, engine)
         for n in range(n_texts):
             engine.forget()
@@ -280,16 +286,18 @@ def together(
 def _drive_all(engine: Any, requests: Sequence[ActiveRequest]) -> None:
     """Passes until all texts are written, all of which are at work before the first pass."""
     loop, slots = engine._loop, engine._slots
-    texts = [loop.begin(slots.take(request), request) for request in requests]
-    while texts:
-        loop.advance(texts)
-        for text in texts:
-            text.events.clear()
-            assert text.failure is None
-            if not text.is_at_work:
-                loop.end(text)
-                slots.give_back(text.request)
-        texts = [text for text in texts if text.is_at_work]
+    at_work = [slots.take(request) for request in requests]
+    for slot in at_work:
+        loop.begin(slot)
+    while at_work:
+        loop.advance(at_work)
+        for slot in [*at_work]:
+            slot.events.clear()
+            assert slot.failure is None
+            if not slot.is_at_work:
+                loop.end(slot)
+                slot.end_text()
+                at_work.remove(slot)
 
 
 FIXED_SIZES = (1, 3, 7, 12, 24, 64)

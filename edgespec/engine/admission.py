@@ -20,20 +20,20 @@ from edgespec.values import FinishReason
 
 
 def notes_on(
-    reason: str | None, acceptance: AcceptanceRule, has_grower: bool, n_places: int = 1
+    reason: str | None, acceptance: AcceptanceRule, has_grower: bool, n_slots: int = 1
 ) -> tuple[str, ...]:
     """Notes for every result: the `reason` not to draft, and an acceptance rule that changes the
-    text or that uses only one of `n_places`."""
+    text or that uses only one of `n_slots`."""
     notes = [reason] if reason else []
     if has_grower and not acceptance.lossless:
         notes.append(
             f"with the acceptance rule {acceptance.name} {_CHANGES[acceptance.keeps]}: leave it "
             "out for the target's own text"
         )
-    if has_grower and n_places > 1 and acceptance.growth is not None:
+    if has_grower and n_slots > 1 and acceptance.growth is not None:
         notes.append(
             f"with the acceptance rule {acceptance.name} texts are generated one after the other, "
-            f"though there is memory for {n_places} at once: leave out the one or the other"
+            f"though there is memory for {n_slots} at once: leave out the one or the other"
         )
     return tuple(notes)
 

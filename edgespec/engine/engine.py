@@ -54,7 +54,7 @@ class Engine(Closeable):
         clock: Callable[[], float] = time.perf_counter,
         trace: Trace = OFF,
         drafters: Sequence[Drafter] = (),
-        memory: StateStore | None = None,
+        state_store: StateStore | None = None,
         observer: CorrectionLog | None = None,
         release: Callable[[], None] = nothing,
         n_grammars: int | None = None,
@@ -77,9 +77,9 @@ class Engine(Closeable):
         self._slots = Slots(self._passes, draft_in_use, drafters, settings, self._rules.max_nodes)
         self._shift = settings.shift
         grower = self._slots.all[0].grower
-        self._learning = PlannerStore(target, draft, grower, settings, memory)
+        self._planner_store = PlannerStore(target, draft, grower, settings, state_store)
         notes = notes_on(reason, self._rules.acceptance, grower is not None, len(self._slots.all))
-        self._loop = Loop(self._passes, self._rules, self._learning, observer, notes)
+        self._loop = Loop(self._passes, self._rules, self._planner_store, observer, notes)
         self._users = Users(name, SessionClosed)
         self.scheduler = Scheduler(
             self._slots,
@@ -144,7 +144,7 @@ class Engine(Closeable):
 
     def see_budget(self, paging: PagingStats) -> None:
         """Learn from now on about passes that read as `paging` says; called in `between`."""
-        self._learning.see_budget(paging)
+        self._planner_store.see_budget(paging)
 
     def generate(
         self,
@@ -168,7 +168,7 @@ class Engine(Closeable):
     @property
     def planner(self) -> RoundPlanner:
         """The current round planner."""
-        return self._learning.planner
+        return self._planner_store.planner
 
     def forget(self) -> None:
         """Drop all committed text from the models."""

@@ -10,18 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from edgespec.concurrency.worker import Running
-from edgespec.engine.drafting.model import ModelDrafter, step_ahead
+from edgespec.engine.drafting.model import step_ahead
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.passes import Logits
 from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
 from edgespec.engine.planning.pacer import Limits
-from edgespec.engine.round import RoundInProgress
-from edgespec.engine.sampling import Sampler
+from edgespec.engine.round import Round
 from edgespec.engine.settings import RoundRules
 from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tracing.spans import Track
@@ -32,82 +30,38 @@ PEER_RATIO = 0.5
 cumulative confidence."""
 
 
-@dataclass(eq=False, slots=True)
-class GrowingTree:
-    """One text's round and its tree."""
-
-    round: RoundInProgress
-    tree: TokenTree
-    sampler: Sampler
-
-    def start(self) -> None:
-        self.tree = self.round.start(self.tree, self.sampler)
-
-    @property
-    def open_nodes(self) -> list[int]:
-        return self.round.open_nodes(self.tree)
-
-    def next_step(
-        self, open_nodes: Sequence[int], is_beside: bool
-    ) -> tuple[ModelDrafter, TokenTree, list[int]] | None:
-        """The draft model, tree and nodes of the next draft step; None without a draft model."""
-        grower, round_ = self.round.grower, self.round
-        limits = round_.limits_beside if is_beside else round_.limits
-        if grower is None:
-            return None
-        return grower.next_step(self.tree, open_nodes, round_.rules.pacer, limits)
-
-
-class OpenTree(NamedTuple):
-    """A tree that can grow."""
-
-    best: float
-    """Highest cumulative confidence of its open nodes."""
-    growth: GrowingTree
-    nodes: list[int]
-    """Open nodes."""
-
-
-def _peers(ends: Sequence[OpenTree]) -> list[OpenTree]:
-    """The trees that share the next draft step."""
-    least = PEER_RATIO * max((end.best for end in ends), default=0.0)
-    return [end for end in ends if end.best >= least]
-
-
 class Forest:
     """The growing trees of one pass."""
 
-    def __init__(
-        self, growths: Sequence[GrowingTree], rules: RoundRules, planner: RoundPlanner
-    ) -> None:
-        self._growths = [*growths]
-        self.failed: dict[GrowingTree | None, Exception] = {}
+    def __init__(self, rounds: Sequence[Round], rules: RoundRules, planner: RoundPlanner) -> None:
+        self._rounds = [*rounds]
+        self.failed: dict[Round, Exception] = {}
         """Trees that left the pass because of an error, with the error."""
         self._rules = rules
         self._planner = planner
-        self._plan = growths[-1].round.plan if growths else RoundPlan(False)
+        self._plan = rounds[-1].plan if rounds else RoundPlan(False)
         self._draft_steps = 0
         self._growing_s = 0.0
         self._expected = 0.0
 
     @property
     def _guesses(self) -> bool:
-        return any(growth.round.grower is not None for growth in self._growths)
+        return any(round_.grower is not None for round_ in self._rounds)
 
     @property
-    def growths(self) -> Sequence[GrowingTree]:
-        return self._growths
+    def rounds(self) -> Sequence[Round]:
+        return self._rounds
 
     def grow(self, clock: Callable[[], float], check: Callable[[], None]) -> None:
         """Draft until the planner decides to verify, or no tree can grow within its limits."""
         begun = clock()
-        for growth in self.growths:
-            with self._alone(growth):
-                growth.start()
+        for round_ in self.rounds:
+            with self._alone(round_):
+                round_.start()
         if not self._guesses:
             return
         grown = clock()
-        while self._growths:
+        while self._rounds:
             check()
             open_nodes = self._open_nodes()
             if not self._planner.grow_on(self._plan, self._so_far(open_nodes)):
@@ -117,33 +71,33 @@ class Forest:
             self._draft_steps += 1
             self._growing_s = clock() - grown
         end = clock()
-        for growth in self._growths:
-            if growth.round.grower is not None:
-                growth.round.draft_s += end - begun
-                growth.round.growing_s = self._growing_s
-        if self._growths:
-            trace = self._growths[0].round.slot.trace
+        for round_ in self._rounds:
+            if round_.grower is not None:
+                round_.draft_s += end - begun
+                round_.growing_s = self._growing_s
+        if self._rounds:
+            trace = self._rounds[0].slot.trace
             trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
 
     def select(self, max_nodes: int) -> list[list[int]]:
         """Nodes of each tree to verify, ascending, at most `max_nodes` in total."""
-        if not self._growths:
+        if not self._rounds:
             return []
         plan = self._plan if self._guesses else replace(self._plan, risk_s=math.inf)
         point = self._planner.best(plan, self._so_far([]))
         self._expected = point.accepted
-        if self._growths[0].tree.draws:
-            [growth] = self._growths
-            return [list(range(min(len(growth.tree), growth.round.limits.max_nodes)))]
-        n_others = len(self._growths) - 1
+        if self._rounds[0].tree.draws:
+            [round_] = self._rounds
+            return [list(range(min(len(round_.tree), round_.limits.max_nodes)))]
+        n_others = len(self._rounds) - 1
         most = min(point.n_rows + n_others, max_nodes)
         candidates = [
-            growth.round.rules.pacer.select(growth.tree, self._limited(growth, most - n_others))
-            for growth in self._growths
+            round_.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
+            for round_ in self._rounds
         ]
         if not n_others:
             return candidates
-        trees = [growth.tree for growth in self._growths]
+        trees = [round_.tree for round_ in self._rounds]
         return share_out(trees, candidates, most, self._rules.max_branches)
 
     def beside(
@@ -151,7 +105,7 @@ class Forest:
     ) -> Callable[[Running[Logits]], None] | None:
         """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
         guesses are not proven to."""
-        is_trial = any(growth.round.plan.is_trial for growth in self._growths)
+        is_trial = any(round_.plan.is_trial for round_ in self._rounds)
         if is_trial or not self._guesses or not self._planner.drafts_beside(n_rows):
             return None
         return partial(self._grow_beside, check)
@@ -187,69 +141,71 @@ class Forest:
             check()
             if not self._step(self._open_nodes(), is_beside=True):
                 break
-        if not self._growths:  # no text needs the pass any more
+        if not self._rounds:  # no text needs the pass any more
             raise next(iter(self.failed.values()))
 
     @contextmanager
-    def _alone(self, growth: GrowingTree) -> Iterator[None]:
+    def _alone(self, round_: Round) -> Iterator[None]:
         """Context manager in which an error ends the text of this tree only."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - raised to the text's consumer
-            self.failed[growth] = error
-            self._growths = [other for other in self._growths if other is not growth]
+            self.failed[round_] = error
+            self._rounds = [other for other in self._rounds if other is not round_]
 
     def _open_nodes(self) -> list[list[int]]:
-        return [growth.open_nodes for growth in self._growths]
+        return [round_.open_nodes for round_ in self._rounds]
 
     def _step(self, open_nodes: Sequence[list[int]], is_beside: bool) -> bool:
         """Make one draft step in the trees with the most probable open nodes; False if there was
         nothing to extend."""
-        if len(self._growths) == 1:
-            ready = [OpenTree(1.0, self._growths[0], open_nodes[0])]
-        else:
-            ready = self._ready(open_nodes)
+        ready = self._ready(open_nodes)
         while ready:
             peers = _peers(ready)
             if len(peers) > 1:
-                steps = [growth.next_step(nodes, is_beside) for _, growth, nodes in peers]
+                steps = [round_.next_step(nodes, is_beside) for round_, nodes in peers]
                 step_ahead([one for one in steps if one is not None])
             grew = False
-            for _, growth, nodes in peers:
-                with self._alone(growth):
-                    grew |= growth.round.step(growth.tree, nodes, is_beside)
+            for round_, nodes in peers:
+                with self._alone(round_):
+                    grew |= round_.step(nodes, is_beside)
             if grew:
                 return True
             ready = [one for one in ready if one not in peers]
         return False
 
-    def _ready(self, open_nodes: Sequence[Sequence[int]]) -> list[OpenTree]:
-        return [
-            OpenTree(float(growth.tree.cumulative[list(nodes)].max()), growth, list(nodes))
-            for growth, nodes in zip(self._growths, open_nodes, strict=True)
-            if nodes
-        ]
+    def _ready(self, open_nodes: Sequence[list[int]]) -> list[tuple[Round, list[int]]]:
+        """The trees that can grow, with their open nodes."""
+        return [one for one in zip(self._rounds, open_nodes, strict=True) if one[1]]
 
-    def _so_far(self, open_nodes: Sequence[Sequence[int]]) -> RoundSoFar:
+    def _so_far(self, open_nodes: Sequence[list[int]]) -> RoundSoFar:
         """The state of the round, with all trees joined into one."""
-        tree, ends = self._growths[0].tree, [*(open_nodes[0] if open_nodes else ())]
-        if len(self._growths) > 1:
-            tree, ends, shift = TokenTree.joined([growth.tree for growth in self._growths]), [], 0
-            for growth, nodes in zip(self._growths, open_nodes, strict=False):
+        tree, ends = self._rounds[0].tree, [*(open_nodes[0] if open_nodes else ())]
+        if len(self._rounds) > 1:
+            tree, ends, shift = TokenTree.joined([round_.tree for round_ in self._rounds]), [], 0
+            for round_, nodes in zip(self._rounds, open_nodes, strict=False):
                 ends += (node + shift if node else ROOT for node in nodes)
-                shift += len(growth.tree) - 1
-        free_sources = self._growths[0].round.free_sources
-        step_depth = self._growths[0].round.step_depth
+                shift += len(round_.tree) - 1
+        free_sources = self._rounds[0].free_sources
+        step_depth = self._rounds[0].step_depth
         n_ends = 1
-        if open_nodes and len(self._growths) > 1:
+        if open_nodes and len(self._rounds) > 1:
             n_ends = max(1, len(_peers(self._ready(open_nodes))))
         return RoundSoFar(
             tree, ends, self._draft_steps, self._growing_s, free_sources, n_ends, step_depth
         )
 
-    def _limited(self, growth: GrowingTree, most: int) -> Limits:
-        limits = growth.round.limits
+    def _limited(self, round_: Round, most: int) -> Limits:
+        limits = round_.limits
         return replace(limits, max_nodes=max(1, min(limits.max_nodes, most)))
+
+
+def _peers(ready: Sequence[tuple[Round, list[int]]]) -> Sequence[tuple[Round, list[int]]]:
+    """The trees that share the next draft step."""
+    if len(ready) < 2:
+        return ready
+    best = [round_.best(nodes) for round_, nodes in ready]
+    return [one for one, its in zip(ready, best, strict=True) if its >= PEER_RATIO * max(best)]
 
 
 def share_out(

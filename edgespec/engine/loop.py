@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.forest import Forest, GrowingTree
+from edgespec.engine.forest import Forest
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.passes import Passes
 from edgespec.engine.planning.planner_store import PlannerStore
 from edgespec.engine.prompt import parts_of
-from edgespec.engine.request import ActiveRequest
+from edgespec.engine.round import Round
 from edgespec.engine.settings import RoundRules
 from edgespec.engine.slot import Slot
-from edgespec.engine.text import TextAtWork, cancelled_together
 from edgespec.errors import Cancelled
-from edgespec.ports.texts import PassPart
+from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Loop:
         self,
         passes: Passes,
         rules: RoundRules,
-        learning: PlannerStore,
+        planner_store: PlannerStore,
         observer: CorrectionLog | None = None,
         notes: Sequence[str] = (),
     ) -> None:
@@ -44,7 +43,7 @@ class Loop:
         self._notes = notes
         self._passes = passes
         self._rules = rules
-        self._learning = learning
+        self._planner_store = planner_store
         self._observer = observer
 
     @property
@@ -56,100 +55,98 @@ class Loop:
         """Expected seconds of a pass; 0 before the first."""
         return self._passes.usual_pass_s
 
-    def begin(self, slot: Slot, request: ActiveRequest) -> TextAtWork:
-        """Begin the text of a request; `slot` serves it."""
+    def begin(self, slot: Slot) -> None:
+        """Begin the text of a slot's request."""
         for note in self._notes:
-            request.tally.note(note)
-        return TextAtWork(slot, request, self._rules, self._learning)
+            slot.request.tally.note(note)
 
-    def end(self, text: TextAtWork) -> None:
+    def end(self, slot: Slot) -> None:
         """Drop everything provisional of a text that needs no further pass, and keep what was
         learnt."""
-        request, trace = text.request, self._passes.trace
+        request, trace = slot.request, self._passes.trace
         try:
-            text.slot.rewind(len(text.slot.committed))
+            slot.rewind(len(slot.committed))
         finally:
-            request.paging = self._passes.target.paging().since(text.paging_before)
-            trace.add(Track.ENGINE, "generation", text.begun, self.clock())
+            request.paging = self._passes.target.paging().since(slot.paging_before)
+            trace.add(Track.ENGINE, "generation", slot.begun, self.clock())
         if self._observer is not None:
             self._observer.see_end(request)
         trace.flush()
         if request.tally.outcomes:
-            self._learning.keep()
+            self._planner_store.keep()
 
-    def advance(self, texts: Sequence[TextAtWork]) -> None:
+    def advance(self, slots: Sequence[Slot]) -> None:
         """Make one pass, which verifies a tree of each text or reads a part of its prompt.
 
         The root of a tree is the text's last token, whose KV is not computed yet. An error in one
         text is raised to the consumer of its tokens.
         """
-        check = cancelled_together(texts)
-        growths = self._prepare(texts)
-        tails, max_nodes = self._tails(texts, len(growths))
-        if growths:
-            self._learning.share_pass(len(growths), tails, max_nodes)
+        check = _cancelled_together(slots)
+        rounds = self._prepare(slots)
+        tails, max_nodes = self._tails(slots, len(rounds))
+        if rounds:
+            self._planner_store.share_pass(len(rounds), tails, max_nodes)
         prepared = self._passes.clock()
-        forest = Forest(growths, self._rules, self._learning.planner)
+        forest = Forest(rounds, self._rules, self._planner_store.planner)
         try:
             forest.grow(self._passes.clock, check)
-            self._end_failed(texts, forest)
+            self._end_failed(forest)
             parts = tails + self._grown(forest, max_nodes)
             if not parts:
                 return
             n_rows = sum(part.n_rows for part in parts)
             logits = self._passes.evaluate(parts, forest.beside(n_rows, check), check)
-            self._end_failed(texts, forest)
+            self._end_failed(forest)
         except Cancelled:
-            for text in texts:
-                text.start_again()
+            for slot in slots:
+                slot.start_again()
             return
         except Exception as error:  # noqa: BLE001 - raised to the consumers of all texts
-            for text in texts:
-                text.fail(error)
+            for slot in slots:
+                slot.fail(error)
             return
-        by_number = {text.slot.number: text for text in texts}
+        by_number = {slot.number: slot for slot in slots}
         outcomes = []
         for part in parts:
-            text, its_logits = by_number[part.text], logits.pop(0)
-            with text.alone():
-                if text.growth is not None:
-                    outcomes.append(self._accept(text, part.nodes, its_logits))
-                elif text.tail is not None:
-                    text.take_tail(part, text.tail, its_logits)
-        if not growths:
+            slot, its_logits = by_number[part.slot], logits.pop(0)
+            with slot.alone():
+                if slot.round is not None:
+                    outcomes.append(self._accept(slot, slot.round, part.nodes, its_logits))
+                elif slot.tail is not None:
+                    slot.take_tail(part, its_logits)
+        if not rounds:
             report = self._passes.target.last_report
-            n_context = len(texts[0].slot.committed) if len(texts) == 1 else None
-            self._learning.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
-        elif len(outcomes) == len(growths):
-            self._learning.see_round(forest.outcome(outcomes, self._passes.clock() - prepared))
+            n_context = len(slots[0].committed) if len(slots) == 1 else None
+            self._planner_store.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
+        elif len(outcomes) == len(rounds):
+            self._planner_store.see_round(forest.outcome(outcomes, self._passes.clock() - prepared))
 
-    def _prepare(self, texts: Sequence[TextAtWork]) -> list[GrowingTree]:
-        """Prepare texts for a pass; returns the trees of those whose prompts are read."""
-        growing = [text for text in texts if text.is_growing]
+    def _prepare(self, slots: Sequence[Slot]) -> list[Round]:
+        """Prepare texts for a pass; returns the rounds of those whose prompts are read."""
+        growing = [slot for slot in slots if slot.is_growing]
         if growing:
-            self._learning.serve(
+            self._planner_store.serve(
                 n_texts=len(growing),
-                n_unread=sum(text.slot.n_unread for text in growing),
-                room=sum(text.request.transcript.room for text in growing),
+                n_unread=sum(slot.n_unread for slot in growing),
+                room=sum(slot.request.transcript.room for slot in growing),
             )
-        for text in texts:
-            text.prepare(n_others=len(texts) - 1)
-        return [text.growth for text in texts if text.growth is not None]
+        for slot in slots:
+            slot.prepare(len(slots) - 1, self._rules, self._planner_store)
+        return [slot.round for slot in slots if slot.round is not None]
 
     @staticmethod
-    def _end_failed(texts: Sequence[TextAtWork], forest: Forest) -> None:
+    def _end_failed(forest: Forest) -> None:
         """End the texts whose drafters failed; the others continue."""
-        for text in texts:
-            if text.growth in forest.failed:
-                text.fail(forest.failed[text.growth])
+        for round_, error in forest.failed.items():
+            round_.slot.fail(error)
 
-    def _tails(self, texts: Sequence[TextAtWork], n_trees: int) -> tuple[list[PassPart], int]:
+    def _tails(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:
         """The parts of prompts in a pass with `n_trees` trees, and the most nodes of these trees
         in total."""
-        tails = [text.tail for text in texts if text.tail is not None]
+        tails = [slot.tail for slot in slots if slot.tail is not None]
         if not tails:
             return [], self._rules.max_nodes
-        n_hidden = self._learning.n_hidden(self._rules.max_rows)
+        n_hidden = self._planner_store.n_hidden(self._rules.max_rows)
         parts = parts_of(tails, n_trees, self._rules.max_nodes, n_hidden)
         return parts, self._rules.room_beside(parts, n_trees, n_hidden)
 
@@ -158,27 +155,38 @@ class Loop:
         """The parts of a pass that verify the selected nodes of all trees."""
         nodes = forest.select(max_nodes)
         return [
-            PassPart(growth.round.slot.number, growth.tree, its_nodes)
-            for growth, its_nodes in zip(forest.growths, nodes, strict=True)
+            PassPart(round_.slot.number, round_.tree, its_nodes)
+            for round_, its_nodes in zip(forest.rounds, nodes, strict=True)
         ]
 
-    def _accept(self, text: TextAtWork, nodes: Sequence[int], logits: np.ndarray) -> RoundOutcome:
+    def _accept(
+        self, slot: Slot, round_: Round, nodes: Sequence[int], logits: np.ndarray
+    ) -> RoundOutcome:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
-        assert text.growth is not None
-        round_, tree = text.growth.round, text.growth.tree
-        transcript, tally = text.request.transcript, text.request.tally
-        accepted = round_.accept(tree, nodes, logits, text.request)
-        text.slot.commit(tree, accepted.path)
+        accepted = round_.accept(nodes, logits)
+        slot.commit(round_.tree, accepted.path)
         if round_.grower is not None:
-            text.slot.n_drafted = len(text.slot.committed)
-        round_.observe_logits(tree, nodes, logits, accepted)
+            slot.n_drafted = len(slot.committed)
+        round_.observe_logits(nodes, logits)
         if self._observer is not None:
-            self._observer.see_round(text.request, tree, nodes, logits, accepted)
+            self._observer.see_round(slot.request, round_.tree, nodes, logits, accepted)
         del logits  # the memory plan has room for the logits of one pass
-        text.tree = round_.reroot(tree, accepted, transcript.is_finished)
-        outcome = round_.end(tree, nodes, accepted, text.tree)
-        tally.outcomes.append(outcome)
-        text.events += accepted.events
+        slot.tree = round_.reroot(accepted)
+        outcome = round_.end(slot.tree)
+        slot.request.tally.outcomes.append(outcome)
+        slot.events += accepted.events
         if failure := accepted.failure or round_.failure:
-            text.fail(failure)
+            slot.fail(failure)
         return outcome
+
+
+def _cancelled_together(slots: Sequence[Slot]) -> Callable[[], None]:
+    """A check that raises Cancelled once all texts are cancelled: a pass continues as long as one
+    of them needs it."""
+    requests = [slot.request for slot in slots]
+
+    def check() -> None:
+        if all(request.cancelled.is_set() for request in requests):
+            raise Cancelled("the generation was cancelled")
+
+    return check

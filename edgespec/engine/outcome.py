@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgespec.settings.config import AcceptanceName, Keeps
-from edgespec.values import RoundCost, SourceStats, SpeculationStats, Timings
+from edgespec.tree import TokenTree
+from edgespec.values import PassReport, RoundCost, SourceStats, SpeculationStats, Timings
 
 
 class PathNode(NamedTuple):
@@ -24,37 +25,53 @@ class PathNode(NamedTuple):
     """Entropy of the drafter's distribution after it, in nats; 0 if no stop rule needs it."""
 
 
+def path_nodes(
+    tree: TokenTree, path: Sequence[int], tokens: Sequence[int], needs_entropy: bool
+) -> list[PathNode]:
+    """The nodes of an accepted path that had guesses below them; `tokens` followed each."""
+    found = []
+    for node, token in zip(path, tokens, strict=True):
+        children = tree.children(node)
+        if children:
+            claimed = min(1.0, float(tree.confidence[children].sum()))
+            best = children[int(tree.confidence[children].argmax())]
+            was_right = tree.child(node, token) is not None
+            was_first = int(tree.token[best]) == token
+            entropy = tree.entropy(node) if needs_entropy else 0.0
+            found.append(PathNode(claimed, was_right, was_first, entropy))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
     """The measurements of one round. Counts of guesses do not include the root."""
 
+    report: PassReport
+    """Cost of the pass, of all texts together."""
     n_tokens: int
     """Tokens appended to the text."""
-    accepted: int
-    """Accepted guesses among them."""
-    drafted: int
-    """Guesses added to the tree, before and during the pass."""
     verified: int
     """Guesses evaluated by the target."""
-    best_confidence: float
-    """Cumulative confidence of the most probable verified branch."""
-    best_length: int
-    best_correct: int
-    """Leading tokens of that branch that were accepted."""
-    provisional_drafted: int
-    """Guesses added during the pass."""
-    provisional_kept: int
-    """Those below the new root."""
-    draft_steps: int
-    draft_s: float
-    """Seconds of drafting that did not overlap the pass."""
-    passes: int
-    pass_s: float
-    stall_s: float
-    wall_s: float
+    wall_s: float = 0.0
     """Seconds of the whole round."""
+    accepted: int = 0
+    """Accepted guesses."""
+    drafted: int = 0
+    """Guesses added to the tree, before and during the pass."""
+    best_confidence: float = 1.0
+    """Cumulative confidence of the most probable verified branch."""
+    best_length: int = 0
+    best_correct: int = 0
+    """Leading tokens of that branch that were accepted."""
+    provisional_drafted: int = 0
+    """Guesses added during the pass."""
+    provisional_kept: int = 0
+    """Those below the new root."""
+    draft_steps: int = 0
+    draft_s: float = 0.0
+    """Seconds of drafting that did not overlap the pass."""
     n_texts: int = 1
-    """Texts in the pass; counts other than `passes` are totals over them."""
+    """Texts in the pass; counts of guesses and tokens are totals over them."""
     n_prompt_rows: int = 0
     """Rows of the pass that are prompt tokens of other texts."""
     n_line_rows: int = 0
@@ -77,13 +94,6 @@ class RoundOutcome:
     """Verified guesses by source."""
     accepted_by: Mapping[str, int] = field(default_factory=dict)
     """Accepted guesses by source."""
-    choice_stall_s: float = 0.0
-    """Part of `stall_s` spent waiting for chosen experts."""
-    first_row_stall_s: float | None = None
-    """Part of `choice_stall_s` for the experts of the first row; None if unknown."""
-    bytes_read: int = 0
-    read_s: float = 0.0
-    """Seconds spent reading streamed segments, overlapped with computing or not; 0 if unknown."""
 
     @property
     def n_rows(self) -> int:
@@ -94,7 +104,7 @@ class RoundOutcome:
     def idle_s(self) -> float:
         """Seconds in which the pass waited for reads that do not depend on its rows, so that more
         nodes would have cost nothing."""
-        return self.stall_s - self.choice_stall_s
+        return self.report.stall_s - self.report.choice_stall_s
 
     @property
     def missed(self) -> bool:
@@ -108,12 +118,12 @@ class RoundOutcome:
             n_tokens=self.n_tokens,
             accepted=self.accepted,
             verified=self.verified,
-            passes=self.passes,
+            passes=self.report.passes,
             draft_s=self.draft_s,
-            pass_s=self.pass_s,
-            stall_s=self.stall_s,
+            pass_s=self.report.wall_s,
+            stall_s=self.report.stall_s,
             wall_s=self.wall_s,
-            bytes_read=self.bytes_read,
+            bytes_read=self.report.bytes_read,
         )
 
 
@@ -152,7 +162,7 @@ class Tally:
         rounds = self.outcomes
         return SpeculationStats(
             rounds=len(rounds),
-            target_passes=sum(outcome.passes for outcome in rounds),
+            target_passes=sum(outcome.report.passes for outcome in rounds),
             drafted=sum(outcome.drafted for outcome in rounds),
             verified=sum(outcome.verified for outcome in rounds),
             accepted=sum(outcome.accepted for outcome in rounds),

@@ -14,8 +14,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Running, Worker
-from edgespec.ports import LanguageModel
-from edgespec.ports.texts import HoldsTexts, PassPart
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.tracing.spans import Trace, Track
 
 Logits = list[np.ndarray]
@@ -43,9 +42,9 @@ class Passes(Closeable):
         n_rows = sum(part.n_rows for part in parts)
         with self.trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
             if beside is None:
-                logits = self._evaluate(parts)
+                logits = self.target.evaluate(parts)
             else:
-                evaluate = partial(self._evaluate, parts)
+                evaluate = partial(self.target.evaluate, parts)
                 with self.worker.running(evaluate, self.target.cancel) as running:
                     beside(running)
                     logits = running.result(check)
@@ -60,12 +59,6 @@ class Passes(Closeable):
     def close(self) -> None:
         """Stop the worker thread. Idempotent."""
         self.worker.close()
-
-    def _evaluate(self, parts: Sequence[PassPart]) -> Logits:
-        if len(parts) == 1 and parts[0].text == 0 and not parts[0].reads:
-            return [self.target.evaluate(parts[0].tree, parts[0].nodes)]
-        assert isinstance(self.target, HoldsTexts)
-        return self.target.evaluate_together(parts)
 
     def _expect_pass(self, pass_s: float) -> None:
         """Update the expected duration; one slow pass at most doubles it."""

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgespec.engine.planning.planner_store import PlannerStore
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
-from edgespec.engine.slot import Slot
-from edgespec.ports import Progress
-from edgespec.ports.texts import PassPart
+from edgespec.ports import PassPart, Progress
 from edgespec.tracing.spans import Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PassReport, TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.engine.slot import Slot
 
 N_LEFT = 8
 """Last tokens of a prompt that a model with recurrent state reads in one pass. The state before
@@ -30,7 +32,7 @@ MIN_PROMPT_ROWS = 64
 
 
 def read_prompt(
-    slot: Slot, request: ActiveRequest, learning: PlannerStore, n_others: int = 0
+    slot: Slot, request: ActiveRequest, planner_store: PlannerStore, n_others: int = 0
 ) -> Iterator[None]:
     """Commit the prompt without its last token, reusing the KV that the target holds.
 
@@ -66,7 +68,7 @@ def read_prompt(
                 yield
             slot.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
             report = _sum(report, slot.target.last_report)
-    _draft_reads(slot, request, learning, report, n_others)
+    _draft_reads(slot, request, planner_store, report, n_others)
     now = slot.clock()
     if request.held is None:
         request.tally.prompt_s = now - begun
@@ -118,7 +120,7 @@ def _sum(before: PassReport | None, now: PassReport) -> PassReport:
 def _draft_reads(
     slot: Slot,
     request: ActiveRequest,
-    learning: PlannerStore,
+    planner_store: PlannerStore,
     report: PassReport | None,
     n_others: int,
 ) -> None:
@@ -127,24 +129,24 @@ def _draft_reads(
         return
     room = request.transcript.room
     n_context = None if n_others else len(slot.committed)
-    learning.begin_text(slot.n_unread, room, report, n_others, n_context)
+    planner_store.begin_text(slot.n_unread, room, report, n_others, n_context)
     if not n_others:
-        _time_sizes(slot, learning)
-    if learning.planner.choose().guesses:
+        _time_sizes(slot, planner_store)
+    if planner_store.planner.choose().guesses:
         slot.grower.prepare(slot.committed, request.reading[-1])
         begun = slot.clock()
         slot.catch_up(slot.grower)
-        learning.see_reading(slot.clock() - begun)
+        planner_store.see_reading(slot.clock() - begun)
 
 
-def _time_sizes(slot: Slot, learning: PlannerStore) -> None:
+def _time_sizes(slot: Slot, planner_store: PlannerStore) -> None:
     """Time passes over few rows, so that the first guesses know their price. Their KV is dropped.
 
     Sizes are timed once for a model and machine, twice each if that takes no longer than
     `MAX_TIMING_S`; the faster pass counts.
     """
     n_free = min(slot.target.info.n_ctx - len(slot.committed), slot.target.info.max_nodes)
-    sizes, spent_s = learning.untimed(n_free), 0.0
+    sizes, spent_s = planner_store.untimed(n_free), 0.0
     fastest: dict[int, PassReport] = {}
     for n_rows, expected_s in sizes * 2:
         if spent_s + expected_s > MAX_TIMING_S:
@@ -153,14 +155,14 @@ def _time_sizes(slot: Slot, learning: PlannerStore) -> None:
         for node in range(n_rows - 1):
             tree.add(node, 0, confidence=1.0)
         with slot.trace.span(Track.ENGINE, "time a pass").note(nodes=n_rows):
-            slot.target.evaluate(tree, range(n_rows))
+            slot.target.evaluate([PassPart(slot.number, tree, range(n_rows))])
         report = slot.target.last_report
-        slot.target.truncate(len(slot.committed))
+        slot.target.truncate(len(slot.committed), slot.number)
         spent_s += report.wall_s
         if n_rows not in fastest or report.wall_s < fastest[n_rows].wall_s:
             fastest[n_rows] = report
     for n_rows, report in fastest.items():
-        learning.see_size(n_rows, report)
+        planner_store.see_size(n_rows, report)
 
 
 class Tail:

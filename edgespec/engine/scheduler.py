@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from edgespec.concurrency.owning import POLL_S, Closeable, Users
 from edgespec.engine.loop import Loop
 from edgespec.engine.request import ActiveRequest, Handover
+from edgespec.engine.slot import Slot
 from edgespec.engine.slots import Slots
-from edgespec.engine.text import TextAtWork
 from edgespec.errors import Cancelled, SessionClosed, UsageError
 
 T = TypeVar("T")
@@ -67,8 +67,8 @@ class Scheduler(Closeable):
         """Waiting requests and other work, in order of arrival."""
         self._errands: deque[LoneWork] = deque()
         """Work that waits for the end of a pass only."""
-        self._texts: list[TextAtWork] = []
-        """Active texts, in the order in which they began."""
+        self._at_work: list[Slot] = []
+        """Slots whose texts are written now, in the order in which they began."""
         self._open: weakref.WeakSet[ActiveRequest] = weakref.WeakSet()
         """Requests that `cancel` reaches."""
         self._changing = threading.RLock()
@@ -155,7 +155,7 @@ class Scheduler(Closeable):
     def cancel(self, request: ActiveRequest | None = None) -> None:
         """End `request`, or all, soon with the reason "cancelled"; callable from any thread."""
         with self._changing:
-            running = [text.request for text in self._texts]
+            running = [slot.request for slot in self._at_work]
             for each in list(self._open) if request is None else [request]:
                 each.cancelled.set()
             is_at_work = request is None or request in running
@@ -238,17 +238,17 @@ class Scheduler(Closeable):
                 self._end_finished()
 
     def _end_finished(self) -> None:
-        for text in [*self._texts]:
-            if text.request.is_left or text.request.cancelled.is_set():
-                text.fail(Cancelled("the generation was cancelled"))
-            if not text.is_at_work:
-                self._end(text)
+        for slot in [*self._at_work]:
+            if slot.request.is_left or slot.request.cancelled.is_set():
+                slot.fail(Cancelled("the generation was cancelled"))
+            if not slot.is_at_work:
+                self._end(slot)
 
     @property
     def _is_wanted(self) -> bool:
         """True if somebody waits for a pass."""
         in_line = {entry.thread for entry in [*self._line]}
-        requests = [text.request for text in self._texts]
+        requests = [slot.request for slot in self._at_work]
         return any(
             request.is_wanted or request.terms.runs_ahead or request.thread in in_line
             for request in requests
@@ -271,15 +271,15 @@ class Scheduler(Closeable):
             self._gathers_until = self._loop.clock() + GATHERING_SHARE * self._loop.usual_pass_s
 
     def _advance(self) -> None:
-        texts = [*self._texts]
+        slots = [*self._at_work]
         try:
-            self._loop.advance(texts)
+            self._loop.advance(slots)
         except BaseException as error:  # noqa: BLE001 - raised to the consumers
-            for text in texts:
-                text.fail(error)
-        for text in texts:
-            if text.events:
-                _deliver(text)
+            for slot in slots:
+                slot.fail(error)
+        for slot in slots:
+            if slot.events:
+                _deliver(slot)
 
     def _turn_away(self) -> None:
         """Remove what does not wait any longer."""
@@ -301,54 +301,56 @@ class Scheduler(Closeable):
 
     def _begin_next(self) -> bool:
         """Begin the first in line that has a slot and memory for its grammar; False if none has."""
-        n_places = self._slots.n_free
-        n_grammars = self._n_grammars - sum(text.request.has_grammar for text in self._texts)
+        n_free = self._slots.n_free
+        n_grammars = self._n_grammars - sum(slot.request.has_grammar for slot in self._at_work)
         for entry in [*self._line]:
             if isinstance(entry, LoneWork):  # nothing overtakes it
-                if self._texts:
+                if self._at_work:
                     return False
                 self._line.remove(entry)
                 _work(entry)
                 return True
-            if n_places > 0 and n_grammars >= entry.has_grammar:
+            if n_free > 0 and n_grammars >= entry.has_grammar:
                 if self._slots.has_one_for(entry):
                     self._begin(entry)
                     return True
-                n_places -= 1
+                n_free -= 1
                 n_grammars -= entry.has_grammar
         return False
 
     def _begin(self, request: ActiveRequest) -> None:
         try:
-            text = self._loop.begin(self._slots.take(request), request)
+            slot = self._slots.take(request)
+            self._loop.begin(slot)
         except BaseException as error:  # noqa: BLE001 - raised to the consumer
             self._line.remove(request)
             self._slots.give_back(request)
             _let_go(request, error)
             return
-        if not self._texts:
+        if not self._at_work:
             self._gather()
         with self._changing:
             self._line.remove(request)
-            self._texts.append(text)
+            self._at_work.append(slot)
 
-    def _end(self, text: TextAtWork) -> None:
+    def _end(self, slot: Slot) -> None:
         """End a text and free its slot."""
+        request = slot.request
         try:
-            self._loop.end(text)
+            self._loop.end(slot)
         except BaseException as error:  # noqa: BLE001 - raised to the consumer
-            text.fail(error)
+            slot.fail(error)
+        _deliver(slot)
         with self._changing:
-            self._slots.give_back(text.request)
-            self._texts.remove(text)
+            slot.end_text()
+            self._at_work.remove(slot)
         self._gather()
-        _deliver(text)
-        _let_go(text.request, text.failure)
+        _let_go(request, slot.failure)
 
     def _end_all(self, error: BaseException) -> None:
-        for text in [*self._texts]:
-            text.fail(error)
-            self._end(text)
+        for slot in [*self._at_work]:
+            slot.fail(error)
+            self._end(slot)
         while self._line:
             _let_go(self._line.pop(0), error)
         while self._errands:
@@ -362,13 +364,13 @@ def _serve(scheduler: weakref.ref[Scheduler], wakes: SimpleQueue[None]) -> None:
         wakes.get()
 
 
-def _deliver(text: TextAtWork) -> None:
+def _deliver(slot: Slot) -> None:
     """Give the accepted tokens to their consumer."""
-    events: Sequence[Any] = [*text.events]
-    text.events.clear()
-    text.request.is_wanted = False
+    events: Sequence[Any] = [*slot.events]
+    slot.events.clear()
+    slot.request.is_wanted = False
     if events:
-        text.request.deliver(Handover(events))
+        slot.request.deliver(Handover(events))
 
 
 def _let_go(entry: ActiveRequest | LoneWork, error: BaseException | None) -> None:

@@ -13,9 +13,16 @@ from edgespec.engine.planning.pacer import PACERS, Limits, LinearPacer, Pacer
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.engine.transcript import ContextShift
 from edgespec.errors import UsageError
-from edgespec.ports.texts import PassPart
+from edgespec.ports import PassPart
 from edgespec.settings.base import Names, PythonNames
-from edgespec.settings.config import USUAL_DRAFT_MAX, ContextEnd, GenerateSettings, Speculation
+from edgespec.settings.config import (
+    ADDED_ACCEPTANCE,
+    USUAL_DRAFT_MAX,
+    ContextEnd,
+    GenerateSettings,
+    Speculation,
+)
+from edgespec.settings.options import added
 from edgespec.values import ModelInfo
 
 PROVISIONAL_FACTOR = 8
@@ -89,9 +96,15 @@ class EngineSettings(Speculation, ContextEnd):
         return ContextShift(self.keep) if self.context_shift else None
 
     @property
+    def acceptance_rule(self) -> type[AcceptanceRule]:
+        """The acceptance rule by name, ours or another package's."""
+        rule = ACCEPTANCE_RULES.get(self.acceptance)
+        return rule or added(ADDED_ACCEPTANCE)[self.acceptance]
+
+    @property
     def draws_guesses(self) -> bool:
         """True if the acceptance rule needs guesses drawn from the draft's own distribution."""
-        return ACCEPTANCE_RULES[self.acceptance].growth is not None
+        return self.acceptance_rule.growth is not None
 
     @property
     def may_overlap(self) -> bool:
@@ -114,7 +127,7 @@ class EngineSettings(Speculation, ContextEnd):
         longest = max_nodes - 1 if info.tree_capable else info.max_rollback
         return RoundRules(
             pacer=PACERS[self.pacer]() if info.max_branches > 1 else LinearPacer(),
-            acceptance=ACCEPTANCE_RULES[self.acceptance](),
+            acceptance=self.acceptance_rule(),
             max_nodes=max_nodes,
             max_rows=max(max_nodes, info.prompt_batch),
             max_branches=info.max_branches,
@@ -158,15 +171,20 @@ class RoundRules:
         return min(n_nodes, self.max_rows - n_prompt_rows, cheap)
 
     def limits(
-        self, n_free: int, room: int, n_hidden: int = 0, min_confidence: float = 0.0
+        self,
+        n_free: int,
+        room: int,
+        n_hidden: int = 0,
+        min_confidence: float = 0.0,
+        n_others: int = 0,
     ) -> Limits:
-        """Limits of a tree before its pass, with `n_free` tokens left in the context and at most
-        `room` tokens left in the text, which also bound the depth."""
+        """Limits of a tree before its pass, which `n_others` share, with `n_free` tokens left in
+        the context and at most `room` tokens left in the text, which also bound the depth."""
         max_branches = self.max_branches
         if self.computes_lines:  # each sequence may follow the accepted tokens of another one
             max_branches = max(1, min(max_branches, n_free // (1 + 2 * self.max_depth)))
         return Limits(
-            max_nodes=min(self.max_nodes, n_free),
+            max_nodes=min(self.max_nodes - n_others, n_free),
             max_branches=max_branches,
             max_depth=min(self.max_depth, room - 1),
             n_hidden=n_hidden,

@@ -1,35 +1,37 @@
-"""One slot: a text of the target and of its drafters, with the tokens that they have committed.
+"""One slot: a place for a text in the target and its drafters, and the text that is written there.
 
-Keeps their KV caches consistent. Knows models through their port, and no rule.
+Keeps their KV caches consistent, and knows one text's part in a pass; `loop` makes the passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
 
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.passes import Passes
+from edgespec.engine.planning.planner_store import PlannerStore
+from edgespec.engine.prompt import Tail, is_read, read_prompt
 from edgespec.engine.request import ActiveRequest
-from edgespec.ports import LanguageModel, Progress
+from edgespec.engine.round import Round, begin_round
+from edgespec.engine.settings import RoundRules
+from edgespec.ports import PassPart, Progress
 from edgespec.tracing.spans import Trace, Track
-from edgespec.tree import TokenTree
+from edgespec.tree import ROOT, TokenTree
+from edgespec.values import PagingStats, TokenEvent
 
 
 class Slot:
     """A place for one text in a target and its drafters."""
 
-    def __init__(
-        self,
-        target: LanguageModel,
-        grower: TreeGrower | None,
-        passes: Passes,
-        number: int = 0,
-    ) -> None:
-        """`target` is a view of text `number` of the model."""
-        self.target = target
-        self.grower = grower
+    def __init__(self, passes: Passes, number: int, grower: TreeGrower | None) -> None:
         self.passes = passes
         self.number = number
+        self.grower = grower
+        self.target = passes.target
         self.committed: list[int] = []
         """Tokens of the target's committed prefix; each drafter has committed a prefix of it."""
         self.n_tiled = 0
@@ -37,9 +39,25 @@ class Slot:
         self.n_drafted = 0
         """Committed tokens that the drafters have read."""
         self.running: ActiveRequest | None = None
-        """The active request."""
+        """The request whose text is written here."""
         self.last_use = 0
         """Sequence number of the latest request, over all slots."""
+        self.paging_before = PagingStats()
+        """Reads of the target before the text."""
+        self.begun = 0.0
+        self.events: deque[TokenEvent] = deque()
+        """Accepted tokens that are not yielded yet."""
+        self.tree = TokenTree(0, 1)
+        """The text's next tree; its root is the last token, whose KV is not computed yet."""
+        self.tail: Tail | None = None
+        """Part of the next pass, if it reads the rest of the prompt."""
+        self.round: Round | None = None
+        """Part of the next pass, if it verifies a tree."""
+        self.failure: BaseException | None = None
+        """Error that ended the text, Cancelled included."""
+        self._reading: Iterator[None] | None = None
+        self._rest: Tail | None = None
+        """The rest of the prompt, once it is left to passes."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -69,7 +87,7 @@ class Slot:
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None) -> None:
         """Commit `tokens` to the target in batches of the prompt size."""
-        self.target.prefill(tokens, progress)
+        self.target.evaluate([PassPart(self.number, reads=tokens)], progress)
         self.committed += tokens
         if 0 < self.target.info.prompt_tile <= len(self.committed):
             self.n_tiled = len(self.committed)
@@ -77,7 +95,7 @@ class Slot:
     def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Make the target's KV of `path` final."""
         with self.trace.span(Track.ENGINE, "commit"):
-            self.target.commit(tree, path)
+            self.target.commit(tree, path, slot=self.number)
         self.committed += (int(tree.token[node]) for node in path)
 
     def catch_up(self, grower: TreeGrower, except_last: int = 0) -> None:
@@ -91,8 +109,9 @@ class Slot:
 
     def rewind(self, n_tokens: int) -> None:
         """Truncate the models to at most `n_tokens` of the committed text; drops provisional KV."""
-        self.target.truncate(min(n_tokens, self.target.n_committed))
-        del self.committed[min(n_tokens, self.target.n_committed) :]
+        n_held = self.target.committed_of(self.number)
+        self.target.truncate(min(n_tokens, n_held), self.number)
+        del self.committed[min(n_tokens, self.target.committed_of(self.number)) :]
         self.n_tiled = min(self.n_tiled, len(self.committed))
         self.n_drafted = min(self.n_drafted, len(self.committed))
         if self.grower is not None:
@@ -103,3 +122,82 @@ class Slot:
         self.target.cancel()
         if self.grower is not None:
             self.grower.cancel()
+
+    # The text that is written here
+
+    @property
+    def request(self) -> ActiveRequest:
+        assert self.running is not None, "no text is written here"
+        return self.running
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if the text needs further passes."""
+        return self.failure is None and not self.request.transcript.is_finished
+
+    @property
+    def is_growing(self) -> bool:
+        """True if its prompt is read, so that passes verify its tree."""
+        return self._rest is not None and is_read(self, self.request)
+
+    def begin_text(self, request: ActiveRequest) -> None:
+        """Write the text of `request` from now on."""
+        self.running, self.failure = request, None
+        self.events.clear()
+        self.paging_before, self.begun = self.target.paging(), self.clock()
+        if self.grower is not None:
+            self.grower.begin_text(request.sampler)
+
+    def end_text(self) -> None:
+        """Keep the models' tokens, and nothing of the text."""
+        self.running = self.tail = self.round = self._reading = self._rest = None
+
+    def prepare(self, n_others: int, rules: RoundRules, planner_store: PlannerStore) -> None:
+        """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
+        round."""
+        self.tail = self.round = None
+        request = self.request
+        with self.alone():
+            if self.is_growing and request.shift is not None and self.is_full:
+                request.shift_context([*self.committed, int(self.tree.token[ROOT])])
+                self._reading = self._rest = None
+            if self._rest is None:
+                if self._reading is None:
+                    self.tree = TokenTree(request.reading[-1], rules.tree_capacity)
+                    self._reading = read_prompt(self, request, planner_store, n_others)
+                if any(True for _ in self._reading):
+                    return
+                self._rest = Tail(self, request)
+            if is_read(self, request):
+                self.round = begin_round(self, rules, planner_store.planner, n_others)
+            else:
+                self.check_cancelled()
+                self.tail = self._rest
+
+    def take_tail(self, part: PassPart, logits: np.ndarray) -> None:
+        """Process the logits of a pass that read a part of the prompt."""
+        assert self.tail is not None
+        event = self.tail.take(part, logits)
+        if event is not None:
+            self.events.append(event)
+            self.tree = TokenTree(event.token, self.tree.capacity)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Context manager in which an error ends this text only."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised to the text's consumer
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the text; the error is raised after the tokens accepted before it."""
+        self.failure = self.failure or error
+        self.tail = self.round = None
+
+    def start_again(self) -> None:
+        """Discard an interrupted pass and its guesses, unless the text was cancelled."""
+        with self.alone():
+            self.check_cancelled()
+            self.rewind(len(self.committed))
+            self.tree = self.tree.bare()

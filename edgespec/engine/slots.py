@@ -6,7 +6,6 @@ Chooses the slot in which most of the prompt is already computed. Knows tokens, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.lineup import line_up
@@ -17,7 +16,6 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
 from edgespec.ports import LanguageModel
-from edgespec.ports.texts import HoldsTexts, texts_of
 
 
 class Slots:
@@ -31,18 +29,17 @@ class Slots:
         settings: EngineSettings,
         max_nodes: int,
     ) -> None:
-        """One slot for each text that the target holds; `drafters` guess in the first. At most
+        """All slots of the target; `drafters` guess in the first. At most
         `max_nodes` are used, and one if all drawn guesses must be verified."""
         self._model = passes.target
         self._draft = draft
-        targets = texts_of(passes.target)
-        drafts = texts_of(draft)[: len(targets)] if draft is not None else []
         mixer = Mixer()
         self.all: list[Slot] = []
-        for number, (its_target, its_draft) in enumerate(zip_longest(targets, drafts)):
+        for number in range(passes.target.info.n_slots):
+            its_draft = draft if draft is not None and number < draft.info.n_slots else None
             others = () if number else drafters
-            grower = line_up(its_target, its_draft, others, settings, mixer)
-            self.all.append(Slot(its_target, grower, passes, number))
+            grower = line_up(passes.target, its_draft, others, settings, mixer, number)
+            self.all.append(Slot(passes, number, grower))
         self.usable = self.all[: 1 if settings.draws_guesses else max_nodes]
         """Those in which requests run."""
         self._n_begun = 0
@@ -61,16 +58,15 @@ class Slots:
         """Choose the slot in which `request` runs from now on."""
         slot = self._choose(request)
         self._n_begun += 1
-        slot.running, slot.last_use = request, self._n_begun
-        if slot.grower is not None:
-            slot.grower.begin_text(request.sampler)
+        slot.last_use = self._n_begun
+        slot.begin_text(request)
         return slot
 
     def give_back(self, request: ActiveRequest) -> None:
         """Free the slot in which `request` runs, if it has one."""
         for slot in self.usable:
             if slot.running is request:
-                slot.running = None
+                slot.end_text()
 
     def _choose(self, request: ActiveRequest) -> Slot:
         """A free slot whose text the prompt continues, or else the least recently used one, which
@@ -91,14 +87,13 @@ class Slots:
     def _share(self, source: Slot, target: Slot, n_tokens: int) -> None:
         """Share the KV of the first tokens of `source` with `target`."""
         model, draft = self._model, self._draft
-        assert isinstance(model, HoldsTexts)
         target.rewind(0)
         model.share(source.number, target.number, n_tokens)
         n_tokens = model.committed_of(target.number)
         target.committed = source.committed[:n_tokens]
         target.n_tiled = min(source.n_tiled, n_tokens)
         target.n_drafted = min(source.n_drafted, n_tokens)
-        if not isinstance(draft, HoldsTexts) or draft.info.n_texts < model.info.n_texts:
+        if draft is None or draft.info.n_slots < model.info.n_slots:
             target.n_drafted = 0
         elif target.grower is not None:
             target.n_drafted = min(source.grower.n_leading, n_tokens) if source.grower else 0

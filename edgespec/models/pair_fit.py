@@ -21,7 +21,7 @@ from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.stream import Stream
 from edgespec.errors import PairError
-from edgespec.ports import LanguageModel, Progress
+from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.features import GivesFeatures, GuessesBlocks, ReadsFeatures
 from edgespec.ports.reduced_head import token_ids_of
 from edgespec.settings.config import FallbackName
@@ -254,8 +254,8 @@ def _first_choices(
         draft.drop_features(0)
         target.truncate(0)
         target.give_features(draft.feature_layers, draft.take_features)
-        worker.run(partial(target.prefill, tokens[:end]), target.cancel)
-    worker.run(partial(draft.prefill, tokens[:start]), draft.cancel)
+        worker.run(partial(target.evaluate, [PassPart(0, reads=tokens[:end])]), target.cancel)
+    worker.run(partial(draft.evaluate, [PassPart(0, reads=tokens[:start])]), draft.cancel)
     sampler = Sampler(sampling, text.prompt_tokens)
     choices: list[int] = []
     rated = token_ids_of(draft, n_shared)
@@ -268,7 +268,8 @@ def _first_choices(
         for parent, token in enumerate(chain[1:]):
             tree.add(parent, token, confidence=1.0)
         nodes = range(len(chain))
-        logits = worker.run(partial(draft.evaluate, tree, nodes), draft.cancel)
+        parts = [PassPart(0, tree, nodes)]
+        [logits] = worker.run(partial(draft.evaluate, parts), draft.cancel)
         draft.commit(tree, nodes)
         for row, token in zip(logits[:, :n_columns], tokens[begin + 1 :], strict=False):
             if rated is not None:
@@ -333,25 +334,34 @@ class ReplayTarget:
         self.info = target.info
         self.vocabulary = target.vocabulary
         self.tokens: Sequence[int] = ()
-        self.n_committed = 0
+        self._n_committed = 0
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
-        self.n_committed += len(tokens)
+    def committed_of(self, slot: int) -> int:
+        return self._n_committed
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+    def evaluate(
+        self, parts: Sequence[PassPart], progress: Progress | None = None
+    ) -> list[np.ndarray]:
+        [(_, tree, nodes, reads)] = parts
+        self._n_committed += len(reads)
         logits = np.zeros((len(nodes), self.info.n_vocab), np.float32)
         for row, node in zip(logits, nodes, strict=True):
-            after = self.n_committed + int(tree.depth[node]) + 1
+            after = self._n_committed + int(tree.depth[node]) + 1
             branch = tree.token[tree.path(node)].tolist()
-            if branch == list(self.tokens[self.n_committed : after]) and after < len(self.tokens):
+            if branch == list(self.tokens[self._n_committed : after]) and after < len(self.tokens):
                 row[self.tokens[after]] = _CERTAIN
-        return logits
+        return [logits]
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
-        self.n_committed += len(path)
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+    ) -> None:
+        self._n_committed += len(path)
 
-    def truncate(self, n_tokens: int) -> None:
-        self.n_committed = n_tokens
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
+        self._n_committed = n_tokens
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """Do nothing: there is one slot."""
 
     def paging(self) -> PagingStats:
         return PagingStats()

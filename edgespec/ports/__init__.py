@@ -1,5 +1,5 @@
 """Protocols that a runtime implements: the one that the engine needs, and optional ones."""
 
-from edgespec.ports.language_model import LanguageModel, Progress, Vocabulary, check_token
+from edgespec.ports.language_model import LanguageModel, PassPart, Progress, Vocabulary, check_token
 
-__all__ = ["LanguageModel", "Progress", "Vocabulary", "check_token"]
+__all__ = ["LanguageModel", "PassPart", "Progress", "Vocabulary", "check_token"]

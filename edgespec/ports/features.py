@@ -20,14 +20,14 @@ Take = Callable[[int, np.ndarray], None]
 
 @runtime_checkable
 class GivesFeatures(Protocol):
-    """Optional protocol of a model that gives hidden states of the tokens committed to text 0."""
+    """Optional protocol of a model that gives hidden states of the tokens committed to slot 0."""
 
     def give_features(self, layers: Sequence[int], take: Take) -> None:
         """Start calling `take` with the inputs of `layers` for each token that is committed.
 
-        `prefill` does so after each of its passes, `commit` at its end. Features do not depend on
+        `evaluate` does so after each pass over a prompt, and `commit`. Features do not depend on
         the batch in which a token was computed. Tokens committed by loading a saved state or by
-        sharing another text's prefix have none. Raises UsageError for layers that the model cannot
+        sharing another slot's prefix have none. Raises UsageError for layers that the model cannot
         give.
         """
 
@@ -62,7 +62,7 @@ class ReadsFeatures(LanguageModel, Protocol):
 
     The head reads a token together with the features of the token before it: the target's if they
     are known, otherwise those that the head itself predicted there. The first token of a text has
-    no features before it and is read only by `prefill`.
+    no features before it and is read only as a part of a prompt.
     """
 
     @property

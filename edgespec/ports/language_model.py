@@ -6,7 +6,7 @@ Draft and target have the same port: the draft of one pair may be the target of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,12 +43,35 @@ def check_token(token: int, n_vocab: int) -> None:
         raise UsageError(f"token {token} is unknown: tokens are 0 to {n_vocab - 1}")
 
 
-class LanguageModel(Protocol):
-    """A model with a committed prefix and provisional tree nodes on top of it.
+NO_TREE = TokenTree(0, 1)
+"""Tree of a part without nodes."""
 
-    Positions: the tree's root is at `n_committed`, a node at `n_committed + depth`. Nodes are
-    identified by `tree.key[node]`, which survives re-rooting. A method that raises leaves the
-    committed prefix unchanged and no provisional nodes.
+
+class PassPart(NamedTuple):
+    """The rows of one slot in a pass: prompt tokens, tree nodes, or both."""
+
+    slot: int
+    tree: TokenTree = NO_TREE
+    nodes: Sequence[int] = ()
+    """Parents come before children. The ancestors of a node are among them, or were evaluated
+    earlier and kept."""
+    reads: Sequence[int] = ()
+    """Prompt tokens between the committed prefix and the root, which the pass commits. With them,
+    the root is the only node, if there is one."""
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.reads) + len(self.nodes)
+
+
+class LanguageModel(Protocol):
+    """A model with `info.n_slots` slots, numbered from 0, for a text each.
+
+    A slot has a committed prefix and provisional tree nodes on top of it. Positions: the tree's
+    root is at `committed_of(slot)`, a node `depth` further. Nodes are identified by
+    `tree.key[node]`, which survives re-rooting. The logits of a slot do not depend on other slots,
+    and a call changes only those that it names. A method that raises leaves their committed
+    prefixes unchanged and no provisional nodes.
     """
 
     info: ModelInfo
@@ -56,34 +79,46 @@ class LanguageModel(Protocol):
 
     @property
     def last_report(self) -> PassReport:
-        """Cost of the latest `prefill` or `evaluate`."""
+        """Cost of the latest `evaluate`."""
 
-    @property
-    def n_committed(self) -> int:
-        """Tokens whose KV entries are final."""
+    def committed_of(self, slot: int) -> int:
+        """Number of a slot's tokens whose KV entries are final."""
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
-        """Append `tokens` to the committed prefix. Raises UsageError past the context's end."""
+    def evaluate(
+        self, parts: Sequence[PassPart], progress: Progress | None = None
+    ) -> list[np.ndarray]:
+        """Logits after the nodes of each part, float32 [nodes, n_vocab], in one pass.
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; the caller owns the array.
+        The parts are of different slots; the caller owns the arrays. The KV of nodes is
+        provisional, that of prompt tokens final. A tree may grow while this runs. Limits:
+        `info.max_nodes` for the nodes of all parts, `info.max_rows` for nodes and prompt tokens,
+        `info.max_branches` for the leaves except the first of each slot. Nodes and prompt tokens
+        share a pass only if `info.prompts_share_passes`.
 
-        Parents come before children. The ancestors of a node are in `nodes`, or were evaluated
-        earlier and kept. The KV of the nodes is provisional. `tree` may grow while this runs.
+        A single part without nodes is a prompt of any length: it takes passes of up to
+        `info.prompt_batch` tokens, which call `progress`. Raises UsageError past the context's end.
         """
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+    ) -> None:
         """Make the KV of `path` final: evaluated nodes, root first, each the parent of the next.
 
         Evaluated nodes in `keep` below the end of `path` stay provisional; all other provisional KV
-        is dropped.
+        of the slot is dropped.
         """
 
-    def truncate(self, n_tokens: int) -> None:
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
         """Shorten the committed prefix to `n_tokens` and drop everything provisional.
 
         A model that no longer has the recurrent state or the attention window at that position may
-        have to drop more: see `n_committed`.
+        have to drop more: see `committed_of`.
+        """
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        """Replace the text of slot `target` by the first `n_tokens` of the prefix of `source`.
+
+        They are fewer where `truncate` would drop more. Nothing is computed again.
         """
 
     def paging(self) -> PagingStats:

@@ -10,7 +10,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from edgespec.ports.language_model import LanguageModel
-from edgespec.ports.texts import TextOf
 
 
 @runtime_checkable
@@ -42,7 +41,6 @@ class CanBeTrimmed(Protocol):
 def token_ids_of(model: LanguageModel, n_vocab: int) -> np.ndarray | None:
     """Token of each column of a model's logits, of the first `n_vocab` tokens; None for a model
     that rates all tokens in their order."""
-    whole = model.model if isinstance(model, TextOf) else model
-    if isinstance(whole, RatesSomeTokens):
-        return whole.token_ids[: np.searchsorted(whole.token_ids, n_vocab)]
+    if isinstance(model, RatesSomeTokens):
+        return model.token_ids[: np.searchsorted(model.token_ids, n_vocab)]
     return None

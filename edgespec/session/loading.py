@@ -264,7 +264,7 @@ class _Opening(Closeable):
                 check_one_text(target.info, "its layer for guessing")
             elif settings.optional_draft:
                 check_one_text(target.info, "a head")
-            if target.info.n_texts > 1:  # a head follows one text
+            if target.info.n_slots > 1:  # a head follows one text
                 target.close()
                 target = runtime.prepare(replace(request, n_texts=1))
                 self._cleanup.callback(target.close)
@@ -447,7 +447,7 @@ class _Opening(Closeable):
     @property
     def _n_parallel(self) -> int:
         """Number of texts generated at once."""
-        return 1 if self._engine_settings.draws_guesses else self._prepared[0].info.n_texts
+        return 1 if self._engine_settings.draws_guesses else self._prepared[0].info.n_slots
 
     @property
     def _text_bytes(self) -> int:

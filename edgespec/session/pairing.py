@@ -30,8 +30,8 @@ AMPLE_BYTES, AMPLE_FACTOR = 1 << 30, 3
 
 def check_one_text(target: ModelInfo, what: str) -> None:
     """Raise UsageError if `what`, a draft that follows one text, stands in the way of several."""
-    if target.n_texts > 1:
-        raise UsageError(f"{what} follows one text, and --parallel asks for {target.n_texts}")
+    if target.n_slots > 1:
+        raise UsageError(f"{what} follows one text, and --parallel asks for {target.n_slots}")
 
 
 def note_on_texts(

@@ -44,7 +44,7 @@ def reserved_rows(
     `grammars`: memory for structured answers is kept.
     """
     rows = []
-    n_texts = 1 if engine_settings.draws_guesses else target.info.n_texts
+    n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
     if grammars:
         rows.append(MemoryRow("process", GRAMMARS, library_bytes(target.info.n_vocab)))
     if nbytes := requests.pool_bytes(GRAMMAR_BYTES * grammars, settings.logprobs, n_texts):

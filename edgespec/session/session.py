@@ -115,7 +115,7 @@ class Session(Closeable):
             draft,
             engine_settings,
             trace=trace,
-            memory=memory,
+            state_store=memory,
             observer=observer,
             release=close_models,
             n_grammars=row_bytes(models.plan, POOL) // GRAMMAR_BYTES or None,

@@ -23,7 +23,7 @@ from edgespec.errors import UsageError
 from edgespec.settings.base import Flag, Names, PythonNames, Settings
 from edgespec.settings.draft_name import draft_named
 from edgespec.settings.frozen import FrozenDict
-from edgespec.settings.options import RuntimeOptions, declared, option_names
+from edgespec.settings.options import RuntimeOptions, added, declared, option_names
 from edgespec.settings.parsing import MAX_BIAS, biases, budget, checked_biases, texts_at_once
 from edgespec.settings.units import auto_bounds
 
@@ -75,6 +75,10 @@ class Keeps(StrEnum):
     """The draft changes what is written."""
 
 
+ADDED_ACCEPTANCE = "edgespec.acceptance"
+"""Entry point group of other packages' acceptance rules: subclasses of `AcceptanceRule` by name."""
+
+
 class AcceptanceName(RuleName):
     """Rules that decide which guesses are accepted, with what each keeps of the target's text;
     `engine.acceptance` has them."""
@@ -95,6 +99,17 @@ class AcceptanceName(RuleName):
     LENIENCE = "lenience", Keeps.NEITHER
     TYPICAL = "typical", Keeps.NEITHER
     BILD = "bild", Keeps.NEITHER
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        """The name of another package's rule."""
+        rule = added(ADDED_ACCEPTANCE).get(str(value))
+        if rule is None:
+            return None
+        name = str.__new__(cls, rule.name)
+        name._name_ = name._value_ = rule.name
+        name.keeps = rule.keeps
+        return name
 
     @classmethod
     def listed(cls) -> str:

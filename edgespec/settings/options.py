@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module, metadata
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from edgespec.errors import UsageError
 from edgespec.settings.base import Flag, Names, Role, Settings, spell
@@ -61,6 +61,21 @@ def entry_points(group: str) -> EntryPoints:
     """Everything that installed packages declare in a group. Looked up once per process, since all
     packages are asked."""
     return metadata.entry_points(group=group)
+
+
+def added(group: str) -> dict[str, Any]:
+    """Objects that other packages add to a group, by name in its order. Raises UsageError for one
+    that cannot be imported."""
+    found: dict[str, Any] = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        try:
+            found[entry.name] = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"'{entry.name}' of {group} cannot be imported ({error}): repair or remove the "
+                "package that adds it"
+            ) from error
+    return found
 
 
 def declared() -> dict[str, type[RuntimeOptions]]:

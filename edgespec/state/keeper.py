@@ -179,7 +179,7 @@ class StateKeeper:
         draft = self._draft
         if not isinstance(draft, KeepsState) or draft.state_bytes > self._room_bytes:
             return 0
-        n_held = draft.n_committed
+        n_held = draft.committed_of(0)
         return min(n_tokens, n_held) if n_held == self._engine.n_leading else 0
 
     @cached_property

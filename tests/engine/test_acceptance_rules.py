@@ -115,7 +115,7 @@ def test_the_end_of_the_context_ends_the_text(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", OTHERS)
 def test_texts_that_wait_for_one_another_are_told(rule: str) -> None:
-    notes = notes_on(None, ACCEPTANCE_RULES[rule](), has_grower=True, n_places=4)
+    notes = notes_on(None, ACCEPTANCE_RULES[rule](), has_grower=True, n_slots=4)
     assert any("one after the other" in note for note in notes) == (rule in DRAWING)
 
 

@@ -17,11 +17,13 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.models import pair_fit
+from edgespec.ports import PassPart
 from edgespec.ports.features import GuessesBlocks
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult
 from engine_cases import assert_nothing_provisional, finish
 from fake_model import FakeModel, blend, fake_features, random_language
+from port_calls import prefill
 
 N_VOCAB = 40
 TARGET = random_language(0, N_VOCAB, order=3)
@@ -55,29 +57,30 @@ class FakeBlockHead(FakeModel):
     def lacks_features(self, n_tokens: int) -> bool:
         return n_tokens > len(self.known)
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        [(_, tree, nodes, _)] = parts
         self._begin()
         try:
             self._run_hook()
         finally:
             self._is_running = False
-        for n, known in enumerate(self.known[: self.n_committed]):
+        for n, known in enumerate(self.known[: len(self.committed)]):
             assert np.array_equal(known, fake_features(self.committed[: n + 1]))
-        assert self.n_committed <= len(self.known)
+        assert len(self.committed) <= len(self.known)
         text, rows = [*self.committed, int(tree.token[ROOT])], []
         for _ in range(self.block_guesses):
             rows.append(DRAFT(tuple(text)))
             text.append(int(rows[-1].argmax()))
-        root = self.n_committed, text[self.n_committed]
+        root = len(self.committed), text[len(self.committed)]
         if self.roots[-1:] != [root]:
             self.roots.append(root)
             self.evaluations.append(len(nodes))
-        return np.stack(rows)[tree.depth[list(nodes)]]
+        return [np.stack(rows)[tree.depth[list(nodes)]]]
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        self.prefill(tree.token[list(path)].tolist())
+        prefill(self, tree.token[list(path)].tolist())
 
 
 def run(

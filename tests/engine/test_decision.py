@@ -317,9 +317,7 @@ OUTCOME = RoundOutcome(
     provisional_kept=0,
     draft_steps=4,
     draft_s=0.012,
-    passes=1,
-    pass_s=0.16,
-    stall_s=0.0,
+    report=PassReport(wall_s=0.16),
     wall_s=0.175,
     guessed=True,
     growing_s=0.008,
@@ -338,7 +336,7 @@ PLAIN = replace(
     n_tokens=1,
     accepted=0,
     verified=0,
-    pass_s=0.04,
+    report=PassReport(wall_s=0.04),
     wall_s=0.04,
     guessed=False,
     growing_s=0.0,
@@ -417,7 +415,8 @@ def test_rows_of_prompts_are_not_charged_to_guesses() -> None:
     shared = planner(known=known)
     shared.share_pass(1, n_prompt_rows=32)
     pass_s = known.second(35)
-    outcome = replace(OUTCOME, n_prompt_rows=32, verified=2, pass_s=pass_s, growing_s=0.0)
+    report = PassReport(wall_s=pass_s)
+    outcome = replace(OUTCOME, n_prompt_rows=32, verified=2, report=report, growing_s=0.0)
     alone_s = pass_s - known.second(33) + known.second(1)
     lost = rounds(shared, replace(outcome, wall_s=pass_s)).credit.lost
     assert lost == pytest.approx(alone_s / shared.costs.plain_s() - 3, abs=0.06)
@@ -436,10 +435,8 @@ def test_guesses_whose_experts_are_in_memory_save_no_reads() -> None:
     value = planner(known=replace(curve(*RESIDENT), experts=experts))
 
     def lost_s(first_row_stall_s: float) -> float:
-        outcome = replace(
-            OUTCOME, first_row_stall_s=first_row_stall_s, choice_stall_s=0.2, pass_s=0.4, wall_s=0.4
-        )
-        after = rounds(value, outcome)
+        report = PassReport(0.4, choice_stall_s=0.2, first_row_stall_s=first_row_stall_s)
+        after = rounds(value, replace(OUTCOME, report=report, wall_s=0.4))
         known = after.costs
         token_s = known.plain_s() + first_row_stall_s - known.curve.experts.second(1)
         return (after.credit.lost + OUTCOME.n_tokens) * token_s

@@ -15,10 +15,9 @@ from edgespec.engine.planning.pacer import PACERS
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
-from edgespec.ports import LanguageModel
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.settings.config import FallbackName
-from edgespec.tree import TokenTree
 from engine_cases import (
     COUNTING,
     GREEDY,
@@ -34,9 +33,8 @@ from engine_cases import (
 )
 from fake_model import FakeModel, blend, fixed_text, random_language
 from features_contract import FeaturesContract
-from port_contract import PortContract
+from port_contract import PortContract, SlotsContract
 from state_contract import StateContract
-from texts_contract import TextsContract
 
 # The fakes keep the contract that the runtimes keep
 
@@ -47,7 +45,7 @@ class TestFakeModelKeepsTheContract(PortContract):
         return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64)
 
 
-class TestFakeModelHoldsTexts(TextsContract):
+class TestFakeModelWithThreeSlots(SlotsContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64, n_texts=3)
@@ -232,9 +230,10 @@ def test_the_draft_reads_the_end_of_the_path_and_the_new_root_in_one_step() -> N
 class CountingBranches(FakeModel):
     most_branches = 0
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        [(_, tree, nodes, _)] = parts
         self.most_branches = max(self.most_branches, tree.branch_count(nodes))
-        return super().evaluate(tree, nodes)
+        return super()._evaluate(parts)
 
 
 @pytest.mark.parametrize(("pacer", "branches"), [("best-first", True), ("linear", False)])

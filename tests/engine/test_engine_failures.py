@@ -12,7 +12,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, ModelError
-from edgespec.tree import TokenTree
+from edgespec.ports import PassPart
 from engine_cases import (
     COUNTING,
     GREEDY,
@@ -89,9 +89,9 @@ def test_a_changed_prompt_is_read_from_where_it_changes() -> None:
 class Forgetful(FakeModel):
     """Loses its whole text when a pass fails, as recurrent models may."""
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         try:
-            return super().evaluate(tree, nodes)
+            return super()._evaluate(parts)
         except ModelError:
             self.truncate(0)
             raise

@@ -13,12 +13,13 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
-from edgespec.ports import LanguageModel, Progress
+from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.features import ReadsFeatures
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult
 from engine_cases import assert_nothing_provisional, waits_for_steps_of
 from fake_model import FakeModel, blend, fake_features, random_language
+from port_calls import prefill
 
 N_VOCAB = 40
 TARGET = random_language(0, N_VOCAB, order=6)
@@ -47,18 +48,17 @@ class FakeHead(FakeModel):
         self.known = {position: row for position, row in self.known.items() if position < n_tokens}
 
     def lacks_features(self, n_tokens: int) -> bool:
-        return any(n not in self.known for n in range(max(0, self.n_committed - 1), n_tokens))
+        return any(n not in self.known for n in range(max(0, len(self.committed) - 1), n_tokens))
 
-    def prefill(
-        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
-    ) -> None:
-        super().prefill(tokens, progress, text)
-        for n in range(self.n_committed - 1):
+    def _read(self, tokens: Sequence[int], slot: int, progress: Progress | None) -> None:
+        super()._read(tokens, slot, progress)
+        for n in range(len(self.committed) - 1):
             self._check(self.committed[: n + 1])
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         assert self.committed, "nothing follows the first token of a text alone"
-        logits = super().evaluate(tree, nodes)
+        [(_, tree, nodes, _)] = parts
+        logits = super()._evaluate(parts)
         for node in nodes:
             before = [*self.committed, *tree.token[tree.path(node)].tolist()][:-1]
             if len(before) - 1 in self.known:
@@ -175,7 +175,7 @@ def test_a_text_whose_features_nobody_gave_goes_on_without_guesses_of_the_head()
     head, target = FakeHead(), FakeModel(TARGET, N_VOCAB)
     with Engine(target, head, EngineSettings(lookup=False)) as engine:
         target.give_features((0,), lambda position, rows: None)
-        target.prefill(PROMPT[:-1])
+        prefill(target, PROMPT[:-1])
         target.give_features(head.feature_layers, head.take_features)
         engine.adopt(PROMPT[:-1])
         tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 20)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgespec.tree import TokenTree
+from edgespec.ports import PassPart
 from engine_cases import COUNTING, N_VOCAB, counting, generate
 from fake_model import FakeModel
 
@@ -21,11 +21,11 @@ class Watching(FakeModel):
         self.held: list[int] = []
         self._returned: list[weakref.ref[np.ndarray]] = []
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         self.held.append(sum(logits() is not None for logits in self._returned))
-        logits = np.array(super().evaluate(tree, nodes))
+        logits = np.array(super()._evaluate(parts)[0])
         self._returned.append(weakref.ref(logits))
-        return logits
+        return [logits]
 
 
 @pytest.mark.parametrize("has_draft", [False, True])

@@ -30,19 +30,21 @@ class TwoKernels(FakeModel):
         self.kernels = ""
         """Kinds of the committed tokens: t or r each."""
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
-        in_tiles = 0 < self.info.prompt_tile <= self.n_committed + len(tokens)
+    def _read(self, tokens: Sequence[int], slot: int, progress: Progress | None) -> None:
+        in_tiles = 0 < self.info.prompt_tile <= len(self.committed) + len(tokens)
         assert not in_tiles or len(tokens) >= self.info.prompt_tile
-        super().prefill(tokens, progress)
+        super()._read(tokens, slot, progress)
         self.kernels += len(tokens) * ("t" if in_tiles else "r")
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
-        super().commit(tree, path, keep)
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+    ) -> None:
+        super().commit(tree, path, keep, slot)
         self.kernels += len(path) * "r"
 
-    def truncate(self, n_tokens: int) -> None:
-        super().truncate(n_tokens)
-        self.kernels = self.kernels[: self.n_committed]
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
+        super().truncate(n_tokens, slot)
+        self.kernels = self.kernels[: len(self.committed)]
 
 
 def written(target: TwoKernels, engine: Engine, prompt: Sequence[int]) -> None:

@@ -18,8 +18,8 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.stream import Stream
 from edgespec.errors import ModelError
+from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
-from edgespec.ports.texts import PassPart
 from edgespec.values import PassReport
 from engine_cases import assert_nothing_provisional, finish
 from fake_model import FakeModel, blend, random_language
@@ -144,9 +144,9 @@ def test_a_place_that_is_free_is_taken_before_the_next_pass() -> None:
     n_at_once = []
 
     class Counting(FakeModel):
-        def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
             n_at_once.append(len(parts))
-            return super().evaluate_together(parts)
+            return super()._evaluate(parts)
 
     def hour(n_tokens: int) -> PassReport:
         return PassReport(wall_s=3600.0, n_tokens=n_tokens)

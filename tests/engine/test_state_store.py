@@ -40,7 +40,7 @@ def learnt_in(
 ) -> dict[str, dict[str, float]]:
     target, draft = pair()
     memory = CalibrationFile(folder, target.info, draft.info)
-    with Engine(target, draft, EngineSettings(step_aside=False), memory=memory) as engine:
+    with Engine(target, draft, EngineSettings(step_aside=False), state_store=memory) as engine:
         for sampling in samplings:
             finish(engine.generate(PROMPT, sampling, n_tokens))
     (file,) = folder.iterdir()
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_written_is_harmless(tmp_path: Path) -> None:
     in_the_way.write_text("no folder")
     target, draft = pair()
     memory = CalibrationFile(in_the_way / "below", target.info, draft.info)
-    with Engine(target, draft, memory=memory) as engine:
+    with Engine(target, draft, state_store=memory) as engine:
         assert len(finish(engine.generate(PROMPT, GREEDY, 20)).tokens) == 20
 
 
@@ -142,7 +142,7 @@ def test_the_folder_keeps_the_pairs_that_were_used_last(tmp_path: Path) -> None:
 def test_what_rounds_cost_is_remembered_for_where_the_weights_are(tmp_path: Path) -> None:
     target, draft = pair()
     memory = CalibrationFile(tmp_path, target.info, draft.info)
-    with Engine(target, draft, memory=memory) as engine:
+    with Engine(target, draft, state_store=memory) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
         learnt = engine.planner.state()
     assert memory.recall()["rounds@0 tenths streamed"] == pytest.approx(learnt)
@@ -164,7 +164,7 @@ def contention_of(folder: Path, target: FakeModel, **rules: object) -> float:
     """A run's prior of drafting beside a pass, when the prompt is read."""
     draft = pair()[1]
     memory = CalibrationFile(folder, target.info, draft.info)
-    with Engine(target, draft, EngineSettings(**rules), memory=memory) as engine:
+    with Engine(target, draft, EngineSettings(**rules), state_store=memory) as engine:
         events = engine.generate(PROMPT, GREEDY, 40)
         next(events)
         begun = engine.planner.costs.curve.contention

@@ -21,6 +21,7 @@ from edgespec.engine.stop_rules.disco import PredictedAcceptance
 from edgespec.engine.stop_rules.hsddw import EntropyWindow
 from edgespec.engine.stop_rules.specdecpp import PredictedRejection
 from edgespec.tree import ROOT, TokenTree
+from edgespec.values import PassReport
 
 OUTCOME = RoundOutcome(
     n_tokens=1,
@@ -34,9 +35,7 @@ OUTCOME = RoundOutcome(
     provisional_kept=0,
     draft_steps=4,
     draft_s=0.1,
-    passes=1,
-    pass_s=1.0,
-    stall_s=0.0,
+    report=PassReport(wall_s=1.0),
     wall_s=1.1,
 )
 

@@ -13,7 +13,7 @@ from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.passes import Passes
 from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
 from edgespec.engine.planning.pacer import Limits
-from edgespec.engine.round import RoundInProgress
+from edgespec.engine.round import Round
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
 from edgespec.ports.text_request import TextRequest
@@ -37,9 +37,7 @@ def outcome(accepted: int) -> RoundOutcome:
         provisional_kept=1,
         draft_steps=4,
         draft_s=0.25,
-        passes=1,
-        pass_s=1.0,
-        stall_s=0.75,
+        report=PassReport(wall_s=1.0, stall_s=0.75),
         wall_s=1.5,
     )
 
@@ -123,11 +121,8 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     none = Limits(max_nodes=0, max_branches=1, max_depth=0)
     target = counting()
     target.last_report = read
-    pair = Slot(target, None, Passes(target, clock=lambda: 1.0, trace=OFF))
-    rules = EngineSettings().rules_for(target.info)
-    round_ = RoundInProgress(
-        pair, None, rules, RoundPlanner(), RoundPlan(False), none, none, 0.0, 0
-    )
-    tree = TokenTree(1)
+    slot = Slot(Passes(target, clock=lambda: 1.0, trace=OFF), 0, None)
+    rules, tree = EngineSettings().rules_for(target.info), TokenTree(1)
+    round_ = Round(slot, rules, RoundPlanner(), RoundPlan(False), None, tree, none, none)
     accepted = Accepted(path=(ROOT,), events=(TokenEvent("c", 2, "target", 0),))
-    assert round_.outcome(tree, [ROOT], accepted, tree).idle_s == 0.25
+    assert round_._outcome([ROOT], accepted).idle_s == 0.25

@@ -17,6 +17,7 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.enlarge.gguf.heads import fit_head
 from gguf_files import borrowing, tiny_eagle3, tiny_llama
+from port_calls import evaluate, prefill
 
 pytest.importorskip("llama_cpp")
 
@@ -39,9 +40,9 @@ def guesses(target: Path, head: Path) -> np.ndarray:
         reads = stack.enter_context(closing(small.load(None)))
         assert isinstance(gives, GivesFeatures) and isinstance(reads, ReadsFeatures)
         gives.give_features(reads.feature_layers, reads.take_features)
-        gives.prefill(TEXT)
-        reads.prefill(TEXT[:-1])
-        return reads.evaluate(TokenTree(TEXT[-1], 2), [ROOT])[0]
+        prefill(gives, TEXT)
+        prefill(reads, TEXT[:-1])
+        return evaluate(reads, TokenTree(TEXT[-1], 2), [ROOT])[0]
 
 
 @pytest.mark.parametrize("own", [(), ("token_embd.weight",), ("output.weight",)])

@@ -24,6 +24,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
 from gguf_files import ARRAY, BOOL, I32, U32, Gguf, borrowing, tiny_dflash, tiny_llama
 from head_cases import head_request
+from port_calls import evaluate, prefill
 from state_contract import Pieces, pieces_of
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
@@ -148,7 +149,7 @@ def read(head: GgufBlockHead, text: Sequence[int], n_layers: int = 3) -> None:
     """Give the head a text with its features, from the beginning."""
     head.truncate(0)
     head.take_features(0, states_of(text)[:, :n_layers])
-    head.prefill(text)
+    prefill(head, text)
 
 
 def block(head: GgufBlockHead, root_token: int = ROOT_TOKEN) -> np.ndarray:
@@ -156,7 +157,7 @@ def block(head: GgufBlockHead, root_token: int = ROOT_TOKEN) -> np.ndarray:
     line = TokenTree(root_token, head.block_guesses)
     for node in range(head.block_guesses - 1):
         line.add(node, 1, 1.0)
-    return head.evaluate(line, range(head.block_guesses))
+    return evaluate(head, line, range(head.block_guesses))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,7 +185,7 @@ def test_the_best_line_of_chained_guesses_is_that_of_llama_cpp_s_driver(
             read(head, text)
             tree, line = TokenTree(ROOT_TOKEN), []
             for node in range(head.block_guesses):
-                (logits,) = head.evaluate(tree, [node])
+                (logits,) = evaluate(head, tree, [node])
                 assert np.isfinite(logits).sum() == 4
                 line.append(int(logits.argmax()))
                 tree.add(node, line[-1], 1.0)
@@ -197,9 +198,9 @@ def test_what_follows_a_guess_of_others_is_what_its_place_alone_says(tmp_path: P
     with closing(open_head(path)) as head, closing(OwnDriver(path)) as driver:
         read(head, TEXT)
         tree = TokenTree(ROOT_TOKEN)
-        strangers = np.flatnonzero(np.isinf(head.evaluate(tree, [ROOT])[0]))
+        strangers = np.flatnonzero(np.isinf(evaluate(head, tree, [ROOT])[0]))
         node = tree.add(ROOT, int(strangers[0]), 0.1)
-        assert np.array_equal(head.evaluate(tree, [node])[0], driver.block(states_of(TEXT))[1])
+        assert np.array_equal(evaluate(head, tree, [node])[0], driver.block(states_of(TEXT))[1])
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -227,7 +228,7 @@ def test_a_node_s_guesses_depend_on_its_depth_alone(head: GgufBlockHead) -> None
     tree = TokenTree(ROOT_TOKEN)
     left, right = tree.add(ROOT, 41, 0.5), tree.add(ROOT, 60, 0.4)
     below = tree.add(right, 42, 0.3)
-    logits = head.evaluate(tree, [ROOT, left, right, below])
+    logits = evaluate(head, tree, [ROOT, left, right, below])
     assert np.array_equal(logits, block(head)[[0, 1, 1, 2]])
 
 
@@ -237,7 +238,7 @@ def test_nothing_is_guessed_beyond_the_block(head: GgufBlockHead) -> None:
     for node in range(head.block_guesses):
         line.add(node, 1, 1.0)
     with pytest.raises(UsageError, match="1 to 7 tokens"):
-        head.evaluate(line, [head.block_guesses])
+        evaluate(head, line, [head.block_guesses])
 
 
 def test_a_pass_leaves_nothing_and_sees_nothing_that_was_not_read(
@@ -245,10 +246,10 @@ def test_a_pass_leaves_nothing_and_sees_nothing_that_was_not_read(
 ) -> None:
     """Features of what follows may be known already."""
     head.take_features(0, states_of(TEXT))
-    head.prefill(TEXT[:4])
+    prefill(head, TEXT[:4])
     for _ in range(2):
         assert np.array_equal(block(head), driver.block(states_of(TEXT[:4])))
-    head.prefill(TEXT[4:])
+    prefill(head, TEXT[4:])
     assert np.array_equal(block(head), driver.block(states_of(TEXT)))
     head.truncate(2)
     assert np.array_equal(block(head), driver.block(states_of(TEXT[:2])))
@@ -258,9 +259,9 @@ def test_a_shortened_text_is_continued(head: GgufBlockHead, driver: OwnDriver) -
     read(head, (*TEXT[:4], 1, 2, 3))
     block(head)
     head.drop_features(4)
-    assert head.n_committed == 4 and not head.lacks_features(4) and head.lacks_features(5)
+    assert head.committed_of(0) == 4 and not head.lacks_features(4) and head.lacks_features(5)
     head.take_features(4, states_of(TEXT[4:]))
-    head.prefill(TEXT[4:])
+    prefill(head, TEXT[4:])
     assert np.array_equal(block(head), driver.block(states_of(TEXT)))
 
 
@@ -268,8 +269,8 @@ def test_features_with_a_gap_before_them_serve_no_text(head: GgufBlockHead) -> N
     head.take_features(3, states_of(TEXT[3:]))
     assert head.lacks_features(1)
     with pytest.raises(UsageError, match="some were not"):
-        head.prefill(TEXT)
-    assert head.n_committed == 0
+        prefill(head, TEXT)
+    assert head.committed_of(0) == 0
 
 
 def test_a_text_up_to_the_context_s_end_has_room_for_a_block(
@@ -278,7 +279,7 @@ def test_a_text_up_to_the_context_s_end_has_room_for_a_block(
     text = [7 + n for n in range(64)]
     assert head.info.n_ctx == 56
     head.take_features(0, states_of(text))
-    head.prefill(text[:56])
+    prefill(head, text[:56])
     assert head.lacks_features(57)
     assert np.array_equal(block(head), driver.block(states_of(text[:56])))
 
@@ -286,12 +287,12 @@ def test_a_text_up_to_the_context_s_end_has_room_for_a_block(
 @pytest.mark.parametrize("n_read", [0, 4, len(TEXT)])
 def test_a_saved_state_goes_on_as_if_it_had_been_read(head: GgufBlockHead, n_read: int) -> None:
     head.take_features(0, states_of(TEXT))
-    head.prefill(TEXT[:n_read])
+    prefill(head, TEXT[:n_read])
     before = block(head)
     pieces = pieces_of(head)
     read(head, TEXT[::-1])
     head.read_state(n_read, Pieces(pieces))
-    assert head.n_committed == n_read and not head.lacks_features(len(TEXT))
+    assert head.committed_of(0) == n_read and not head.lacks_features(len(TEXT))
     assert np.array_equal(block(head), before)
 
 
@@ -299,7 +300,7 @@ def test_what_is_no_state_is_refused(head: GgufBlockHead) -> None:
     read(head, TEXT)
     with pytest.raises(StateError):
         head.read_state(len(TEXT), Pieces([b"much too short"]))
-    assert head.n_committed == 0 and head.lacks_features(1)
+    assert head.committed_of(0) == 0 and head.lacks_features(1)
 
 
 def test_models_show_describes_a_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.head import GgufHead
 from gguf_files import ARRAY, I32, U32, Gguf, borrowing, tiny_eagle3, tiny_llama
 from head_cases import head_request
+from port_calls import evaluate, prefill
 from state_contract import Pieces, pieces_of
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
@@ -153,7 +154,7 @@ def read(head: GgufHead, text: Sequence[int]) -> None:
     """Give the head a text with its features, from the beginning."""
     head.truncate(0)
     head.take_features(0, states_of(text))
-    head.prefill(text)
+    prefill(head, text)
 
 
 def test_the_line_of_its_guesses_is_the_reference_s(pair: tuple[GgufHead, HeadArithmetic]) -> None:
@@ -183,7 +184,7 @@ def check_line(head: GgufHead, reference: HeadArithmetic, close: float = CLOSE) 
     read(head, TEXT)
     tree, line = TokenTree(40), [40]
     for node in range(6):
-        (logits,) = head.evaluate(tree, [node])
+        (logits,) = evaluate(head, tree, [node])
         expected = reference.after(TEXT, line)
         named = np.isfinite(expected)
         assert np.array_equal(np.isfinite(logits), named)
@@ -201,7 +202,7 @@ def test_every_branch_of_a_tree_is_a_line(head: GgufHead, reference: HeadArithme
     tree.add(left, 42, 0.3)
     tree.add(left, 43, 0.2)
     tree.add(right, 44, 0.1)
-    logits = head.evaluate(tree, range(len(tree)))
+    logits = evaluate(head, tree, range(len(tree)))
     for node, row in enumerate(logits):
         expected = reference.after(TEXT, tree.token[tree.path(node)].tolist())
         named = np.isfinite(expected)
@@ -210,15 +211,15 @@ def test_every_branch_of_a_tree_is_a_line(head: GgufHead, reference: HeadArithme
 
 def test_a_text_read_in_parts_is_the_text(head: GgufHead, reference: HeadArithmetic) -> None:
     head.take_features(0, states_of(TEXT[:4]))
-    head.prefill(TEXT[:1])
-    assert head.n_committed == 1
-    head.prefill(TEXT[1:3])
+    prefill(head, TEXT[:1])
+    assert head.committed_of(0) == 1
+    prefill(head, TEXT[1:3])
     head.take_features(4, states_of(TEXT[4:]))
-    head.prefill(TEXT[3:])
-    assert head.n_committed == len(TEXT)
+    prefill(head, TEXT[3:])
+    assert head.committed_of(0) == len(TEXT)
     expected = reference.after(TEXT, [40])
     named = np.isfinite(expected)
-    assert np.allclose(head.evaluate(TokenTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
+    assert np.allclose(evaluate(head, TokenTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
 
 
 def test_accepted_tokens_count_with_the_target_s_features(
@@ -228,14 +229,14 @@ def test_accepted_tokens_count_with_the_target_s_features(
     read(head, TEXT[:6])
     tree = TokenTree(TEXT[6])
     node = tree.add(tree.add(ROOT, TEXT[7], 0.5), TEXT[8], 0.5)
-    head.evaluate(tree, [0, 1, node])
-    head.truncate(head.n_committed)
+    evaluate(head, tree, [0, 1, node])
+    head.truncate(head.committed_of(0))
     head.take_features(6, states_of(TEXT[6:9]))
     branch = tree.branch([0, 1, tree.add(1, TEXT[8] + 1, 0.1)])
     branch = TokenTree(TEXT[6])
     for n, token in enumerate([*TEXT[7:9], 40]):
         branch.add(n, token, 1.0)
-    logits = head.evaluate(branch, range(4))
+    logits = evaluate(head, branch, range(4))
     head.commit(branch, [0, 1, 2], keep=[3])
     for row, text, token in ((1, TEXT[:7], TEXT[7]), (3, TEXT[:9], 40)):
         expected = reference.after(text, [token])
@@ -244,51 +245,51 @@ def test_accepted_tokens_count_with_the_target_s_features(
     below = branch.reroot(3)
     child = below.add(ROOT, 41, 0.5)
     expected = reference.after(TEXT[:9], [40, 41])
-    assert np.allclose(head.evaluate(below, [child])[0][named], expected[named], atol=CLOSE)
+    assert np.allclose(evaluate(head, below, [child])[0][named], expected[named], atol=CLOSE)
 
 
 def test_a_shortened_text_is_continued(head: GgufHead, reference: HeadArithmetic) -> None:
     read(head, (*TEXT[:4], 1, 2, 3))
     head.truncate(4)
     head.drop_features(4)
-    assert head.n_committed == 4 and not head.lacks_features(4) and head.lacks_features(5)
+    assert head.committed_of(0) == 4 and not head.lacks_features(4) and head.lacks_features(5)
     head.take_features(4, states_of(TEXT[4:]))
-    head.prefill(TEXT[4:])
+    prefill(head, TEXT[4:])
     expected = reference.after(TEXT, [40])
     named = np.isfinite(expected)
-    assert np.allclose(head.evaluate(TokenTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
+    assert np.allclose(evaluate(head, TokenTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
 
 
 def test_features_with_a_gap_before_them_serve_no_text(head: GgufHead) -> None:
     head.take_features(3, states_of(TEXT[3:]))
     assert head.lacks_features(len(TEXT))
     with pytest.raises(UsageError, match="some were not"):
-        head.prefill(TEXT)
-    assert head.n_committed == 0
+        prefill(head, TEXT)
+    assert head.committed_of(0) == 0
 
 
 def test_nothing_follows_the_first_token_alone(head: GgufHead) -> None:
     with pytest.raises(UsageError, match="second token"):
-        head.evaluate(TokenTree(TEXT[0]), [ROOT])
+        evaluate(head, TokenTree(TEXT[0]), [ROOT])
 
 
 @pytest.mark.parametrize("n_tokens", [1, len(TEXT)])
 def test_a_saved_state_goes_on_as_if_it_had_been_read(head: GgufHead, n_tokens: int) -> None:
     read(head, TEXT[:n_tokens])
-    before = head.evaluate(TokenTree(40), [ROOT])
+    before = evaluate(head, TokenTree(40), [ROOT])
     head.truncate(n_tokens)
     pieces = pieces_of(head)
     read(head, TEXT[::-1])
     head.read_state(n_tokens, Pieces(pieces))
-    assert head.n_committed == n_tokens and not head.lacks_features(n_tokens)
-    assert np.array_equal(head.evaluate(TokenTree(40), [ROOT]), before)
+    assert head.committed_of(0) == n_tokens and not head.lacks_features(n_tokens)
+    assert np.array_equal(evaluate(head, TokenTree(40), [ROOT]), before)
 
 
 def test_features_of_another_size_are_no_state(head: GgufHead) -> None:
     read(head, TEXT)
     with pytest.raises(StateError):
         head.read_state(len(TEXT), Pieces([b"much too short"]))
-    assert head.n_committed == 0
+    assert head.committed_of(0) == 0
 
 
 def test_a_head_is_no_target(tmp_path: Path) -> None:

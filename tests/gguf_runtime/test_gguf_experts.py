@@ -21,6 +21,7 @@ from edgespec_runtimes.gguf.model import GgufModel
 from expert_routing import misses, record
 from least_recent import LeastRecent
 from paging_contract import PagingContract, load_paged, one_by_one
+from port_calls import evaluate, prefill
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -95,7 +96,7 @@ def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, share: float, files
     try:
         expected = one_by_one(model, tokens)
         model.truncate(0)
-        found = model.evaluate(*line(tokens))
+        found = evaluate(model, *line(tokens))
         assert model.last_report.passes == 1
         assert np.array_equal(found, expected)
     finally:
@@ -116,8 +117,8 @@ def test_a_prompt_rounds_as_in_a_resident_model(name: str, share: float, files: 
     path, tokens = mixture(files, name), list(range(300, 316))
     found = []
     for model in (open_paged(path, share), open_resident(path)):
-        model.prefill(tokens)
-        found.append(model.evaluate(TokenTree(316), [ROOT]))
+        prefill(model, tokens)
+        found.append(evaluate(model, TokenTree(316), [ROOT]))
         model.close()
     assert np.array_equal(*found)
 
@@ -163,7 +164,7 @@ def test_a_tree_of_many_nodes_an_expert_has_the_logits_of_one_node_a_pass(
     try:
         expected = one_by_one(model, tokens)
         model.truncate(0)
-        assert np.array_equal(model.evaluate(*line(tokens)), expected)
+        assert np.array_equal(evaluate(model, *line(tokens)), expected)
     finally:
         model.close()
 
@@ -174,8 +175,8 @@ def test_a_prompt_rounds_alike_whatever_the_batch(share: float, files: Path) -> 
     tokens, found = [7 * n % 400 for n in range(600)], []
     for batch_size in (128, 512):
         model = open_fine(fine_mixture(files, "Q4_K_M"), share, batch_size)
-        model.prefill(tokens)
-        found.append(model.evaluate(TokenTree(316), [ROOT]).copy())
+        prefill(model, tokens)
+        found.append(evaluate(model, TokenTree(316), [ROOT]).copy())
         model.close()
     assert np.array_equal(*found)
 
@@ -198,7 +199,7 @@ def test_a_prompt_reads_each_expert_once_a_batch(share: float, files: Path) -> N
     model = open_paged(mixture(files, "qwen3moe"), share)
     try:
         tokens = [300 + i % 100 for i in range(96)]
-        model.prefill(tokens)
+        prefill(model, tokens)
         experts = model.paging().experts
         assert experts is not None
         assert model.last_report.passes == 3
@@ -225,8 +226,8 @@ def test_a_round_that_cannot_be_read_ends_the_pass_and_nothing_else(paged: GgufM
 
     cache._reads._reader.read = unplugged
     with pytest.raises(WeightReadError, match="cable"):
-        paged.evaluate(*line(tokens))
-    assert np.array_equal(paged.evaluate(*line(tokens)), expected)
+        evaluate(paged, *line(tokens))
+    assert np.array_equal(evaluate(paged, *line(tokens)), expected)
 
 
 def test_a_round_that_waits_for_reads_can_be_cancelled(paged: GgufModel) -> None:
@@ -243,10 +244,10 @@ def test_a_round_that_waits_for_reads_can_be_cancelled(paged: GgufModel) -> None
 
     cache._reads._reader.read = hanging
     with pytest.raises(Cancelled):
-        paged.evaluate(*line(tokens))
+        evaluate(paged, *line(tokens))
     released.set()
     cache._reads._reader.read = good
-    assert np.array_equal(paged.evaluate(*line(tokens)), expected)
+    assert np.array_equal(evaluate(paged, *line(tokens)), expected)
 
 
 def test_a_missed_choice_reads_the_mapping(paged: GgufModel, files: Path) -> None:

@@ -27,6 +27,7 @@ from features_contract import (
 from gguf_files import tiny_llama
 from head_cases import head_request
 from paging_contract import load_paged
+from port_calls import prefill
 
 LAYERS = (1, 2, 3)
 
@@ -95,11 +96,11 @@ def test_they_are_what_llama_cpp_itself_gives(path: Path) -> None:
     received = Received()
     with closing(open_resident(path)) as model:
         model.give_features(LAYERS, received)
-        model.prefill(TOKENS[:8])
+        prefill(model, TOKENS[:8])
     with closing(open_resident(path, gives=False)) as model:
         for layer in LAYERS:
             ask(model._context, layer, True)
-        model.prefill(TOKENS[:8])
+        prefill(model, TOKENS[:8])
         for n, layer in enumerate(LAYERS):
             own = np.ctypeslib.as_array(get(model._context, layer), (8, 64))
             assert np.array_equal(received.rows[:, n], own), layer

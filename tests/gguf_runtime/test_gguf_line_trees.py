@@ -22,6 +22,7 @@ from edgespec_runtimes.gguf.measuring import MAX_LINE, MAX_LINES
 from engine_cases import generate
 from fake_model import FakeModel, blend, fixed_text, random_language
 from paging_contract import load_paged, one_by_one
+from port_calls import evaluate, prefill
 from zoo_files import write_model
 from zoo_species import EXPERTS_ONLY, Species
 
@@ -78,20 +79,20 @@ def test_rounds_of_trees_give_the_logits_of_single_tokens(
 ) -> None:
     """Also after a path that the first line does not hold, which the next pass takes in."""
     random, key = np.random.default_rng(3), 0
-    target.prefill(PROMPT)
+    prefill(target, PROMPT)
     tokens: list[int] = []
     seen: list[np.ndarray] = []
     for _ in range(12):
         tree = random_tree(random, key)
-        logits = target.evaluate(tree, range(len(tree)))
+        logits = evaluate(target, tree, range(len(tree)))
         path = tree.path(int(random.integers(len(tree))))
         target.commit(tree, path)
         tokens += tree.token[path].tolist()
         seen += [logits[node].copy() for node in path]
         key = tree.next_key
-        assert target.n_committed == len(PROMPT) + len(tokens)
+        assert target.committed_of(0) == len(PROMPT) + len(tokens)
     alone = runtime.prepare(request_for(hybrid, max_nodes=1)).load(None)
-    alone.prefill(PROMPT)
+    prefill(alone, PROMPT)
     assert np.array_equal(np.stack(seen), one_by_one(alone, tokens))
     alone.close()
 
@@ -100,8 +101,8 @@ def test_a_tree_is_one_pass(target: LanguageModel) -> None:
     tree = TokenTree(5, 64)
     for n in range(3):
         tree.add(tree.add(0, 10 + n, 0.3), 20 + n, 0.5)
-    target.prefill(PROMPT)
-    target.evaluate(tree, range(len(tree)))
+    prefill(target, PROMPT)
+    evaluate(target, tree, range(len(tree)))
     assert (target.last_report.passes, target.last_report.n_tokens) == (1, 3 * 3)
 
 

@@ -20,6 +20,7 @@ from edgespec.values import GenerationResult
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from engine_cases import finish
 from expert_routing import record
+from port_calls import prefill
 
 PROMPT = [313, 1624, 760, 644, 83, 2339, 298, 259, 1624, 83, 277, 1694, 259, 360, 2151, 308, 716]
 """def count_words(text): and two lines more."""
@@ -84,7 +85,7 @@ def test_a_second_start_reads_the_usual_experts_before_the_first_pass(
             assert content is not None
             file.write_bytes(content)
         close = warm_start(target, target.close)
-        target.prefill(PROMPT)
+        prefill(target, PROMPT)
         close()
         assert len(list(folder.glob("*.json"))) == 1
     target = open_paged(big, share=0.5)

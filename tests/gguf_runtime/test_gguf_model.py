@@ -30,8 +30,8 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import PagingContract, load_paged, one_by_one
-from port_contract import TEXT, PortContract
-from texts_contract import TextsContract
+from port_calls import evaluate, prefill
+from port_contract import TEXT, PortContract, SlotsContract
 
 PAIR = embedded_pair()
 N_CTX = 256
@@ -91,13 +91,17 @@ class TestTargetWithNothingPinnedKeepsTheContract(PortContract):
         return lambda: open_paged(PAIR.target, share=0.0)
 
 
-class TestSeveralTextsOfAResidentTarget(TextsContract):
+class TestSlotsOfAResidentTarget(SlotsContract):
+    atol = 0.2
+
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: open_resident(PAIR.target, n_texts=3)
 
 
-class TestSeveralTextsOfAPagedTarget(TextsContract):
+class TestSlotsOfAPagedTarget(SlotsContract):
+    atol = 0.2
+
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: open_paged(PAIR.target, n_texts=3)
@@ -154,7 +158,7 @@ def test_logits_beside_and_after_rejected_guesses_equal_llama_cpp_bit_for_bit(
             end = tree.add(end, token, 0.3)
             nodes.append(end)
         path = tree.path(end)
-        logits = paged.evaluate(tree, nodes)
+        logits = evaluate(paged, tree, nodes)
         rows += [logits[nodes.index(node)] for node in path]
         paged.commit(tree, path)
     assert np.array_equal(np.stack(rows), reference_logits(PAIR.target, tokens))
@@ -170,7 +174,7 @@ def test_the_largest_tree_by_default_has_the_logits_of_token_by_token(n_nodes: i
     nodes = [ROOT]
     for token in tokens[1:]:
         nodes.append(tree.add(nodes[-1], token, 0.9))
-    logits = model.evaluate(tree, nodes)
+    logits = evaluate(model, tree, nodes)
     model.truncate(0)
     assert np.array_equal(logits, one_by_one(model, tokens))
     model.close()
@@ -210,9 +214,9 @@ def test_weights_that_nobody_swapped_are_read_from_the_mapping(paged: GgufModel)
 
 def test_prefill_in_several_batches_equals_token_by_token(paged: GgufModel) -> None:
     tokens = paged.vocabulary.encode(3 * TEXT)[:70]
-    paged.prefill(tokens[:-1])
+    prefill(paged, tokens[:-1])
     assert paged.last_report.passes == 3
-    logits = paged.evaluate(TokenTree(tokens[-1]), [ROOT])[0]
+    logits = evaluate(paged, TokenTree(tokens[-1]), [ROOT])[0]
     assert np.array_equal(logits, reference_logits(PAIR.target, tokens)[-1])
 
 
@@ -238,7 +242,7 @@ def test_a_pass_that_is_given_up_reads_no_mapping(
     monkeypatch.setattr(weights, "end_pass", watched)
     monkeypatch.setattr(weights.pager, "acquire", gone)
     with pytest.raises(WeightReadError):
-        paged.evaluate(TokenTree(5), [ROOT])
+        evaluate(paged, TokenTree(5), [ROOT])
     assert pointers == {weights.pager.ring_address}
 
 
@@ -258,7 +262,7 @@ def test_after_a_pass_that_was_given_up_weights_point_to_the_file_again(
     with monkeypatch.context() as patch:
         patch.setattr(weights.pager, "acquire", gone)
         with pytest.raises(WeightReadError):
-            paged.evaluate(TokenTree(5), [ROOT])
+            evaluate(paged, TokenTree(5), [ROOT])
     assert [weight.pointer.value for weight in swaps] == before
     assert not weights._parked
     tokens = paged.vocabulary.encode(TEXT)[:3]
@@ -267,7 +271,7 @@ def test_after_a_pass_that_was_given_up_weights_point_to_the_file_again(
 
 def test_a_prompt_beyond_the_context_is_refused(paged: GgufModel) -> None:
     with pytest.raises(UsageError, match="maximum context length is 256 tokens"):
-        paged.prefill([1] * (N_CTX + 1))
+        prefill(paged, [1] * (N_CTX + 1))
 
 
 def test_a_context_beyond_the_trained_one_is_refused() -> None:
@@ -346,10 +350,10 @@ def test_no_cells_are_reserved_beyond_the_context() -> None:
 def test_a_tree_may_fill_the_context_to_its_last_cell() -> None:
     model = open_resident(PAIR.target)
     tokens = model.vocabulary.encode(40 * TEXT)[:N_CTX]
-    model.prefill(tokens[:-8])
+    prefill(model, tokens[:-8])
     tree = TokenTree(tokens[-8])
     nodes = [ROOT, *(tree.add(ROOT, token, 0.1) for token in range(20, 27))]
-    assert np.isfinite(model.evaluate(tree, nodes)).all()
+    assert np.isfinite(evaluate(model, tree, nodes)).all()
     model.commit(tree, [ROOT])
     model.close()
 

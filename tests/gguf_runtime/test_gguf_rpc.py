@@ -29,6 +29,7 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import to_servers
 from paging_contract import load_paged, one_by_one
+from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
 from rpc_servers import free_port, needs_rpc, running, use_as_gpu
 from zoo_files import write_model
@@ -283,14 +284,14 @@ def test_a_pass_of_a_new_size_waits_for_no_more_round_trips(
     monkeypatch.setattr("edgespec_runtimes.gguf.prepared.INTRODUCTION_S", 3.0)
     with delayed(rpc_server, 0.03) as address:
         model = on_server(address, is_isolated=True)
-        model.prefill(model.vocabulary.encode(TEXT)[:12])
+        prefill(model, model.vocabulary.encode(TEXT)[:12])
         seconds = []
         for n_nodes in (3, 3, 5, 6):
             tree = TokenTree(5)
             nodes = [ROOT]
             for token in range(1, n_nodes):
                 nodes.append(tree.add(nodes[-1], token, 0.9))
-            model.evaluate(tree, nodes)
+            evaluate(model, tree, nodes)
             model.truncate(12)
             seconds.append(model.last_report.wall_s)
         model.close()
@@ -303,12 +304,12 @@ def test_reading_a_prompt_lasts_until_the_servers_have_computed_it():
     with running() as (address, process):
         model = on_server(address, is_isolated=True)
         tokens = model.vocabulary.encode(TEXT)[:12]
-        model.prefill(tokens)
+        prefill(model, tokens)
         model.truncate(0)
         process.send_signal(signal.SIGSTOP)
         waking = Timer(0.5, process.send_signal, [signal.SIGCONT])
         waking.start()
-        model.prefill(tokens)
+        prefill(model, tokens)
         assert model.last_report.wall_s >= 0.45
         waking.join()
         model.close()
@@ -319,11 +320,11 @@ def test_committing_asks_a_server_for_nothing():
     """Keys and values behind guesses that were wrong were moved there, layer by layer."""
     with running() as (address, process):
         model = on_server(address)
-        model.prefill(model.vocabulary.encode(TEXT)[:12])
+        prefill(model, model.vocabulary.encode(TEXT)[:12])
         tree = TokenTree(5)
         wrong = tree.add(ROOT, 6, 0.6)
         right = tree.add(ROOT, 7, 0.3)
-        model.evaluate(tree, [ROOT, wrong, right])
+        evaluate(model, tree, [ROOT, wrong, right])
         process.send_signal(signal.SIGSTOP)
         waking = Timer(20.0, process.send_signal, [signal.SIGCONT])
         waking.start()

@@ -20,6 +20,7 @@ from edgespec_runtimes.gguf import runtime, state
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import load_paged, one_by_one
+from port_calls import prefill
 from state_contract import N_KEPT, Pieces, StateContract, pieces_of
 from zoo_species import Species
 
@@ -100,7 +101,7 @@ def test_pieces_that_were_changed_end_no_process_and_leave_a_model_that_works() 
     tokens = list(range(30, 30 + N_KEPT))
     with closing(resident(TARGET)) as model:
         assert isinstance(model, KeepsState)
-        model.prefill(tokens)
+        prefill(model, tokens)
         kept = pieces_of(model)
         model.truncate(0)
         expected = one_by_one(model, [1, 2, 3])
@@ -112,7 +113,7 @@ def test_pieces_that_were_changed_end_no_process_and_leave_a_model_that_works() 
             try:
                 model.read_state(N_KEPT, Pieces(changed))
             except StateError:
-                assert model.n_committed == 0
+                assert model.committed_of(0) == 0
             model.truncate(0)
             assert np.array_equal(one_by_one(model, [1, 2, 3]), expected)
             model.truncate(0)
@@ -121,7 +122,7 @@ def test_pieces_that_were_changed_end_no_process_and_leave_a_model_that_works() 
 def test_what_a_paged_model_kept_serves_one_in_memory() -> None:
     text, more = list(range(30, 30 + N_KEPT)), [1, 2, 3, 4]
     with closing(load_paged(runtime.prepare(request(TARGET)))) as paged:
-        paged.prefill(text)
+        prefill(paged, text)
         kept, expected = pieces_of(paged), one_by_one(paged, more)
     with closing(resident(TARGET)) as model:
         assert isinstance(model, KeepsState)

@@ -14,7 +14,7 @@ from test_gguf_model import open_paged, request
 from test_reference_kernels import line
 
 from edgespec.models.embedded import embedded_pair
-from edgespec.ports.texts import PassPart
+from edgespec.ports import PassPart
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
@@ -23,6 +23,7 @@ from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from edgespec_runtimes.gguf.weights.rounding import multiplied_types
 from paging_contract import load_paged, one_by_one
+from port_calls import evaluate, prefill
 from reference import LlamaCpp
 
 PAIR = embedded_pair()
@@ -80,7 +81,7 @@ def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, tmp_path: Path) -> 
     tokens = list(range(300, 316))
     model = open_paged(quantised(name, tmp_path))
     try:
-        together = model.evaluate(*line(tokens))
+        together = evaluate(model, *line(tokens))
         model.truncate(0)
         assert np.array_equal(together, one_by_one(model, tokens))
     finally:
@@ -133,20 +134,16 @@ def test_a_prompt_beside_trees_is_the_prompt_alone(
     model = load_paged(runtime.prepare(wanted), 0.5)
     assert isinstance(model, GgufModel)
     try:
-        model.prefill(tokens[:-1])
-        alone = model.evaluate(TokenTree(tokens[-1]), [ROOT])
+        prefill(model, tokens[:-1])
+        alone = evaluate(model, TokenTree(tokens[-1]), [ROOT])
         model.truncate(0)
-        model.prefill(tokens[:20], text=1)
+        prefill(model, tokens[:20], slot=1)
         tree, nodes = line(tokens[20:30])
         end = TokenTree(tokens[-1])
-        first = model.evaluate_together(
-            [PassPart(0, end, (), tokens[:7]), PassPart(1, tree, nodes)]
-        )
-        model.commit(tree, nodes[:3], text=1)
+        first = model.evaluate([PassPart(0, end, (), tokens[:7]), PassPart(1, tree, nodes)])
+        model.commit(tree, nodes[:3], slot=1)
         tree, nodes = line(tokens[40:50])
-        rows, _ = model.evaluate_together(
-            [PassPart(0, end, [ROOT], tokens[7:-1]), PassPart(1, tree, nodes)]
-        )
+        rows, _ = model.evaluate([PassPart(0, end, [ROOT], tokens[7:-1]), PassPart(1, tree, nodes)])
         assert len(first[0]) == 0
         assert np.array_equal(rows, alone)
     finally:
@@ -163,11 +160,11 @@ def test_a_long_prompt_rounds_alike_wherever_its_cells_begin(tmp_path: Path) -> 
     try:
         seen = []
         for n_before in (0, 10):
-            model.prefill(tokens[:n_before])
-            model.prefill(tokens[:-1], text=1)
+            prefill(model, tokens[:n_before])
+            prefill(model, tokens[:-1], slot=1)
             part = PassPart(1, TokenTree(tokens[-1]), [ROOT])
-            seen.append(model.evaluate_together([part])[0].copy())
-            model.truncate(0, text=1)
+            seen.append(model.evaluate([part])[0].copy())
+            model.truncate(0, slot=1)
             model.truncate(0)
         assert np.array_equal(*seen)
     finally:

@@ -15,7 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, StateError
-from edgespec.ports.texts import PassPart
+from edgespec.ports import PassPart
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
@@ -26,6 +26,7 @@ from edgespec_runtimes.gguf.context.windows import SLACK_TOKENS, PromptEnds, Win
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import finish
 from paging_contract import load_paged, one_by_one
+from port_calls import prefill
 from state_contract import Pieces, pieces_of
 from zoo_files import write_model
 from zoo_species import EXPERTS_ONLY, Species
@@ -126,7 +127,7 @@ def test_logits_are_those_of_the_whole_cache(name: str, open_model: Open) -> Non
     seen = []
     for whole in (False, True):
         model = open_model(name, whole)
-        model.prefill(tokens[:1100])
+        prefill(model, tokens[:1100])
         seen.append(one_by_one(model, tokens[1100:]))
         if not whole:
             assert resident_bytes(model) < planned_bytes(model)
@@ -172,7 +173,7 @@ class Twins:
     def prefill(self, n_tokens: int, text: int = 0) -> None:
         tokens = [self.token() for _ in range(n_tokens)]
         for model in (self.lean, self.whole):
-            model.prefill(tokens, text=text)
+            prefill(model, tokens, slot=text)
         self.texts[text] += tokens
         self.check_memory()
 
@@ -180,21 +181,21 @@ class Twins:
         """Verify a random tree of each text in one pass, and commit a random path of each."""
         trees = {text: self._tree() for text in texts}
         parts = [PassPart(text, tree, range(len(tree))) for text, tree in trees.items()]
-        seen = [model.evaluate_together(parts) for model in (self.lean, self.whole)]
+        seen = [model.evaluate(parts) for model in (self.lean, self.whole)]
         assert all(np.array_equal(*logits) for logits in zip(*seen, strict=True))
         for text, tree in trees.items():
             path = tree.path(int(self._rng.integers(0, len(tree))))
             for model in (self.lean, self.whole):
-                model.commit(tree, path, text=text)
+                model.commit(tree, path, slot=text)
             self.texts[text] += [int(tree.token[node]) for node in path]
         self.check_memory()
 
     def go_back(self, n_tokens: int, text: int = 0) -> int:
         """Shorten a text, and read again what the lean model forgot. Returns its tokens."""
         for model in (self.lean, self.whole):
-            model.truncate(n_tokens, text=text)
+            model.truncate(n_tokens, slot=text)
         n_read = n_tokens - self.lean.committed_of(text)
-        self.lean.prefill(self.texts[text][n_tokens - n_read : n_tokens], text=text)
+        prefill(self.lean, self.texts[text][n_tokens - n_read : n_tokens], slot=text)
         del self.texts[text][n_tokens:]
         self.check_memory()
         return n_read
@@ -241,7 +242,7 @@ def test_a_shared_beginning_is_read_again_if_it_was_given_back(open_model: Open)
         n_shared = twins.lean.committed_of(1)
         assert n_shared == (n_tokens if is_held else 0)
         twins.texts[1] = twins.texts[0][:n_tokens]
-        twins.lean.prefill(twins.texts[1][n_shared:], text=1)
+        prefill(twins.lean, twins.texts[1][n_shared:], slot=1)
         for _ in range(3):
             twins.round(0, 1)
 
@@ -286,7 +287,7 @@ def test_where_prompts_differ_is_remembered(open_model: Open) -> None:
 
 def test_an_answer_that_failed_leaves_what_was_there(open_model: Open) -> None:
     model = open_model()
-    model.prefill(text_of(700))
+    prefill(model, text_of(700))
     expected = one_by_one(model, [1, 2, 3])
     model.truncate(700)
     compute, n_left = RowBatch.compute, 4
@@ -299,8 +300,8 @@ def test_an_answer_that_failed_leaves_what_was_there(open_model: Open) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RowBatch, "compute", failing)
         with pytest.raises(EdgespecError, match="aborted"):
-            model.prefill(text_of(900, seed=1))
-    assert model.n_committed == 700
+            prefill(model, text_of(900, seed=1))
+    assert model.committed_of(0) == 700
     assert np.array_equal(one_by_one(model, [1, 2, 3]), expected)
 
 
@@ -326,33 +327,33 @@ def test_turns_are_those_of_a_new_session(drafted: bool, open_model: Open) -> No
 
 def test_a_saved_text_goes_on_in_another_process(open_model: Open) -> None:
     model, rest = open_model(), text_of(30, seed=2)
-    model.prefill(text_of(1300))
+    prefill(model, text_of(1300))
     saved = pieces_of(model)
     expected = one_by_one(model, rest)
     model.truncate(1200)
-    n_early = model.n_committed
+    n_early = model.committed_of(0)
     early = one_by_one(model, rest)
     other = open_model()
-    other.prefill(text_of(500, seed=3))
+    prefill(other, text_of(500, seed=3))
     other.read_state(1300, Pieces(saved))
     assert resident_bytes(other) <= planned_bytes(other)
     assert np.array_equal(one_by_one(other, rest), expected)
     other.truncate(1200)
-    assert other.n_committed == n_early == 1200
+    assert other.committed_of(0) == n_early == 1200
     assert np.array_equal(one_by_one(other, rest), early)
     other.truncate(700)
-    assert other.n_committed == 0
+    assert other.committed_of(0) == 0
 
 
 def test_half_a_saved_text_leaves_nothing(open_model: Open) -> None:
     model = open_model()
-    model.prefill(text_of(1300))
+    prefill(model, text_of(1300))
     expected, saved = one_by_one(model, [1, 2]), pieces_of(model)
     with pytest.raises(StateError):
         model.read_state(1302, Pieces(saved[:-1]))
-    assert model.n_committed == 0
+    assert model.committed_of(0) == 0
     assert resident_bytes(model) < 1 << 16
-    model.prefill(text_of(1300))
+    prefill(model, text_of(1300))
     assert np.array_equal(one_by_one(model, [1, 2]), expected)
 
 

@@ -15,6 +15,7 @@ from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from gguf_files import tiny_llama
 from head_cases import head_request
+from port_calls import evaluate, prefill
 
 for package in ("torch", "transformers", "tokenizers", "gguf"):
     pytest.importorskip(package, reason="the extra `train` is not installed")
@@ -74,13 +75,13 @@ def test_the_file_says_what_the_trained_head_says(
     ):
         assert isinstance(model, ReadsFeatures)
         model.take_features(0, states[0].numpy())
-        model.prefill(TEXT)
+        prefill(model, TEXT)
         line, n_guesses = TokenTree(ROOT_TOKEN), 1
         if isinstance(model, GuessesBlocks):
             n_guesses = model.block_guesses
         for node in range(n_guesses - 1):
             line.add(node, 1, 1.0)
-        logits = model.evaluate(line, range(n_guesses))
+        logits = evaluate(model, line, range(n_guesses))
     assert np.isneginf(logits[:, :3]).all() and np.isneginf(logits[:, 200:]).all()
     difference = np.abs(logits[:, 3:200] - expected).max()
     assert difference < 0.03 * expected.std()  # the cache and the layers are in half precision

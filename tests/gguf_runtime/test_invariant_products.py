@@ -16,6 +16,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from paging_contract import load_paged, one_by_one
+from port_calls import evaluate, prefill
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -45,13 +46,13 @@ def opened(path: Path, is_paged: bool, n_threads: int = 1) -> LanguageModel:
 
 def differing_sizes(model: LanguageModel) -> list[int]:
     """Numbers of rows whose logits are not those of one row a pass."""
-    model.prefill(PROMPT)
+    prefill(model, PROMPT)
     alone = one_by_one(model, TEXT)
     found = []
     for n_rows in range(2, min(MOST_ROWS, model.info.max_nodes) + 1):
         model.truncate(0)
-        model.prefill(PROMPT)
-        together = model.evaluate(*line(TEXT[:n_rows]))
+        prefill(model, PROMPT)
+        together = evaluate(model, *line(TEXT[:n_rows]))
         if not np.array_equal(together, alone[:n_rows]):
             found.append(n_rows)
     model.close()
@@ -76,8 +77,8 @@ def test_a_prompt_rounds_as_its_tokens_one_by_one(species: Species, tmp_path: Pa
     text = [20 + (7 * i * i + 5) % 300 for i in range(66)]
     alone = one_by_one(model, text)[-1]
     model.truncate(0)
-    model.prefill(text[:-1])
-    assert np.array_equal(model.evaluate(*line(text[-1:]))[0], alone)
+    prefill(model, text[:-1])
+    assert np.array_equal(evaluate(model, *line(text[-1:]))[0], alone)
     model.close()
 
 

@@ -22,6 +22,7 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.isolation import IsolatedModel
 from edgespec_runtimes.gguf.options import GgufOptions
+from port_calls import evaluate, prefill
 from port_contract import PortContract
 from state_contract import StateContract
 
@@ -72,7 +73,7 @@ def test_a_process_that_dies_is_an_error_of_every_call(model: IsolatedModel):
     os.kill(model._process.pid, signal.SIGABRT)
     for _ in range(2):
         with pytest.raises(EdgespecError, match="SIGABRT inside"):
-            model.evaluate(TokenTree(5), [ROOT])
+            evaluate(model, TokenTree(5), [ROOT])
     model.close()
 
 
@@ -80,7 +81,7 @@ def test_a_process_that_was_killed_blames_no_server(model: IsolatedModel):
     os.kill(model._process.pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(EdgespecError, match=r"was killed, .* memory is short: lower --memory"):
-            model.evaluate(TokenTree(5), [ROOT])
+            evaluate(model, TokenTree(5), [ROOT])
 
 
 def test_a_failure_of_ours_in_that_process_is_told_as_itself(model: IsolatedModel):
@@ -89,16 +90,16 @@ def test_a_failure_of_ours_in_that_process_is_told_as_itself(model: IsolatedMode
         with pytest.raises(AttributeError, match="no attribute 'fly'") as failure:
             model._call("fly")
         assert any("isolated.py" in note for note in failure.value.__notes__)
-    model.prefill([5, 6])
+    prefill(model, [5, 6])
 
 
 def test_a_request_to_cancel_that_arrives_late_cancels_no_other_call(model: IsolatedModel):
-    model.prefill([5, 6])
+    prefill(model, [5, 6])
     for _ in range(1000):
         model._control.send(model._n_calls)
     for _ in range(200):
-        model.prefill([7])
-    assert model.n_committed == 202
+        prefill(model, [7])
+    assert model.committed_of(0) == 202
 
 
 def test_its_process_ends_with_it(model: IsolatedModel):
@@ -108,7 +109,7 @@ def test_its_process_ends_with_it(model: IsolatedModel):
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with pytest.raises(UsageError, match="closed"):
-        model.prefill([1, 2])
+        prefill(model, [1, 2])
 
 
 def test_its_process_ends_with_ours():
@@ -151,7 +152,7 @@ def test_what_runs_there_is_cancelled_from_any_thread(model: IsolatedModel):
     def read() -> None:
         try:
             while True:
-                model.prefill(tokens)
+                prefill(model, tokens)
                 model.truncate(0)
         except Cancelled as error:
             failures.append(error)

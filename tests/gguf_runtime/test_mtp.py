@@ -45,6 +45,7 @@ from engine_cases import finish
 from features_contract import TOKENS, FeaturesContract, Received
 from head_cases import LINE, PROMPT, check_saved_state, head_request
 from paging_contract import load_paged
+from port_calls import evaluate, prefill
 from zoo_files import write_guessing
 
 N_TOKENS = 16
@@ -133,7 +134,7 @@ def test_features_are_what_llama_cpp_itself_gives(architecture: str, tmp_path: P
     received = Received()
     with closing(open_target(write_guessing(tmp_path / "m.gguf", architecture))) as model:
         model.give_features((7,), received)
-        model.prefill(TOKENS[:8])
+        prefill(model, TOKENS[:8])
         own = llama_cpp_ext.llama_get_embeddings_nextn(model._context)
         assert np.array_equal(received.rows[:, 0], np.ctypeslib.as_array(own, (8, 256)))
 
@@ -183,8 +184,8 @@ def test_every_branch_of_a_tree_is_llama_cpp_s_own_line(architecture: str, tmp_p
     ends = [tree.add(left, 42, 0.3), tree.add(left, 43, 0.2), tree.add(right, 44, 0.1)]
     with closing(open_layer(path)) as layer:
         layer.take_features(0, states)
-        layer.prefill(PROMPT)
-        logits = layer.evaluate(tree, range(len(tree)))
+        prefill(layer, PROMPT)
+        logits = evaluate(layer, tree, range(len(tree)))
     for end in ends:
         with closing(LayerDriver(path)) as driver:
             driver.step(PROMPT[1:], states[:-1, 0], 0)

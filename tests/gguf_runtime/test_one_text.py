@@ -29,6 +29,7 @@ from engine_cases import finish
 from fake_model import FakeModel, fixed_text
 from gguf_files import Gguf, tiny_llama
 from paging_contract import load_paged, one_by_one
+from port_calls import evaluate, prefill
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -84,11 +85,11 @@ def logits(model: LanguageModel, n_prompt: int = N_PROMPT) -> np.ndarray:
     Passes of 2 to `MOST_ROWS` rows must have the same ones.
     """
     tokens = [20 + 7 * i % 250 for i in range(n_prompt + MOST_ROWS)]
-    model.prefill(tokens[:n_prompt])
+    prefill(model, tokens[:n_prompt])
     alone = one_by_one(model, tokens[n_prompt:])
     for n_rows in range(2, MOST_ROWS + 1):
         model.truncate(n_prompt)
-        together = model.evaluate(*line(tokens[n_prompt : n_prompt + n_rows]))
+        together = evaluate(model, *line(tokens[n_prompt : n_prompt + n_rows]))
         assert np.array_equal(together, alone[:n_rows]), f"{n_rows} rows"
     model.close()
     return alone

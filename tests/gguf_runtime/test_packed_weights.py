@@ -21,6 +21,7 @@ from edgespec_runtimes.gguf.llama import abi, ggml, loading
 from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
+from port_calls import evaluate, prefill
 
 Q4_0 = 2
 
@@ -43,8 +44,8 @@ def paged(path: Path) -> Iterator[GgufModel]:
 
 def logits(model: LanguageModel) -> np.ndarray:
     """The logits of a tree after a prompt."""
-    model.prefill(list(range(300, 380)))
-    found = model.evaluate(*line(range(400, 412)))
+    prefill(model, list(range(300, 380)))
+    found = evaluate(model, *line(range(400, 412)))
     model.close()
     return found
 
@@ -60,7 +61,7 @@ def test_between_passes_streamed_weights_have_the_buffer_fields_of_the_file(
 ) -> None:
     """A reader outside a pass finds the mapping: slow, and never wrong."""
     assert paged._weights is not None
-    paged.evaluate(*line(range(400, 404)))
+    evaluate(paged, *line(range(400, 404)))
     streamed = [weight.address for swaps in paged._weights._swaps for weight, _ in swaps]
     assert not paged._weights.packed.keys().isdisjoint(streamed)
     buffers = {abi.GgmlTensor.from_address(address).buffer for address in streamed}

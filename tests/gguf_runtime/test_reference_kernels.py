@@ -19,6 +19,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH
 from edgespec_runtimes.gguf.llama import loading
 from paging_contract import load_paged, one_by_one
+from port_calls import evaluate, prefill
 from port_contract import TEXT
 
 N_CTX = 1024
@@ -57,8 +58,8 @@ def test_a_prompt_rounds_alike_whatever_the_batch(n_tokens: int) -> None:
     for batch_size in (128, 200, 256, 512):
         model = opened(batch_size=batch_size)
         tokens = text(model, n_tokens + 1)
-        model.prefill(tokens[:-1])
-        logits.append(model.evaluate(TokenTree(tokens[-1]), [ROOT]))
+        prefill(model, tokens[:-1])
+        logits.append(evaluate(model, TokenTree(tokens[-1]), [ROOT]))
         model.close()
     assert all(np.array_equal(logits[0], other) for other in logits)
 
@@ -82,8 +83,8 @@ def logits_of_both(
     model: LanguageModel, n_prompt: int, n_nodes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     tokens = text(model, n_prompt + n_nodes)
-    model.prefill(tokens[:n_prompt])
-    together = model.evaluate(*line(tokens[n_prompt:]))
+    prefill(model, tokens[:n_prompt])
+    together = evaluate(model, *line(tokens[n_prompt:]))
     model.truncate(n_prompt)
     alone = one_by_one(model, tokens[n_prompt:])
     model.close()

@@ -20,6 +20,7 @@ from edgespec_runtimes.gguf.file.header import TensorEntry, read_header
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.row_tables import RowTable, bytes_for
 from paging_contract import load_paged
+from port_calls import evaluate, prefill
 from reference import LlamaCpp
 from zoo_files import write_model
 from zoo_species import Species
@@ -60,7 +61,7 @@ def tables(model: GgufModel) -> dict[str, RowTable]:
 def test_every_table_is_looked_up_by_rows(opened: Opened) -> None:
     """per_layer_token_embd, gigabytes in real files, was kept in memory whole."""
     assert PER_LAYER in tables(opened.model)
-    opened.model.prefill(TOKENS[:4])
+    prefill(opened.model, TOKENS[:4])
     assert all(rows._present == set(TOKENS[:4]) for rows in tables(opened.model).values())
 
 
@@ -69,8 +70,8 @@ def test_rows_that_were_looked_up_give_the_text_of_the_whole_table(opened: Opene
         whole.start()
         for token in TOKENS:
             expected = whole.decode([token])
-    opened.model.prefill(TOKENS[:-1])
-    logits = opened.model.evaluate(TokenTree(TOKENS[-1]), [ROOT])[0]
+    prefill(opened.model, TOKENS[:-1])
+    logits = evaluate(opened.model, TokenTree(TOKENS[-1]), [ROOT])[0]
     assert np.array_equal(logits, expected)
 
 
@@ -122,9 +123,9 @@ def test_a_row_that_cannot_be_read_ends_the_pass_and_not_the_process(
 
     monkeypatch.setattr(RowTable, "fetch", gone)
     with pytest.raises(WeightReadError, match="cut short"):
-        opened.model.evaluate(TokenTree(5), [ROOT])
+        evaluate(opened.model, TokenTree(5), [ROOT])
     monkeypatch.undo()
-    opened.model.prefill(TOKENS)
+    prefill(opened.model, TOKENS)
 
 
 def entry(path: Path) -> TensorEntry:

@@ -14,12 +14,11 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
-from edgespec.ports import LanguageModel
+from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.text_request import TextRequest
 from edgespec.runtimes import ModelRequest
 from edgespec.state.keeper import StateKeeper
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
-from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from engine_cases import finish
 from fake_model import FakeModel, fixed_text
@@ -61,12 +60,15 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self._target, name)
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        logits = self._target.evaluate(tree, nodes)
+    def evaluate(
+        self, parts: Sequence[PassPart], progress: Progress | None = None
+    ) -> list[np.ndarray]:
+        [(_, tree, nodes, _)] = parts
+        [logits] = self._target.evaluate(parts, progress)
         for node, row in zip(nodes, logits, strict=True):
-            position = self._target.n_committed + int(tree.depth[node])
+            position = self._target.committed_of(0) + int(tree.depth[node])
             self.seen.setdefault(position, row.copy())
-        return logits
+        return [logits]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -21,6 +21,7 @@ from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights import segments
 from gguf_files import tiny_llama
 from paging_contract import PagingContract, load_paged, one_by_one
+from port_calls import evaluate, prefill
 from reference import LlamaCpp
 from zoo_files import LARGER_VOCABULARIES, write_model
 from zoo_species import EXPERTS_ONLY, Species
@@ -62,12 +63,12 @@ def n_slices(model: GgufModel) -> int:
 def logits_of(model: GgufModel, n_rows: int) -> np.ndarray:
     """After each of `n_rows` tokens that a pass computes together."""
     model.truncate(0)
-    model.prefill(TOKENS)
+    prefill(model, TOKENS)
     tree = TokenTree(7)
     nodes = [ROOT]
     for token in range(1, n_rows):
         nodes.append(tree.add(nodes[-1], 3 * token, 0.9))
-    return model.evaluate(tree, nodes)
+    return evaluate(model, tree, nodes)
 
 
 @pytest.mark.parametrize("n_vocab", [512, 601])

@@ -18,6 +18,7 @@ from edgespec.tree import TokenTree
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.trimmed import TABLE_ROWS, trimmed_shape
+from port_calls import evaluate, prefill
 
 TARGET = embedded_pair().target
 RATED = [*range(3000), *range(3500, 4000)]
@@ -39,12 +40,12 @@ def first_logits(draft: Path) -> tuple[np.ndarray, np.ndarray | None]:
     with session.open_models(settings) as models:
         assert models.draft is not None
         tokens = models.target.vocabulary.encode(PROMPT)
-        models.draft.prefill(tokens[:-1])
+        prefill(models.draft, tokens[:-1])
         tree = TokenTree(tokens[-1], 4)
         for token in tokens[:2]:
             tree.add(0, token, confidence=0.5)
         n_vocab = models.target.info.n_vocab
-        return models.draft.evaluate(tree, [0, 1, 2]).copy(), token_ids_of(models.draft, n_vocab)
+        return evaluate(models.draft, tree, [0, 1, 2]).copy(), token_ids_of(models.draft, n_vocab)
 
 
 def test_its_logits_are_those_of_the_whole_model(trimmed: Path) -> None:

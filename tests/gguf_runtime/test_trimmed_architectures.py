@@ -14,6 +14,7 @@ from edgespec_runtimes.enlarge.gguf.trim import trim, write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.trimmed import SUPPORTED, trimmed_shape
 from gguf_files import tiny_llama
+from port_calls import evaluate, prefill
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -24,10 +25,10 @@ def logits_of(target: Path, draft: Path) -> np.ndarray:
     settings = LoadSettings(model=target, draft=draft, memory_budget="1GiB", ctx_size=64)
     with session.open_models(settings) as models:
         assert models.draft is not None
-        models.draft.prefill([11, 12, 13, 14, 15])
+        prefill(models.draft, [11, 12, 13, 14, 15])
         tree = TokenTree(16, 4)
         tree.add(0, 17, confidence=0.5)
-        return models.draft.evaluate(tree, [0, 1]).copy()
+        return evaluate(models.draft, tree, [0, 1]).copy()
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from edgespec_runtimes.gguf.llama import ggml, loading
 from edgespec_runtimes.gguf.llama.quantiser import FILE_TYPES, quantise
 from edgespec_runtimes.gguf.weights.packing import multiplied_matrices, packed_matrices
 from paging_contract import load_paged, one_by_one
+from port_calls import evaluate, prefill
 
 MOST_ROWS = 16
 N_IN, N_OUT = 512, 72
@@ -117,7 +118,7 @@ def opened(path: Path, is_paged: bool, n_prompt: int) -> LanguageModel:
 def of_passes(model: LanguageModel, n_prompt: int) -> tuple[str, np.ndarray]:
     """Numbers of rows whose logits differ from single ones, and the single ones."""
     tokens = [20 + 7 * i % 250 for i in range(n_prompt + MOST_ROWS)]
-    model.prefill(tokens[:n_prompt])
+    prefill(model, tokens[:n_prompt])
     alone = one_by_one(model, tokens[n_prompt:])
 
     def differs(n_rows: int) -> bool:
@@ -127,6 +128,6 @@ def of_passes(model: LanguageModel, n_prompt: int) -> tuple[str, np.ndarray]:
         for token in tokens[n_prompt + 1 : n_prompt + n_rows]:
             node = tree.add(node, token, 0.9)
             nodes.append(node)
-        return not np.array_equal(model.evaluate(tree, nodes), alone[:n_rows])
+        return not np.array_equal(evaluate(model, tree, nodes), alone[:n_rows])
 
     return listed(differs), alone

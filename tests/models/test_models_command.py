@@ -21,6 +21,7 @@ from edgespec.session import session
 from edgespec.values import SourceStats
 from fake_model import FakeModel, random_language
 from gguf_files import tiny_llama
+from port_calls import prefill
 from zoo_files import write_guessing
 
 pytest.importorskip("llama_cpp")
@@ -326,7 +327,7 @@ def test_an_interrupted_check_closes_the_models(
     assert entry.main(["models", "check", "target", "draft", "--prompts", str(prompts)]) == 130
     for model in (target, draft):
         with pytest.raises(AssertionError, match="used after close"):
-            model.prefill([1])
+            prefill(model, [1])
 
 
 def test_help_needs_no_model_library() -> None:

@@ -31,6 +31,7 @@ from onnx_files import write_llama
 from onnx_models import request
 from onnx_reference import WholeModel
 from paging_contract import load_paged
+from port_calls import prefill
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -109,7 +110,7 @@ def features_of(model: OnnxModel, layers: tuple[int, ...], tokens: Sequence[int]
     received = Received()
     with closing(model):
         model.give_features(layers, received)
-        model.prefill(tokens)
+        prefill(model, tokens)
     return received.rows
 
 

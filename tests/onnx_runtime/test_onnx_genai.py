@@ -26,6 +26,7 @@ from genai_models import ALL, GEMMA, LLAMA, QWEN, changed_copy, with_two_tables,
 from onnx_models import N_CTX, open_paged, open_resident, request
 from onnx_reference import WholeModel
 from paging_contract import PagingContract, one_by_one
+from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -159,13 +160,13 @@ def difference_at_the_end(folder: Path, whole_path: Path, n_ctx: int) -> float:
     tokens = (8 * model.vocabulary.encode(2 * TEXT))[: n_ctx - 1]
     whole = WholeModel(whole_path)
     expected = np.stack([whole.decode(token) for token in tokens])[-3:]
-    model.prefill(tokens[:-3])
+    prefill(model, tokens[:-3])
     tree, path = TokenTree(tokens[-3]), [ROOT]
     for token in tokens[-2:]:
         for other in range(1, 5):
             tree.add(path[-1], (token + other) % 320, 0.1)
         path.append(tree.add(path[-1], token, 0.5))
-    logits = model.evaluate(tree, range(len(tree)))[path]
+    logits = evaluate(model, tree, range(len(tree)))[path]
     model.close()
     return float(np.abs(logits - expected).max())
 

@@ -295,15 +295,15 @@ def test_what_fails_in_the_processs_memory_is_computed_by_the_cpu(
     """CoreML accepts graphs that it cannot run."""
     use(Device("CPUExecutionProvider", "CoreML"), monkeypatch)
     monkeypatch.setattr(Device, "is_cpu", property(lambda device: device.label != "CoreML"))
-    real = OnnxModel.prefill
+    real = OnnxModel.evaluate
     failures = iter([True])
 
-    def prefill(model: OnnxModel, *arguments: Any) -> None:
+    def evaluate(model: OnnxModel, *arguments: Any) -> list[np.ndarray]:
         if next(failures, False):
             raise EdgespecError("zero elements")
-        real(model, *arguments)
+        return real(model, *arguments)
 
-    monkeypatch.setattr(OnnxModel, "prefill", prefill)
+    monkeypatch.setattr(OnnxModel, "evaluate", evaluate)
     prepared = prepare(models())
     assert any(row.what == "copies of CoreML" for row in prepared.needs().resident or ())
     model = prepared.load(None)

@@ -27,6 +27,7 @@ from onnx_files import DATA_FILE, write_llama
 from onnx_models import open_paged, open_resident, request
 from onnx_reference import WholeModel
 from paging_contract import PagingContract, one_by_one
+from port_calls import evaluate, prefill
 from port_contract import TEXT
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -115,16 +116,16 @@ def test_a_prompt_of_several_batches_takes_one_pass(paged: OnnxModel) -> None:
     """The batches follow each other through a layer while its weights are there."""
     tokens = text(paged, 40)
     object.__setattr__(paged._batcher, "chunk", 16)
-    paged.prefill(tokens[:-1])
+    prefill(paged, tokens[:-1])
     assert paged.last_report.passes == 1
-    logits = paged.evaluate(TokenTree(tokens[-1]), [ROOT])[0]
+    logits = evaluate(paged, TokenTree(tokens[-1]), [ROOT])[0]
     paged.truncate(0)
     assert np.allclose(logits, one_by_one(paged, tokens)[-1], atol=1e-3)
 
 
 def test_prompts_longer_than_a_pass_take_several(folder: Path) -> None:
     model = open_paged(folder, batch_size=16)
-    model.prefill(text(model, 40))
+    prefill(model, text(model, 40))
     assert model.last_report.passes == 3
     model.close()
 
@@ -145,7 +146,7 @@ def test_a_closed_model_says_so(folder: Path) -> None:
     model = open_resident(folder)
     model.close()
     with pytest.raises(UsageError, match="closed"):
-        model.prefill([1])
+        prefill(model, [1])
 
 
 def test_the_plan_names_every_kind_of_memory(folder: Path) -> None:
@@ -204,7 +205,7 @@ def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_her
     tree = TokenTree(tokens[0])
     for token in dict.fromkeys(tokens[1:]):
         tree.add(ROOT, token, 0.1)
-    assert np.allclose(model.evaluate(tree, range(len(tree)))[0], alone, atol=1e-4)
+    assert np.allclose(evaluate(model, tree, range(len(tree)))[0], alone, atol=1e-4)
     model.close()
 
 

@@ -21,13 +21,12 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.ports import LanguageModel
-from edgespec.ports.texts import PassPart
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.tree import TokenTree
 from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel
-from port_contract import PortContract
-from texts_contract import TextsContract
+from port_calls import prefill
+from port_contract import PortContract, SlotsContract
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -44,8 +43,8 @@ HALF_STEPS = 0.02
 such step when it is fed several tokens at once."""
 
 
-class TestSeveralTextsOfAPagedExport(TextsContract):
-    atol = HALF_STEPS
+class TestSlotsOfAPagedExport(SlotsContract):
+    atol = atol_beside = HALF_STEPS
 
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
@@ -62,14 +61,14 @@ def test_texts_in_one_pass_round_as_each_does_alone() -> None:
             for n in range(4):
                 tree.add(n // 2, 400 + n, 0.5)
         for text, prompt in enumerate(prompts):
-            model.prefill(prompt, text=text)
+            prefill(model, prompt, slot=text)
         parts = [PassPart(text, tree, range(5)) for text, tree in enumerate(trees)]
         alone = []
         for part in parts:
-            alone += [rows.copy() for rows in model.evaluate_together([part])]
-            model.truncate(len(prompts[part.text]), text=part.text)
+            alone += [rows.copy() for rows in model.evaluate([part])]
+            model.truncate(len(prompts[part.slot]), slot=part.slot)
         of_one = model.last_report.bytes_read
-        together = model.evaluate_together(parts)
+        together = model.evaluate(parts)
         assert all(map(np.array_equal, together, alone))
         assert 0 < model.last_report.bytes_read <= 1.5 * of_one
     finally:

@@ -16,6 +16,7 @@ from edgespec.ports.state import KeepsState
 from edgespec_runtimes.onnx import model as onnx_model
 from onnx_models import made_in, open_paged, open_resident
 from paging_contract import one_by_one
+from port_calls import prefill
 from state_contract import N_KEPT, Pieces, StateContract, pieces_of
 
 
@@ -43,7 +44,7 @@ def test_what_a_paged_model_kept_serves_one_in_memory(path: Path) -> None:
     """onnxruntime fuses what it has in one session, which rounds in its own way."""
     text, more = list(range(30, 30 + N_KEPT)), [1, 2, 3, 4]
     with closing(open_paged(path)) as paged:
-        paged.prefill(text)
+        prefill(paged, text)
         kept, expected = pieces_of(paged), one_by_one(paged, more)
     with closing(open_resident(path)) as model:
         assert isinstance(model, KeepsState)

@@ -104,7 +104,7 @@ def test_a_server_whose_target_is_lost_is_not_healthy(
 
     with serving(session) as address:
         assert CLIENT.get(f"{address}/health").status_code == 200
-        monkeypatch.setattr(target, "evaluate_together", lose)
+        monkeypatch.setattr(target, "evaluate", lose)
         answer = ask(address)
         found = CLIENT.get(f"{address}/health")
         for one in (answer, found):

@@ -29,7 +29,7 @@ def target(request: pytest.FixtureRequest) -> FakeModel:
 
 @pytest.fixture
 def session(target: FakeModel) -> Iterator[Session]:
-    with open_session(target, counting(n_texts=target.info.n_texts)) as session:
+    with open_session(target, counting(n_texts=target.info.n_slots)) as session:
         yield session
 
 

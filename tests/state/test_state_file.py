@@ -80,7 +80,7 @@ def test_the_draft_goes_on_too(tmp_path: Path) -> None:
     before.keeper.save(tmp_path / "a.state")
     n_tokens = pair.keeper.load(tmp_path / "a.state").n_draft_tokens
     assert pair.draft is not None
-    assert pair.draft.n_committed == n_tokens > len(TEXT)
+    assert pair.draft.committed_of(0) == n_tokens > len(TEXT)
 
 
 def test_state_of_a_pair_serves_a_target_alone_and_the_other_way_round(

@@ -30,6 +30,7 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult, PagingStats
 from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish, waits_for_steps_of
 from fake_model import FakeModel, blend, fixed_text, random_language
+from port_calls import evaluate, prefill
 from traces import Event, KeptFile, counts, read, read_cut_off, spans, trace_in_memory
 
 ROUND = ("round", "verify", "accept", "commit")
@@ -235,10 +236,10 @@ def paged() -> tuple[list[Event], PagingStats]:
         weights_bytes = sum(segment.slot_bytes for segment in needs.cuts[0])
         budget = sum(row.nbytes for row in (*rows, *paged)) + weights_bytes // 2
         with closing(prepared.load(plan_memory(budget, rows, needs.cuts, None, paged))) as model:
-            model.prefill([1, 2, 3])
+            prefill(model, [1, 2, 3])
             for token in (4, 5, 6):
                 tree = TokenTree(token)
-                model.evaluate(tree, [ROOT])
+                evaluate(model, tree, [ROOT])
                 model.commit(tree, [ROOT])
             stats = model.paging()
     return read(file.content), stats

@@ -17,6 +17,7 @@ from edgespec import extras
 from edgespec.cli.flags.help_text import HelpFormatter
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
+from edgespec.settings.options import added
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -36,6 +37,8 @@ COMMANDS = {
     "models": "list, describe, download, compare and make models",
 }
 """Commands and their descriptions in `--help`."""
+ADDED_COMMANDS = "edgespec.commands"
+"""Entry point group of other packages' commands: modules with `HELP`, `add_to` and `run`."""
 ALL = "*"
 """Stands for all commands."""
 
@@ -141,6 +144,8 @@ def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
 
 def command_module(name: str) -> Any:
     """The module of a command, with its flags (`add_to`) and what it does (`run`)."""
+    if name not in COMMANDS:
+        return added(ADDED_COMMANDS)[name]
     return import_module(f"edgespec.cli.commands.{name.replace('-', '_')}")
 
 
@@ -160,7 +165,10 @@ def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dic
         "--version", action="version", version=f"edgespec {extras.installed_version()}"
     )
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    commands = {name: adder.add_parser(name, help=text) for name, text in COMMANDS.items()}
+    known = COMMANDS
+    if chosen not in COMMANDS:  # other packages are asked only if ours do not have it
+        known = COMMANDS | {name: module.HELP for name, module in added(ADDED_COMMANDS).items()}
+    commands = {name: adder.add_parser(name, help=text) for name, text in known.items()}
     of_models: dict[str, _Parser] = {}
     is_unknown = bool(chosen) and chosen not in {*commands, ALL}
     for name, command in commands.items():

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.head import HeadDrafter
+from edgespec.ports import PassPart
 from edgespec.ports.features import GuessesBlocks
 from edgespec.tree import ROOT, TokenTree
 
@@ -52,7 +53,8 @@ class BlockDrafter(HeadDrafter):
         unseen = {place: node for place, node in unseen.items() if place not in self._said}
         if unseen:
             asked = [*unseen.values()]
-            self._take_opinions(tree, asked, self._model.evaluate(tree, asked))
+            [logits] = self._model.evaluate([PassPart(self._slot, tree, asked)])
+            self._take_opinions(tree, asked, logits)
         for place, node in unseen.items():
             said = self._opinions[int(tree.key[node])]
             self._said[place] = said and said._replace(kind=f"{1 + place[0]} ahead")
@@ -64,8 +66,8 @@ class BlockDrafter(HeadDrafter):
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         """Read `path` and drop all guesses, which did not depend on all of it."""
         self.rest()
-        if self._head.n_committed + len(path) <= self._head.info.n_ctx:
-            self._head.prefill(tree.token[list(path)].tolist())
+        if len(path) <= self.window.room:
+            self.window.append(tree.token[list(path)].tolist())
 
     def rest(self) -> None:
         self._said.clear()

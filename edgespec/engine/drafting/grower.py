@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.engine.drafting.drafter import Drafter, DryRuns, Opinion
 from edgespec.engine.drafting.forced import SOURCE as FORCED
 from edgespec.engine.drafting.mixer import Mixer
-from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.model import DraftStep, ModelDrafter
 from edgespec.engine.planning.pacer import Limits, Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.tree import TokenTree
@@ -149,15 +149,17 @@ class TreeGrower:
 
     def next_step(
         self, tree: TokenTree, open_nodes: Sequence[int], pacer: Pacer, limits: Limits
-    ) -> tuple[ModelDrafter, TokenTree, list[int]] | None:
-        """The draft model that makes the next step, the tree, and the nodes to evaluate; None if
-        the step is another drafter's or has no room."""
+    ) -> DraftStep | None:
+        """The next step of the draft model; None if the step is another drafter's or has no
+        room."""
         turns = self._turns(tree, open_nodes)
         drafter, its_nodes = turns[0] if turns else (None, ())
         is_possible = its_nodes and len(tree) + 1 < tree.capacity
         if not is_possible or not isinstance(drafter, ModelDrafter):
             return None
-        return drafter, tree, drafter.fitting(tree, pacer.extend(tree, its_nodes, limits))
+        return DraftStep(
+            drafter, tree, drafter.fitting(tree, pacer.extend(tree, its_nodes, limits))
+        )
 
     def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Pass the target's `logits` [len(nodes), n_vocab] after `nodes` to the drafters."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
@@ -18,6 +17,11 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GuessesBlocks, ReadsFeatures
 from edgespec.settings.config import Keeps
+from edgespec.settings.options import added
+
+DRAFTERS = "edgespec.drafters"
+"""Entry point group of other packages' drafters: functions that make a `Drafter` for one slot from
+the target's `ModelInfo` and `Vocabulary`. They guess where lookup does."""
 
 
 def line_up(
@@ -26,18 +30,18 @@ def line_up(
     drafters: Sequence[Drafter],
     settings: EngineSettings,
     mixer: Mixer | None = None,
+    slot: int = 0,
 ) -> TreeGrower | None:
-    """A grower with the drafters of one text of `target`, the draft model first; None without
-    any."""
+    """A grower with the drafters of one slot, the draft model first; None without any."""
     info = target.info
     if not info.verifies_guesses:
         return None
     eog_tokens = target.vocabulary.eog_tokens
     guessing = list(drafters)
-    rule = ACCEPTANCE_RULES[settings.acceptance]
+    rule = settings.acceptance_rule
     growth = rule.growth
     if growth is not None:
-        if draft is None:
+        if draft is None or slot:  # all draws of one text are verified, and no other text's
             return None
         from edgespec.engine.drafting.drawing import DrawingDrafter, DrawnGrower
 
@@ -47,6 +51,7 @@ def line_up(
         )
     if draft is not None if settings.lookup is None else settings.lookup:
         guessing += [LookupDrafter(eog_tokens), RecyclingDrafter(eog_tokens)]
+        guessing += [new(info, target.vocabulary) for new in added(DRAFTERS).values()]
     if draft is not None:
         terms = settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
         if isinstance(draft, GuessesBlocks):
@@ -58,5 +63,5 @@ def line_up(
 
             guessing.insert(0, HeadDrafter(draft, *terms))
         else:
-            guessing.insert(0, ModelDrafter(draft, *terms, max_tokens=info.n_ctx))
+            guessing.insert(0, ModelDrafter(draft, *terms, max_tokens=info.n_ctx, slot=slot))
     return TreeGrower(guessing, mixer, foresees=rule.keeps is Keeps.DRAWS) if guessing else None

@@ -15,9 +15,8 @@ from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.window import Window
 from edgespec.engine.sampling import Logits, Sampler, SamplingParams
 from edgespec.errors import ModelError
-from edgespec.ports import LanguageModel
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.reduced_head import token_ids_of
-from edgespec.ports.texts import HoldsTexts, PassPart, TextOf
 from edgespec.tree import ROOT, TokenTree
 
 
@@ -50,11 +49,14 @@ class ModelDrafter:
         n_vocab: int,
         eog_tokens: frozenset[int],
         max_tokens: int = 0,
+        slot: int = 0,
     ) -> None:
         self._temperature = temperature
         self._model = model
+        self._slot = slot
+        self._max_branches = model.info.slot_branches
         self._sampler = Sampler(SamplingParams())
-        self.window = Window(model, max_tokens)
+        self.window = Window(model, slot, max_tokens)
         self._n_candidates = n_candidates
         self._rated = token_ids_of(model, n_vocab)
         """Tokens of the model's logits; None for the first of the vocabulary."""
@@ -77,10 +79,10 @@ class ModelDrafter:
         and branches."""
         n_nodes = len(tree)
         keys, parents = tree.key[:n_nodes].tolist(), tree.parent[:n_nodes].tolist()
-        info, opinions = self._model.info, self._opinions
+        opinions = self._opinions
         done = {node for node in range(n_nodes) if keys[node] in opinions}
         extended = {parents[node] for node in done}
-        is_full = len(done - extended) >= info.max_branches
+        is_full = len(done - extended) >= self._max_branches
         deepest = self.window.room
         found: list[int] = []
         reached = done | {-1}
@@ -100,8 +102,9 @@ class ModelDrafter:
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         fitting = self.fitting(tree, nodes)
         if fitting:
-            ahead, self._ahead = self._ahead, None
-            logits = self._model.evaluate(tree, fitting) if ahead is None else ahead
+            logits, self._ahead = self._ahead, None
+            if logits is None:
+                [logits] = self._model.evaluate([PassPart(self._slot, tree, fitting)])
             self._take_opinions(tree, fitting, logits)
         return fitting
 
@@ -118,7 +121,7 @@ class ModelDrafter:
         unseen = path[len(seen) :]
         keep = [] if unseen else self._within(tree, root)
         if seen:
-            self._model.commit(tree, seen, keep)
+            self._model.commit(tree, seen, keep, self._slot)
         kept = {int(tree.key[node]) for node in keep}
         self._opinions = {key: said for key, said in self._opinions.items() if key in kept}
         # catch_up() reads a longer path as committed tokens
@@ -164,9 +167,9 @@ class ModelDrafter:
         """Evaluate a branch and commit all of it but its last node."""
         nodes = range(len(branch))
         self._ahead = None
-        logits = self._model.evaluate(branch, nodes)
+        [logits] = self._model.evaluate([PassPart(self._slot, branch, nodes)])
         self._take_opinions(branch, nodes, logits, root_ahead=-len(nodes) + 1)
-        self._model.commit(branch, nodes[:-1], keep=nodes[-1:])
+        self._model.commit(branch, nodes[:-1], nodes[-1:], self._slot)
         end = int(branch.key[nodes[-1]])
         self._opinions = {end: self._opinions[end]}
 
@@ -228,7 +231,7 @@ class ModelDrafter:
                 above = int(tree.parent[above])
         fitting = sorted(wanted)[: max(0, min(cells, info.max_nodes))]
         done = self._within(tree, ROOT)
-        while fitting and tree.branch_count([*done, *fitting]) > info.max_branches:
+        while fitting and tree.branch_count([*done, *fitting]) > self._max_branches:
             fitting.pop()
         return fitting
 
@@ -237,22 +240,26 @@ class ModelDrafter:
         return [below for below in tree.subtree(node) if int(tree.key[below]) in self._opinions]
 
 
-def step_ahead(asked: Sequence[tuple[ModelDrafter, TokenTree, Sequence[int]]]) -> None:
+class DraftStep(NamedTuple):
+    """A step of a draft model: nodes to evaluate."""
+
+    drafter: ModelDrafter
+    tree: TokenTree
+    nodes: Sequence[int]
+
+
+def step_ahead(asked: Sequence[DraftStep]) -> None:
     """Evaluate the nodes of the next steps of several texts in one step of their common model.
 
     Texts that do not fit make a step of their own later.
     """
     parts: list[PassPart] = []
     drafters: list[ModelDrafter] = []
-    whole: HoldsTexts | None = None
     for drafter, tree, nodes in asked:
-        model = drafter._model
-        if nodes and isinstance(model, TextOf):
-            n_nodes = len(nodes) + sum(len(part.nodes) for part in parts)
-            if n_nodes <= model.info.max_nodes:
-                whole = model.model
-                parts.append(PassPart(model.text, tree, nodes))
-                drafters.append(drafter)
-    if whole is not None and len(parts) > 1:
-        for drafter, logits in zip(drafters, whole.evaluate_together(parts), strict=True):
+        n_nodes = len(nodes) + sum(len(part.nodes) for part in parts)
+        if nodes and n_nodes <= drafter._model.info.max_nodes:
+            parts.append(PassPart(drafter._slot, tree, nodes))
+            drafters.append(drafter)
+    if len(parts) > 1:
+        for drafter, logits in zip(drafters, drafters[0]._model.evaluate(parts), strict=True):
             drafter._ahead = logits

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.ports import LanguageModel
+from edgespec.ports import LanguageModel, PassPart
 
 SINK_TOKENS = 4
 """Number of first tokens that are always kept."""
@@ -26,9 +26,10 @@ class Window:
     costs one more token to read per token of text.
     """
 
-    def __init__(self, model: LanguageModel, max_tokens: int = 0) -> None:
+    def __init__(self, model: LanguageModel, slot: int = 0, max_tokens: int = 0) -> None:
         """`max_tokens`: length of the longest text, which may be more than the model's context."""
         self._model = model
+        self._slot = slot
         n_ctx = model.info.n_ctx
         self.moves = MIN_WINDOW <= n_ctx < max_tokens
         """True if texts may become longer than the model's context."""
@@ -38,19 +39,24 @@ class Window:
         """Number of tokens between the first ones and the latest ones."""
 
     @property
+    def n_held(self) -> int:
+        """Number of tokens that the model holds."""
+        return self._model.committed_of(self._slot)
+
+    @property
     def n_read(self) -> int:
         """Number of tokens of the text up to the last one that the model holds."""
-        return self._model.n_committed + self._n_left_out
+        return self.n_held + self._n_left_out
 
     @property
     def n_leading(self) -> int:
         """Length of the text's prefix that the model holds without a gap."""
-        return SINK_TOKENS if self._n_left_out else self._model.n_committed
+        return SINK_TOKENS if self._n_left_out else self.n_held
 
     @property
     def room(self) -> int:
         """Number of free cells in the model's context."""
-        return self._model.info.n_ctx - self._model.n_committed
+        return self._model.info.n_ctx - self.n_held
 
     def must_move(self, n_tokens: int) -> bool:
         """True if the window must move to have room for guesses after `n_tokens`."""
@@ -65,11 +71,11 @@ class Window:
     def read(self, text: Sequence[int]) -> None:
         """Read the rest of `text`, or move the window to its end."""
         if not self.must_move(len(text)):
-            self._model.prefill(text[self.n_read :])
+            self.append(text[self.n_read :])
             return
         self.rewind(min(SINK_TOKENS, self.n_leading))
         begin = len(text) - self._n_latest
-        self._model.prefill([*text[self._model.n_committed : SINK_TOKENS], *text[begin:]])
+        self.append([*text[self.n_held : SINK_TOKENS], *text[begin:]])
         self._n_left_out = begin - SINK_TOKENS
 
     def rewind(self, n_tokens: int) -> None:
@@ -82,6 +88,10 @@ class Window:
         if self._n_left_out and n_held < SINK_TOKENS + self._n_latest // 2:
             n_held = min(n_tokens, SINK_TOKENS)
             self._n_left_out = 0
-        self._model.truncate(min(n_held, self._model.n_committed))
-        if self._model.n_committed < SINK_TOKENS:
+        self._model.truncate(min(n_held, self.n_held), self._slot)
+        if self.n_held < SINK_TOKENS:
             self._n_left_out = 0
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Read the text's next tokens."""
+        self._model.evaluate([PassPart(self._slot, reads=tokens)])

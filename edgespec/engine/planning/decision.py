@@ -318,15 +318,16 @@ class RoundPlanner:
         """Tokens without guesses in the time of a round with guesses, without what other processes
         held up."""
         known, curve, n_rows = self.costs, self.costs.curve, outcome.n_rows
+        report = outcome.report
         token_s = known.plain_s(outcome.n_texts)
         pass_s = curve.second(n_rows, beside=outcome.steps_beside > 0) - self._prompts_s
-        if outcome.first_row_stall_s is not None:
-            pass_s += outcome.choice_stall_s - curve.experts.second(n_rows)
+        if report.first_row_stall_s is not None:
+            pass_s += report.choice_stall_s - curve.experts.second(n_rows)
             if outcome.n_texts == 1:
                 # predictable tokens use experts that are in memory more often than others
-                token_s += outcome.first_row_stall_s - curve.experts.second(1)
+                token_s += report.first_row_stall_s - curve.experts.second(1)
         steps_s = min(outcome.growing_s, outcome.draft_steps * known.step_s)
-        seconds = min(pass_s, outcome.pass_s) + steps_s + known.overhead_s
+        seconds = min(pass_s, report.wall_s) + steps_s + known.overhead_s
         return seconds / max(token_s, 1e-9)
 
     # What is remembered

@@ -17,8 +17,7 @@ from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.settings import EngineSettings
-from edgespec.ports import LanguageModel
-from edgespec.ports.texts import PassPart
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
 CONFIDENCES = "confidences"
@@ -95,21 +94,21 @@ class PlannerStore:
         draft: LanguageModel | None,
         grower: TreeGrower | None,
         settings: EngineSettings,
-        memory: StateStore | None,
+        state_store: StateStore | None,
     ) -> None:
         self.planner = _new_planner(target, draft, settings)
         """The planner of the next round."""
         self._grower = grower
         self._is_resident = target.info.tree_capable and not target.paging().segments
-        self._memory = memory
+        self._state_store = state_store
         threads = (target.info.n_threads, draft.info.n_threads if draft is not None else 0)
         self._key = CostKey.of(target.paging(), threads, settings.unusual)
         self._key = replace(self._key, latency_s=target.info.latency_s)
         self._recalled: Learnt = {}
         self._recalled_name = ""
         self._has_seen_rounds = False
-        if memory is not None and grower is not None:
-            self._recalled = memory.recall()
+        if state_store is not None and grower is not None:
+            self._recalled = state_store.recall()
             grower.mixer.load_state_dict(self._recalled.get(CONFIDENCES, {}))
             self._recall_costs()
 
@@ -177,7 +176,7 @@ class PlannerStore:
         """Learn from a round. After the first one, costs of earlier runs are no longer loaded."""
         if self._grower is not None:
             self._has_seen_rounds = True
-            self._key = self._key.with_reads(outcome.bytes_read, outcome.read_s)
+            self._key = self._key.with_reads(outcome.report.bytes_read, outcome.report.read_s)
             self.planner.see_round(outcome)
 
     def see_budget(self, paging: PagingStats) -> None:
@@ -194,12 +193,12 @@ class PlannerStore:
 
     def keep(self) -> None:
         """Store the learnt state for the next run."""
-        if self._memory is None or self._grower is None:
+        if self._state_store is None or self._grower is None:
             return
         learnt = renewed(self._recalled, {CONFIDENCES: self._grower.mixer.state_dict()})
         if self._key.is_known:
             learnt = renewed(learnt, {self._name_of_costs: self.planner.state()})
-        self._memory.keep(learnt)
+        self._state_store.keep(learnt)
 
     def _recall_costs(self) -> None:
         """Load the costs that an earlier run stored under the current key."""

@@ -149,16 +149,9 @@ class RoundCosts:
 
     def see_costs(self, outcome: RoundOutcome) -> None:
         """Learn from the costs of a round."""
-        report = PassReport(
-            wall_s=outcome.pass_s,
-            stall_s=outcome.stall_s,
-            choice_stall_s=outcome.choice_stall_s,
-            first_row_stall_s=outcome.first_row_stall_s,
-            read_s=outcome.read_s,
-        )
         before_s, steps = self.step_s, outcome.draft_steps
-        self.curve.see_pass(outcome.n_rows, report, outcome.steps_beside > 0)
-        rest_s = outcome.wall_s - outcome.growing_s - outcome.reading_s - outcome.pass_s
+        self.curve.see_pass(outcome.n_rows, outcome.report, outcome.steps_beside > 0)
+        rest_s = outcome.wall_s - outcome.growing_s - outcome.reading_s - outcome.report.wall_s
         if not outcome.guessed:
             self._average("seen_plain_overhead_s", max(0.0, rest_s))
             return

@@ -15,7 +15,7 @@ import numpy as np
 from llama_cpp import llama_cpp_ext
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.ports import Progress
+from edgespec.ports import PassPart, Progress
 from edgespec.ports.state import Read, Write
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf.context.rows import Rows
@@ -27,7 +27,7 @@ from edgespec_runtimes.gguf.head import HiddenStateReader
 class GgufBlockHead(HiddenStateReader):
     """A block diffusion head; implements `edgespec.ports.features.GuessesBlocks`.
 
-    Features enter the cache when they are given; `prefill` and `commit` only count their tokens as
+    Features enter the cache when they are given; prompts and `commit` only count their tokens as
     read. A pass attends to what was read, and leaves nothing in the cache.
     """
 
@@ -54,7 +54,7 @@ class GgufBlockHead(HiddenStateReader):
         """Tokens whose features are in the cache."""
         return self._texts.all[HOME].n_committed
 
-    def committed_of(self, text: int) -> int:
+    def committed_of(self, slot: int) -> int:
         return self._n_read
 
     def take_features(self, position: int, rows: np.ndarray) -> None:
@@ -78,19 +78,18 @@ class GgufBlockHead(HiddenStateReader):
     def lacks_features(self, n_tokens: int) -> bool:
         return n_tokens > self._n_known
 
-    def prefill(
-        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
-    ) -> None:
+    def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
         """Count `tokens` as read; their features are already in the cache."""
         if self.lacks_features(self._n_read + len(tokens)):
             raise UsageError("a head reads tokens whose features were given, and some were not")
         self._n_read += len(tokens)
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, which depend on its depth, and with a chained head also on
-        its token. The first call for a text and a root computes one pass over root and masks."""
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        """Logits after each node, which depend on its depth, and with a chained head also on its
+        token. The first call for a text and a root computes one pass over root and masks."""
+        [(_, tree, nodes, _)] = parts
         depths = tree.depth[list(nodes)]
-        if not len(depths) or depths.max() >= self.block_guesses:
+        if depths.max() >= self.block_guesses:
             raise UsageError(f"a block has guesses for 1 to {self.block_guesses} tokens in a row")
         root = self._n_read, int(tree.token[ROOT])
         if self._guessed != root:
@@ -101,14 +100,14 @@ class GgufBlockHead(HiddenStateReader):
             if self.is_chained:
                 for row, node in zip(logits, nodes, strict=True):
                     self._score(row, int(tree.depth[node]), int(tree.token[node]))
-        return logits
+        return [logits]
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        self.prefill(tree.token[list(path)].tolist())
+        self._read(tree.token[list(path)].tolist())
 
-    def truncate(self, n_tokens: int, text: int = 0) -> None:
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
         if n_tokens > self._n_read:
             raise UsageError(f"{n_tokens} tokens are more than the {self._n_read} committed")
         self._n_read = n_tokens

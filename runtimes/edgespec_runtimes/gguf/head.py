@@ -16,7 +16,7 @@ import numpy as np
 from llama_cpp import llama_cpp_ext
 
 from edgespec.errors import EdgespecError, StateError, UsageError
-from edgespec.ports import Progress
+from edgespec.ports import PassPart, Progress
 from edgespec.ports.state import Read, Write
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf.borrowed import CopiedWeights
@@ -114,8 +114,8 @@ class GgufHead(HiddenStateReader):
         """True once the text's first token was read, which has no position in the cache."""
         llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, True)
 
-    def committed_of(self, text: int) -> int:
-        return super().committed_of(text) + self._has_first
+    def committed_of(self, slot: int) -> int:
+        return super().committed_of(slot) + self._has_first
 
     def take_features(self, position: int, rows: np.ndarray) -> None:
         known = self._known
@@ -134,51 +134,50 @@ class GgufHead(HiddenStateReader):
         self._known = range(min(self._known.start, n_tokens), min(self._known.stop, n_tokens))
 
     def lacks_features(self, n_tokens: int) -> bool:
-        begin = max(0, self.n_committed - 1)
+        begin = max(0, self.committed_of(HOME) - 1)
         return n_tokens > begin and not (
             self._known.start <= begin and n_tokens <= self._known.stop
         )
 
-    def prefill(
-        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
-    ) -> None:
-        n_committed = self.n_committed
+    def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
+        n_committed = self.committed_of(slot)
         if self.lacks_features(n_committed + len(tokens) - 1):
             raise UsageError("a head reads tokens whose features were given, and some were not")
         rest = tokens if n_committed else tokens[1:]
         if rest:
-            super().prefill(rest, progress, text)
+            super()._read(rest, slot, progress)
         self._has_first = self._has_first or len(tokens) > 0
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, computed depth by depth.
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        """Logits after each of the nodes, computed depth by depth.
 
         A node needs its parent's predicted feature, unless the target's is known.
         """
         if not self._has_first:
             raise UsageError("a head guesses from a text's second token on")
+        [(_, tree, nodes, _)] = parts
         ready = self._ready(tree, nodes)
-        logits = self._evaluate(tree, ready)
+        logits = self._predict(tree, ready)
         if len(ready) == len(nodes):
-            return logits
+            return [logits]
         rows = dict(zip(ready, logits, strict=True))
         while waiting := [node for node in nodes if node not in rows]:
             ready = self._ready(tree, waiting)
-            rows |= dict(zip(ready, self._evaluate(tree, ready), strict=True))
-        return np.stack([rows[node] for node in nodes])
+            rows |= dict(zip(ready, self._predict(tree, ready), strict=True))
+        return [np.stack([rows[node] for node in nodes])]
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        super().commit(tree, path, keep, text)
+        super().commit(tree, path, keep, slot)
         kept = {int(tree.key[node]) for node in keep}
         self._predicted = {key: row for key, row in self._predicted.items() if key in kept}
 
-    def truncate(self, n_tokens: int, text: int = 0) -> None:
-        if n_tokens > self.n_committed:
-            raise UsageError(f"{n_tokens} tokens are more than the {self.n_committed} committed")
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
+        if n_tokens > (n_committed := self.committed_of(slot)):
+            raise UsageError(f"{n_tokens} tokens are more than the {n_committed} committed")
         self._predicted.clear()
-        super().truncate(max(0, n_tokens - 1), text)
+        super().truncate(max(0, n_tokens - 1), slot)
         self._has_first = self._has_first and n_tokens > 0
 
     def write_state(self, hand_over: Write) -> None:
@@ -188,7 +187,7 @@ class GgufHead(HiddenStateReader):
         self._write_count(n_known, hand_over)
         for rows in self._pieces(n_known):
             hand_over(rows.data.cast("B"))
-        if self.n_committed > 1:
+        if self.committed_of(HOME) > 1:
             super().write_state(hand_over)
 
     def read_state(self, n_tokens: int, read: Read) -> None:
@@ -218,12 +217,12 @@ class GgufHead(HiddenStateReader):
             raise UsageError("a node is evaluated whose features are not known")
         return ready
 
-    def _evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+    def _predict(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
         """Logits of nodes with known input features; stores the features predicted there."""
         ordered = likely_first(tree, nodes)
         found = (self._input(tree, node) for node in ordered)
         self._inputs = np.stack([row for row in found if row is not None])
-        logits = super().evaluate(tree, nodes)
+        [logits] = super()._evaluate([PassPart(HOME, tree, nodes)])
         predicted = self._outputs(len(ordered)).copy()
         keys = (int(tree.key[node]) for node in ordered)
         self._predicted |= dict(zip(keys, predicted, strict=True))

@@ -98,8 +98,9 @@ def _answer(
 ) -> None:
     value, error, shape = None, None, None
     try:
-        if name == "prefill":
-            model.prefill(*args, lambda *now: channel.send(("progress", now)))
+        if name == "evaluate":
+            logits = model.evaluate(*args, lambda *now: channel.send(("progress", now)))
+            value = logits[0] if len(logits) == 1 else np.concatenate(logits)
         elif name == "write_state":
             model.write_state(lambda piece: _send_piece(channel, piece))
         elif name == "read_state":
@@ -116,11 +117,10 @@ def _answer(
     array = value if isinstance(value, np.ndarray) else None
     if array is not None:
         array, value, shape = np.ascontiguousarray(array), None, array.shape
-    channel.send(
-        IsolatedAnswer(value, error, shape, model.n_committed, model.last_report, model.paging())
-    )
+    committed = [model.committed_of(slot) for slot in range(model.info.n_slots)]
+    channel.send(IsolatedAnswer(value, error, shape, committed, model.last_report, model.paging()))
     if array is not None:
-        channel.send_bytes(array.data.cast("B"))
+        channel.send_bytes(array.reshape(-1).view(np.uint8).data)
 
 
 def _located(error: Exception) -> Exception:

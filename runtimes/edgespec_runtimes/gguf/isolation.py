@@ -24,7 +24,7 @@ from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError, TargetLost
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.ports import Progress, Vocabulary
+from edgespec.ports import PassPart, Progress, Vocabulary
 from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
@@ -99,7 +99,8 @@ class IsolatedAnswer:
     value: Any = None
     error: BaseException | None = None
     shape: tuple[int, ...] | None = None
-    n_committed: int = 0
+    committed: Sequence[int] = ()
+    """Tokens committed to each slot."""
     report: PassReport = field(default_factory=PassReport)
     paging: PagingStats = field(default_factory=PagingStats)
 
@@ -143,7 +144,7 @@ class IsolatedModel:
             )
         process.include_process(self._process.pid)
         self.last_report = PassReport()
-        self.n_committed = 0
+        self._committed: Sequence[int] = ()
         self._paging = PagingStats()
         try:
             self._tell(settings)
@@ -151,24 +152,36 @@ class IsolatedModel:
                 if is_stopped():
                     raise Cancelled("loading was cancelled")
             self.info, self.state_origin = self._answer(progress).value
+            self._committed = [0] * self.info.n_slots
         except BaseException:
             self._users.close(lambda: None, self._release)
             raise
         self._is_running = False
 
-    def prefill(self, tokens: Sequence[int], progress: Progress | None = None) -> None:
-        self._call("prefill", [int(token) for token in tokens], progress=progress)
+    def committed_of(self, slot: int) -> int:
+        return self._committed[slot]
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        logits: np.ndarray = self._call("evaluate", tree.copy(), [int(n) for n in nodes])
-        return logits
+    def evaluate(
+        self, parts: Sequence[PassPart], progress: Progress | None = None
+    ) -> list[np.ndarray]:
+        copies = [
+            PassPart(slot, tree.copy(), [*map(int, nodes)], [*map(int, reads)])
+            for slot, tree, nodes, reads in parts
+        ]
+        logits: np.ndarray = self._call("evaluate", copies, progress=progress)
+        return np.split(logits, np.cumsum([len(part.nodes) for part in parts])[:-1])
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+    def commit(
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+    ) -> None:
         path, keep = [int(node) for node in path], [int(node) for node in keep]
-        self._call("commit", tree.copy(), path, keep)
+        self._call("commit", tree.copy(), path, keep, slot)
 
-    def truncate(self, n_tokens: int) -> None:
-        self._call("truncate", n_tokens)
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
+        self._call("truncate", n_tokens, slot)
+
+    def share(self, source: int, target: int, n_tokens: int) -> None:
+        self._call("share", source, target, n_tokens)
 
     @property
     def state_bytes(self) -> int:
@@ -229,7 +242,7 @@ class IsolatedModel:
                 answer = self._answer(progress, hand_over, read)
             finally:
                 self._is_running = False
-            self.n_committed = answer.n_committed
+            self._committed = answer.committed
             self.last_report, self._paging = answer.report, answer.paging
             if answer.error is not None:
                 raise answer.error
@@ -263,10 +276,10 @@ class IsolatedModel:
             if said.shape is None:
                 return said
             array = np.empty(said.shape, np.float32)
-            self._channel.receive_into(array.data.cast("B"))
+            self._channel.receive_into(array.reshape(-1).view(np.uint8).data)
         except Lost:
             raise self._lost() from None
-        return IsolatedAnswer(array, None, None, said.n_committed, said.report, said.paging)
+        return IsolatedAnswer(array, None, None, said.committed, said.report, said.paging)
 
     def _provide(self, read: Read, n_bytes: int | None) -> None:
         """Send the next piece of a saved state, or its size if `n_bytes` is None."""

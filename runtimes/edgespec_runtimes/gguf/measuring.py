@@ -118,8 +118,8 @@ class MeasuredGguf:
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
         tokens = f"{self.info.n_ctx} tokens"
-        if self.info.n_texts > 1:
-            tokens = f"{self.info.n_texts} texts of {tokens}"
+        if self.info.n_slots > 1:
+            tokens = f"{self.info.n_slots} texts of {tokens}"
         fixed = [MemoryRow(owner, f"{KV_CACHE} ({tokens})", held_bytes)]
         if on_gpu.has_own_memory:
             fixed = [] if on_gpu.has_cache else fixed
@@ -139,7 +139,7 @@ class MeasuredGguf:
                 MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
             ),
             shared=(*on_gpu.rows, *self._isolation_rows),
-            text_bytes=held_bytes // self.info.n_texts if holds_texts else 0,
+            text_bytes=held_bytes // self.info.n_slots if holds_texts else 0,
             texts_alter_prompts=has_prompt_tiles(self._header),
         )
         if not self.info.tree_capable:
@@ -270,7 +270,7 @@ class MeasuredGguf:
             max_rollback=longest,
             max_nodes=request.max_nodes if tree_capable else 1 + n_lines * longest,
             max_branches=request.max_branches if tree_capable else n_lines,
-            n_texts=request.n_texts if self._may_hold_texts(tree_capable) else 1,
+            n_slots=request.n_texts if self._may_hold_texts(tree_capable) else 1,
         )
 
     def _may_hold_texts(self, tree_capable: bool) -> bool:
@@ -309,7 +309,7 @@ class MeasuredGguf:
                 n_rollback=self._state.n_rollback,
                 line_rows=self._rows_of_a_line,
                 has_spare=info.tree_capable,
-                n_texts=info.n_texts,
+                n_texts=info.n_slots,
                 frees_cells=self._frees_cells,
             )
             for max_nodes in self._numbers_of_nodes

@@ -21,11 +21,10 @@ from llama_cpp import llama_cpp_ext
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
 from edgespec.paging.store import PassMeter
-from edgespec.ports import Progress, Vocabulary
+from edgespec.ports import PassPart, Progress, Vocabulary
 from edgespec.ports.features import Take
 from edgespec.ports.kept_features import not_offered
 from edgespec.ports.state import Read, StateOrigin, Write
-from edgespec.ports.texts import PassPart
 from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
@@ -51,8 +50,8 @@ _ABORTED = 2
 
 
 class GgufModel:
-    """A loaded GGUF model; implements `LanguageModel`, `HoldsTexts`, `KeepsState`, `IsAdjustable`
-    and, if loaded for it, `GivesFeatures`."""
+    """A loaded GGUF model; implements `LanguageModel`, `KeepsState`, `IsAdjustable` and, if loaded
+    for it, `GivesFeatures`."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class GgufModel:
         self.info = replace(
             info,
             prompt_batch=shape.n_batch,
-            n_texts=shape.n_texts,
+            n_slots=shape.n_texts,
             prompts_share_passes=(
                 (shape.n_texts > 1 or not info.tree_capable)
                 and prompts_are_invariant
@@ -146,34 +145,40 @@ class GgufModel:
         self._is_running = False
         self._state = threading.Lock()
 
-    @property
-    def n_committed(self) -> int:
-        return self.committed_of(0)
+    def committed_of(self, slot: int) -> int:
+        return self._texts.all[slot].n_committed + len(self._recurrent.lag)
 
-    def committed_of(self, text: int) -> int:
-        return self._texts.all[text].n_committed + len(self._recurrent.lag)
+    def evaluate(
+        self, parts: Sequence[PassPart], progress: Progress | None = None
+    ) -> list[np.ndarray]:
+        """Logits after the nodes of each part, float32 [nodes, n_vocab].
 
-    def prefill(
-        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
-    ) -> None:
+        Raises UsageError for more nodes or branches than `info` allows.
+        """
+        if len(parts) == 1 and not parts[0].nodes:
+            self._read(parts[0].reads, parts[0].slot, progress)
+            return [np.empty((0, self._model.n_vocab), np.float32)]
+        return self._evaluate(parts)
+
+    def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
         """Append `tokens` to the committed prefix, in batches of equal size, one per pass."""
         tokens = [*self._recurrent.lag, *tokens]
-        start = self._texts.all[text].n_committed
+        start = self._texts.all[slot].n_committed
         if start + len(tokens) > self.info.n_ctx:
             raise ContextOverflow(self.info.n_ctx, start + len(tokens))
         with self._running():
-            self._prefill(tokens, start, progress, text)
+            self._read_in_batches(tokens, start, progress, slot)
             self._model.wait(self._context)
             if not self.info.tree_capable:
                 self._recurrent.end_prompt()
 
-    def _prefill(
-        self, tokens: Sequence[int], start: int, progress: Progress | None, text: int
+    def _read_in_batches(
+        self, tokens: Sequence[int], start: int, progress: Progress | None, slot: int
     ) -> None:
         begin = 0
         tile = self.info.prompt_tile
         in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_invariant
-        branches, layout = self._texts.all[text], self._texts.layout
+        branches, layout = self._texts.all[slot], self._texts.layout
         branches.ends.add(start)
         for size in even_parts(len(tokens), self._shape.n_batch):
             chunk = [int(token) for token in tokens[begin : begin + size]]
@@ -186,23 +191,17 @@ class GgufModel:
             layout.make_room(size)
             self._kernels.prepare(size, layout.top + size, in_tiles)
             rows = Rows(chunk, [*positions], [[branches.home]] * size)
-            self._decode(rows, range(0), {text: start}, report)
+            self._decode(rows, range(0), {slot: start}, report)
             branches.extend(size)
-            if self._tap is not None and text == 0:
+            if self._tap is not None and slot == 0:
                 n_known = min(size, max(0, len(self._recurrent.lag) - begin))
                 self._tap.hand_over_rows(positions.start + n_known, range(n_known, size), size)
             report(1.0)
             begin += size
         branches.ends.add(branches.n_committed)
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights.
-
-        Raises UsageError for more nodes or branches than `info` allows.
-        """
-        return self.evaluate_together([PassPart(0, tree, nodes)])[0]
-
-    def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        """Logits of parts that have nodes, in one pass over the weights."""
         n_nodes, n_rows = sum(len(part.nodes) for part in parts), sum(part.n_rows for part in parts)
         if n_rows < 1 or n_nodes > self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
@@ -213,7 +212,7 @@ class GgufModel:
         with self._running():
             layout = self._texts.layout
             layout.make_room(n_rows)
-            committed = {p.text: self._texts.all[p.text].n_committed for p in parts}
+            committed = {p.slot: self._texts.all[p.slot].n_committed for p in parts}
             self._kernels.prepare(n_rows, layout.top + n_rows, in_tiles=False)
             try:
                 rows = ForestRows.of(parts, self._texts)
@@ -228,8 +227,8 @@ class GgufModel:
             return [logits[order] for order in rows.orders]
 
     def _evaluate_lines(self, part: PassPart) -> np.ndarray:
-        """`evaluate_together` of a recurrent model's text."""
-        lines, committed = self._recurrent, self.n_committed
+        """`_evaluate` of a recurrent model's text."""
+        lines, committed = self._recurrent, self.committed_of(0)
         with self._running():
             rows = lines.rows(part.tree, part.nodes, part.reads)
             if lines.must_catch_up(rows):
@@ -280,15 +279,15 @@ class GgufModel:
         return np.frombuffer(content, np.float32).reshape(n_rows, n_vocab)
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         with self._users.use():
-            position = self.committed_of(text)
+            position = self.committed_of(slot)
             if self.info.tree_capable:
-                self._texts.all[text].commit(tree, path, keep)
+                self._texts.all[slot].commit(tree, path, keep)
             else:
                 self._recurrent.commit(tree, path)
-            if self._tap is not None and text == 0:
+            if self._tap is not None and slot == 0:
                 keys = tree.key
                 kept = {int(keys[node]) for node in keep}
                 self._tap.commit(position, [int(keys[node]) for node in path], kept)
@@ -298,20 +297,20 @@ class GgufModel:
             raise not_offered(self.info, layers)
         self._tap.give(take)
 
-    def truncate(self, n_tokens: int, text: int = 0) -> None:
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
         """Shorten the prefix.
 
         Recurrent states, and window layers that have freed earlier cells, can only be restored to
         the end of a prompt.
         """
-        n_committed = self.committed_of(text)
+        n_committed = self.committed_of(slot)
         if n_tokens > n_committed:
             raise UsageError(f"{n_tokens} tokens are more than the {n_committed} committed")
         with self._users.use():
-            if self._tap is not None and text == 0:
+            if self._tap is not None and slot == 0:
                 self._tap.drop()
             if self.info.tree_capable:
-                self._texts.go_back(text, n_tokens)
+                self._texts.go_back(slot, n_tokens)
             else:
                 self._recurrent.truncate(n_tokens)
 
@@ -327,7 +326,7 @@ class GgufModel:
 
     def write_state(self, hand_over: Write) -> None:
         if self._recurrent.lag:
-            self.prefill([])
+            self._read([])
         with self._users.use():
             self._texts.layout.put_in_order()
             text, windows = self._texts.all[0], self._windows

@@ -16,11 +16,10 @@ import numpy as np
 from edgespec.concurrency.owning import Users
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.paging.store import PassMeter, paging_stats
-from edgespec.ports import Progress, Vocabulary
+from edgespec.ports import PassPart, Progress, Vocabulary
 from edgespec.ports.features import Take
 from edgespec.ports.kept_features import not_offered
 from edgespec.ports.state import Read, StateOrigin, Write
-from edgespec.ports.texts import PassPart
 from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
@@ -35,8 +34,8 @@ PIECE_BYTES = 1 << 20
 
 
 class OnnxModel:
-    """A loaded ONNX model; implements `LanguageModel`, `HoldsTexts`, `KeepsState`, `IsAdjustable`
-    and, if loaded for it, `GivesFeatures`. Owns its decoder.
+    """A loaded ONNX model; implements `LanguageModel`, `KeepsState`, `IsAdjustable` and, if loaded
+    for it, `GivesFeatures`. Owns its decoder.
 
     Texts in one pass have separate batches: each piece's weights are read once for all of them, and
     a text rounds as it does alone, which it would not as a row of a common batch.
@@ -74,21 +73,27 @@ class OnnxModel:
         self._is_running = False
         self._n_passes = 0
 
-    @property
-    def n_committed(self) -> int:
-        return self.committed_of(0)
+    def committed_of(self, slot: int) -> int:
+        return self._caches[slot].n_committed
 
-    def committed_of(self, text: int) -> int:
-        return self._caches[text].n_committed
+    def evaluate(
+        self, parts: Sequence[PassPart], progress: Progress | None = None
+    ) -> list[np.ndarray]:
+        """Logits after the nodes of each part, float32 [nodes, n_vocab].
 
-    def prefill(
-        self, tokens: Sequence[int], progress: Progress | None = None, text: int = 0
-    ) -> None:
+        Raises UsageError for more nodes than `info` allows.
+        """
+        if len(parts) == 1 and not parts[0].nodes:
+            self._read(parts[0].reads, parts[0].slot, progress)
+            return [np.empty((0, self.info.n_vocab), np.float32)]
+        return self._evaluate(parts)
+
+    def _read(self, tokens: Sequence[int], slot: int, progress: Progress | None) -> None:
         """Append `tokens` to the committed prefix, with the planned number of tokens per pass."""
-        start, cache = self.committed_of(text), self._caches[text]
+        start, cache = self.committed_of(slot), self._caches[slot]
         if start + len(tokens) > self.info.n_ctx:
             raise ContextOverflow(self.info.n_ctx, start + len(tokens))
-        with self._running(len(tokens), {text: start}) as decoder:
+        with self._running(len(tokens), {slot: start}) as decoder:
             cache.truncate(start)
             begin = 0
             for size in even_parts(len(tokens), self._tokens_per_pass):
@@ -99,35 +104,29 @@ class OnnxModel:
                         progress("reading the prompt", (begin + share * size) / len(tokens))
 
                 batches = self._batcher.prompt(chunk, cache.n_committed)
-                self._pass(decoder, [batch.of(text) for batch in batches], 0, report)
+                self._pass(decoder, [batch.of(slot) for batch in batches], 0, report)
                 cache.extend(size)
-                if self._layer_inputs and text == 0:
+                if self._layer_inputs and slot == 0:
                     self._layer_inputs.hand_over(start + begin, self._layer_inputs.rows)
                 report(1.0)
                 begin += size
 
-    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
-        """Logits after each of `nodes`, float32 [len(nodes), n_vocab]; one pass over the weights.
-
-        Raises UsageError for more nodes than `info` allows.
-        """
-        return self.evaluate_together([PassPart(0, tree, nodes)])[0]
-
-    def evaluate_together(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        """Logits of trees, in one pass over the weights."""
         n_nodes = sum(len(part.nodes) for part in parts)
         if not 0 < n_nodes <= self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
-        committed = {part.text: self.committed_of(part.text) for part in parts}
+        committed = {part.slot: self.committed_of(part.slot) for part in parts}
         ends = np.cumsum([len(part.nodes) for part in parts])
         with self._running(n_nodes, committed) as decoder:
             batches = [
-                batch.of(part.text, int(end) - len(part.nodes))
+                batch.of(part.slot, int(end) - len(part.nodes))
                 for part, end in zip(parts, ends, strict=True)
                 for batch in self._batches(part)
             ]
             logits = np.split(self._pass(decoder, batches, n_nodes), ends[:-1])
             if self._layer_inputs:
-                first = next((part for part in parts if part.text == 0), None)
+                first = next((part for part in parts if part.slot == 0), None)
                 keys = first.tree.key[list(first.nodes)].tolist() if first else ()
                 self._layer_inputs.keep(dict(zip(keys, self._layer_inputs.rows, strict=False)))
             return logits
@@ -135,18 +134,18 @@ class OnnxModel:
     def _batches(self, part: PassPart) -> Iterator[Batch]:
         """Batches of a tree's nodes, which are assigned slots in the text's cache."""
         assert not part.reads, "prompts round by the batches they are read in"
-        tree, nodes, cache = part.tree, list(part.nodes), self._caches[part.text]
+        tree, nodes, cache = part.tree, list(part.nodes), self._caches[part.slot]
         chains = cache.place(tree, nodes)
         tokens, depths = tree.token[nodes].astype(np.int64), tree.depth[nodes].astype(np.int64)
         return self._batcher.tree(tokens, depths, chains, cache.n_committed)
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), text: int = 0
+        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         with self._users.use():
-            position, keys = self.committed_of(text), tree.key
-            self._caches[text].commit(tree, path, keep)
-            if self._layer_inputs and text == 0:
+            position, keys = self.committed_of(slot), tree.key
+            self._caches[slot].commit(tree, path, keep)
+            if self._layer_inputs and slot == 0:
                 kept = set(keys[list(keep)].tolist())
                 self._layer_inputs.commit(position, keys[list(path)].tolist(), kept)
 
@@ -155,13 +154,13 @@ class OnnxModel:
             raise not_offered(self.info, layers)
         self._layer_inputs.give(take)
 
-    def truncate(self, n_tokens: int, text: int = 0) -> None:
+    def truncate(self, n_tokens: int, slot: int = 0) -> None:
         with self._users.use():
-            self._truncate(n_tokens, text)
+            self._truncate(n_tokens, slot)
 
-    def _truncate(self, n_tokens: int, text: int) -> None:
-        self._caches[text].truncate(n_tokens)
-        if self._layer_inputs and text == 0:
+    def _truncate(self, n_tokens: int, slot: int) -> None:
+        self._caches[slot].truncate(n_tokens)
+        if self._layer_inputs and slot == 0:
             self._layer_inputs.drop()
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
@@ -175,7 +174,7 @@ class OnnxModel:
 
     def write_state(self, hand_over: Write) -> None:
         with self._users.use():
-            for block in self._caches[0].blocks(self.n_committed):
+            for block in self._caches[0].blocks(self.committed_of(0)):
                 for begin in range(0, len(block), PIECE_BYTES):
                     hand_over(block[begin : begin + PIECE_BYTES])
 
@@ -244,8 +243,8 @@ class OnnxModel:
             try:
                 yield decoder
             except BaseException:
-                for text, n_committed in committed.items():
-                    self._truncate(n_committed, text)
+                for slot, n_committed in committed.items():
+                    self._truncate(n_committed, slot)
                 raise
             finally:
                 with self._state:

@@ -20,7 +20,7 @@ from edgespec.memory.adjusting import shares_of
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
-from edgespec.ports import LanguageModel, Progress
+from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.kept_features import check_layers, no_features
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
@@ -239,7 +239,7 @@ class PreparedOnnx:
             size_bytes=source.weight_bytes,
             max_nodes=request.max_nodes,
             max_branches=request.max_branches,
-            n_texts=request.n_texts,
+            n_slots=request.n_texts,
         )
 
     def _load_resident(self, progress: Progress | None) -> LanguageModel:
@@ -274,7 +274,7 @@ class PreparedOnnx:
         empty past."""
         model = self._load_resident(progress)
         try:
-            model.prefill([0])
+            model.evaluate([PassPart(0, reads=[0])])
             model.truncate(0)
             return model
         except EdgespecError as error:
@@ -330,7 +330,7 @@ class PreparedOnnx:
         decoder = Decoder(
             pieces,
             self._roles,
-            [KeyValueCache(self._roles, self._capacity) for _ in range(self.info.n_texts)],
+            [KeyValueCache(self._roles, self._capacity) for _ in range(self.info.n_slots)],
             self._stop,
             session,
             weights,

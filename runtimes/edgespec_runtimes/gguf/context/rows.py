@@ -10,7 +10,7 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-from edgespec.ports.texts import PassPart
+from edgespec.ports import PassPart
 from edgespec_runtimes.gguf.context.sequences import Texts, likely_first
 
 
@@ -56,19 +56,19 @@ class ForestRows(Rows):
         Raises UsageError if there are too few branches.
         """
         rows = cls()
-        begins = {part.text: texts.all[part.text].n_committed for part in parts}
-        for text, _, nodes, reads in parts:
+        begins = {part.slot: texts.all[part.slot].n_committed for part in parts}
+        for slot, _, nodes, reads in parts:
             assert not reads or len(nodes) <= 1, "no other sequence holds them yet"
-            if text == 0:
+            if slot == 0:
                 rows.first_reads = range(len(rows), len(rows) + len(reads))
-            branches, begin = texts.all[text], begins[text]
+            branches, begin = texts.all[slot], begins[slot]
             homes = [[branches.home]] * len(reads)
             rows.extend([*map(int, reads)], range(begin, begin + len(reads)), homes)
             if reads:
                 branches.read(len(reads))
         rows.n_read = len(rows)
-        for text, tree, nodes, _ in parts:
-            branches = texts.all[text]
+        for slot, tree, nodes, _ in parts:
+            branches = texts.all[slot]
             begin, first = branches.n_committed, len(rows)
             ordered = likely_first(tree, nodes)
             row_of = {node: first + n for n, node in enumerate(ordered)}
@@ -78,7 +78,7 @@ class ForestRows(Rows):
                 [begin + int(tree.depth[node]) for node in ordered],
                 branches.place(tree, ordered),
             )
-            if text == 0:
+            if slot == 0:
                 rows.row_of_key = {int(tree.key[node]): row for node, row in row_of.items()}
         return rows
 

@@ -21,9 +21,9 @@ from edgespec_runtimes.onnx.weights.packing import is_packed
 def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow, ...]:
     """Rows that do not depend on the placement of the weights."""
     tokens = f"{info.n_ctx} tokens"
-    if info.n_texts > 1:
-        tokens = f"{info.n_texts} texts of {tokens}"
-    return (MemoryRow(owner, f"KV cache ({tokens})", info.n_texts * cache_bytes),)
+    if info.n_slots > 1:
+        tokens = f"{info.n_slots} texts of {tokens}"
+    return (MemoryRow(owner, f"KV cache ({tokens})", info.n_slots * cache_bytes),)
 
 
 def batch_needs(

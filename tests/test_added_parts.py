@@ -1,0 +1,92 @@
+"""A drafter, an acceptance rule and a command of another package are one entry point each."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+
+import pytest
+
+from edgespec import UsageError
+from edgespec.cli import entry
+from edgespec.engine.acceptance import ExactReplay
+from edgespec.engine.drafting.lookup import LookupDrafter
+from edgespec.engine.engine import Engine
+from edgespec.engine.settings import EngineSettings
+from edgespec.ports import Vocabulary
+from edgespec.settings import options
+from edgespec.settings.config import Keeps
+from edgespec.values import ModelInfo
+from engine_cases import GREEDY, PROMPT, counting, finish
+
+
+class Repeats(LookupDrafter):
+    """A drafter of another package."""
+
+    source = "repeats"
+
+
+def repeats(info: ModelInfo, vocabulary: Vocabulary) -> Repeats:
+    return Repeats(vocabulary.eog_tokens)
+
+
+class Patient(ExactReplay):
+    """An acceptance rule of another package."""
+
+    name = "patient"
+    keeps = Keeps.DRAWS
+
+
+COMMAND = SimpleNamespace(
+    HELP="say hello",
+    add_to=lambda parser: parser.add_argument("--to", metavar="NAME"),
+    run=lambda args, interrupts: 7 if args.to == "you" else 1,
+)
+ADDED = {
+    "edgespec.drafters": EntryPoint("repeats", f"{__name__}:repeats", "edgespec.drafters"),
+    "edgespec.acceptance": EntryPoint("patient", f"{__name__}:Patient", "edgespec.acceptance"),
+    "edgespec.commands": EntryPoint("hello", f"{__name__}:COMMAND", "edgespec.commands"),
+}
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = options.entry_points
+    found = {group: [entry_point] for group, entry_point in ADDED.items()}
+    monkeypatch.setattr(options, "entry_points", lambda group: found.get(group) or real(group))
+
+
+def sources(settings: EngineSettings) -> dict[str, int]:
+    """Accepted guesses of a text by source."""
+    with Engine(counting(), None, settings) as engine:
+        stats = finish(engine.generate(PROMPT, GREEDY, 40)).speculation
+    return {source.source: source.accepted for source in stats.sources}
+
+
+def test_a_drafter_guesses_where_lookup_does(added: None) -> None:
+    assert sources(EngineSettings(lookup=True, step_aside=False))["repeats"] > 0
+    assert sources(EngineSettings()) == {}
+
+
+def test_an_acceptance_rule_has_its_name(added: None) -> None:
+    with Engine(counting(), counting(), EngineSettings(acceptance="patient")) as engine:
+        stats = finish(engine.generate(PROMPT, GREEDY, 12)).speculation
+    assert (stats.acceptance, stats.keeps) == ("patient", Keeps.DRAWS)
+
+
+def test_a_rule_that_nobody_adds_is_unknown() -> None:
+    with pytest.raises(UsageError, match="acceptance 'patient' is unknown"):
+        EngineSettings(acceptance="patient")
+
+
+def test_a_command_runs(added: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["hello", "--to", "you"]) == 7
+    assert entry.main(["--help"]) == 0
+    assert "say hello" in capsys.readouterr().out
+
+
+def test_a_part_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("broken", "no_such_module:made", "edgespec.drafters")
+    monkeypatch.setattr(options, "entry_points", lambda group: [broken])
+    with pytest.raises(UsageError, match=r"'broken' of edgespec\.drafters cannot be imported"):
+        Engine(counting(), counting())
