@@ -85,6 +85,8 @@ NATIVE_BEGINS = tuple(form.begin for form in NATIVE_FORMS if form.arguments == "
 WITHIN = {"call:": "<tool_call|>", "[": "<|tool_call_end|>"}
 """End mark of the block in which a form is looked for, by what begins the form."""
 _GEMMA_QUOTE = '<|"|>'
+_NO_ESCAPE = re.compile(r"\\(?![\\'\"abfnrtvxNuU0-7\n])")
+"""A backslash that begins no escape, about which Python's parser would warn."""
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)(\s*:)")
 
 
@@ -165,7 +167,8 @@ def _python(text: str, at: int, is_last: bool, names: Container[str]) -> Reading
     if not block[1] and not is_last:
         raise UnfinishedCall
     try:
-        expression = ast.parse(block[0].strip(), mode="eval").body
+        source = _NO_ESCAPE.sub(r"\\\\", block[0].strip())
+        expression = ast.parse(source, mode="eval").body
         calls = [_python_call(one) for one in getattr(expression, "elts", ())]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
