@@ -56,6 +56,8 @@ class ChatPrompt:
     closing: str = ""
     """Text that ends the reasoning which the prompt opens; empty if it opens none."""
     closing_tokens: tuple[int, ...] = ()
+    end_tokens: tuple[int, ...] = ()
+    """Tokens that end reasoning wherever it stands; none if the template has no marks of it."""
 
     def closed(self) -> ChatPrompt:
         """The prompt behind reasoning that is empty, so that the next text is the answer."""
@@ -163,6 +165,7 @@ class ChatPrompts:
         text, marks = "".join(pieces), marks_of(template.source)
         shown = [*((marks.begin, marks.end) if marks else ()), *(MARKS if tools else ())]
         closing = _closing(text, marks) if marks else ""
+        ending = closing or (f"\n{marks.end}\n\n" if marks else "")
         content = content_of(messages[-1]) if is_continued else None
         if marks and content and is_reasoning(content, marks):
             closing = f"\n{marks.end}\n\n"
@@ -174,6 +177,7 @@ class ChatPrompts:
             self._hidden(shown),
             closing,
             tuple(self._continuation(closing)) if closing else (),
+            tuple(self._continuation(ending)) if ending else (),
             content,
         )
 

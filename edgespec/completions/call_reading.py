@@ -5,47 +5,23 @@ Reads one place of a text at a time; knows nothing of the text around it.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
-from edgespec.chat.call_marks import BLOCKS, END, KEY, KEY_END, VALUE, VALUE_END
+from edgespec.chat.call_marks import BLOCKS, END, KEY, KEY_END, OPENERS, VALUE, VALUE_END
 from edgespec.completions.argument_types import typed_value, written
-
-Parameters = Mapping[str, Any] | None
-"""JSON schema of a tool's arguments; None if it is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """Name of the called function, and its arguments as JSON."""
-
-    name: str
-    arguments: str
-
-    def as_dict(self, identity: str) -> dict[str, Any]:
-        """The call in OpenAI's format."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": identity, "type": "function", "function": function}
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Calls read at a place of a text; a list has several."""
-
-    calls: Sequence[ToolCall]
-    end: int
-    """Index of the text behind them."""
-    end_marks: Sequence[str] = ()
-    """Marks to expect there, as others in front of the calls were opened."""
-
-
-class UnfinishedCall(Exception):
-    """A text ends before it is known whether it is a call."""
-
+from edgespec.completions.calls import (
+    Parameters,
+    Reading,
+    ToolCall,
+    UnfinishedCall,
+    json_at,
+    no_call,
+)
+from edgespec.completions.native_calls import NATIVE_BEGINS, may_begin, native_form, read_native
 
 FENCE = "```"
 FENCE_BEGIN = re.compile(r"```[\w+-]*[^\S\n]*(?:\n|(?=[{\[<]))")
@@ -56,18 +32,8 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input")
 _KEYS = (*_NAMES, *_ARGUMENTS, "function", "type", "id", "index", "tool_call_id", "call_id")
 _HEAD = re.compile(r'(?:\[\s*)?(?:\{\s*(?:"(\w*)("?))?)?')
 """Beginning of an object, or of a list of objects, up to its first key."""
-_LONGEST_WORD = 9
-"""Most characters of a word, a number's sign or an escape that the end of a text cuts in two."""
 _LONGEST_OPENING = 300
 """Most characters of a parameter's name with the marks around it."""
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)
-"""Accepts line breaks in strings, which smaller models do not escape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +46,8 @@ class _Form:
     parameter_begins: tuple[str, ...]
     parameter: re.Pattern[str]
     parameter_end: str
+    behind_name: tuple[str, ...] = ("",)
+    """Marks behind a name without marks in front of it."""
 
     @property
     def followers(self) -> tuple[str, ...]:
@@ -115,9 +83,17 @@ FORMS = (
         _ATTRIBUTE,
         "</parameter>",
     ),
+    _Form(
+        '<｜DSML｜invoke name="',
+        re.compile(r'<｜DSML｜invoke name="([^"<>\n]+)">'),
+        "</｜DSML｜invoke>",
+        ('<｜DSML｜parameter name="',),
+        re.compile(r'<｜DSML｜parameter name="([^"<>\n]+)"[^<>\n]*>'),
+        "</｜DSML｜parameter>",
+    ),
 )
-"""Qwen3-Coder's form, MiniCPM's and MiniMax's."""
-BEGINS = (*BLOCKS, *(form.begin for form in FORMS))
+"""Qwen3-Coder's form, MiniCPM's, MiniMax's, and DeepSeek's since V3.2."""
+BEGINS = (*BLOCKS, *OPENERS, *NATIVE_BEGINS, *(form.begin for form in FORMS))
 """Marks that may begin a call, besides fences and JSON."""
 _GLM = _Form(
     "",
@@ -127,7 +103,21 @@ _GLM = _Form(
     re.compile(rf"{KEY}([^<]+){KEY_END}\s*{VALUE}"),
     VALUE_END,
 )
+_HUNYUAN = _Form(
+    "",
+    re.compile(r"([\w.-]+)\s*<tool_sep:opensource>"),
+    "",
+    ("<arg_key:opensource>",),
+    re.compile(r"<arg_key:opensource>([^<]+)</arg_key:opensource>\s*<arg_value:opensource>"),
+    "</arg_value:opensource>",
+    ("<tool_sep:opensource>",),
+)
 _GLM_NAME = re.compile(r"[\w.-]+\s*")
+
+
+_HUNYUAN_END = "</tool_call:opensource>"
+_KEYED_END = "<|tools_suffix|>"
+"""End mark of Apertus's calls, objects whose key is the function's name."""
 
 
 class CallReader:
@@ -143,41 +133,36 @@ class CallReader:
         marks JSON must have arguments. Raises UnfinishedCall until it is known what the text is,
         unless it `is_last`.
         """
-        end_marks: list[str] = []
-        while True:
-            at = _past_blanks(text, at)
-            mark = next((mark for mark in BLOCKS if text.startswith(mark, at)), None)
-            if mark is not None:
-                end_marks.append(BLOCKS[mark])
-                at += len(mark)
-            elif fence := FENCE_BEGIN.match(text, at):
-                end_marks.append(FENCE)
-                at = fence.end()
-            else:
-                break
+        at, end_marks = _behind_marks(text, at)
         reading = None
-        if text.startswith(("{", "["), at):
+        if native := native_form(text, at, end_marks):
+            reading = read_native(native, text, at, is_last, self._tools)
+        elif not is_last and may_begin(text, at, end_marks):
+            raise UnfinishedCall
+        elif text.startswith(("{", "["), at):
             reading = self._json(text, at, is_last, end_marks)
         elif form := next((form for form in FORMS if text.startswith(form.begin, at)), None):
             reading = self._marked(form, text, at, is_last, END in end_marks)
-        elif END in end_marks and (name := _GLM_NAME.match(text, at)):
-            is_cut = name.end() == len(text)
-            reading = _no_call(is_last) if is_cut else self._marked(_GLM, text, at, is_last)
+        elif (form := _form_of_names(end_marks)) and (name := _GLM_NAME.match(text, at)):
+            is_cut = _is_begun(text, name.end(), form.behind_name)
+            reading = no_call(is_last) if is_cut else self._marked(form, text, at, is_last)
         elif FENCE_BEGUN.match(text, at) or _is_begun(text, at, BEGINS):
-            return _no_call(is_last)
+            return no_call(is_last)
         return reading and Reading(reading.calls, reading.end, end_marks)
 
     def _json(self, text: str, at: int, is_last: bool, end_marks: Sequence[str]) -> Reading | None:
-        if not _may_call(text, at):
+        is_keyed = _KEYED_END in end_marks
+        if not is_keyed and not _may_call(text, at):
             return None
-        try:
-            value, end = _DECODER.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            is_cut = error.pos >= len(text) - _LONGEST_WORD or error.msg.startswith("Unterminated")
-            return _no_call(is_last or not is_cut)
-        except (ValueError, RecursionError):
+        found = json_at(text, at, is_last)
+        if found is None:
             return None
+        value, end = found
         values = value if isinstance(value, list) else [value]
+        if is_keyed:
+            if not all(isinstance(one, dict) for one in values):
+                return None
+            values = [{"name": name, "arguments": one[name]} for one in values for name in one]
         calls = [_call(one, may_lack_arguments=bool(end_marks)) for one in values]
         if not all(call and (END in end_marks or call.name in self._tools) for call in calls):
             return None
@@ -191,7 +176,7 @@ class CallReader:
         opening = form.function.match(text, at)
         if opening is None:
             is_name = form.begin and len(text) - at < _LONGEST_OPENING and ">" not in text[at:]
-            return _no_call(is_last or not is_name)
+            return no_call(is_last or not is_name)
         name, at = opening[1].strip(), opening.end()
         if not is_any and name not in self._tools:
             return None
@@ -209,10 +194,10 @@ class CallReader:
                 is_cut = _is_begun(text, at, form.followers) or (
                     text.startswith(form.parameter_begins, at) and len(text) - at < _LONGEST_OPENING
                 )
-                return _no_call(is_last or not is_cut)
+                return no_call(is_last or not is_cut)
             end = _value_end(form, is_last).search(text, begin.end())
             if end is None:
-                return _no_call(is_last)
+                return no_call(is_last)
             key, value = begin[1].strip(), text[begin.end() : end.start()]
             if value.startswith("\n"):  # values stand on lines of their own, or between the marks
                 value = value[1:].removesuffix("\n")
@@ -222,10 +207,10 @@ class CallReader:
     def _object_between_marks(
         self, form: _Form, name: str, text: str, at: int, is_last: bool
     ) -> Reading | None:
-        try:
-            arguments, at = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return _no_call(is_last)
+        found = json_at(text, at, is_last)
+        if found is None:
+            return no_call(is_last)
+        arguments, at = found
         at = _past_blanks(text, at)
         if form.function_end and text.startswith(form.function_end, at):
             at += len(form.function_end)
@@ -234,11 +219,36 @@ class CallReader:
         return Reading([ToolCall(name, written(arguments))], at)
 
 
-def _no_call(is_certain: bool) -> Reading | None:
-    """None for what is certainly no call; otherwise raises UnfinishedCall."""
-    if not is_certain:
-        raise UnfinishedCall
-    return None
+def _behind_marks(text: str, at: int) -> tuple[int, list[str]]:
+    """The index behind the marks that open calls at `at`, and the marks that end them."""
+    end_marks: list[str] = []
+    while True:
+        at = _past_blanks(text, at)
+        mark = next((mark for mark in BLOCKS if text.startswith(mark, at)), None)
+        if mark is not None:
+            end_marks.append(BLOCKS[mark])
+            at += len(mark)
+        elif opener := next((one for one in OPENERS if text.startswith(one, at)), None):
+            if native_form(text, at, end_marks) and not _is_list(text, at + len(opener)):
+                return at, end_marks
+            at += len(opener)
+        elif fence := FENCE_BEGIN.match(text, at):
+            end_marks.append(FENCE)
+            at = fence.end()
+        else:
+            return at, end_marks
+
+
+def _form_of_names(end_marks: Container[str]) -> _Form | None:
+    """The form whose calls begin with a name, between marks that end in `end_marks`."""
+    if END in end_marks:
+        return _GLM
+    return _HUNYUAN if _HUNYUAN_END in end_marks else None
+
+
+def _is_list(text: str, at: int) -> bool:
+    """True if a list of JSON calls follows."""
+    return text[at:].lstrip().startswith("[")
 
 
 def _past_blanks(text: str, at: int) -> int:

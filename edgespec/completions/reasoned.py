@@ -10,6 +10,7 @@ from typing import Protocol
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.grammar.after_reasoning import AfterReasoning, ReasoningEnd
+from edgespec.grammar.reasoning_budget import ReasoningBudget
 from edgespec.ports.text_request import Constraint
 from edgespec.values import ModelInfo
 
@@ -18,8 +19,8 @@ MIN_ANSWER_TOKENS = 256
 MIN_REASONING_TOKENS = 64
 """Least tokens of reasoning that are worth their time."""
 
-Wrap = Callable[[Constraint], Constraint]
-"""Returns a constraint that lets the model reason before the given one holds."""
+Wrap = Callable[[Constraint | None], Constraint | None]
+"""Returns a constraint that lets the model reason before the given one, if there is one, holds."""
 
 
 class ReadsVocabulary(Protocol):
@@ -41,22 +42,48 @@ class ReasonedAnswers:
         self._session = session
         self._ends: dict[tuple[str, tuple[int, ...]], ReasoningEnd] = {}
 
-    def wrap(self, prompt: ChatPrompt, most_tokens: int) -> Wrap | None:
-        """None if an answer of `most_tokens` to the prompt has no room for reasoning."""
+    def wrap(self, prompt: ChatPrompt, most_tokens: int, budget: int | None) -> Wrap | None:
+        """For an answer of `most_tokens` under a grammar; None if it has no room for reasoning.
+
+        `budget` limits the tokens of reasoning further.
+        """
         n_reasoning = most_tokens - max(MIN_ANSWER_TOKENS, most_tokens // 4)
         if prompt.marks is None or n_reasoning < MIN_REASONING_TOKENS:
             return None
         end = self._end(prompt, prompt.marks.end)
-        return lambda constraint: AfterReasoning(constraint, end, n_reasoning)
+        n_free = n_reasoning if budget is None else min(budget, n_reasoning)
+
+        def wrapped(constraint: Constraint | None) -> Constraint | None:
+            return None if constraint is None else AfterReasoning(constraint, end, n_free)
+
+        return wrapped
+
+    def limit(self, prompt: ChatPrompt, budget: int) -> Wrap | None:
+        """For a free answer with `budget` tokens of reasoning; None if there are no marks of it."""
+        marks, closing = prompt.marks, prompt.end_tokens
+        if marks is None or not closing or prompt.continued is not None:
+            return None
+        begin = None if prompt.closing else marks.begin
+        piece, n_vocab = self._shown(prompt), self._session.target.n_vocab
+
+        def limited(_: Constraint | None) -> Constraint:
+            return ReasoningBudget(begin, marks.end, closing, piece, n_vocab, budget)
+
+        return limited
+
+    def _shown(self, prompt: ChatPrompt) -> Callable[[int], bytes]:
+        """Returns the bytes of a token, also of a mark that is a control token."""
+        session, hidden = self._session, dict(prompt.hidden_marks)
+        return lambda token: hidden[token].encode() if token in hidden else session.piece(token)
 
     def _end(self, prompt: ChatPrompt, mark: str) -> ReasoningEnd:
-        session, hidden = self._session, dict(prompt.hidden_marks)
+        session = self._session
         key = (mark, prompt.closing_tokens)
         if key not in self._ends:
             self._ends[key] = ReasoningEnd(
                 mark,
                 prompt.closing_tokens,
-                lambda token: hidden[token].encode() if token in hidden else session.piece(token),
+                self._shown(prompt),
                 session.target.n_vocab,
                 session.eog_tokens,
             )

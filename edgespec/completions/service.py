@@ -105,6 +105,7 @@ class Completions:
         max_tokens: int | None = None,
         fingerprint: str | None = None,
         writes_ahead: bool = False,
+        reasoning_budget: int | None = None,
     ) -> None:
         """`sampling` has defaults for requests, by fields of `SamplingParams`.
 
@@ -115,7 +116,8 @@ class Completions:
         given its tokens, the alternatives per token (None for no log probabilities), and the
         characters of echoed prompts. No text has more than `max_tokens` tokens, whatever a request
         asks for. `fingerprint` names what decides about a text besides its request. With
-        `writes_ahead`, the texts of streams do not wait for whoever takes their chunks.
+        `writes_ahead`, the texts of streams do not wait for whoever takes their chunks. Reasoning
+        has at most `reasoning_budget` tokens, unless a request names another number.
         """
         self._session = session
         self.model = model or session.target.name
@@ -131,6 +133,7 @@ class Completions:
         self._max_tokens = max_tokens
         self._fingerprint = fingerprint
         self._writes_ahead = writes_ahead
+        self._reasoning_budget = reasoning_budget
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -153,11 +156,7 @@ class Completions:
         """Start the answer to a conversation. Raises UsageError and ModelError."""
         tools, prompt = request.offered_tools, self._prompt(request)
         grammar = _grammar_of_chat(request, prompt)
-        wrap = None
-        if grammar is not None and prompt.closing:
-            most = self._session.most_tokens(len(prompt.tokens), request.limit)
-            wrap = self._reasoned.wrap(prompt, most)
-            prompt = prompt if wrap else self._without_reasoning(request, prompt)
+        prompt, wrap = self._with_reasoning(request, prompt, grammar is not None)
         tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
         kept_bytes = 0
         if tools or not request.stream:  # text that may be a tool call is held back
@@ -176,6 +175,23 @@ class Completions:
                 )
         except ModelError as error:  # no template, or one that refuses these messages
             raise RequestError(str(error), "messages") from error
+
+    def _with_reasoning(
+        self, request: ChatRequest, prompt: ChatPrompt, has_grammar: bool
+    ) -> tuple[ChatPrompt, Wrap | None]:
+        """The prompt, and what changes the constraint of its answer, by the limits of reasoning."""
+        budget = request.reasoning_budget
+        budget = self._reasoning_budget if budget is None else budget
+        if budget == 0 and prompt.marks is not None and prompt.continued is None:
+            return self._without_reasoning(request, prompt), None
+        if has_grammar and prompt.closing:
+            most = self._session.most_tokens(len(prompt.tokens), request.limit)
+            if wrap := self._reasoned.wrap(prompt, most, budget):
+                return prompt, wrap
+            return self._without_reasoning(request, prompt), None
+        if has_grammar or budget is None:
+            return prompt, None
+        return prompt, self._reasoned.limit(prompt, budget)
 
     def _without_reasoning(self, request: ChatRequest, prompt: ChatPrompt) -> ChatPrompt:
         """The prompt of a conversation whose answer begins at once, in the template's own way if
@@ -250,7 +266,7 @@ class Completions:
                 prompt_tokens=tuple(prompt.tokens),
                 sampling=sampling.model_copy(update={"seed": seed}),
                 progress=progress,
-                constraint=wrap(constraint) if wrap and constraint else constraint,
+                constraint=wrap(constraint) if wrap else constraint,
                 notes=() if grammar is None else grammar.notes,
                 shown=prompt.shown,
             )

@@ -18,11 +18,8 @@ from edgespec.completions.call_reading import (
     FENCE_BEGIN,
     FENCE_BEGUN,
     CallReader,
-    Parameters,
-    Reading,
-    ToolCall,
-    UnfinishedCall,
 )
+from edgespec.completions.calls import Parameters, Reading, ToolCall, UnfinishedCall
 from edgespec.grammar.specification import Grammar, json_rules
 
 LONG_CHARACTERS = 2_000

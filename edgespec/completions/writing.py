@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Part
-from edgespec.completions.call_reading import Parameters, ToolCall
+from edgespec.completions.calls import Parameters, ToolCall
 from edgespec.completions.open_calls import OpenCall
 from edgespec.completions.tool_calls import CallSplitter
 

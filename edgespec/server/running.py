@@ -36,6 +36,8 @@ class AnswerLimits:
     """Most tokens; None: as many as fit into the context."""
     max_s: float | None = None
     """Most seconds from the turn of a request to the end of its answer; None: no limit."""
+    reasoning_tokens: int | None = None
+    """Most tokens of reasoning, unless a request names another number; None: no limit."""
 
 
 NO_LIMITS = AnswerLimits()
@@ -79,6 +81,7 @@ class Server:
             n_at_once=self._queue.n_for_each,
             answer_bytes=requests.answer_bytes,
             writes_ahead=True,
+            reasoning_budget=answer_limits.reasoning_tokens,
         )
         self.chat_refusal = completions.chat_refusal
         """Reason why the model cannot answer conversations; None if it can."""

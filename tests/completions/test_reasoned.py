@@ -110,3 +110,43 @@ def test_a_prompt_that_opens_reasoning_can_be_closed(opening: str, closing: str)
 def test_other_prompts_stay_as_they_are() -> None:
     plain = prompt("{{ messages[0].content }}<think></think>")
     assert plain.closed() == plain
+
+
+def test_a_budget_ends_reasoning_and_the_answer_follows(session: Session) -> None:
+    free = ask(session, **LONG)["choices"][0]["message"]["reasoning_content"]
+    answer = ask(session, reasoning={"max_tokens": 8}, **LONG)
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"] and free.startswith(message["reasoning_content"])
+    assert message["content"]
+    details = answer["usage"]["completion_tokens_details"]
+    assert 8 < details["reasoning_tokens"] < 20
+
+
+def test_a_budget_holds_under_a_grammar(session: Session) -> None:
+    fields = LONG | {"response_format": FORMAT, "reasoning": {"max_tokens": 8}}
+    answer = ask(session, **fields)
+    assert json.loads(answer["choices"][0]["message"]["content"])["city"] in {"Paris", "Rome"}
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] < 20
+
+
+@pytest.mark.parametrize("template", [OPENS, TOLD])
+def test_a_budget_of_nothing_is_an_answer_at_once(session: Session, template: str) -> None:
+    message = ask(session, template, reasoning={"max_tokens": 0})["choices"][0]["message"]
+    assert message["content"] and "reasoning_content" not in message
+
+
+def test_a_model_that_opens_reasoning_itself_has_a_budget(session: Session) -> None:
+    """The answer is made to begin with the mark, which the template names and does not write."""
+    template = TEMPLATE + "{#- <think> </think> -#}"
+    session.use_chat_template(template)
+    prompt = session.chat_prompt([{"role": "user", "content": "A city?"}])
+    wrap = reasoned.ReasonedAnswers(session).limit(prompt, 40)
+    assert wrap is not None and prompt.end_tokens
+    its = wrap(None)
+    for token in session.encode("<think>abc"):
+        its.take(token)
+    assert not its.forced(1)
+    for _ in range(40):
+        if not its.forced(1):
+            its.take(100)
+    assert its.forced(50) == [*prompt.end_tokens]

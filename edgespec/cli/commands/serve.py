@@ -104,6 +104,12 @@ def _add_limits(group: _ArgumentGroup) -> None:
     groups.flag(group, "--max-prompt N", "most tokens of a prompt (default: the context)")
     groups.flag(
         group,
+        "--reasoning-budget N",
+        "most tokens of a model's reasoning, which is then ended as its template ends it, unless a "
+        "request names another number; 0: none (default: no limit)",
+    )
+    groups.flag(
+        group,
         "--time-limit SECONDS",
         "most seconds of an answer from its turn on, after which it ends as if its tokens "
         "were used up (default: no limit)",
@@ -129,6 +135,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     template = chat_templates.template_from(args)
     max_waiting = whole("--queue", getattr(args, "queue", QUEUE))
     max_prompt = whole("--max-prompt", args.max_prompt) if "max_prompt" in args else None
+    budget = args.reasoning_budget if "reasoning_budget" in args else "-1"
+    reasoning = None if budget == "-1" else whole("--reasoning-budget", budget)
     port = whole("--port", getattr(args, "port", PORT))
     max_s = number("--time-limit", args.time_limit, 0, DAY_S) if "time_limit" in args else None
     drain_s = number("--drain", getattr(args, "drain", DRAIN_S), 0, DAY_S)
@@ -149,7 +157,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                 max_waiting,
                 max_prompt,
                 sampling=_sampling(settings.generate, loaded.chat_sampling),
-                answer_limits=running.AnswerLimits(_max_tokens(settings.generate), max_s),
+                answer_limits=running.AnswerLimits(
+                    _max_tokens(settings.generate), max_s, reasoning
+                ),
                 log=log,
                 drain_s=drain_s,
             )

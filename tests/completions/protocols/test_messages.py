@@ -9,7 +9,7 @@ from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
 
 from edgespec.completions.protocols.dialect import Dialect
 from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
-from edgespec.completions.protocols.message_requests import CountRequest
+from edgespec.completions.protocols.message_requests import CountRequest, MessagesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import RequestError
 
@@ -180,3 +180,12 @@ def test_errors_have_the_protocols_shape(status: int, kind: str) -> None:
         "error": {"type": kind, "message": "so"},
         "request_id": "req_1",
     }
+
+
+def test_a_budget_of_thinking_is_one_of_reasoning() -> None:
+    session = ScriptedSession("Hmm</think>So", opens_reasoning=True)
+    thinking = {"type": "enabled", "budget_tokens": 7}
+    fields = MessagesRequest.parse(asked(thinking=thinking)).chat_request()
+    assert fields.reasoning_budget == 7
+    whole(dialect(session), asked(thinking={"type": "enabled", "budget_tokens": 0}))
+    assert session.requests[0].constraint is None
