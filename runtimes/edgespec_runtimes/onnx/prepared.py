@@ -165,16 +165,16 @@ class PreparedOnnx:
     def needs(self) -> ModelNeeds:
         deployed, owner = self._deployed, self._request.owner
         n_layers = len(self._feature_layers)
-        sizes = self._session_sizes
+        measured = self._session_sizes
         return ModelNeeds(
             fixed=rows.fixed_rows(owner, self.info, self._cache_bytes),
             batches=tuple(
                 rows.batch_needs(owner, self.info, sizes, n_layers, deployed.fitted.cut.hidden_size)
                 for sizes in deployed.batches
             ),
-            resident=rows.resident_rows(owner, deployed, self._source, sizes, self._cache_bytes),
-            paged=rows.paged_rows(deployed, self._source, sizes),
-            cuts=rows.cuts(deployed, self._source, sizes),
+            resident=rows.resident_rows(owner, deployed, self._source, measured, self._cache_bytes),
+            paged=rows.paged_rows(deployed, self._source, measured),
+            cuts=rows.cuts(deployed, self._source, measured),
             text_bytes=self._cache_bytes,
         )
 
