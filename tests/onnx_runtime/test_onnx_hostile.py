@@ -92,11 +92,11 @@ def test_a_decoder_without_past_is_told_how_to_be_exported(folder: Path) -> None
 
 def test_a_decoder_with_further_inputs_is_refused(folder: Path) -> None:
     def edit(model: onnx.ModelProto) -> None:
-        wanted = helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])
+        wanted = helper.make_tensor_value_info("encoder_mask", onnx.TensorProto.INT64, [1])
         model.graph.input.append(wanted)
 
     change(folder, edit)
-    with pytest.raises(ModelError, match="use_cache_branch"):
+    with pytest.raises(ModelError, match="encoder_mask"):
         prepare(folder)
 
 

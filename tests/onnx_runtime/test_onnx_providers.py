@@ -16,13 +16,13 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.cli.commands.reports import plan_report, plan_table
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.runtimes import OffersGpu
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.onnx import entry, runtime
 from edgespec_runtimes.onnx.memory.placement import Placement
-from edgespec_runtimes.onnx.ort import devices
+from edgespec_runtimes.onnx.ort import devices, packages
 from edgespec_runtimes.onnx.ort.devices import CPU, CPU_PROVIDER, CUDA_PROVIDER, Device
 from edgespec_runtimes.onnx.prepare import providers
 from onnx_devices import GIB, STAND_IN, use
@@ -61,11 +61,35 @@ def test_coreml_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("listed")
-def test_auto_says_why_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "find_cuda", lambda: "there is no NVIDIA driver")
+def test_auto_says_why_it_is_the_cpu_where_there_may_be_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(providers, "has_driver", lambda: True)
+    monkeypatch.setattr(providers, "find_cuda", lambda: "cuDNN 9 is needed")
     note = providers.choose("auto").note
     assert note is not None
-    assert "computes on the CPU; cuda cannot be used: there is no NVIDIA driver" in note
+    assert "computes on the CPU; cuda cannot be used: cuDNN 9 is needed" in note
+
+
+@pytest.mark.usefixtures("listed")
+def test_where_there_is_no_driver_nothing_is_said_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "has_driver", lambda: False)
+    monkeypatch.setattr(providers, "find_cuda", lambda: "there is no NVIDIA driver")
+    assert providers.choose("auto") == providers.ChosenDevice(CPU)
+
+
+def test_two_packages_of_onnxruntime_in_one_folder_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both = {tmp_path / "onnxruntime": ["onnxruntime", "onnxruntime-gpu"]}
+    monkeypatch.setattr(packages, "_installed", lambda: both)
+    with pytest.raises(EdgespecError, match=r"overwrite each other: pip uninstall.*onnx-cpu"):
+        packages.check_packages()
+
+
+def test_one_package_of_onnxruntime_is_found() -> None:
+    packages.check_packages()
+    assert len(packages._installed()) == 1
 
 
 def test_auto_says_nothing_where_onnxruntime_has_nothing_else(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnxruntime as ort
 
+from edgespec.errors import ModelError
 from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
 from edgespec.settings.units import format_size
@@ -16,8 +18,22 @@ from edgespec_runtimes.onnx.files.roles import find_roles
 from edgespec_runtimes.onnx.files.source import find_model, named_model, read_source
 from edgespec_runtimes.onnx.graph.flow import simplified
 from edgespec_runtimes.onnx.ort.devices import CUDA_PROVIDER, Device, find_cuda, is_listed
+from edgespec_runtimes.onnx.ort.packages import check_packages
 from edgespec_runtimes.onnx.prepare.details import details_of
 from edgespec_runtimes.onnx.prepared import PreparedOnnx
+
+_CONTRADICTIONS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""Exceptions of reading a graph whose parts contradict each other in a way that no check names."""
 
 
 class OnnxRuntime:
@@ -51,18 +67,34 @@ class OnnxRuntime:
         return [library, Finding("gpu", "onnxruntime", f"computes on the CPU: {found}", "note")]
 
     def describe(self, path: Path) -> ModelDetails:
-        source = read_source(named_model(path))
-        model = simplified(source.model, str(source.path))
-        return details_of(source, find_roles(model.graph, str(source.path)))
+        with _translated(path):
+            source = read_source(named_model(path))
+            model = simplified(source.model, str(source.path))
+            return details_of(source, find_roles(model.graph, str(source.path)))
 
     def prepare(self, request: ModelRequest) -> PreparedOnnx:
+        check_packages()
         prepared = PreparedOnnx(request)
         try:
-            prepared.read(named_model(request.path))
+            with _translated(request.path):
+                prepared.read(named_model(request.path))
         except BaseException:
             prepared.close()
             raise
         return prepared
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Translate what a graph that contradicts itself makes Python raise."""
+    try:
+        yield
+    except _CONTRADICTIONS as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ModelError(
+            f"{path} is damaged, or of a kind that is not supported ({reason}); export or copy it "
+            "again"
+        ) from error
 
 
 runtime = OnnxRuntime()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import onnx
@@ -34,7 +34,15 @@ from edgespec_runtimes.onnx.files.source import Source, read_source, refer
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.angles import trimmed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
-from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES, PACKED, simplified
+from edgespec_runtimes.onnx.graph.flow import (
+    BATCH_SCALED,
+    MIXTURES,
+    PACKED,
+    angle_switch,
+    simplified,
+)
+from edgespec_runtimes.onnx.graph.lookups import with_blocks_by_row, with_rows_fed
+from edgespec_runtimes.onnx.graph.rewriting import pruned
 from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
@@ -46,6 +54,7 @@ from edgespec_runtimes.onnx.prepare import rows
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.details import context_length
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
+from edgespec_runtimes.onnx.prepare.measuring import SessionSize, session_sizes
 from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.offloading import OffloadedWeights
@@ -156,17 +165,26 @@ class PreparedOnnx:
     def needs(self) -> ModelNeeds:
         deployed, owner = self._deployed, self._request.owner
         n_layers = len(self._feature_layers)
+        measured = self._session_sizes
         return ModelNeeds(
             fixed=rows.fixed_rows(owner, self.info, self._cache_bytes),
             batches=tuple(
                 rows.batch_needs(owner, self.info, sizes, n_layers, deployed.fitted.cut.hidden_size)
                 for sizes in deployed.batches
             ),
-            resident=rows.resident_rows(owner, deployed, self._source),
-            paged=rows.paged_rows(deployed, self._source),
-            cuts=rows.cuts(deployed, self._source),
+            resident=rows.resident_rows(owner, deployed, self._source, measured, self._cache_bytes),
+            paged=rows.paged_rows(deployed, self._source, measured),
+            cuts=rows.cuts(deployed, self._source, measured),
             text_bytes=self._cache_bytes,
         )
+
+    @cached_property
+    def _session_sizes(self) -> list[SessionSize]:
+        deployed = self._deployed
+        if not deployed.device.is_cpu:
+            return []
+        with self._phase("measuring"):
+            return session_sizes(deployed.fitted.whole_cut, self._source, self._n_threads)
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         deployment = self._deployed
@@ -225,6 +243,12 @@ class PreparedOnnx:
         trained = context_length(source)
         n_ctx = request.ctx_size or min(trained or request.max_ctx, request.max_ctx)
         if trained and n_ctx > trained:
+            if (switch := angle_switch(self._graph)) and switch[1] == trained:
+                raise UsageError(
+                    f"--ctx-size {n_ctx:,}: {request.path.name} has a second table of angles for "
+                    f"texts of more than {trained:,} tokens, and a text that grows past that would "
+                    f"have to be read anew: take at most {trained:,}"
+                )
             raise UsageError(
                 f"--ctx-size {n_ctx:,} is more than the {trained:,} tokens that "
                 f"{request.path.name} was trained on"
@@ -246,7 +270,16 @@ class PreparedOnnx:
         """Load the whole graph in one session, whose weights onnxruntime reads and packs."""
         self.close()
         with self._phase("weights"), ExitStack() as on_failure:
-            model, folder = _with_weights(self._deployed.fitted.model, self._source)
+            whole, tables = self._deployed.fitted.model, []
+            if self._deployed.device.is_cpu:
+                kinds = self._deployed.fitted.fed_kinds(self._source)
+                whole = pruned(with_rows_fed(with_blocks_by_row(whole), kinds))
+                for name, table in self._deployed.fitted.cut.embeddings:
+                    if name in kinds:
+                        rows_of = EmbeddingTable(self._source, self._source.weights[table])
+                        on_failure.callback(rows_of.close)
+                        tables.append((name, rows_of))
+            model, folder = _with_weights(whole, self._source)
             for name in dict.fromkeys(self._feature_names):
                 model.graph.output.add(name=name)
             make = partial(
@@ -265,9 +298,9 @@ class PreparedOnnx:
             self._deployed.hear_from(session)
             inputs = tuple((name, name) for name in session.inputs)
             outputs = tuple((name, name) for name in session.outputs)
-            whole = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
+            one_piece = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
             on_failure.pop_all()
-        return self._open(whole, session, None, ())
+        return self._open(one_piece, session, None, tables)
 
     def _load_on_trial(self, progress: Progress | None) -> LanguageModel:
         """Load and run once, because CoreML accepts graphs that it cannot run, for example with an

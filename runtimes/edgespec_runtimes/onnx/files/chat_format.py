@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
-from edgespec_runtimes.onnx.files.source import read_json, read_text
+from edgespec_runtimes.onnx.files.source import GENAI_CONFIG, read_json, read_text
 
 MAX_BYTES = 16 << 20
 _SAMPLING = {
@@ -42,12 +42,20 @@ def chat_format(folder: Path) -> ChatFormat:
     return ChatFormat(
         {name: text for name, text in templates.items() if text},
         special_tokens,
-        sampling=recommended_sampling(read_json(folder / "generation_config.json")),
+        sampling=recommended_sampling(
+            read_json(folder / "generation_config.json") or genai_search(folder)
+        ),
     )
 
 
+def genai_search(folder: Path) -> dict[str, Any]:
+    """The section `search` of onnxruntime-genai's configuration."""
+    search = read_json(folder / GENAI_CONFIG).get("search")
+    return search if isinstance(search, dict) else {}
+
+
 def recommended_sampling(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling settings in generation_config.json."""
+    """The sampling settings in generation_config.json, or in genai_config.json's `search`."""
     settings = {
         setting: config[name] for name, setting in _SAMPLING.items() if config.get(name) is not None
     }

@@ -15,6 +15,10 @@ from onnx import TensorProto
 from edgespec.errors import ModelError
 
 IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
+MAX_VOCABULARY = 1 << 20
+"""Most tokens of a vocabulary; the largest that is used has 262,144."""
+MAX_WIDTH = 1 << 20
+"""Most numbers of a token's keys in one layer."""
 _PAGES = "block_table"
 _CACHE = re.compile(r"(?:past|present)\D*?(\d+)\D*?(key|value)$")
 _FLIPPED = re.compile(r"(?:past|present)_(key|value)s?[._](\d+)$")
@@ -87,10 +91,15 @@ def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
             f"{where} does not say how large its heads are: put the genai_config.json that it was "
             "built with beside it"
         )
-    if len(kinds) > 1 or len(shapes) > 1 or not (kv_heads and head_size):
+    if len(kinds) > 1 or len(shapes) > 1 or kv_heads < 1 or head_size < 1:
         raise ModelError(
             f"{where}: its past must be [batch, heads, tokens, head size] with the same, fixed "
             "numbers in every layer"
+        )
+    if kv_heads * head_size > MAX_WIDTH:
+        raise ModelError(
+            f"{where} is damaged: a token has {kv_heads:,} heads of {head_size:,} numbers in each "
+            "layer of its past; export or copy it again"
         )
     if not kinds <= _FLOATS.keys():
         name = TensorProto.DataType.Name(next(iter(kinds)))
@@ -138,6 +147,11 @@ def _n_vocab(logits: onnx.ValueInfoProto, where: str) -> int:
         raise ModelError(
             f"{where} returns logits of a text's last token only, a tree needs them of all: build "
             "it again without prune_lm_head"
+        )
+    if dims[2].dim_value > MAX_VOCABULARY:
+        raise ModelError(
+            f"{where} is damaged: its logits are those of {dims[2].dim_value:,} tokens, no model "
+            f"has more than {MAX_VOCABULARY:,}; export or copy it again"
         )
     return int(dims[2].dim_value)
 

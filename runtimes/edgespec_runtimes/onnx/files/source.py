@@ -25,6 +25,8 @@ from edgespec_runtimes.onnx.files.outline import INLINE_BYTES, THIS_FILE, read_o
 from edgespec_runtimes.onnx.files.roles import set_head_size
 
 MODEL_FILE = "model.onnx"
+BROWSER_FOLDER = "onnx"
+"""Folder of the graphs in repositories for browsers (Transformers.js)."""
 GENAI_CONFIG = "genai_config.json"
 MAX_CONFIG_BYTES = 64 << 20
 _BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
@@ -69,7 +71,13 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        return self.path.parent
+        """The folder of the configuration and the tokenizer.
+
+        Repositories for browsers keep several graphs in a folder `onnx` below it.
+        """
+        own = self.path.parent
+        is_below = own.name == BROWSER_FOLDER and not (own / "tokenizer.json").exists()
+        return own.parent if is_below else own
 
     @property
     def weight_bytes(self) -> int:
@@ -124,7 +132,10 @@ def find_model(path: Path) -> Path | None:
     named = path / _genai_file(path)
     if named.is_file():
         return named
-    found = sorted(path.glob("*.onnx"))
+    below = path / BROWSER_FOLDER / MODEL_FILE
+    if below.is_file():
+        return below
+    found = sorted(path.glob("*.onnx")) or sorted((path / BROWSER_FOLDER).glob("*.onnx"))
     if len(found) > 1:
         names = ", ".join(file.name for file in found[:4])
         raise ModelError(f"{path} holds several ONNX models ({names}): name one of them")

@@ -14,7 +14,8 @@ from onnx import NodeProto, TensorProto, helper
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import Roles
-from edgespec_runtimes.onnx.graph.flow import Flow, nested, reads
+from edgespec_runtimes.onnx.graph.flow import Flow, reads
+from edgespec_runtimes.onnx.graph.functions import nested
 from edgespec_runtimes.onnx.graph.layers import Stages, find_stages
 from edgespec_runtimes.onnx.graph.lookups import embedding_by_column, is_by_row, with_blocks_by_row
 from edgespec_runtimes.onnx.graph.shapes import Described, infer

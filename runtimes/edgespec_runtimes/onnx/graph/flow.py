@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import onnx
-from onnx import AttributeProto, NodeProto, TensorProto, defs, inliner
+from onnx import NodeProto, TensorProto, defs
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import IDS
+from edgespec_runtimes.onnx.graph.functions import inlined, nested
 from edgespec_runtimes.onnx.graph.lookups import looks_up, with_columns_gathered
+from edgespec_runtimes.onnx.graph.variants import fix_variants
 
 FUSED_ATTENTION = "GroupQueryAttention"
 BATCH_SCALED = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
@@ -32,10 +34,11 @@ def simplified(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """The model with local functions inlined, duplicate names of initializers merged, and
     operators for special execution modes removed. Raises ModelError.
     """
-    if model.functions:
-        model = inliner.inline_local_functions(model)
-    _check_operators(model, where)
+    model = inlined(model, where)
     graph = model.graph
+    fix_variants(graph)
+    _check_operators(model, where)
+    _sort(graph)
     tensors = {tensor.name for tensor in graph.initializer}
     feeds = {value.name for value in graph.input} - tensors
     aliases: dict[str, str] = {}
@@ -170,6 +173,37 @@ def _damaged(where: str, what: str) -> ModelError:
     return ModelError(f"{where} is damaged: {what}; export or copy it again")
 
 
+def _sort(graph: onnx.GraphProto) -> None:
+    """Sort the nodes so that values are computed before they are read, as exporters need not.
+
+    Sorted graphs are left as they are; what cannot be sorted is found by `_check_order`.
+    """
+    made = {name for node in graph.node for name in node.output if name}
+    ready: set[str] = set()
+    waiting: dict[str, list[int]] = {}
+    missing: dict[int, int] = {}
+    order: list[int] = []
+    for i, node in enumerate(graph.node):
+        absent = {name for name in reads(node) if name in made and name not in ready}
+        missing[i] = len(absent)
+        for name in absent:
+            waiting.setdefault(name, []).append(i)
+        done = [] if absent else [i]
+        while done:
+            at = done.pop()
+            order.append(at)
+            for name in graph.node[at].output:
+                ready.add(name)
+                for reader in waiting.pop(name, ()):
+                    missing[reader] -= 1
+                    if not missing[reader]:
+                        done.append(reader)
+    if len(order) == len(graph.node) and order != sorted(order):
+        nodes = [NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
 def _check_order(graph: onnx.GraphProto, fed: set[str], where: str) -> None:
     """Check that every value is computed once, before it is read, and that nested graphs have no
     weights."""
@@ -197,7 +231,8 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
     """Check that standard operators have the required inputs, outputs and attributes."""
     versions = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
     for node in _with_nested(model.graph):
-        if not node.input and node.op_type not in _SOURCES:
+        is_standard = node.domain in {"", "ai.onnx"}
+        if not node.input and not (is_standard and node.op_type in _SOURCES):
             raise _damaged(where, f"{node.op_type} has no input")
         if not node.output:
             raise _damaged(where, f"{node.op_type} has no output")
@@ -239,14 +274,6 @@ def _keep_all_tokens(graph: onnx.GraphProto) -> None:
             if len(kept) < len(node.attribute):
                 del node.attribute[:]
                 node.attribute.extend(kept)
-
-
-def nested(node: NodeProto) -> Iterator[onnx.GraphProto]:
-    """The nested graphs of a node: branches of an If, the body of a Loop."""
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _captures(node: NodeProto) -> list[str]:

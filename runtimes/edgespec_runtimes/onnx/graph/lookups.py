@@ -6,7 +6,7 @@ it. Knows single nodes; `flow.py` decides which lookups use the decoder's ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -93,6 +93,26 @@ def with_blocks_by_row(model: onnx.ModelProto) -> onnx.ModelProto:
     if len(result.graph.node) > len(model.graph.node):
         result.graph.initializer.extend(_COUNT)
     return result
+
+
+def with_rows_fed(model: onnx.ModelProto, kinds: Mapping[str, int]) -> onnx.ModelProto:
+    """The model with the embeddings in `kinds`, by name with their type, as inputs.
+
+    Their tables are then read by row outside the graph, and onnxruntime keeps no page of them.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    kept = [NodeProto.FromString(n.SerializeToString()) for n in graph.node if not _makes(n, kinds)]
+    del graph.node[:]
+    graph.node.extend(kept)
+    inputs = (helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items())
+    graph.input.extend(inputs)
+    return result
+
+
+def _makes(node: NodeProto, values: Mapping[str, int]) -> bool:
+    return any(name in values for name in node.output)
 
 
 def _have_rows(node: NodeProto, tables: list[TensorProto | None]) -> bool:

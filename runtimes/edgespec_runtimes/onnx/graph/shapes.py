@@ -15,10 +15,17 @@ import onnx
 from onnx import NodeProto, TensorProto, defs, helper, numpy_helper, shape_inference
 
 from edgespec.errors import ModelError
+from edgespec_runtimes.onnx.files.roles import LOGITS
 from edgespec_runtimes.onnx.graph.flow import Flow
 
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Shape", "Size", "Constant")
 """Operators whose outputs take no significant memory."""
+
+
+MAX_CONSTANT_BYTES = 64 << 20
+"""Size that a value of a fixed shape may have besides what it unpacks of the weights."""
+UNPACKED = 16
+"""Most bytes that a byte of weights is unpacked to: two bits to single precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,30 @@ def infer(
             shape = dims and tuple(d.dim_value if d.HasField("dim_value") else None for d in dims)
             found[value.name] = Described(tensor.elem_type, shape or (None if dims is None else ()))
     return found
+
+
+def check_sizes(
+    known: Mapping[str, Described], n_vocab: int, weight_bytes: int, where: str
+) -> None:
+    """Check inferred shapes before onnxruntime computes anything.
+
+    Raises ModelError if the logits are not those that were declared, or if values whose size does
+    not depend on the text are far larger than all weights, since onnxruntime computes constants
+    while it loads.
+    """
+    logits = known.get(LOGITS)
+    width = logits.shape[-1] if logits and logits.shape else None
+    if width not in {None, n_vocab}:
+        raise ModelError(
+            f"{where} is damaged: it declares logits of {n_vocab:,} tokens, and computes "
+            f"{width:,}; export or copy it again"
+        )
+    largest = max((described.nbytes or 0 for described in known.values()), default=0)
+    if largest > MAX_CONSTANT_BYTES + UNPACKED * weight_bytes:
+        raise ModelError(
+            f"{where} is damaged: it computes a value of {largest >> 20:,} MiB, whatever the text, "
+            f"from weights of {weight_bytes >> 20:,} MiB; export or copy it again"
+        )
 
 
 def peak_bytes(

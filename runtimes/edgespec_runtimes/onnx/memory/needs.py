@@ -5,7 +5,8 @@ Arithmetic on inferred shapes; runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -162,7 +163,7 @@ def resident_bytes(weight: StoredWeight) -> int:
     return weight.nbytes * (2 if weight.kind == TensorProto.FLOAT16 else 1)
 
 
-def loading_bytes(source: Source) -> int:
+def loading_bytes(weights: Iterable[StoredWeight]) -> int:
     """Temporary bytes while onnxruntime packs weights.
 
     Measured with matrices of equal size: 1.5 copies, with conversion from half precision 4.6.
@@ -170,18 +171,38 @@ def loading_bytes(source: Source) -> int:
     return max(
         (
             resident_bytes(weight) * (6 if weight.kind == TensorProto.FLOAT16 else 2)
-            for weight in source.weights.values()
+            for weight in weights
         ),
         default=0,
     )
 
 
-def converted_bytes(cut: Cut, source: Source) -> int:
+def dequantised_bytes(model: onnx.ModelProto, cut: Cut, source: Source) -> list[int]:
+    """Bytes of each piece's weights that DequantizeLinear makes floats of in every run.
+
+    onnxruntime folds no such node; those with blocks become part of a packed product.
+    """
+    turned = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Transpose"}
+    names = {
+        turned.get(node.input[0], node.input[0])
+        for node in model.graph.node
+        if node.op_type == "DequantizeLinear"
+        and not any(item.name == "block_size" and item.i for item in node.attribute)
+    }
+    return [
+        sum(4 * math.prod(source.weights[name].shape) for _, name in piece.weights if name in names)
+        for piece in cut.pieces
+    ]
+
+
+def converted_bytes(cut: Cut, source: Source, dequantised: Sequence[int]) -> int:
     """Memory of single-precision copies of weights on CPUs.
 
     Each session converts one weight at a time and keeps the memory.
     """
     largest = [0] * len(cut.graphs)
+    for piece, nbytes in zip(cut.pieces, dequantised, strict=True):
+        largest[piece.graph] = max(largest[piece.graph], nbytes)
     for piece in cut.pieces:
         for _, name in piece.weights:
             weight = source.weights[name]

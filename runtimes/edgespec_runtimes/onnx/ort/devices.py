@@ -97,6 +97,15 @@ def find_cuda() -> Device | str:
     )
 
 
+def has_driver() -> bool:
+    """True if there is an NVIDIA driver, and so probably a GPU."""
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        return False
+    return True
+
+
 def find_coreml() -> Device | str:
     """Apple's CoreML, whose devices share the process's memory, or why it is unavailable."""
     if sys.platform != "darwin":

@@ -9,7 +9,7 @@ from typing import Any
 from onnx import TensorProto
 
 from edgespec.values import ModelDetails
-from edgespec_runtimes.onnx.files.chat_format import recommended_sampling
+from edgespec_runtimes.onnx.files.chat_format import genai_search, recommended_sampling
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, angle_switch
@@ -42,7 +42,7 @@ def details_of(source: Source, roles: Roles) -> ModelDetails:
         heads=heads,
         kv_heads=roles.kv_heads,
         context_length=context_length(source),
-        sampling=recommended_sampling(source.generation_config),
+        sampling=recommended_sampling(source.generation_config or genai_search(source.folder)),
         files=source.files,
     )
 

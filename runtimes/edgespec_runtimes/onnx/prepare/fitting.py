@@ -6,6 +6,7 @@ GPUs and the CPU need different graphs. Knows no budget and no origin of weights
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property, partial
 
 import onnx
 
@@ -13,9 +14,10 @@ from edgespec.memory.needs import affordable
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source import Source
-from edgespec_runtimes.onnx.graph.cutting import cut
+from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, cut
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION
 from edgespec_runtimes.onnx.graph.rewriting import rewritten
+from edgespec_runtimes.onnx.graph.shapes import check_sizes, infer
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.prepare.folding import folded, sizes_to_compare
@@ -38,6 +40,7 @@ class FittedDecoder:
     ) -> None:
         where = str(source.path)
         self.where = where
+        check_sizes(infer(graph), roles.n_vocab, source.weight_bytes, where)
         # CUDA's fused attention does not support a bias, as which masks are given
         self.refuses_masks = device.has_memory and _has(graph, [FUSED_ATTENTION])
         self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
@@ -45,7 +48,8 @@ class FittedDecoder:
         sizes = sizes_to_compare(roles, self.masks, max_new, capacity)
         self.model = folded(rewritten(graph, roles, self.masks, where), sizes)
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
-        self.cut = cut(self.model, roles, shapes, where, converts_halves=not device.has_memory)
+        self._cut = partial(cut, self.model, roles, shapes, where)
+        self.cut = self._cut(converts_halves=not device.has_memory)
         self.batches = needs.batch_sizes(self.model, roles, self.masks, self.cut, request, n_ctx)
         most = request.budget_bytes or 1 << 62
         largest = [sizes for sizes in self.batches if sizes.max_nodes == request.max_nodes]
@@ -53,6 +57,21 @@ class FittedDecoder:
         """Batch sizes for a GPU; the process's plan may choose others."""
         self.groups = own_weights(self.cut, source)
         self.small_bytes = sum(weight.nbytes for weight in small_weights(self.cut, source))
+
+        self.dequantised = needs.dequantised_bytes(self.model, self.cut, source)
+        """Bytes of floats that each piece makes of its weights in every run."""
+
+    @cached_property
+    def whole_cut(self) -> Cut:
+        """The cut whose pieces compute as they do in a session of all of them."""
+        converts = any(name == ALWAYS for piece in self.cut.pieces for _, name in piece.inputs)
+        return self._cut(converts_halves=False) if converts else self.cut
+
+    def fed_kinds(self, source: Source) -> dict[str, int]:
+        """Embeddings that a whole session need not look up, because tables are read by row outside
+        it, with their element types."""
+        found = ((name, source.weights.get(table)) for name, table in self.cut.embeddings)
+        return {name: weight.kind for name, weight in found if weight and weight.can_be_bound}
 
     def has(self, operators: Sequence[str]) -> bool:
         return _has(self.model, operators)

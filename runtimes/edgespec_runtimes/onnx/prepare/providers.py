@@ -14,6 +14,7 @@ from edgespec_runtimes.onnx.ort.devices import (
     Device,
     find_coreml,
     find_cuda,
+    has_driver,
     is_listed,
 )
 
@@ -32,6 +33,7 @@ class ChosenDevice:
 def choose(provider: str) -> ChosenDevice:
     """The device for `--provider`; `auto` is CUDA if it can be used, otherwise the CPU.
 
+    Where there is no NVIDIA driver, nobody expects CUDA, and nothing is said about it.
     CoreML must be requested: its benefit was never measured, and its plan counts the weights twice.
     Raises UsageError for a requested provider that cannot be used.
     """
@@ -41,6 +43,8 @@ def choose(provider: str) -> ChosenDevice:
     if isinstance(found, Device):
         return ChosenDevice(found)
     if provider == "auto":
+        if not has_driver():
+            return ChosenDevice(CPU)
         return ChosenDevice(CPU, f"onnxruntime computes on the CPU; cuda cannot be used: {found}")
     raise UsageError(f"--provider {provider} cannot be used: {found}; --provider auto can")
 

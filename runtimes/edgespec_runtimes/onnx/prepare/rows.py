@@ -11,11 +11,16 @@ from edgespec.memory.budget import LOADING, MemoryRow, SegmentSize
 from edgespec.memory.needs import BatchNeeds
 from edgespec.ports.kept_features import feature_bytes
 from edgespec.values import ModelInfo
-from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
+from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
+from edgespec_runtimes.onnx.prepare.measuring import SessionSize
 from edgespec_runtimes.onnx.weights.packing import is_packed
+
+GRAPH_COPIES = 4
+"""Bytes that onnxruntime keeps per byte of a serialised graph; 3 to 5 were measured."""
 
 
 def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow, ...]:
@@ -48,9 +53,16 @@ def batch_needs(
 
 
 def resident_rows(
-    owner: str, deployment: Deployment, source: Source
+    owner: str,
+    deployment: Deployment,
+    source: Source,
+    sizes: Sequence[SessionSize],
+    cache_bytes: int,
 ) -> tuple[MemoryRow, ...] | None:
-    """Rows of a session with all weights; None if a GPU has room for only some of them."""
+    """Rows of a session with all weights; None if a GPU has room for only some of them.
+
+    `sizes` has what was measured for each piece; if it is empty, sizes are computed.
+    """
     weights = source.weights.values()
     if deployment.placement.is_whole:
         # weights are mapped one after another, and copied through a buffer of the driver
@@ -58,46 +70,92 @@ def resident_rows(
         return (MemoryRow(owner, LOADING, 2 * largest),)
     if deployment.placement.uses_gpu:
         return None
-    rows = (
-        MemoryRow(owner, "weights", sum(needs.resident_bytes(weight) for weight in weights)),
-        MemoryRow(owner, LOADING, needs.loading_bytes(source)),
-    )
+    fitted = deployment.fitted
+    others = unmeasured(fitted, source, sizes)
+    kept = [size.kept_bytes for size in sizes]
+    kept.append(sum(map(needs.resident_bytes, others)))
+    if sizes:
+        kept.append(GRAPH_COPIES * fitted.model.ByteSize())
+    dequantised = sum(fitted.dequantised)
+    at_most = max((size.loading_bytes for size in sizes), default=0)
+    # what a run takes is not yet taken while weights are loaded
+    run_bytes = dequantised + cache_bytes + min(b.compute_bytes for b in deployment.batches)
+    loading = max(0, max(at_most, needs.loading_bytes(others)) - (run_bytes if sizes else 0))
+    what = {"weights": sum(kept), "weights in single precision": dequantised, LOADING: loading}
+    rows = tuple(MemoryRow(owner, name, nbytes) for name, nbytes in what.items() if nbytes)
     if deployment.device.is_cpu:
         return rows
     return (*rows, MemoryRow(owner, f"copies of {deployment.device.label}", source.weight_bytes))
 
 
-def paged_rows(deployment: Deployment, source: Source) -> tuple[MemoryRow, ...]:
+def unmeasured(
+    fitted: FittedDecoder, source: Source, sizes: Sequence[SessionSize]
+) -> list[StoredWeight]:
+    """Weights of a whole session that are in no measured piece.
+
+    A table that is looked up by column is kept beside what the head has packed of it.
+    """
+    cut, weights = fitted.cut, source.weights
+    if sizes:
+        return [weights[name] for name in dict.fromkeys(table for _, table in cut.columns)]
+    fed = {table for name, table in cut.embeddings if name in fitted.fed_kinds(source)}
+    read = {name for piece in cut.pieces for _, name in piece.weights}
+    return [weight for name, weight in weights.items() if name in read or name not in fed]
+
+
+def paged_rows(
+    deployment: Deployment, source: Source, sizes: Sequence[SessionSize]
+) -> tuple[MemoryRow, ...]:
     if source.unbound:
         return ()
-    rows = (MemoryRow("target", "norms and other small tensors", deployment.fitted.small_bytes),)
+    fitted = deployment.fitted
+    rows = (MemoryRow("target", "norms and other small tensors", fitted.small_bytes),)
     if deployment.placement.uses_gpu:
         kept = (group.segment.slot_bytes for group in deployment.on_gpu)
         return (*rows, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
-    cut = deployment.fitted.cut
-    packed = max(
-        (
-            group.segment.nbytes
-            for group in deployment.fitted.groups
-            if is_packed(cut.graphs[cut.pieces[group.piece].graph])
-        ),
-        default=0,
-    )
-    converted = needs.converted_bytes(cut, source)
+    converted = needs.converted_bytes(fitted.cut, source, fitted.dequantised)
+    packed_bytes = _packed_bytes(fitted, sizes)
     return (
-        # one piece computes while the next one is packed; the rest is the allocator's overhead
-        MemoryRow("target", "packed weights of streamed layers", 4 * packed),
+        MemoryRow("target", "packed weights of streamed layers", packed_bytes),
         *rows,
         MemoryRow("target", "weights in single precision", converted),
     )
 
 
-def cuts(deployment: Deployment, source: Source) -> tuple[tuple[SegmentSize, ...], ...]:
-    """The only segmentation of the weights, one segment per piece; empty if it cannot be paged."""
+def _packed_bytes(fitted: FittedDecoder, sizes: Sequence[SessionSize]) -> int:
+    """Bytes of packed weights besides the slots: one piece computes while the next is packed."""
+    cut = fitted.cut
+    private = []
+    for group in fitted.groups:
+        graph = cut.pieces[group.piece].graph
+        if not is_packed(cut.graphs[graph]):
+            private.append(0)
+        elif sizes:
+            size = sizes[group.piece]
+            private.append(max(size.private_bytes, size.peak_bytes - group.segment.nbytes))
+        else:
+            private.append(2 * group.segment.nbytes)
+    following = (*private[1:], *private[:1])
+    return max((sum(pair) for pair in zip(private, following, strict=True)), default=0)
+
+
+def cuts(
+    deployment: Deployment, source: Source, sizes: Sequence[SessionSize]
+) -> tuple[tuple[SegmentSize, ...], ...]:
+    """The only segmentation of the weights, one segment per piece; empty if it cannot be paged.
+
+    A pinned segment of packed weights takes what its session keeps.
+    """
     if deployment.placement.is_whole or source.unbound:
         return ()
-    segments = [group.segment for group in deployment.in_memory]
-    return (tuple(SegmentSize(s.name, s.nbytes, s.slot_bytes) for s in segments),)
+    cut = deployment.fitted.cut
+    segments = []
+    for group in deployment.in_memory:
+        graph, taken = cut.pieces[group.piece].graph, group.segment.slot_bytes
+        if sizes and is_packed(cut.graphs[graph]):
+            taken = max(taken, sizes[group.piece].kept_bytes)
+        segments.append(SegmentSize(group.segment.name, group.segment.nbytes, taken))
+    return (tuple(segments),)
 
 
 def gpu_rows(owner: str, deployment: Deployment, gpu_needs: GpuNeeds) -> Sequence[MemoryRow]:

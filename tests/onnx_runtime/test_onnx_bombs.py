@@ -1,0 +1,226 @@
+"""Small graphs that would take all memory or time are refused in one sentence, and so is damage
+of any kind.
+
+Each is prepared in a process whose address space is limited, and which tells its peak.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnx_files import DATA_FILE, write_llama
+
+pytestmark = [
+    pytest.mark.usefixtures("own_cache"),
+    pytest.mark.skipif(sys.platform != "linux", reason="address spaces are limited on Linux"),
+]
+
+Change = Callable[[onnx.ModelProto], None]
+MIB = 1 << 20
+MAX_PEAK = 500 * MIB
+ADDRESS_SPACE = 2048 * MIB
+"""Libraries of onnxruntime with CUDA map more than 1 GiB that they never touch."""
+
+CHILD = """
+import json, resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
+from edgespec.errors import EdgespecError, ModelError
+from edgespec.runtimes import ModelRequest
+from edgespec_runtimes.onnx import runtime
+for line in sys.stdin:
+    path = Path(line.strip())
+    try:
+        runtime.prepare(ModelRequest(
+            path=path, owner="target", n_threads=1, ctx_size=64, max_nodes=5, max_branches=2
+        )).close()
+        said = ["", ""]
+    except BaseException as error:
+        said = [type(error).__name__, str(error)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    print(json.dumps([path.name, *said, peak]), flush=True)
+"""
+
+
+def prepared(folders: list[Path]) -> Iterator[tuple[str, str, str, int]]:
+    """Name, exception, its text and the peak so far of preparing each folder, in one process."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD.format(limit=ADDRESS_SPACE)],
+        input="\n".join(map(str, folders)),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(folders)
+    for line in lines:
+        name, kind, text, peak = json.loads(line)
+        yield name, kind, text, peak
+
+
+def wide_logits(width: int) -> Change:
+    def edit(model: onnx.ModelProto) -> None:
+        model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = width
+
+    return edit
+
+
+def past_heads(heads: int) -> Change:
+    def edit(model: onnx.ModelProto) -> None:
+        for value in model.graph.input:
+            if value.name.startswith("past"):
+                value.type.tensor_type.shape.dim[1].dim_value = heads
+
+    return edit
+
+
+def nested_functions(depth: int) -> Change:
+    """Each function calls the next one twice."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("bomb", 1)]
+        for i in range(depth):
+            op, domain = (f"f{i + 1}", "bomb") if i + 1 < depth else ("Neg", "")
+            nodes = [
+                helper.make_node(op, ["x"], ["t"], domain=domain),
+                helper.make_node(op, ["t"], ["y"], domain=domain),
+            ]
+            model.functions.append(
+                helper.make_function("bomb", f"f{i}", ["x"], ["y"], nodes, opsets)
+            )
+        model.opset_import.append(helper.make_opsetid("bomb", 1))
+        name = model.graph.initializer[0].name
+        model.graph.node.insert(0, helper.make_node("f0", [name], ["unused"], domain="bomb"))
+
+    return edit
+
+
+def recursive_function(model: onnx.ModelProto) -> None:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("bomb", 1)]
+    nodes = [helper.make_node("f", ["x"], ["y"], domain="bomb")]
+    model.functions.append(helper.make_function("bomb", "f", ["x"], ["y"], nodes, opsets))
+    model.opset_import.append(helper.make_opsetid("bomb", 1))
+    name = model.graph.initializer[0].name
+    model.graph.node.insert(0, helper.make_node("f", [name], ["unused"], domain="bomb"))
+
+
+def foreign_operator_without_inputs(model: onnx.ModelProto) -> None:
+    model.opset_import.append(helper.make_opsetid("foreign", 1))
+    node = onnx.NodeProto(op_type="Constant", domain="foreign", output=["unused"])
+    model.graph.node.insert(0, node)
+
+
+def huge_constant(model: onnx.ModelProto) -> None:
+    """onnxruntime would compute it while it loads."""
+    shape = numpy_helper.from_array(np.array([1 << 16, 1 << 16], np.int64), "huge.shape")
+    model.graph.initializer.append(shape)
+    embedding = next(node for node in model.graph.node if node.op_type == "Gather")
+    nodes = [
+        helper.make_node("ConstantOfShape", ["huge.shape"], ["huge"]),
+        helper.make_node("ReduceMax", ["huge"], ["huge.max"], keepdims=0),
+        helper.make_node("Add", ["embedded", "huge.max"], list(embedding.output)),
+    ]
+    embedding.output[0] = "embedded"
+    place = list(model.graph.node).index(embedding) + 1
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend([*kept[:place], *nodes, *kept[place:]])
+
+
+BOMBS: dict[str, tuple[Change, str]] = {
+    "logits-2-31": (wide_logits(1 << 31), "logits are those of 2,147,483,648 tokens"),
+    "logits-wider": (wide_logits(301), "declares logits of 301 tokens, and computes 300"),
+    "past-negative": (past_heads(-2), "its past must be"),
+    "past-huge": (past_heads(1 << 40), "is damaged"),
+    "functions-30": (nested_functions(30), "call each other so often"),
+    "functions-200": (nested_functions(200), "calls itself, or is called through more"),
+    "function-recursive": (recursive_function, "calls itself"),
+    "foreign": (foreign_operator_without_inputs, "Constant has no input"),
+    "constant": (huge_constant, "computes a value of 16,384 MiB"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_llama(folder, layers=1, hidden=32, vocab=300)  # mutations then hit the graph
+    return folder
+
+
+def copied(tiny: Path, folder: Path, model: bytes) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", DATA_FILE):
+        (folder / name).write_bytes((tiny / name).read_bytes())
+    (folder / "model.onnx").write_bytes(model)
+    return folder
+
+
+def test_a_graph_that_would_take_all_memory_is_refused_in_one_line(
+    tiny: Path, tmp_path: Path
+) -> None:
+    folders = []
+    for name, (edit, _) in BOMBS.items():
+        model = onnx.load(tiny / "model.onnx", load_external_data=False)
+        edit(model)
+        folders.append(copied(tiny, tmp_path / name, model.SerializeToString()))
+    for name, kind, text, peak in prepared(folders):
+        assert kind == "ModelError" and BOMBS[name][1] in text, (name, kind, text)
+        assert "\n" not in text and len(text) < 500
+        assert peak < MAX_PEAK, name
+
+
+def mutations(whole: bytes, n: int, seed: int) -> Iterator[bytes]:
+    """The file with a few bytes changed, removed, repeated or taken from elsewhere in it."""
+    draw = random.Random(seed)
+    graph_end = len(whole)
+    for _ in range(n):
+        data = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 2, 5))):
+            place, length = draw.randrange(graph_end - 64), draw.choice((1, 1, 2, 8, 40))
+            other = draw.randrange(graph_end - 64)
+            how = draw.randrange(4)
+            if how == 0:
+                data[place : place + 1] = bytes([draw.randrange(256)])
+            elif how == 1:
+                del data[place : place + length]
+            elif how == 2:
+                data[place:place] = data[other : other + length]
+            else:
+                data[place : place + length] = data[other : other + length]
+        yield bytes(data)
+
+
+def check_mutations(tiny: Path, tmp_path: Path, n: int, seed: int) -> None:
+    model = onnx.load(tiny / "model.onnx", load_external_data=False)
+    whole = model.SerializeToString(deterministic=True)
+    folders = [
+        copied(tiny, tmp_path / str(i), data) for i, data in enumerate(mutations(whole, n, seed))
+    ]
+    for name, kind, text, peak in prepared(folders):
+        assert kind in {"", "ModelError", "UsageError"}, (name, kind, text)
+        assert "\n" not in text
+        assert peak < MAX_PEAK, name
+
+
+def test_mutations_of_a_graph_end_in_one_line_or_nowhere(tiny: Path, tmp_path: Path) -> None:
+    check_mutations(tiny, tmp_path, 40, seed=1)
+
+
+@pytest.mark.slow
+def test_two_thousand_mutations_end_in_one_line_or_nowhere(tiny: Path, tmp_path: Path) -> None:
+    check_mutations(tiny, tmp_path, 2000, seed=2)

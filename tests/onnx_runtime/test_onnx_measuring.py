@@ -1,0 +1,123 @@
+"""The rows of a plan are what onnxruntime takes for the weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from edgespec.memory.needs import ModelNeeds
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.prepare import measuring
+from edgespec_runtimes.onnx.prepared import PreparedOnnx
+from onnx_files import save, write_llama
+from onnx_models import open_resident, request
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+VOCAB, HIDDEN = 512, 64
+
+
+def needs_of(path: Path) -> ModelNeeds:
+    prepared = runtime.prepare(request(path))
+    try:
+        return prepared.needs()
+    finally:
+        prepared.close()
+
+
+def resident(needs: ModelNeeds) -> dict[str, int]:
+    return {row.what: row.nbytes for row in needs.resident or ()}
+
+
+@pytest.fixture
+def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(measuring, "MEASURED_BYTES", 0)
+    return write_llama(tmp_path / "packed", hidden=128, ffn=512, vocab=4096, bits=4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are measured on Linux")
+def test_a_packed_model_is_measured_once(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = runtime.prepare(request(packed))
+    stored = {group.piece: group.segment.nbytes for group in prepared._deployed.fitted.groups}
+    sizes = prepared._session_sizes
+    prepared.close()
+    assert len(sizes) == len(prepared._deployed.fitted.cut.pieces)
+    assert all(sizes[piece].kept_bytes >= nbytes for piece, nbytes in stored.items())
+    assert all(size.kept_bytes <= size.peak_bytes for size in sizes)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it was measured again")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    prepared = runtime.prepare(request(packed))
+    assert prepared._session_sizes == sizes
+    prepared.close()
+
+
+def test_what_was_measured_is_planned(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = measuring.SessionSize(kept_bytes=30 << 20, private_bytes=20 << 20, peak_bytes=50 << 20)
+
+    def sizes(prepared: PreparedOnnx) -> list[measuring.SessionSize]:
+        return [size] * len(prepared._deployed.fitted.cut.pieces)
+
+    monkeypatch.setattr(PreparedOnnx, "_session_sizes", property(sizes))
+    needs = needs_of(packed)
+    n_pieces = len(needs.cuts[0])
+    assert resident(needs)["weights"] >= n_pieces * size.kept_bytes
+    assert max(segment.slot_bytes for segment in needs.cuts[0]) == size.kept_bytes
+    streamed = {row.what: row.nbytes for row in needs.paged}["packed weights of streamed layers"]
+    assert streamed >= 2 * size.private_bytes
+
+
+def test_without_a_trial_sizes_are_computed(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_tried", lambda *_: [])
+    assert resident(needs_of(packed))["weights"] > 0
+
+
+def test_a_table_that_is_read_by_row_is_no_resident_weight(tmp_path: Path) -> None:
+    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
+    table_bytes = 4 * VOCAB * HIDDEN
+    prepared = runtime.prepare(request(path))
+    stored = prepared._source.weight_bytes
+    weights = resident(prepared.needs())["weights"]
+    prepared.close()
+    assert weights == stored - table_bytes
+    model = open_resident(path)
+    assert "input_ids" not in model._decoder._session.inputs  # type: ignore[union-attr]
+    model.close()
+
+
+def test_floats_of_a_quantised_head_are_planned(tmp_path: Path) -> None:
+    """onnxruntime makes them in every run."""
+    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
+    model = onnx.load(path)
+    head = next(node for node in model.graph.node if "logits" in node.output)
+    tensor = next(t for t in model.graph.initializer if t.name == head.input[1])
+    values = numpy_helper.to_array(tensor).T
+    scale = np.float32(np.abs(values).max() / 127)
+    quantised = np.round(values / scale).astype(np.int8)
+    tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(quantised), tensor.name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(scale), "head.scale"))
+    place = list(model.graph.node).index(head)
+    for at, node in enumerate(
+        (
+            helper.make_node("Transpose", [tensor.name], ["head.turned"], perm=[1, 0]),
+            helper.make_node("DequantizeLinear", ["head.turned", "head.scale"], ["head.floats"]),
+        )
+    ):
+        model.graph.node.insert(place + at, node)
+    model.graph.node[place + 2].input[1] = "head.floats"
+    save(model, path)
+    needs = needs_of(path)
+    assert resident(needs)["weights in single precision"] == 4 * VOCAB * HIDDEN
+    paged = {row.what: row.nbytes for row in needs.paged}
+    assert paged["weights in single precision"] == 4 * VOCAB * HIDDEN

@@ -1,0 +1,183 @@
+"""Unusual layouts and inputs of exports are understood, and compute what usual ones do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgespec.errors import ModelError
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.files.chat_format import chat_format
+from edgespec_runtimes.onnx.files.source import find_model
+from onnx_files import DATA_FILE, write_llama
+from onnx_models import open_paged, open_resident
+from paging_contract import one_by_one
+from port_contract import TEXT
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_llama(tmp_path / "model", layers=2)
+
+
+def lookup(model: onnx.ModelProto) -> onnx.NodeProto:
+    return next(node for node in model.graph.node if "input_ids" in node.input[1:2])
+
+
+def put_first(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
+    for i, node in enumerate(nodes):
+        model.graph.node.insert(i, node)
+
+
+def ids_reshaped(model: onnx.ModelProto) -> None:
+    """GPT-2 reads ids.view(-1, ids.shape[-1])."""
+    one, minus = np.array(1, np.int64), np.array([-1], np.int64)
+    lookup(model).input[1] = "ids"
+    put_first(
+        model,
+        [
+            helper.make_node("Constant", [], ["one"], value=numpy_helper.from_array(one)),
+            helper.make_node("Constant", [], ["rows"], value=numpy_helper.from_array(minus)),
+            helper.make_node("Constant", [], ["axis"], value=numpy_helper.from_array(one * 0)),
+            helper.make_node("Shape", ["input_ids"], ["sizes"]),
+            helper.make_node("Gather", ["sizes", "one"], ["tokens"], axis=0),
+            helper.make_node("Reshape", ["tokens", "rows"], ["tokens.1"]),
+            helper.make_node("Concat", ["rows", "tokens.1"], ["shape"], axis=0),
+            helper.make_node("Reshape", ["input_ids", "shape"], ["ids"]),
+        ],
+    )
+
+
+def branch_chosen(model: onnx.ModelProto) -> None:
+    """Merged exports choose by an input whether there is a past."""
+    node = lookup(model)
+    output = node.output[0]
+    branches = {}
+    for name, op in (("then_branch", "Identity"), ("else_branch", "Neg")):
+        value = helper.make_tensor_value_info(f"{name}.made", TensorProto.FLOAT, None)
+        inside = [helper.make_node(op, ["looked.up"], [value.name])]
+        branches[name] = helper.make_graph(inside, name, [], [value])
+    node.output[0] = "looked.up"
+    place = list(model.graph.node).index(node) + 1
+    choice = helper.make_node("If", ["use_cache_branch"], [output], **branches)
+    model.graph.node.insert(place, choice)
+    wanted = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    model.graph.input.append(wanted)
+
+
+def logits_chosen(model: onnx.ModelProto) -> None:
+    """Exports for browsers can return the logits of the last tokens only."""
+    node = next(node for node in model.graph.node if "logits" in node.output)
+    place, hidden = list(model.graph.node).index(node), node.input[0]
+    node.input[0] = "chosen"
+    parts = {"flat": [-1], "ends": [np.iinfo(np.int64).max], "axis.1": [1]}
+    nodes = [
+        helper.make_node(
+            "Constant", [], [name], value=numpy_helper.from_array(np.array(value, np.int64))
+        )
+        for name, value in parts.items()
+    ]
+    nodes += [
+        helper.make_node("Neg", ["num_logits_to_keep"], ["begin"]),
+        helper.make_node("Reshape", ["begin", "flat"], ["begin.1"]),
+        helper.make_node("Slice", [hidden, "begin.1", "ends", "axis.1"], ["chosen"]),
+    ]
+    for i, part in enumerate(nodes):
+        model.graph.node.insert(place + i, part)
+    wanted = helper.make_tensor_value_info("num_logits_to_keep", TensorProto.INT64, [])
+    model.graph.input.append(wanted)
+
+
+def reversed_nodes(model: onnx.ModelProto) -> None:
+    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+
+
+def older_function(model: onnx.ModelProto) -> None:
+    """Exporters write functions for a fixed version of the operators."""
+    node = lookup(model)
+    output = node.output[0]
+    node.output[0] = "looked.up"
+    place = list(model.graph.node).index(node) + 1
+    call = helper.make_node("Same", ["looked.up"], [output], domain="local")
+    model.graph.node.insert(place, call)
+    body = [helper.make_node("Identity", ["x"], ["y"])]
+    opsets = [helper.make_opsetid("", 13)]
+    model.functions.append(helper.make_function("local", "Same", ["x"], ["y"], body, opsets))
+    model.opset_import.append(helper.make_opsetid("local", 1))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [ids_reshaped, branch_chosen, logits_chosen, reversed_nodes, older_function],
+    ids=lambda edit: edit.__name__,
+)
+@pytest.mark.parametrize("opened", [open_resident, open_paged], ids=["resident", "paged"])
+def test_a_variant_computes_what_the_usual_export_does(
+    path: Path, tmp_path: Path, edit: Change, opened: Callable[[Path], object]
+) -> None:
+    model = onnx.load(path, load_external_data=False)
+    edit(model)
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for name in ("config.json", "tokenizer.json", DATA_FILE):
+        (changed / name).write_bytes((path.parent / name).read_bytes())
+    (changed / "model.onnx").write_bytes(model.SerializeToString())
+    logits = []
+    for one in (path, changed / "model.onnx"):
+        loaded = opened(one)
+        logits.append(one_by_one(loaded, loaded.vocabulary.encode(TEXT)[:6]))  # type: ignore[attr-defined, arg-type]
+        loaded.close()  # type: ignore[attr-defined]
+    assert np.array_equal(*logits)
+
+
+def browser_layout(path: Path, *names: str) -> Path:
+    """The model's folder with graphs below it in `onnx`."""
+    folder = path.parent
+    (folder / "onnx").mkdir()
+    for name in names:
+        (folder / "onnx" / name).write_bytes(path.read_bytes())
+    path.unlink()
+    (folder / DATA_FILE).rename(folder / "onnx" / DATA_FILE)
+    return folder
+
+
+def test_a_graph_below_its_configuration_is_found(path: Path) -> None:
+    folder = browser_layout(path, "model_q4.onnx")
+    assert find_model(folder) == folder / "onnx" / "model_q4.onnx"
+    for name in (folder, folder / "onnx", folder / "onnx" / "model_q4.onnx"):
+        assert runtime.recognises(name)
+        open_resident(name).close()
+
+
+def test_of_several_graphs_below_the_usual_one_is_taken(path: Path) -> None:
+    folder = browser_layout(path, "model.onnx", "model_q4.onnx")
+    assert find_model(folder) == folder / "onnx" / "model.onnx"
+
+
+def test_several_graphs_below_are_a_question(path: Path) -> None:
+    folder = browser_layout(path, "model_q4.onnx", "model_int8.onnx")
+    with pytest.raises(ModelError, match=r"model_int8\.onnx, model_q4\.onnx.*name one"):
+        find_model(folder)
+
+
+def test_sampling_of_genai_is_read_where_nothing_else_recommends_any(tmp_path: Path) -> None:
+    search = {"do_sample": True, "temperature": 0.6, "top_k": 20, "max_length": 4096}
+    (tmp_path / "genai_config.json").write_text(json.dumps({"search": search}))
+    assert chat_format(tmp_path).sampling == {"temperature": 0.6, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.7}))
+    assert chat_format(tmp_path).sampling == {"temperature": 0.7}
