@@ -63,8 +63,9 @@ class Users:
         `close`."""
         self._name = name
         self._closed = closed
-        self._inside: list[list[int]] = []
-        """The thread id of each call inside. List methods are atomic, so entering and leaving need
+        self._inside: list[tuple[int, bool, object]] = []
+        """The thread of each call inside, whether it wants to be alone, and what tells it from
+        others. List methods are atomic, so entering and leaving need
         no lock: a signal handler or the garbage collector may run at any point."""
         self._left = threading.Event()
         self._release = threading.RLock()
@@ -77,7 +78,7 @@ class Users:
     @property
     def is_inside(self) -> bool:
         """True if the calling thread is inside a call."""
-        return [threading.get_ident()] in self._inside
+        return any(thread == threading.get_ident() for thread, *_ in list(self._inside))
 
     @property
     def is_forked(self) -> bool:
@@ -89,27 +90,33 @@ class Users:
         """Prevent the release while the block runs.
 
         Raises the error of `closed` once it is closing. Raises UsageError if `alone` is set and
-        another call is inside, and in a fork of the process, which has none of its threads.
+        another call that wants to be alone is inside, and in a fork of the process, which has none
+        of its threads.
         """
         if self.is_forked:
             raise UsageError(
                 f"{self._name} belongs to the process {self._process}, of which this is a fork "
                 "without its threads: load one here, or start processes by multiprocessing's spawn"
             )
-        with self.within() as is_first:
+        with self._entered(alone) as entry:
             if self.is_closing:
                 raise self._closed(f"{self._name} is closed")
-            if alone and not is_first:
+            if alone and next(other for other in list(self._inside) if other[1]) is not entry:
                 raise UsageError(f"{self._name} is in use: one thread at a time")
             yield
 
     @contextmanager
-    def within(self) -> Iterator[bool]:
-        """Enter from a callback of a call that is inside; yields True if no other call is."""
-        entry = [threading.get_ident()]
+    def within(self) -> Iterator[None]:
+        """Enter from a callback, also while the object is closing; nobody's `alone` minds it."""
+        with self._entered(False):
+            yield
+
+    @contextmanager
+    def _entered(self, alone: bool) -> Iterator[tuple[int, bool, object]]:
+        entry = (threading.get_ident(), alone, object())
         try:
             self._inside.append(entry)
-            yield self._inside[0] is entry
+            yield entry
         finally:
             self._inside.remove(entry)
             if self.is_closing:

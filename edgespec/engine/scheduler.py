@@ -100,7 +100,7 @@ class Scheduler(Closeable):
         """Context manager for a use of the models' vocabularies. Raises SessionClosed."""
         return self._users.use()
 
-    def within(self) -> AbstractContextManager[bool]:
+    def within(self) -> AbstractContextManager[None]:
         """Context manager for a callback, in which the engine cannot be closed."""
         return self._users.within()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import edgespec
@@ -139,3 +141,20 @@ def test_a_cancelled_stream_ends(completions):
 def test_chat_requests_have_the_field():
     fields = {"messages": [{"role": "user", "content": "a"}], "return_progress": True}
     assert ChatRequest.parse(fields).return_progress
+
+
+def test_what_is_told_can_be_taken_while_the_engine_still_tells_it(completions):
+    """The engine's thread may stay in the callback when the reader already wants the next token."""
+    n_told = 0
+
+    def slow(what: str, share: float) -> None:
+        nonlocal n_told
+        n_told += 1
+        generation.tell(n_told)
+        time.sleep(0.02)
+
+    session = completions._session
+    with session.stream("# 3" + LONG, max_tokens=2, progress=slow) as generation:
+        told = [item for item in generation if isinstance(item, int)]
+    assert told == list(range(1, n_told + 1))
+    assert n_told > 3

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from edgespec.concurrency.owning import close_all
+from edgespec.concurrency.owning import Users, close_all
+from edgespec.errors import UsageError
 
 
 class Broken(Exception):
@@ -71,3 +72,13 @@ def test_a_fork_is_told_that_the_session_is_its_parent_s_which_goes_on() -> None
     assert len(refused) == 2
     assert all("is a fork without its threads: load one here" in line for line in refused)
     assert n_tokens == "9"
+
+
+def test_a_callback_that_is_inside_keeps_nobody_from_being_alone() -> None:
+    users = Users("it")
+    with users.within(), users.use(alone=True):
+        with pytest.raises(UsageError, match="one thread at a time"), users.use(alone=True):
+            pass
+        with users.use():
+            assert users.is_inside
+    assert not users.is_inside
