@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from edgespec.cli.entry import let_idle_threads_sleep
+from edgespec.memory import process
 
 pytest.register_assert_rewrite(
     "engine_cases",
@@ -21,6 +22,7 @@ pytest.register_assert_rewrite(
     "prepared_contract",
     "features_contract",
 )
+PROCESS_BYTES = 128 << 20
 settings.register_profile("edgespec", deadline=None, derandomize=True)
 settings.load_profile("edgespec")
 
@@ -32,20 +34,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def nothing_kept_yet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep learnt, tuned and prepared files of earlier runs out of the tests, and those of tests
-    out of later runs; commands that tests start are told so by the environment."""
+    """Keep learnt, tuned and prepared files of earlier runs and of other modules out of a module's
+    tests; commands that tests start are told so by the environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
-@pytest.fixture(scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """An empty cache folder, for as long as the module's tests run."""
+@pytest.fixture(autouse=True, scope="session")
+def process_of_one_size() -> Iterator[None]:
+    """Count this process as one of PROCESS_BYTES: what it takes depends on the tests before."""
+    measured = process.footprint_bytes
+
+    def footprint_bytes(root: Path | None = None) -> int:
+        return PROCESS_BYTES if root is None else measured(root)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(process, "footprint_bytes", footprint_bytes)
         yield
 
 

@@ -20,8 +20,6 @@ from onnx_files import write_llama
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 USES: dict[str, Callable[[LanguageModel], object]] = {
     "prefill": lambda model: prefill(model, [1, 2]),
     "evaluate": lambda model: evaluate(model, TokenTree(1), [ROOT]),

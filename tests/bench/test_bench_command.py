@@ -353,7 +353,7 @@ def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
 
 
 @pytest.mark.slow
-def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, own_cache: None, capsys):
+def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, capsys):
     """Against onnxruntime, which the report names and no other library."""
     pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
     from onnx_files import write_llama

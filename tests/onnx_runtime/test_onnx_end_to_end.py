@@ -18,7 +18,6 @@ pytestmark = [
         "onnx" not in {entry.name for entry in entry_points(group="edgespec.runtimes")},
         reason="edgespec was installed before it had the ONNX runtime",
     ),
-    pytest.mark.usefixtures("own_cache"),
 ]
 
 PROMPT = "the other one " * 20

@@ -33,8 +33,6 @@ from onnx_reference import WholeModel
 from paging_contract import load_paged
 from port_calls import prefill
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 MODELS = Path(__file__).parents[2] / "models"
 LAYERS = (1, 2, 3)
 WIDTH = 64

@@ -29,8 +29,6 @@ from paging_contract import PagingContract, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 ROUNDING = {LLAMA: 1e-4, GEMMA: 1e-4, QWEN: 0.2}
 """Largest difference of a batch's logits from those of single tokens: in MatMulNBits of accuracy
 level 4 activations are rounded to eight bits, and a last bit decides which way."""

@@ -38,8 +38,6 @@ from onnx_files import save, write_llama
 from onnx_models import request
 from paging_contract import load_paged
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 N_TOKENS = 40
 GREEDY = SamplingParams(temperature=0)
 PAIRS = {"EAGLE-3": predictable_pair, "DFlash": repeating_pair}

@@ -26,8 +26,6 @@ from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.files.outline import read_outline
 from onnx_files import DATA_FILE, write_llama, write_tokenizer
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 Change = Callable[[onnx.ModelProto], None]
 
 

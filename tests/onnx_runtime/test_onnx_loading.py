@@ -16,8 +16,6 @@ from edgespec_runtimes.onnx.ort.loading import watched
 from onnx_files import write_llama
 from onnx_models import request
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 
 class Loading:
     """A call that ends when it was cancelled or its progress was told `n_times`; memory grows by

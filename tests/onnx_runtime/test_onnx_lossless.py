@@ -16,8 +16,6 @@ from edgespec.settings.config import LoadSettings
 from onnx_files import write_llama
 from onnx_reference import WholeModel
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 PROMPTS = [
     f"{word} the {other}" for word in ("then", "list", "so", "no", "tree") for other in "abcd"
 ]

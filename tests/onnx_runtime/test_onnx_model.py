@@ -15,8 +15,6 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from onnx_models import ContractOfKind, made_in, open_paged, open_resident
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 FITTING = sys.modules["edgespec_runtimes.onnx.prepare.fitting"]
 """The module: its package calls what it makes by the same name."""
 

@@ -27,8 +27,6 @@ from onnx_reference import WholeModel
 from paging_contract import PagingContract, load_paged, one_by_one
 from port_contract import TEXT
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 GPU = find_cuda()
 needs_gpu = pytest.mark.skipif(not isinstance(GPU, Device), reason=f"no CUDA device: {GPU}")
 needs_none = pytest.mark.skipif(isinstance(GPU, Device), reason="CUDA can be used here")

@@ -30,8 +30,6 @@ from paging_contract import PagingContract, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

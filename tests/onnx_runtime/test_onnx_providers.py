@@ -218,7 +218,7 @@ def test_operators_that_are_left_to_the_cpu_are_counted_by_kind() -> None:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, own_cache: None) -> tuple[Path, Path]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("models")
     big = write_llama(folder / "big", layers=12, hidden=256, heads=4, ffn=1024, vocab=512)
     return big.parent, write_llama(folder / "small", vocab=512).parent

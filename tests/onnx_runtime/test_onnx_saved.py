@@ -22,8 +22,6 @@ from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel
 from paging_contract import one_by_one
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 SIZES = {"layers": 1, "hidden": 64, "vocab": 300}
 TOKENS = [7, 21, 42]
 KINDS: dict[str, dict[str, object]] = {

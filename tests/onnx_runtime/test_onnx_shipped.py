@@ -28,8 +28,6 @@ from onnx_reference import WholeModel
 from port_calls import prefill
 from port_contract import PortContract, SlotsContract
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 MODELS = Path(__file__).parents[2] / "models"
 TARGET, DRAFT = MODELS / "edgespec-target-onnx-fp16", MODELS / "edgespec-draft-onnx-fp16"
 N_TOKENS = 24
@@ -106,7 +104,7 @@ def whole() -> WholeModel:
 
 
 @pytest.fixture(scope="module")
-def texts(whole: WholeModel, own_cache: None) -> list[OrtText]:
+def texts(whole: WholeModel) -> list[OrtText]:
     with ExitStack() as stack:
         draft = open_resident(DRAFT, **SIZES)
         stack.callback(draft.close)
@@ -127,7 +125,7 @@ def texts(whole: WholeModel, own_cache: None) -> list[OrtText]:
 
 
 @pytest.fixture
-def draft(own_cache: None) -> Iterator[LanguageModel]:
+def draft() -> Iterator[LanguageModel]:
     model = open_resident(DRAFT, **SIZES)
     yield model
     model.close()

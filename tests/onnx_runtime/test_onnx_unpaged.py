@@ -26,8 +26,6 @@ from onnx_reference import WholeModel
 from paging_contract import one_by_one
 from port_contract import TEXT
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
