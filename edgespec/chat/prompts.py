@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
 from edgespec.chat.call_marks import MARKS
+from edgespec.chat.channels import ChannelSplitter
 from edgespec.chat.continuing import content_of, continued, continues, is_reasoning
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.limits import TemplateLimitError, measured
@@ -72,8 +73,10 @@ class ChatPrompt:
     continued: str | None = None
     """Text of the last message, if the prompt ends in it."""
 
-    def splitter(self) -> ReasoningSplitter:
+    def splitter(self) -> ReasoningSplitter | ChannelSplitter:
         """A splitter for the model's next text."""
+        if self.marks is not None and self.marks.in_channels and self.continued is None:
+            return ChannelSplitter()
         if self.marks is not None and self.continued is not None:
             inside = is_reasoning(self.continued, self.marks)
             return ReasoningSplitter(self.marks if inside else None, inside)
@@ -163,9 +166,10 @@ class ChatPrompts:
         if pieces is None:
             pieces = render(messages, add_generation_prompt is not False)
         text, marks = "".join(pieces), marks_of(template.source)
-        shown = [*((marks.begin, marks.end) if marks else ()), *(MARKS if tools else ())]
+        of_reasoning = (marks.shown or (marks.begin, marks.end)) if marks else ()
+        shown = [*of_reasoning, *(MARKS if tools else ())]
         closing = _closing(text, marks) if marks else ""
-        ending = closing or (f"\n{marks.end}\n\n" if marks else "")
+        ending = closing or (marks.ending or f"\n{marks.end}\n\n" if marks else "")
         content = content_of(messages[-1]) if is_continued else None
         if marks and content and is_reasoning(content, marks):
             closing = f"\n{marks.end}\n\n"

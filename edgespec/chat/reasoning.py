@@ -17,6 +17,12 @@ class Marks:
 
     begin: str
     end: str
+    shown: tuple[str, ...] = ()
+    """Control tokens in them, if they are more than one token."""
+    ending: str = ""
+    """Text that ends reasoning; empty: the end mark on a line of its own."""
+    in_channels: bool = False
+    """True if the answer stands in a channel, too."""
 
 
 KNOWN_MARKS = (
@@ -25,6 +31,15 @@ KNOWN_MARKS = (
     Marks("<seed:think>", "</seed:think>"),
     Marks("[THINK]", "[/THINK]"),
     Marks("<|START_THINKING|>", "<|END_THINKING|>"),
+    Marks("<mm:think>", "</mm:think>"),
+    Marks("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>"), "\n<channel|>"),
+    Marks(
+        "<|channel|>analysis",
+        "<|end|>",
+        ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        in_channels=True,
+    ),
 )
 
 

@@ -183,7 +183,8 @@ class Completions:
         budget = request.reasoning_budget
         budget = self._reasoning_budget if budget is None else budget
         if budget == 0 and prompt.marks is not None and prompt.continued is None:
-            return self._without_reasoning(request, prompt), None
+            told = self._without_reasoning(request, prompt)
+            return told, None if has_grammar else self._reasoned.limit(told, 0)
         if has_grammar and prompt.closing:
             most = self._session.most_tokens(len(prompt.tokens), request.limit)
             if wrap := self._reasoned.wrap(prompt, most, budget):

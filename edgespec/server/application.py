@@ -44,6 +44,7 @@ from edgespec.server.bodies import RequestBodies
 from edgespec.server.budget_request import budget_of
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
+from edgespec.server.openapi import openapi
 from edgespec.server.page import page
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.streaming import DONE, EventStream, event
@@ -105,6 +106,7 @@ class Service:
             # these routes need no key
             Route("/", self._guarded(page, needs_key=False)),
             Route("/page/{name}", self._guarded(page, needs_key=False)),
+            Route("/openapi.json", self._guarded(openapi, needs_key=False)),
             Route("/health", self._guarded(self._health, needs_key=False)),
             Route("/v1/health", self._guarded(self._health, needs_key=False)),
             Route("/metrics", self._guarded(self._metrics)),

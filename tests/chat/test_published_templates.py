@@ -24,6 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgespec.chat import sandbox
 from edgespec.chat.template import ChatTemplate
+from edgespec.completions.tool_calls import CallSplitter, ToolCall
 from edgespec.errors import EdgespecError
 
 pytestmark = pytest.mark.slow
@@ -243,3 +244,35 @@ def test_a_conversation_is_rendered_as_by_jinja(
         if text != expected:
             different[name] = (text, expected)
     assert not different
+
+
+SHOW_NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}
+NOT_READ = {"Kimi-K3", "MiniMax-M3", "meetkai-functionary-medium-v3.2", "muse-glimmer"}
+"""Templates whose form of calls is not read, which a page of the documentation names."""
+
+
+def test_calls_are_read_as_templates_show_them(ours: Mapping[str, ChatTemplate]) -> None:
+    """The text of the assistant's turn, with the marks around it, as a whole and by character."""
+    parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+    expected = [ToolCall("weather", '{"city": "Paris"}')]
+    read, unread = set(), set()
+    for name, template in ours.items():
+        try:
+            before = template.pieces([USER], TOOLS, False)
+            shown = template.pieces([USER, calling(content="")], TOOLS, False)
+        except EdgespecError:
+            continue
+        text = "".join(shown).removeprefix("".join(before))
+        found = []
+        for pieces in ([text], text):
+            splitter = CallSplitter(parameters)
+            for piece in pieces:
+                splitter.push(piece)
+            splitter.finish()
+            found.append(splitter.calls)
+        (read if found == [expected] * 2 else unread).add(name)
+    assert unread == SHOW_NO_CALLS | NOT_READ
+    page = (Path(__file__).parents[2] / "docs/protocols-and-tools.md").read_text(encoding="utf-8")
+    assert all(name in page for name in unread)
+    assert f"{len(read) + len(unread)} show tools and a call" in page
+    assert f"are read for {len(read)}." in page

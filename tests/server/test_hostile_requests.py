@@ -247,7 +247,8 @@ def test_bodies_of_other_protocols(server, n_examples):
 def test_headers(server, n_examples):
     @settings(max_examples=n_examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
-        path=st.sampled_from([CHAT, TEXT, RESPONSES, TURNS, "/", "/v1/models/a"]), headers=HEADERS
+        path=st.sampled_from([CHAT, TEXT, RESPONSES, TURNS, "/openapi.json", "/", "/v1/models/a"]),
+        headers=HEADERS,
     )
     def attack(path: str, headers: dict[str, bytes]) -> None:
         said = raw(server[0], path, headers, b'{"prompt": [4096], "echo": true}')

@@ -1,0 +1,93 @@
+"""The description of the routes in OpenAPI's format, from the models that validate requests."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edgespec import extras
+from edgespec.completions.protocols.message_requests import CountRequest, MessagesRequest
+from edgespec.completions.protocols.response_requests import ResponsesRequest
+from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestPart
+
+_BODIES: dict[str, tuple[type[RequestPart], str]] = {
+    "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
+    "/v1/completions": (CompletionRequest, "Continue texts"),
+    "/v1/responses": (ResponsesRequest, "Answer in OpenAI's Responses"),
+    "/v1/messages": (MessagesRequest, "Answer in Anthropic's messages"),
+    "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation"),
+}
+"""Model of the body and summary, by route."""
+_OTHERS = {
+    ("post", "/v1/tokenize"): "Tokens of a text",
+    ("post", "/v1/detokenize"): "Text of tokens",
+    ("post", "/v1/budget"): "Change the memory budget",
+    ("get", "/v1/budget"): "The memory budget and what is in memory",
+    ("get", "/v1/models"): "The models",
+    ("get", "/v1/models/{name}"): "A model",
+    ("get", "/v1/health"): "The state of the server",
+    ("get", "/metrics"): "Metrics for Prometheus",
+}
+_TAKES_MORE = (ChatRequest, CompletionRequest)
+"""Requests that also take fields of llama.cpp and vLLM."""
+_ANSWERS = {"200": "an answer; with `stream`, server-sent events"} | {
+    "400": "the request is not valid",
+    "401": "the API key is missing or wrong",
+    "403": "the host or origin is not allowed",
+    "404": "there is no such model or route",
+    "408": "the body came too slowly",
+    "413": "the body is too large",
+    "500": "the model failed",
+    "503": "too many requests, or the server loads or ends: see Retry-After",
+}
+
+
+async def openapi(request: Request) -> Response:
+    """The document, as JSON."""
+    return JSONResponse(document())
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The document. Names of schemas are those of the models."""
+    models = [(model, "validation") for model, _ in _BODIES.values()]
+    references, definitions = models_json_schema(
+        models,  # type: ignore[arg-type]
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas = definitions["$defs"]
+    for lenient in _TAKES_MORE:
+        schemas[lenient.__name__]["additionalProperties"] = True
+    paths: dict[str, dict[str, Any]] = {}
+    for path, (model, summary) in _BODIES.items():
+        body = {"content": {"application/json": {"schema": references[model, "validation"]}}}
+        paths[path] = {"post": _operation(summary) | {"requestBody": {"required": True} | body}}
+    for (method, path), summary in _OTHERS.items():
+        paths.setdefault(path, {})[method] = _operation(summary)
+    paths["/v1/models/{name}"]["get"]["parameters"] = [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    ]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "edgespec", "version": extras.installed_version()},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"key": []}],
+    }
+
+
+def _operation(summary: str) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "responses": {status: {"description": text} for status, text in _ANSWERS.items()},
+    }
