@@ -20,8 +20,11 @@ _FILES = {
     "api.js": "text/javascript",
     "conversation.js": "text/javascript",
     "view.js": "text/javascript",
+    "library.js": "text/javascript",
+    "engine.js": "text/javascript",
     "marked.umd.js": "text/javascript",
     "purify.min.js": "text/javascript",
+    "highlight.min.js": "text/javascript",
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -197,7 +197,7 @@ def texts(page, selector: str) -> list[str]:
 def test_a_conversation_survives_a_reload(page):
     converse(page, "first", "**One.**")
     converse(page, "second", "Two.")
-    page.run("document.querySelector('#instructions').open = true")
+    page.run("document.querySelector('#settings').open = true")
     page.write("#system", "Be brief.")
     reload(page)
     assert texts(page, ".user") == ["first", "second"]
@@ -222,17 +222,152 @@ def test_a_reload_gives_a_question_without_an_answer_back(page):
     assert page.run("return document.querySelector('#text').value") == "first"
 
 
-def test_reset_forgets_what_was_kept(page):
+def test_a_new_conversation_leaves_the_old_one_in_the_list(page):
     converse(page, "first", "One.")
-    page.run("document.querySelector('#reset').click()")
+    page.run("document.querySelector('#new').click()")
     reload(page)
     assert texts(page, ".turn") == []
+    assert texts(page, "#conversations .open") == ["New conversation", "first"]
+    page.run("[...document.querySelectorAll('#conversations .open')].at(-1).click()")
+    assert texts(page, ".turn") == ["first", "One."]
+
+
+def test_a_conversation_is_renamed_and_deleted(page):
+    converse(page, "first", "One.")
+    press(page, "Rename")
+    page.write("#conversations input", "\ue009a\ue000Numbers\ue007")  # all of it, Enter
+    assert texts(page, "#conversations .open") == ["Numbers"]
+    reload(page)
+    assert texts(page, "#conversations .open") == ["Numbers"]
+    page.run("window.confirm = () => true")
+    press(page, "Delete")
+    assert texts(page, ".turn") == []
+    reload(page)
+    assert texts(page, "#conversations .open") == ["New conversation"]
+
+
+def test_a_conversation_is_saved_as_a_file(page):
+    converse(page, "What is 1?", "**One.**")
+    page.run(
+        "URL.createObjectURL = blob => { window.saved = blob.text(); return '#'; };"
+        "HTMLAnchorElement.prototype.click = function () { window.savedAs = this.download; };"
+    )
+    page.run("document.querySelector('#conversations .save').click()")
+    page.run("saved.then(text => { window.savedText = text; })")
+    assert page.until("window.savedText") == (
+        "# What is 1?\n\n## You\n\nWhat is 1?\n\n## Model\n\n**One.**\n"
+    )
+    assert page.run("return window.savedAs") == "What is 1.md"
+
+
+def test_an_answer_under_way_stays_in_its_conversation(page):
+    begin(page, "first", "Half an")
+    page.run("document.querySelector('#new').click()")
+    page.until("document.querySelectorAll('#conversations .open').length === 2")
+    assert texts(page, ".turn") == []
+    page.run("[...document.querySelectorAll('#conversations .open')].at(-1).click()")
+    assert texts(page, ".turn") == ["first", "Half an"]
+
+
+def test_settings_are_sent_where_they_were_set(page):
+    page.run("document.querySelector('#settings').open = true")
+    for name, value in (("top_p", "0.9"), ("top_k", "40"), ("seed", "7"), ("max_tokens", "5")):
+        page.write(f"#{name}", value)
+    converse(page, "first", "One.")
+    asked = page.run("return asked[0]")
+    assert [asked[name] for name in ("top_p", "top_k", "seed", "max_tokens")] == [0.9, 40, 7, 5]
+    assert asked["temperature"] == 0.5, "as it is shown: the model's own"
+    assert "min_p" not in asked
+
+
+def test_reasoning_is_open_while_it_grows_and_folded_then(page):
+    begin(page, "first", "")
+    page.run("tell({choices: [{delta: {reasoning_content: 'Let me see.'}}]})")
+    page.until("document.querySelector('.reasoning')?.open")
+    page.run("more('One.')")
+    drawn(page)
+    assert not page.run("return document.querySelector('.reasoning').open")
+    finish(page)
+    assert texts(page, ".reasoning > div") == ["Let me see."]
+
+
+def test_code_is_coloured_and_copied_as_it_was_written(page):
+    code = "def f():\n    return '<b>'\n"
+    converse(page, "code", f"```python\n{code}```\n")
+    assert texts(page, ".hljs-keyword") == ["def", "return"]
+    assert page.run("return document.querySelector('pre > code').textContent") == code
+    assert page.run("return document.querySelector('.assistant b')") is None
+
+
+def test_a_file_becomes_a_block_of_the_message(page):
+    page.run(
+        "const files = new DataTransfer();"
+        "files.items.add(new File(['```\\nx = 1\\n'], 'a.py'));"
+        "document.querySelector('#files').files = files.files;"
+        "document.querySelector('#files').dispatchEvent(new Event('change'))"
+    )
+    page.until("document.querySelector('#text').value")
+    typed = page.run("return document.querySelector('#text').value")
+    assert typed == "a.py:\n````\n```\nx = 1\n````\n"
+
+
+BUDGET = {
+    "budget_bytes": 800 << 20,
+    "planned_bytes": 790 << 20,
+    "smallest_bytes": 300 << 20,
+    "resident_bytes": 700 << 20,
+    "pinned_bytes": 500 << 20,
+    "streamed_bytes": 400 << 20,
+    "follows": False,
+}
+
+
+def test_the_memory_is_shown_and_the_budget_changed(page):
+    page.run(
+        f"window.report = {json.dumps(BUDGET)}; window.posted = [];"
+        "window.fetch = async (path, {method, body}) => {"
+        "  if (method === 'POST') {"
+        "    posted.push(JSON.parse(body));"
+        "    report = {...report, budget_bytes: JSON.parse(body).memory_budget};"
+        "  }"
+        "  return new Response(JSON.stringify(report));"
+        "}"
+    )
+    page.run("document.querySelector('#toggle-engine').click()")
+    page.until("document.querySelector('#bar .pinned')")
+    assert texts(page, "#legend dd") == ["500 MiB", "290 MiB", "10 MiB", "700 MiB", "400 MiB"]
+    widths = page.run(
+        "return ['pinned', 'rest'].map(kind =>"
+        " document.querySelector('#bar .' + kind).getBoundingClientRect().width)"
+    )
+    assert widths[0] / widths[1] == pytest.approx(500 / 290, rel=0.02)
+    page.run(
+        "const budget = document.querySelector('#budget'); budget.value = 0;"
+        "budget.dispatchEvent(new Event('input')); budget.dispatchEvent(new Event('change'))"
+    )
+    page.until("posted.length")
+    assert page.run("return posted") == [{"memory_budget": 300 << 20}]
+    page.until("document.querySelector('#budget-size').textContent === '300 MiB'")
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_panel_and_the_list_leave_nothing_beyond_the_window(page, window):
+    page.resize(*window)
+    page.run(f"window.fetch = async () => new Response({json.dumps(json.dumps(BUDGET))})")
+    page.run("document.querySelector('#toggle-engine').click()")
+    page.run("document.querySelector('#settings').open = true")
+    page.until("document.querySelector('#bar .pinned')")
+    assert page.run("return document.scrollingElement.scrollWidth <= innerWidth")
+    for selector in ("#engine", "#settings", "#bar"):
+        assert rect(page, selector, "right") <= window[0]
 
 
 @pytest.mark.parametrize("kept", ["{", "null", '{"converses": true, "messages": 1}', "[]"])
 def test_a_damaged_copy_is_none(page, kept):
-    page.run(f"addEventListener('pagehide', () => sessionStorage.setItem("
-             f"'edgespec conversation', {kept!r}))")  # fmt: skip
+    page.run(
+        f"localStorage.setItem('edgespec conversation damaged', {kept!r});"
+        "sessionStorage.setItem('edgespec current', 'damaged')"
+    )
     reload(page)
     assert texts(page, ".turn") == []
     converse(page, "first", "One.")
@@ -309,7 +444,7 @@ def test_escape_stops_an_answer_and_keeps_its_text(page):
 
 
 def test_a_system_message_comes_first(page):
-    page.run("document.querySelector('#instructions').open = true")
+    page.run("document.querySelector('#settings').open = true")
     page.write("#system", "Be brief.")
     converse(page, "first", "One.")
     assert page.run("return asked[0].messages") == [

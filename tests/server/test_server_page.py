@@ -100,11 +100,11 @@ def test_a_model_without_a_chat_template_continues_text(browser, session):
     assert asked["prompt"] == f"def f({shown} x"
 
 
-def test_reset_during_an_answer_leaves_nothing_of_it(page):
+def test_a_new_conversation_during_an_answer_has_nothing_of_it(page):
     answering(page, "abandoned")
     ask(page, "first")
     page.until("document.querySelector('.assistant')")
-    page.run("document.querySelector('#reset').click(); try { more('late') } catch {}")
+    page.run("document.querySelector('#new').click(); try { more('late') } catch {}")
     answering(page, "second answer")
     ask(page, "second")
     page.until("document.querySelector('.assistant')")

@@ -1,9 +1,12 @@
-/* The page to chat: one conversation with the server that it came from. */
+/* The page to chat: conversations with the server that it came from. */
 
 import { ask, errorOf, events } from "./api.js";
-import { Conversation } from "./conversation.js";
+import { Conversation, SAMPLING, current } from "./conversation.js";
+import * as engine from "./engine.js";
+import { download, drawLibrary } from "./library.js";
 import { Shown, clear, copy, showError, toEnd } from "./view.js";
 
+const MOST_ATTACHED = 256 * 1024;  /* bytes of a file that becomes text of a message */
 const MOST_CONTINUED = 256;  /* tokens; a text has no end of its own, and goes on when asked */
 const $ = id => document.getElementById(id);
 const number = value => value.toLocaleString("en");
@@ -11,6 +14,7 @@ let conversation = new Conversation();
 let converses = true;  /* false for a model without a chat template, which continues text */
 let edited = null;     /* the place of the message that is being edited */
 let contextLength = Infinity;
+let defaults = { temperature: 0 };  /* the model's own sampling */
 
 /* Draws the whole conversation; only its latest answer can be written again. */
 function draw() {
@@ -22,11 +26,55 @@ function draw() {
     else if (place === messages.length - 1) actions.Regenerate = regenerate;
     new Shown(message, converses).offer(actions);
   });
+  keep();
+}
+
+/* Keeps the conversation, and shows it in the list. */
+function keep() {
   conversation.keep(converses);
+  drawLibrary(conversation, converses, { open, rename, save, remove });
+}
+
+/* Shows another conversation; an answer under way ends. */
+function open(other) {
+  const { running } = conversation;
+  if (other !== conversation) {
+    conversation.keep(converses);
+    conversation = other;
+    if (running) running.abort();
+  }
+  endEditing();
+  $("state").textContent = "";
+  setRunning(false);
+  showSettings();
+  draw();
+  toEnd();
+  document.body.classList.remove("listing");
+  $("text").focus();
+}
+
+function rename(one, name) {
+  one.name = name;
+  one.keep(converses);
+  keep();
+}
+
+function save(one) {
+  download(`${one.title.replace(/[^\p{L}\p{N} _-]/gu, "").trim() || "conversation"}.md`, one.markdown);
+}
+
+function remove(one) {
+  if (one.messages.length && !confirm(`Delete “${one.title}”?`)) return;
+  one.forget();
+  if (one === conversation) {
+    one.messages = [];
+    one.system = "";
+    open(new Conversation());
+  } else keep();
 }
 
 /* Asks a question behind `earlier` messages, in place of those that were there. They come back if
-   there is no answer. `mine` is the conversation, which Reset may have replaced since. */
+   there is no answer. `mine` is the conversation; another may have taken its place since. */
 async function converse(question, earlier, isRepeated = false) {
   const mine = conversation;
   const isCurrent = () => mine === conversation;
@@ -35,9 +83,10 @@ async function converse(question, earlier, isRepeated = false) {
   mine.messages = [...earlier, { role: "user", content: question }];
   mine.running = new AbortController();
   mine.growing = answer;
+  mine.changed = Date.now();
   draw();
   toEnd();
-  const shown = new Shown(answer, converses);
+  const shown = new Shown(answer, converses, true);
   const meter = new Meter();
   let isCut = false, failure = "";
   setRunning(true);
@@ -47,7 +96,7 @@ async function converse(question, earlier, isRepeated = false) {
     const response = await ask(converses ? "v1/chat/completions" : "v1/completions", options);
     if (!response.ok) throw new Error(await errorOf(response));
     for await (const chunk of events(response)) {
-      if (!isCurrent()) return;
+      if (!isCurrent()) break;
       if (chunk.error) throw new Error(chunk.error.message);
       if (chunk.prompt_progress) meter.reads(chunk.prompt_progress);
       if (chunk.usage) meter.ends(chunk.usage);
@@ -66,16 +115,19 @@ async function converse(question, earlier, isRepeated = false) {
   } catch (error) {
     if (error.name !== "AbortError") failure = error.message;
   }
-  if (!isCurrent()) return;
   mine.running = mine.growing = null;
   if (answer.content) mine.messages = [...mine.messages, answer];
   else mine.messages = before;
+  if (!isCurrent()) {  /* what there was of the answer stays in its conversation */
+    if (mine.messages.length) mine.keep(converses);
+    return keep();
+  }
   setRunning(false);
   draw();
   if (failure) showError(failure);
   if (isCut && answer.content) {
     showError(meter.nTokens >= contextLength
-      ? "The context is full: Reset begins a new conversation."
+      ? "The context is full: a new conversation has room."
       : "The answer was cut off: the server allows no more tokens or time.");
   }
   if (!meter.nTokens) $("state").textContent = answer.content ? "stopped" : "";
@@ -183,25 +235,54 @@ document.addEventListener("keydown", event => {
   else endEditing();
 });
 $("stop").addEventListener("click", stop);
-$("reset").addEventListener("click", () => {
-  const { running, system, temperature } = conversation;
-  conversation = new Conversation({ system, temperature });
-  if (running) running.abort();
-  endEditing();
-  $("state").textContent = "";
-  setRunning(false);
-  draw();
+$("new").addEventListener("click", () => {
+  const { system, sampling } = conversation;
+  open(new Conversation({ system, sampling: { ...sampling } }));
+});
+$("open-library").addEventListener("click", () => document.body.classList.add("listing"));
+$("close-library").addEventListener("click", () => document.body.classList.remove("listing"));
+$("toggle-engine").addEventListener("click", () => engine.show($("engine").hidden));
+$("attach").addEventListener("click", () => $("files").click());
+$("files").addEventListener("change", async () => {
+  for (const file of $("files").files) {
+    if (file.size > MOST_ATTACHED) showError(`${file.name} is larger than 256 KiB: attach a part of it.`);
+    else attach(file.name, await file.text());
+  }
+  $("files").value = "";
   $("text").focus();
 });
 $("system").addEventListener("input", () => {
   conversation.system = $("system").value;
   conversation.keep(converses);
 });
-$("temperature").addEventListener("input", () => {
-  const value = $("temperature").valueAsNumber;
-  conversation.temperature = value >= 0 ? value : null;
-  conversation.keep(converses);
-});
+for (const name of SAMPLING) {
+  $(name).addEventListener("input", () => {
+    const value = $(name).valueAsNumber;
+    if (value >= 0) conversation.sampling[name] = value;
+    else delete conversation.sampling[name];
+    conversation.keep(converses);
+  });
+}
+
+/* Puts a file into the message, as a block of code that its contents cannot end. */
+function attach(name, text) {
+  if (text.includes("\0")) return showError(`${name} is no text.`);
+  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
+  const fence = "`".repeat(longest + 1);
+  const typed = $("text").value;
+  $("text").value = `${typed}${typed && "\n"}${name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`;
+}
+
+/* Shows the conversation's settings; what it does not set is the model's own. */
+function showSettings() {
+  for (const name of SAMPLING) {
+    const value = conversation.sampling[name] ?? defaults[name];
+    $(name).value = value === undefined ? "" : String(value);
+  }
+  $("system").value = conversation.system;
+  $("settings").open = Boolean(conversation.system);
+}
+
 addEventListener("pagehide", () => conversation.keep(converses));
 
 function continueText() {
@@ -209,18 +290,17 @@ function continueText() {
   $("text").placeholder = "Write the beginning of a text; Enter continues it, Shift+Enter breaks the line";
   $("send").textContent = "Continue";
   $("note").hidden = false;
-  $("instructions").hidden = true;
+  $("system").hidden = true;
 }
 
 function begin(model) {
   $("name").textContent = model.id;
   contextLength = model.context_length;
   if (!model.chat) continueText();
-  if (!conversation.messages.length) conversation = Conversation.kept(converses);
+  defaults = { temperature: 0, ...model.sampling };
+  if (!conversation.messages.length) conversation = current(converses);
   if (conversation.messages.at(-1)?.role === "user") giveBack(conversation.messages.pop().content);
-  $("temperature").value = String(conversation.temperature ?? model.sampling.temperature ?? 0);
-  $("system").value = conversation.system;
-  $("instructions").open = Boolean(conversation.system);
+  showSettings();
   draw();
   toEnd();
   document.title = model.id;

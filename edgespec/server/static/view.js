@@ -13,7 +13,7 @@ const ALLOWED = {
   ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6",
     "hr", "input", "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr",
     "ul", "#text"],
-  ALLOWED_ATTR: ["align", "checked", "disabled", "href", "rel", "start", "target", "title", "type"],
+  ALLOWED_ATTR: ["align", "checked", "class", "disabled", "href", "rel", "start", "target", "title", "type"],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
@@ -29,8 +29,27 @@ DOMPurify.addHook("afterSanitizeAttributes", node => {
   }
 });
 
-function showMarkdown(part, text) {
+const COLOURED = { ALLOWED_TAGS: ["span", "#text"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true };
+
+function showMarkdown(part, text, isWhole) {
   part.replaceChildren(DOMPurify.sanitize(marked.parse(text), ALLOWED));
+  if (isWhole) part.querySelectorAll("pre > code").forEach(finishCode);
+}
+
+/* Colours a block of code, and gives it a button that copies it. */
+function finishCode(code) {
+  const text = code.textContent;
+  const language = /language-([\w+#-]+)/.exec(code.className)?.[1];
+  if (language && hljs.getLanguage(language)) {
+    const { value } = hljs.highlight(text, { language, ignoreIllegals: true });
+    code.replaceChildren(DOMPurify.sanitize(value, COLOURED));
+  }
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy-code";
+  button.setAttribute("aria-label", "Copy");
+  button.addEventListener("click", () => copy(text, button));
+  code.parentElement.append(button);
 }
 
 const distance = () => log.scrollHeight - log.scrollTop - log.clientHeight;
@@ -55,10 +74,22 @@ function part(kind, text, parent) {
   return turn;
 }
 
+/* What a model thinks before it answers: open while it thinks, folded afterwards. */
+function thoughts(parent) {
+  const details = document.createElement("details");
+  details.className = "turn reasoning";
+  const summary = document.createElement("summary");
+  summary.textContent = "Reasoning";
+  details.append(summary, document.createElement("div"));
+  parent.append(details);
+  return details;
+}
+
 /* One message in the log. An answer may grow; it is drawn at most once a frame. */
 export class Shown {
-  constructor(message, converses) {
+  constructor(message, converses, isGrowing = false) {
     this.message = message;
+    this.isGrowing = isGrowing;
     this.converses = converses;
     this.element = document.createElement("article");
     this.element.className = "message";
@@ -81,12 +112,13 @@ export class Shown {
       this.said = this.said || part("user", content, this.element);
     } else {
       if (reasoning) {
-        this.thought = this.thought || part("reasoning", "", this.element);
-        this.thought.textContent = reasoning;
+        this.thought = this.thought || thoughts(this.element);
+        this.thought.lastChild.textContent = reasoning;
+        this.thought.open = this.isGrowing && !content;
       }
       if (content) {
         this.said = this.said || part(this.converses ? "assistant" : "assistant plain", "", this.element);
-        if (this.converses) showMarkdown(this.said, content);
+        if (this.converses) showMarkdown(this.said, content, !this.isGrowing);
         else this.said.textContent = content;
       }
     }
