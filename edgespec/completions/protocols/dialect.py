@@ -1,4 +1,4 @@
-"""What a server needs to know of a protocol: how to read a request, and how to answer it.
+"""Protocols as a server sees them: how to read a request, and how to answer it.
 
 The protocols of OpenAI's completions are what answers are formatted in, so that theirs is the
 identity.
