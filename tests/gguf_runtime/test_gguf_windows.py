@@ -247,6 +247,13 @@ def test_a_shared_beginning_is_read_again_if_it_was_given_back(open_model: Open)
             twins.round(0, 1)
 
 
+def test_a_prompt_that_is_read_in_parts_has_one_end(open_model: Open) -> None:
+    twins = Twins(open_model, n_texts=2, ctx_size=2048, max_nodes=8)
+    for _ in range(3):
+        twins.prefill(60)
+    assert set(twins.lean._texts.all[0].ends) == {180}
+
+
 def test_a_turn_goes_back_to_where_a_prompt_ended(open_model: Open) -> None:
     twins = Twins(open_model)
     twins.prefill(900)

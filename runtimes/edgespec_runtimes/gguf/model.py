@@ -178,8 +178,10 @@ class GgufModel:
         begin = 0
         tile = self.info.prompt_tile
         in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_invariant
+        is_part = self.info.prompts_share_passes and not in_tiles
         branches, layout = self._texts.all[slot], self._texts.layout
-        branches.ends.add(start)
+        if not is_part:
+            branches.ends.add(start)
         for size in even_parts(len(tokens), self._shape.n_batch):
             chunk = [int(token) for token in tokens[begin : begin + size]]
 
@@ -192,13 +194,17 @@ class GgufModel:
             self._kernels.prepare(size, layout.top + size, in_tiles)
             rows = Rows(chunk, [*positions], [[branches.home]] * size)
             self._decode(rows, range(0), {slot: start}, report)
-            branches.extend(size)
+            if is_part:
+                branches.read(size)
+            else:
+                branches.extend(size)
             if self._tap is not None and slot == 0:
                 n_known = min(size, max(0, len(self._recurrent.lag) - begin))
                 self._tap.hand_over_rows(positions.start + n_known, range(n_known, size), size)
             report(1.0)
             begin += size
-        branches.ends.add(branches.n_committed)
+        if not is_part:
+            branches.ends.add(branches.n_committed)
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         """Logits of parts that have nodes, in one pass over the weights."""
