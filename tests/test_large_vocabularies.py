@@ -27,7 +27,8 @@ if generate is None:
 else:
     with edgespec.load(settings, rules) as session:
         tokens = session.encode("hello the rain in the inn")
-        sampling = edgespec.SamplingParams(logit_bias={0: -100.0})
+        drawn = generate.pop("sampling", {})
+        sampling = edgespec.SamplingParams(logit_bias={0: -100.0}, **drawn)
         result = session.generate(tokens, sampling, **generate)
     said = {"most_verified": max(cost.verified for cost in result.speculation.round_costs)}
     said |= {"paged": session.plan.paged, "tokens": len(result.tokens)}
@@ -77,4 +78,18 @@ def test_a_sliced_head_keeps_the_smallest_budget(tmp_path: Path) -> None:
     said = at_the_smallest_budget(load, {}, {"max_tokens": 20})
     assert said["paged"]
     assert said["tokens"] == 20
+    assert said["peak_bytes"] <= said["budget_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "drawn", [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}], ids=str
+)
+def test_drawing_beside_guesses_keeps_the_smallest_budget(
+    tmp_path: Path, drawn: dict[str, float]
+) -> None:
+    path = tiny_llama(n_vocab=262_144, seed=1).write(tmp_path / "model.gguf")
+    rules = {"lookup": True, "fallback": "fixed", "draft_max": 16, "step_aside": False}
+    generate = {"max_tokens": 24, "sampling": drawn}
+    said = at_the_smallest_budget({"model": str(path), "ctx_size": 128}, rules, generate)
     assert said["peak_bytes"] <= said["budget_bytes"]

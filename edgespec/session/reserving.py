@@ -28,6 +28,9 @@ REQUESTS = "requests"
 """Plan row: memory for a server's requests."""
 TEXTS_TO_LEARN = "texts to learn from"
 """Plan row: memory for the corrections that `learn` records."""
+SAMPLING_BYTES_PER_TOKEN = 24
+"""Memory per token of the vocabulary for a draw beside what guesses hold: adjusted logits in single
+and double precision, and tokens in order."""
 STATE_FILES = "state files"
 """Plan row: buffers for the largest piece of a state file."""
 
@@ -44,6 +47,9 @@ def reserved_rows(
     `grammars`: memory for structured answers is kept.
     """
     rows = []
+    if settings.draft is not None or engine_settings.lookup:
+        nbytes = SAMPLING_BYTES_PER_TOKEN * target.info.n_vocab
+        rows.append(MemoryRow("process", "sampling", nbytes))
     n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
     if grammars:
         rows.append(MemoryRow("process", GRAMMARS, library_bytes(target.info.n_vocab)))
