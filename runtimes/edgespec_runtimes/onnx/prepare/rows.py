@@ -116,7 +116,7 @@ def paged_rows(
     if deployment.placement.uses_gpu:
         kept = (group.segment.slot_bytes for group in deployment.on_gpu)
         return (*rows, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
-    converted = needs.converted_bytes(fitted.cut, source, fitted.dequantised)
+    converted = needs.converted_bytes(fitted.model, fitted.cut, source, fitted.dequantised)
     packed_bytes = _packed_bytes(fitted, sizes)
     return (
         MemoryRow("target", "packed weights of streamed layers", packed_bytes),
