@@ -121,3 +121,16 @@ def test_floats_of_a_quantised_head_are_planned(tmp_path: Path) -> None:
     assert resident(needs)["weights in single precision"] == 4 * VOCAB * HIDDEN
     paged = {row.what: row.nbytes for row in needs.paged}
     assert paged["weights in single precision"] == 4 * VOCAB * HIDDEN
+
+
+def test_a_half_precision_head_that_is_transposed_exists_three_times(tmp_path: Path) -> None:
+    """onnxruntime transposes it in each run, and converts the result to single precision."""
+    rows = {}
+    for tied in (False, True):
+        path = write_llama(
+            tmp_path / str(tied), vocab=VOCAB, hidden=HIDDEN, dtype="float16", tied=tied
+        )
+        rows[tied] = {row.what: row.nbytes for row in needs_of(path).paged}
+    head_bytes = 2 * VOCAB * HIDDEN
+    more = (rows[tied]["weights in single precision"] for tied in (True, False))
+    assert next(more) - next(more) == head_bytes

@@ -195,11 +195,15 @@ def dequantised_bytes(model: onnx.ModelProto, cut: Cut, source: Source) -> list[
     ]
 
 
-def converted_bytes(cut: Cut, source: Source, dequantised: Sequence[int]) -> int:
+def converted_bytes(
+    model: onnx.ModelProto, cut: Cut, source: Source, dequantised: Sequence[int]
+) -> int:
     """Memory of single-precision copies of weights on CPUs.
 
-    Each session converts one weight at a time and keeps the memory.
+    Each session converts one weight at a time and keeps the memory. A weight that the graph
+    transposes is transposed in half precision before.
     """
+    turned = {node.input[0] for node in model.graph.node if node.op_type == "Transpose"}
     largest = [0] * len(cut.graphs)
     for piece, nbytes in zip(cut.pieces, dequantised, strict=True):
         largest[piece.graph] = max(largest[piece.graph], nbytes)
@@ -207,7 +211,8 @@ def converted_bytes(cut: Cut, source: Source, dequantised: Sequence[int]) -> int
         for _, name in piece.weights:
             weight = source.weights[name]
             if weight.kind == TensorProto.FLOAT16:
-                largest[piece.graph] = max(largest[piece.graph], 2 * weight.nbytes)
+                copies = 3 if name in turned else 2
+                largest[piece.graph] = max(largest[piece.graph], copies * weight.nbytes)
     return sum(largest)
 
 

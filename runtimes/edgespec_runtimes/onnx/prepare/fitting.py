@@ -40,13 +40,13 @@ class FittedDecoder:
     ) -> None:
         where = str(source.path)
         self.where = where
-        check_sizes(infer(graph), roles.n_vocab, source.weight_bytes, where)
         # CUDA's fused attention does not support a bias, as which masks are given
         self.refuses_masks = device.has_memory and _has(graph, [FUSED_ATTENTION])
         self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
         max_new = max(needs.CHUNKS[0], request.max_nodes)
         sizes = sizes_to_compare(roles, self.masks, max_new, capacity)
         self.model = folded(rewritten(graph, roles, self.masks, where), sizes)
+        check_sizes(infer(self.model), roles.n_vocab, source.weight_bytes, where)
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
         self._cut = partial(cut, self.model, roles, shapes, where)
         self.cut = self._cut(converts_halves=not device.has_memory)

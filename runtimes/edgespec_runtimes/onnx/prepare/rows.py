@@ -22,6 +22,9 @@ from edgespec_runtimes.onnx.weights.packing import is_packed
 GRAPH_COPIES = 4
 """Bytes that onnxruntime keeps per byte of a serialised graph; 3 to 5 were measured."""
 
+UNCERTAINTY = 0.03
+"""Share by which the sum of measured sessions may fall short of one session of all pieces."""
+
 
 def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow, ...]:
     """Rows that do not depend on the placement of the weights."""
@@ -75,7 +78,7 @@ def resident_rows(
     kept = [size.kept_bytes for size in sizes]
     kept.append(sum(map(needs.resident_bytes, others)))
     if sizes:
-        kept.append(GRAPH_COPIES * fitted.model.ByteSize())
+        kept.append(GRAPH_COPIES * fitted.model.ByteSize() + int(UNCERTAINTY * sum(kept)))
     dequantised = sum(fitted.dequantised)
     at_most = max((size.loading_bytes for size in sizes), default=0)
     # what a run takes is not yet taken while weights are loaded
@@ -113,7 +116,7 @@ def paged_rows(
     if deployment.placement.uses_gpu:
         kept = (group.segment.slot_bytes for group in deployment.on_gpu)
         return (*rows, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
-    converted = needs.converted_bytes(fitted.cut, source, fitted.dequantised)
+    converted = needs.converted_bytes(fitted.model, fitted.cut, source, fitted.dequantised)
     packed_bytes = _packed_bytes(fitted, sizes)
     return (
         MemoryRow("target", "packed weights of streamed layers", packed_bytes),
