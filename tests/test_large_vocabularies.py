@@ -28,6 +28,8 @@ else:
     with edgespec.load(settings, rules) as session:
         tokens = session.encode("hello the rain in the inn")
         drawn = generate.pop("sampling", {})
+        if pattern := generate.pop("grammar", None):
+            generate["grammar"] = edgespec.regular_expression(pattern)
         sampling = edgespec.SamplingParams(logit_bias={0: -100.0}, **drawn)
         result = session.generate(tokens, sampling, **generate)
     said = {"most_verified": max(cost.verified for cost in result.speculation.round_costs)}
@@ -93,3 +95,15 @@ def test_drawing_beside_guesses_keeps_the_smallest_budget(
     generate = {"max_tokens": 24, "sampling": drawn}
     said = at_the_smallest_budget({"model": str(path), "ctx_size": 128}, rules, generate)
     assert said["peak_bytes"] <= said["budget_bytes"]
+
+
+@pytest.mark.slow
+def test_a_grammar_for_long_tokens_keeps_the_smallest_budget_or_is_refused(tmp_path: Path) -> None:
+    """Tokens of 43 bytes make the library's tables four times as large as usual ones."""
+    path = tiny_llama(n_vocab=262_144, seed=1).write(tmp_path / "model.gguf")
+    load = {"model": str(path), "ctx_size": 128, "grammars": True}
+    with pytest.raises(AssertionError, match="longer than its file says"):
+        at_the_smallest_budget(load, {}, {"max_tokens": 8, "grammar": "[a-z ]{1,40}"})
+    said = run(load | {"memory_budget": "1GiB"}, {}, {"max_tokens": 8, "grammar": "[a-z ]{1,40}"})
+    assert said["tokens"] == 8
+    assert said["peak_bytes"] <= 1 << 30

@@ -21,10 +21,11 @@ Kind = Literal["json schema", "regular expression", "grammar"]
 MAX_CHARACTERS = 16 << 10
 """Most characters of a grammar; compiling takes up to 400 bytes per character."""
 LIBRARY_BYTES = 6 << 20
-BYTES_PER_TOKEN = 200
-"""Memory of the library and of a token of the vocabulary, rounded up from measured values: 3 MiB
-and 124 bytes with a vocabulary of 49,152, 171 bytes with 151,936, and 2 MiB of pieces that Python
-keeps."""
+BYTES_PER_TOKEN, BYTES_PER_TEXT_BYTE = 200, 20
+"""Memory of the library, and of a token of the vocabulary or of the bytes of its text, whichever is
+more, rounded up from measured values: 3 MiB and 124 bytes with a vocabulary of 49,152, 171 bytes
+with 151,936, 18 bytes for each byte of text with 262,144 tokens of 43, and 2 MiB of pieces that
+Python keeps."""
 GRAMMAR_BYTES = 8 << 20
 """Memory of a grammar in use: the largest takes 6 MiB for compiling and 8 MiB for matching."""
 _EXTRA, _WHY = "grammar", "grammars and JSON schemas need llguidance"
@@ -111,9 +112,10 @@ def schema_rules(schema: Any, name: str) -> str:
         raise GrammarError(f"the JSON schema is wrong: {error}") from error
 
 
-def library_bytes(n_vocab: int) -> int:
-    """Memory for structured answers besides the grammars in use."""
-    return LIBRARY_BYTES + BYTES_PER_TOKEN * n_vocab
+def library_bytes(n_vocab: int, text_bytes: int) -> int:
+    """Memory for structured answers besides the grammars in use, for a vocabulary of `n_vocab`
+    tokens whose texts have `text_bytes` together."""
+    return LIBRARY_BYTES + max(BYTES_PER_TOKEN * n_vocab, BYTES_PER_TEXT_BYTE * text_bytes)
 
 
 def check_installed() -> None:

@@ -398,7 +398,7 @@ class _Opening(Closeable):
             planned = self._divide_with(needs, expected, True)
             if planned.paged == least.paged:
                 return replace(planned, smallest_bytes=least.smallest_bytes)
-        note = reserving.without_grammars(self._prepared[0].info, self._budget_bytes)
+        note = reserving.without_grammars(self._prepared[0], self._budget_bytes)
         return replace(least, notes=(note,))
 
     def _divide_with(

@@ -14,10 +14,10 @@ from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.memory import process, requests
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
+from edgespec.ports import Vocabulary
 from edgespec.runtimes import PreparedModel, UsesGpu
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size
-from edgespec.values import ModelInfo
 
 GRAMMARS = "grammars"
 """Plan row: memory that all grammars share."""
@@ -52,7 +52,7 @@ def reserved_rows(
         rows.append(MemoryRow("process", "sampling", nbytes))
     n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
     if grammars:
-        rows.append(MemoryRow("process", GRAMMARS, library_bytes(target.info.n_vocab)))
+        rows.append(MemoryRow("process", GRAMMARS, _grammar_library_bytes(target)))
     if nbytes := requests.pool_bytes(GRAMMAR_BYTES * grammars, settings.logprobs, n_texts):
         rows.append(MemoryRow("process", POOL, nbytes))
     if settings.most_body_bytes is not None:
@@ -75,32 +75,34 @@ def row_bytes(plan: MemoryPlan, what: str) -> int:
     return sum(row.nbytes for row in plan.rows if row.what == what)
 
 
-def grammar_bytes(n_vocab: int, n_texts: int) -> int:
-    """Memory of structured answers with a vocabulary of `n_vocab`, for `n_texts` at once."""
-    n_grammars = min(requests.GRAMMARS_AT_ONCE, n_texts)
-    return library_bytes(n_vocab) + n_grammars * GRAMMAR_BYTES
+def _grammar_library_bytes(target: PreparedModel) -> int:
+    return library_bytes(target.info.n_vocab, sum(map(len, target.tokens())))
 
 
-def without_grammars(target: ModelInfo, budget_bytes: int) -> str:
+def without_grammars(target: PreparedModel, budget_bytes: int) -> str:
     """A note about a plan that keeps no memory for structured answers."""
-    needed = format_size(grammar_bytes(target.n_vocab, 1))
+    needed = format_size(_grammar_library_bytes(target) + GRAMMAR_BYTES)
     return (
         f"structured answers are refused: they need {needed} more than the models leave of the "
         f"memory budget of {format_size(budget_bytes)}"
     )
 
 
-def check_grammar_memory(plan: MemoryPlan, n_vocab: int) -> None:
-    """Raise UsageError if the plan neither has memory for structured answers nor leaves it."""
-    if any(row.what == GRAMMARS for row in plan.rows):
-        return
-    needed = grammar_bytes(n_vocab, plan.n_parallel)
-    spare = 0 if plan.paged else max(0, plan.budget_bytes - plan.planned_bytes)
+def check_grammar_memory(plan: MemoryPlan, vocabulary: Vocabulary) -> None:
+    """Raise UsageError if the plan has no memory for the grammars of this vocabulary."""
+    text_bytes = sum(len(vocabulary.piece(token)) for token in range(vocabulary.n_vocab))
+    library = library_bytes(vocabulary.n_vocab, text_bytes)
+    kept = row_bytes(plan, GRAMMARS)
+    n_grammars = 0 if kept else min(requests.GRAMMARS_AT_ONCE, plan.n_parallel)
+    needed = library + n_grammars * GRAMMAR_BYTES
+    spare = kept if plan.paged else max(kept, plan.budget_bytes - plan.planned_bytes + kept)
     if spare < needed:
+        way = "raise it, or load with LoadSettings(..., grammars=True), which plans for them"
+        if kept:
+            way = "the texts of this vocabulary are longer than its file says"
         raise UsageError(
             f"structured answers need {format_size(needed)}, of which the memory budget of "
-            f"{format_size(plan.budget_bytes)} leaves {format_size(spare)}: raise it, or load with "
-            "LoadSettings(..., grammars=True), which plans for them"
+            f"{format_size(plan.budget_bytes)} leaves {format_size(spare)}: {way}"
         )
 
 

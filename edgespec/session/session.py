@@ -461,10 +461,11 @@ class Session(Closeable):
 
     def constraint(self, grammar: Grammar) -> Constraint:
         """A constraint by `grammar` for one request. Raises UsageError and GrammarError."""
-        reserving.check_grammar_memory(self.plan, self.target.n_vocab)
+        vocabulary = self._models.target.vocabulary
         with self._engine.use(), self._compiling:
             if self._compiler is None:
-                self._compiler = new_compiler(self._models.target.vocabulary, self.target.n_vocab)
+                reserving.check_grammar_memory(self.plan, vocabulary)
+                self._compiler = new_compiler(vocabulary, self.target.n_vocab)
             return self._compiler.start(arguments.instance("grammar", grammar, Grammar))
 
     def cancel(self) -> None:

@@ -24,7 +24,6 @@ from onnx import helper, numpy_helper
 from onnx_files import DATA_FILE, write_llama
 
 pytestmark = [
-    pytest.mark.usefixtures("own_cache"),
     pytest.mark.skipif(sys.platform != "linux", reason="address spaces are limited on Linux"),
 ]
 

@@ -21,8 +21,6 @@ from edgespec_runtimes.onnx.prepared import PreparedOnnx
 from onnx_files import save, write_llama
 from onnx_models import open_resident, request
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 VOCAB, HIDDEN = 512, 64
 
 

@@ -23,8 +23,6 @@ from onnx_models import open_paged, open_resident
 from paging_contract import one_by_one
 from port_contract import TEXT
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 Change = Callable[[onnx.ModelProto], None]
 
 
