@@ -56,6 +56,7 @@ def test_programs_get_findings_with_levels(capsys: pytest.CaptureFixture[str]) -
     assert {finding["level"] for finding in findings} <= {"fine", "note", "problem"}
 
 
+@pytest.mark.slow
 def test_with_a_model_it_says_what_limits_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

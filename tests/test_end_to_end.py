@@ -112,6 +112,7 @@ def plan(big: Path, *arguments: str) -> dict[str, Any]:
     return done.json
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_the_peak_of_the_process_stays_within_the_budget(
     big: Path, smallest: int, share: float
@@ -166,6 +167,7 @@ def test_the_text_is_the_same_with_and_without_draft_pager_and_overlap(
     assert generate(*paged, "-md", PAIR.draft, "--no-overlap").json["tokens"] == alone
 
 
+@pytest.mark.slow
 def test_sampled_text_depends_on_the_seed_and_not_on_the_draft(big: Path, smallest: int) -> None:
     paged = ["-m", big, "--memory-budget", str(smallest), "--temp", "0.8", "--top-p", "0.95"]
     alone = generate(*paged, "--seed", "3").json["tokens"]
@@ -231,6 +233,7 @@ def test_a_truncated_model_is_refused(big: Path, tmp_path: Path) -> None:
     assert_refused(refused("-m", cut), 3, "cut.gguf")
 
 
+@pytest.mark.slow
 def test_other_kinds_of_file_are_refused(tmp_path: Path) -> None:
     text = tmp_path / "notes.gguf"
     text.write_text("not a model")
@@ -286,6 +289,7 @@ def test_ctrl_c_ends_quickly_whatever_is_going_on(big: Path, smallest: int, dela
     assert time.monotonic() - begun < delay_s + 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", preset_names())
 def test_every_preset_suits_the_embedded_pair(preset: str) -> None:
     """They asked for more context than small models have, and were refused."""

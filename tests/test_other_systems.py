@@ -113,6 +113,7 @@ def run_as_if_on(
     return done.stdout
 
 
+@pytest.mark.slow
 @SYSTEMS
 def test_every_module_is_imported(
     system: str, modules: tuple[str, ...], names: list[dict[str, tuple[str, ...]]]
@@ -127,6 +128,7 @@ def text() -> str:
     return run_as_if_on(sys.platform, (), (), COMMANDS, [GENERATE])
 
 
+@pytest.mark.slow
 @SYSTEMS
 def test_a_text_is_written_and_the_machine_examined(
     system: str, modules: tuple[str, ...], names: list[dict[str, tuple[str, ...]]], text: str

@@ -238,6 +238,7 @@ def unenlarged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.demo, "enlarged", lambda pair, *_: (target, pair.draft))
 
 
+@pytest.mark.slow
 def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys):
     """Two modes write the same four tokens greedily, and others as chat samples: the target's
     makers recommend nothing. Every output holds all of it."""
@@ -276,6 +277,7 @@ def test_sampled_texts_of_all_modes_are_equal(unenlarged: None, capsys):
     assert [mode["agreement"] for mode in ours] == 3 * [{"tokens": 16, "compared": 16}]
 
 
+@pytest.mark.slow
 def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys):
     pytest.importorskip("llama_cpp")
     from zoo_files import write_guessing
@@ -291,6 +293,7 @@ def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys)
     assert "its library cannot run this draft" in "".join(capsys.readouterr())
 
 
+@pytest.mark.slow
 def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, capsys):
     pytest.importorskip("llama_cpp")
     from zoo_files import write_guessing

@@ -228,6 +228,7 @@ def test_a_reader_that_leaves_ends_the_run(
         assert entry.main(["batch", files[0], "-"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_a_process_that_was_killed_is_taken_up_by_the_next(tmp_path: Path) -> None:
     requests, out = tmp_path / "in", tmp_path / "out"

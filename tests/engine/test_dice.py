@@ -154,6 +154,7 @@ def test_a_constraint_that_fails_ahead_foresees_nothing_and_raises_nothing() -> 
     assert sampler.luck([1, 2], 5, [0, 1, 2, 3, 4]) == [-np.inf, -np.inf]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.6, 0.8, 1.0])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5, "min_p": 0.02}, {"repeat_penalty": 1.4}])
 @pytest.mark.parametrize("n_padded", [0, 7])

@@ -133,6 +133,7 @@ def how_wrong(rule: AcceptanceRule, n_texts: int, **settings: Any) -> float:
     return surprise(sampled(rule, params, n_texts), 3 if rule.name in LINES else 2, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", [*LINES, *TREES])
 def test_a_rule_keeps_the_distribution_that_it_claims(name: str, settings: dict[str, Any]) -> None:

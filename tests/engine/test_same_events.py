@@ -118,6 +118,7 @@ def paired(target: FakeModel, draft: FakeModel | None, **rules: Any) -> Engine:
     return Engine(target, draft, EngineSettings(step_aside=False, **(rules if draft else {})))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     seed=st.integers(0, 10_000),

@@ -23,6 +23,7 @@ def one_by_one(machine: str, text: str) -> float:
     return N_TEXTS * N_TOKENS / sum(prompt_s + each.seconds for each in measured)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "text", "times"),
     [
@@ -39,6 +40,7 @@ def test_texts_at_once_are_faster_than_one_by_one(machine: str, text: str, times
     assert rate >= times * one_by_one(machine, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("machine", ["50 %, 300 MB/s", "50 %", "80 %", "resident, tiny", "mixture"])
 def test_texts_at_once_are_not_slower_for_being_guessed_at(machine: str, text: str) -> None:

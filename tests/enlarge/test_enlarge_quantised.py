@@ -42,6 +42,7 @@ OF_LARGE_BLOCKS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Q4_0", *OF_LARGE_BLOCKS])
 def test_a_quantised_model_can_be_enlarged_and_stays_the_same(tmp_path: Path, name: str):
     """Heads that share a KV head take 64 columns, less than a block of 256."""

@@ -58,6 +58,7 @@ MOST_EXPERTS = pytest.param(0.9, marks=pytest.mark.slow)
 """A share of experts that stay in memory; with the least room, more is computed otherwise."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_token_reads_the_experts_that_it_chooses_and_no_others(name: str, files: Path) -> None:
     model = open_paged(mixture(files, name), share=0.5)
@@ -86,6 +87,7 @@ def test_logits_equal_llama_cpp_bit_for_bit(name: str, share: float, files: Path
         model.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, share: float, files: Path) -> None:
@@ -152,6 +154,7 @@ def open_fine(path: Path, share: float, batch_size: int) -> LanguageModel:
     return load_paged(runtime.prepare(request), share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q6_K"])
 def test_a_tree_of_many_nodes_an_expert_has_the_logits_of_one_node_a_pass(

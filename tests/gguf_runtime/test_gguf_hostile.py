@@ -208,6 +208,7 @@ def mutations(model: Gguf) -> list[list[tuple[int, str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_flipped_header_byte_ends_the_process(tmp_path: Path) -> None:
     """Each damaged file goes through validation, loading, tokenizing and decoding in a child."""
     pytest.importorskip("llama_cpp")

@@ -74,6 +74,7 @@ def random_tree(random: np.random.Generator, key: int) -> TokenTree:
     return tree
 
 
+@pytest.mark.slow
 def test_rounds_of_trees_give_the_logits_of_single_tokens(
     target: LanguageModel, hybrid: Path
 ) -> None:

@@ -82,6 +82,7 @@ def draft_of(text: Sequence[int], n_vocab: int) -> FakeModel:
     return FakeModel(fixed_text(guesses, n_vocab, len(PROMPT)), n_vocab)
 
 
+@pytest.mark.slow
 def test_a_drafted_text_is_llama_cpps_own(target: LanguageModel, hybrid: Path) -> None:
     with LlamaCpp(hybrid, 128) as llama_cpp:
         expected = llama_cpp.greedy(PROMPT, N_TOKENS).tokens
@@ -101,6 +102,7 @@ def test_a_drawn_text_is_the_one_without_a_draft(target: LanguageModel) -> None:
     assert drafted.speculation.tokens_per_pass > 1.5
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_always_wrong_changes_nothing(target: LanguageModel) -> None:
     alone = generate(target, prompt=PROMPT, sampling=GREEDY, max_tokens=N_TOKENS)
     n_vocab = target.info.n_vocab

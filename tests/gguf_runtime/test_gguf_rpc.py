@@ -98,6 +98,7 @@ class TestDraftOnADeviceKeepsTheContract(PortContract):
         return load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_layers", [1, 3, 0])
 def test_logits_are_those_of_this_machine(rpc_server: str, n_layers: int):
     here, there = load_paged(prepared()), on_server(rpc_server, n_layers)
@@ -108,6 +109,7 @@ def test_logits_are_those_of_this_machine(rpc_server: str, n_layers: int):
     assert np.array_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["lfm2", "qwen35", "gemma3"])
 def test_hybrids_and_windows_compute_there_what_they_compute_here(
     architecture: str, rpc_server: str, tmp_path: Path
@@ -132,6 +134,7 @@ def text(no_draft: bool, **options: object) -> str:
         return loaded.generate("def gcd(a, b):", max_tokens=24).text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_layers", [3, 0])
 def test_a_text_is_the_same_there_and_with_a_draft(rpc_server: str, n_layers: int):
     expected = text(no_draft=True)
@@ -315,6 +318,7 @@ def test_reading_a_prompt_lasts_until_the_servers_have_computed_it():
         model.close()
 
 
+@pytest.mark.slow
 @needs_rpc
 def test_committing_asks_a_server_for_nothing():
     """Keys and values behind guesses that were wrong were moved there, layer by layer."""
@@ -335,6 +339,7 @@ def test_committing_asks_a_server_for_nothing():
         model.close()
 
 
+@pytest.mark.slow
 @needs_rpc
 @pytest.mark.parametrize("no_draft", [True, False])
 def test_a_server_that_dies_ends_a_text_with_one_error_and_no_application(no_draft: bool):
@@ -362,6 +367,7 @@ def test_a_server_that_dies_ends_a_text_with_one_error_and_no_application(no_dra
                 loaded.generate("once more", max_tokens=4)
 
 
+@pytest.mark.slow
 @needs_rpc
 def test_the_error_names_the_one_of_two_servers_that_was_lost():
     with running("120MiB") as (one, _), running() as (other, process):

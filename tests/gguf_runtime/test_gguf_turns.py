@@ -85,6 +85,7 @@ def ask(engine: Engine, prompt: list[int]) -> list[int]:
     return list(finish(engine.generate(prompt, GREEDY, N_ANSWER)).tokens)
 
 
+@pytest.mark.slow
 def test_twenty_turns_read_only_what_is_new(open_model: Open, n_rows: list[int]) -> None:
     history: list[int] = []
     n_read = []

@@ -70,6 +70,7 @@ def assert_pages_like_llama_cpp(path: Path) -> None:
         model.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FTYPES)
 def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert_pages_like_llama_cpp(quantised(name, tmp_path))

@@ -121,6 +121,7 @@ def planned_bytes(model: GgufModel) -> int:
     return shape.planned_bytes(len(cells.held), n_layers, total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECIES)
 def test_logits_are_those_of_the_whole_cache(name: str, open_model: Open) -> None:
     tokens = text_of(1500)
@@ -138,6 +139,7 @@ def ask(engine: Engine, prompt: Sequence[int], n_tokens: int = 150) -> list[int]
     return list(finish(engine.generate(prompt, WARM, n_tokens)).tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize("drafted", ["alone", "lookups", "draft"])
 def test_texts_are_those_of_the_whole_cache(drafted: str, paged: bool, open_model: Open) -> None:
@@ -212,6 +214,7 @@ class Twins:
         return tree
 
 
+@pytest.mark.slow
 def test_trees_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
     """Enough are dropped meanwhile that cells are put in order several times."""
     twins = Twins(open_model, name="gemma3")
@@ -254,6 +257,7 @@ def test_a_prompt_that_is_read_in_parts_has_one_end(open_model: Open) -> None:
     assert set(twins.lean._texts.all[0].ends) == {180}
 
 
+@pytest.mark.slow
 def test_a_turn_goes_back_to_where_a_prompt_ended(open_model: Open) -> None:
     twins = Twins(open_model)
     twins.prefill(900)
@@ -312,6 +316,7 @@ def test_an_answer_that_failed_leaves_what_was_there(open_model: Open) -> None:
     assert np.array_equal(one_by_one(model, [1, 2, 3]), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafted", [False, True])
 def test_turns_are_those_of_a_new_session(drafted: bool, open_model: Open) -> None:
     """Answers cut short, prompts that leave out what was said, a question after a common start."""

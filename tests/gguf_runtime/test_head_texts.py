@@ -124,6 +124,7 @@ def pair(
         yield target, head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_the_target_s_own(
     pair: tuple[LanguageModel, LanguageModel], temperature: float

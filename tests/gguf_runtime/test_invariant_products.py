@@ -59,6 +59,7 @@ def differing_sizes(model: LanguageModel) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize("species", SPECIES, ids=[species.name for species in SPECIES])
 def test_hybrids_and_mixtures(species: Species, is_paged: bool, tmp_path: Path) -> None:
@@ -88,6 +89,7 @@ def test_models_without_quantised_weights(kind: str, is_paged: bool, tmp_path: P
     assert differing_sizes(opened(quantised(kind, tmp_path), is_paged, n_threads=2)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize("kind", ["IQ4_NL", "Q8_0", "Q4_0"])
 def test_quantised_weights_as_stored(

@@ -213,6 +213,7 @@ def files(request: pytest.FixtureRequest, folder: Path) -> OwnTexts:
     return OwnTexts(path, knows, texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 def test_the_text_is_the_target_s_own(files: OwnTexts, is_paged: bool) -> None:
     path = files.path

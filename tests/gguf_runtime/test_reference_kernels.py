@@ -52,6 +52,7 @@ def line(tokens: Sequence[int]) -> tuple[TokenTree, list[int]]:
     return tree, nodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_tokens", [63, 65, 130, 300, 700])
 def test_a_prompt_rounds_alike_whatever_the_batch(n_tokens: int) -> None:
     logits = []

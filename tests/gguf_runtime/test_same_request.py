@@ -120,6 +120,7 @@ def tokens_of(model: LanguageModel, n_tokens: int) -> list[int]:
     return model.vocabulary.encode(40 * TEXT)[:n_tokens]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_tokens", LENGTHS)
 def test_after_any_history(target: LanguageModel, n_tokens: int) -> None:
     prompt = tokens_of(target, n_tokens)

@@ -71,6 +71,7 @@ def logits_of(model: GgufModel, n_rows: int) -> np.ndarray:
     return evaluate(model, tree, nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_vocab", [512, 601])
 @pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
 @pytest.mark.parametrize("kind", KINDS)

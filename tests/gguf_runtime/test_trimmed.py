@@ -56,6 +56,7 @@ def test_its_logits_are_those_of_the_whole_model(trimmed: Path) -> None:
     assert (some == whole[:, rated]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("acceptance", ["exact-replay", "rejection"])
 def test_the_text_is_the_targets(trimmed: Path, temperature: float, acceptance: str) -> None:

@@ -46,6 +46,7 @@ def test_pull_tells_programs_what_it_fetched(hub, tmp_path):
     assert told["files"] == ["tiny-Q4_0.gguf"]
 
 
+@pytest.mark.slow
 def test_a_pair_named_on_a_hub_writes_what_its_files_write(hub, tmp_path):
     prompt = ("generate", "-p", "def f(", "-n", "12")
     fetched = run(hub, tmp_path, *prompt, "-hf", f"{REPO}:Q8_0", "-hfd", "user/draft-GGUF")
@@ -61,6 +62,7 @@ def test_offline_the_cache_is_used_and_said(hub, tmp_path):
     assert done.stdout.strip().endswith("tiny-Q8_0.gguf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "complaint"),
     [

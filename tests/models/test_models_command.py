@@ -242,6 +242,7 @@ def test_drafts_that_are_compared_have_a_line_each() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_target_that_does_not_fit_its_budget_is_paged_and_gives_the_same_figures(
     capsys, prompts: Path, tmp_path: Path
 ) -> None:

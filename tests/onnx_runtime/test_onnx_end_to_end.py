@@ -67,6 +67,7 @@ def test_the_peak_of_the_process_stays_within_the_budget(
     assert done.json["plan"]["paged"] == (more_mib < 1000)
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_whatever_is_paged(big: Path, small: Path, smallest: int) -> None:
     paged = generate(big, small, f"{smallest + 2}MiB").json
     alone = generate(big, None, f"{smallest + 60}MiB").json

@@ -248,6 +248,7 @@ def test_a_file_that_was_cut_anywhere_is_refused(tiny: Path, cut: int) -> None:
         prepare(damaged.parent)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_byte_ends_in_an_error_or_nowhere(tiny: Path, data: st.DataObject) -> None:

@@ -67,6 +67,7 @@ def differences(running: Session, reference: WholeModel, rounding: float) -> tup
     return wrong, close, accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_twenty_drafted_greedy_texts_equal_the_whole_model(

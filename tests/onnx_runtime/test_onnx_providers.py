@@ -270,6 +270,7 @@ def test_a_draft_that_does_not_fit_leaves_the_gpu_to_the_target(
     assert any("20 are left for it: the CPU computes big" in note for note in plan.notes)
 
 
+@pytest.mark.slow
 @installed
 @pytest.mark.parametrize("budget", ["34MiB", "auto"])
 def test_the_text_is_the_same_wherever_it_is_computed(

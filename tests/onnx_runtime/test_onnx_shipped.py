@@ -178,6 +178,7 @@ def not_by_rounding(
     return wrong
 
 
+@pytest.mark.slow
 def test_the_resident_pair_writes_twenty_texts_of_the_whole_model(
     draft: LanguageModel, texts: list[OrtText], whole: WholeModel
 ) -> None:
@@ -189,6 +190,7 @@ def test_the_resident_pair_writes_twenty_texts_of_the_whole_model(
     assert not_by_rounding(found, texts, whole) == []
 
 
+@pytest.mark.slow
 def test_the_paged_target_writes_twenty_texts_of_the_whole_model(
     draft: LanguageModel, texts: list[OrtText], whole: WholeModel
 ) -> None:

@@ -55,6 +55,7 @@ def run(command: str, rules: dict[str, Any], *arguments: str, lines: str = "") -
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [PROMPT, LONG_PROMPT], ids=["short", "long"])
 @RULES
 def test_a_prompt_is_continued_alike(
@@ -77,6 +78,7 @@ def test_a_prompt_is_continued_alike(
         assert "".join(chunk.choices[0].text for chunk in chunks) == expected
 
 
+@pytest.mark.slow
 @RULES
 def test_a_conversation_is_answered_alike(
     session: Session, server: httpx.Client, rules: dict[str, Any]

@@ -31,6 +31,7 @@ def address_of(process: subprocess.Popen[str]) -> str:
     raise AssertionError("it ended without an address")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_answers_until_it_is_told_to_end(number):
     with start("--chat-template", TEMPLATE, "--memory-budget", "256MiB") as process:

@@ -115,6 +115,7 @@ def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.slow
 def test_generate_reads_a_prompt_once(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
     cached = ("generate", "-p", PROMPT, "-n", 12, "--prompt-cache", path, "--json")

@@ -101,6 +101,7 @@ def test_interrupted_tuning_leaves_nothing(
     assert not list(out.parent.iterdir())
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_said_after_the_table(
     synthetic: FormulaTrialRunner,
     tmp_path: Path,
@@ -117,6 +118,7 @@ def test_a_disk_that_is_full_is_said_after_the_table(
     assert "No space left on device" in told.err and "to defaults" in told.out
 
 
+@pytest.mark.slow
 def test_the_preset_gives_its_reasons(synthetic: FormulaTrialRunner, tmp_path: Path):
     out = tmp_path / "preset.toml"
     assert entry.main([*TUNE, "--out", str(out)]) == 0
