@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,20 +26,18 @@ from edgespec.memory.needs import (
     FOREST_TEXTS,
     TREE_SIZES,
     ModelNeeds,
-    plan_models,
 )
 from edgespec.memory.places import auto_texts, note_on_one_text
-from edgespec.memory.stable_count import stable_count
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.ports.reduced_head import CanBeTrimmed
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import draft_choice, pairing, reserving
+from edgespec.session.dividing import SessionNeeds
+from edgespec.session.given import checked
 from edgespec.session.pairing import check_one_text, check_pair
-from edgespec.session.plan_score import expected_rate
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
-from edgespec.settings.draft_name import OWN_DRAFT
 from edgespec.settings.options import Role, refuse_unused
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
@@ -63,7 +60,7 @@ def plan(
     A path or a name means default settings for that model, without a draft. The budget is that of
     the process: a model that it has loaded already counts.
     """
-    with _Opening(*_check_arguments(settings, engine_settings, progress)) as opening:
+    with _Opening(*checked(settings, engine_settings, progress)) as opening:
         return opening.plan()
 
 
@@ -79,7 +76,7 @@ def open_models(
     """
     with (
         arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
-        _Opening(*_check_arguments(settings, engine_settings, progress), trace) as opening,
+        _Opening(*checked(settings, engine_settings, progress), trace) as opening,
     ):
         return opening.load()
 
@@ -387,47 +384,15 @@ class _Opening(Closeable):
     def _divide(
         self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow] = ()
     ) -> MemoryPlan:
-        """The plan for these needs of target and draft, and `expected` rows. Raises BudgetError.
-
-        Spare memory for grammars is kept if the budget has it and the target does not page for it.
-        """
-        if self._settings.grammars or not self._settings.spare_grammars:
-            return self._divide_with(needs, expected, self._settings.grammars)
-        least = self._divide_with(needs, expected, False)
-        with suppress(BudgetError):
-            planned = self._divide_with(needs, expected, True)
-            if planned.paged == least.paged:
-                return replace(planned, smallest_bytes=least.smallest_bytes)
-        note = reserving.without_grammars(self._prepared[0], self._budget_bytes)
-        return replace(least, notes=(note,))
-
-    def _divide_with(
-        self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow], grammars: bool
-    ) -> MemoryPlan:
-        """The plan of `_divide`, with memory for grammars or not."""
-        settings, target = self._settings, self._prepared[0]
-        others = reserving.reserved_rows(settings, self._engine_settings, target, needs, grammars)
-        heap.trim_heap_top()  # contexts created for measuring are rows of their own
-        footprint_bytes = stable_count(process.footprint_bytes())
-        n_threads = settings.threads or process.usable_cores()
-        try:
-            return plan_models(
-                self._budget_bytes,
-                process.round_up_to_step(footprint_bytes),
-                needs[0],
-                needs[1] if len(needs) > 1 else None,
-                score=partial(expected_rate, n_texts=self._n_parallel, n_threads=n_threads),
-                enforced=target.enforced,
-                largest_process_bytes=process.round_up_to_step(
-                    footprint_bytes + process.PROCESS_SPREAD_BYTES
-                ),
-                others=[*others, *expected],
-                adjustable=settings.pages_all,
-            )
-        except BudgetError as error:
-            chosen = process.auto_note(self._budget_bytes, settings.memory_budget)
-            message = "; ".join([str(error), *chosen, *target.notes()])
-            raise BudgetError(message, error.smallest_bytes) from error
+        """The plan for these needs of target and draft, and `expected` rows. Raises BudgetError."""
+        wanted = SessionNeeds(
+            self._settings,
+            self._engine_settings,
+            self._prepared[0],
+            self._budget_bytes,
+            self._n_parallel,
+        )
+        return wanted.divided(needs, expected)
 
     def _notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
         """Notes of both models, each once, and what of the settings cannot be reached."""
@@ -456,49 +421,6 @@ class _Opening(Closeable):
         if self._engine_settings.draws_guesses or follows_one_text:
             return 0
         return sum(prepared.needs().text_bytes for prepared in self._prepared)
-
-
-def _check_arguments(
-    settings: LoadSettings | str | Path,
-    engine_settings: EngineSettings | None,
-    progress: Progress | None,
-) -> tuple[LoadSettings, EngineSettings, Progress | None]:
-    """The validated arguments. Raises UsageError."""
-    if isinstance(settings, str | Path):
-        settings = LoadSettings(model=Path(settings))
-    if engine_settings is None:
-        engine_settings = EngineSettings()
-    settings = arguments.instance("settings", settings, LoadSettings)
-    settings = _with_paths(settings)
-    if settings.draft == OWN_DRAFT:
-        from edgespec.session.own_draft import obtain
-
-        settings = settings.model_copy(update={"draft": obtain(settings, progress)})
-    engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
-    if engine_settings.learn and settings.draft is None:
-        raise UsageError(
-            f"{settings.names.of('learn')} keeps texts for a draft to learn from: name one with "
-            f"{settings.names.of('draft')}"
-        )
-    return settings, engine_settings, arguments.callback("progress", progress)
-
-
-def _with_paths(settings: LoadSettings) -> LoadSettings:
-    """The settings with paths where models are given by names. Raises ModelError."""
-    given = {"model": settings.model, "draft": settings.draft}
-    found = {role: path for role, path in given.items() if path and path != OWN_DRAFT}
-    named = {role: path for role, path in found.items() if _is_name(path)}
-    if not named:
-        return settings
-    from edgespec.models import catalogue
-
-    paths = {role: catalogue.find(str(name)) for role, name in named.items()}
-    return settings.model_copy(update=paths)
-
-
-def _is_name(path: Path) -> bool:
-    is_file = path.suffix in (".gguf", ".onnx") or path.exists()
-    return path.name == str(path) and not is_file
 
 
 def _tree_sizes(rules: EngineSettings, n_texts: int) -> tuple[int, ...]:

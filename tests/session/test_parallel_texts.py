@@ -14,7 +14,8 @@ from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.needs import FOREST_SIZE, TREE_SIZES
 from edgespec.memory.places import AUTO_TEXTS
 from edgespec.models.embedded import embedded_pair
-from edgespec.session.loading import _check_arguments, _Opening
+from edgespec.session.given import checked
+from edgespec.session.loading import _Opening
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
 
@@ -106,7 +107,7 @@ def test_several_texts_have_more_nodes_where_memory_is_better_spent_on_them() ->
         settings = LoadSettings(
             model=files.target, draft=files.draft, n_parallel=n_parallel, ctx_size=256
         )
-        with _Opening(*_check_arguments(settings, None, None)) as opening:
+        with _Opening(*checked(settings, None, None)) as opening:
             opening._prepare()
             return max(batch.max_nodes for batch in opening._prepared[0].needs().batches)
 

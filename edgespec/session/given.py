@@ -1,0 +1,55 @@
+"""Arguments of `load` and `plan`, checked: settings with paths in place of names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import UsageError
+from edgespec.ports import Progress
+from edgespec.settings import arguments
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.draft_name import OWN_DRAFT
+
+
+def checked(
+    settings: LoadSettings | str | Path,
+    engine_settings: EngineSettings | None,
+    progress: Progress | None,
+) -> tuple[LoadSettings, EngineSettings, Progress | None]:
+    """The validated arguments. Raises UsageError."""
+    if isinstance(settings, str | Path):
+        settings = LoadSettings(model=Path(settings))
+    if engine_settings is None:
+        engine_settings = EngineSettings()
+    settings = arguments.instance("settings", settings, LoadSettings)
+    settings = _with_paths(settings)
+    if settings.draft == OWN_DRAFT:
+        from edgespec.session.own_draft import obtain
+
+        settings = settings.model_copy(update={"draft": obtain(settings, progress)})
+    engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
+    if engine_settings.learn and settings.draft is None:
+        raise UsageError(
+            f"{settings.names.of('learn')} keeps texts for a draft to learn from: name one with "
+            f"{settings.names.of('draft')}"
+        )
+    return settings, engine_settings, arguments.callback("progress", progress)
+
+
+def _with_paths(settings: LoadSettings) -> LoadSettings:
+    """The settings with paths where models are given by names. Raises ModelError."""
+    given = {"model": settings.model, "draft": settings.draft}
+    found = {role: path for role, path in given.items() if path and path != OWN_DRAFT}
+    named = {role: path for role, path in found.items() if _is_name(path)}
+    if not named:
+        return settings
+    from edgespec.models import catalogue
+
+    paths = {role: catalogue.find(str(name)) for role, name in named.items()}
+    return settings.model_copy(update=paths)
+
+
+def _is_name(path: Path) -> bool:
+    is_file = path.suffix in (".gguf", ".onnx") or path.exists()
+    return path.name == str(path) and not is_file
