@@ -8,11 +8,13 @@
 set -euo pipefail
 source=$(cd "$(dirname "$0")/.." && pwd)
 folder=${1:-$(mktemp -d)}
-export PIP_CACHE_DIR=${PIP_CACHE_DIR:-$(python3 -m pip cache dir)}
-export HOME=$folder/home
 unset XDG_CACHE_HOME VIRTUAL_ENV PYTHONPATH
-mkdir -p "$HOME"
+python=$source/.venv/bin/python
+[ -x "$python" ] || python=python3
+export PIP_CACHE_DIR=${PIP_CACHE_DIR:-$("$python" -m pip cache dir)}
 git clone --quiet "$source" "$folder/edgespec"
+export HOME=$folder/home
+mkdir -p "$HOME"
 cd "$folder/edgespec"
 exec python3 - README.md docs/getting-started.md <<'PYTHON'
 import os
