@@ -350,6 +350,35 @@ def test_the_memory_is_shown_and_the_budget_changed(page):
     page.until("document.querySelector('#budget-size').textContent === '300 MiB'")
 
 
+def test_the_panel_tells_of_the_latest_answer(page):
+    begin(page, "first", "")
+    page.run(
+        "const counted = (tokens, accepted, seconds, bytes, stalls) =>"
+        " `# HELP edgespec_generated_tokens_total x.\\n"
+        "edgespec_generated_tokens_total ${tokens}\\nedgespec_accepted_tokens_total ${accepted}\\n"
+        "edgespec_decode_seconds_total ${seconds}\\nedgespec_bytes_read_total ${bytes}\\n"
+        "edgespec_stall_seconds_total ${stalls}\\n`;"
+        "window.counts = [counted(10, 0, 1, 0, 0), counted(50, 30, 9, 2 ** 31, 1.5)];"
+        "const answers = window.fetch;"
+        f"const report = {json.dumps(json.dumps(BUDGET))};"
+        "window.fetch = async (path, options) =>"
+        " path === 'metrics' ? new Response(counts.shift())"
+        " : path === 'v1/budget' ? new Response(report) : answers(path, options);"
+    )
+    finish(page)
+    page.run("document.querySelector('#toggle-engine').click()")
+    page.until("document.querySelector('#bar .pinned')")
+    ask(page, "second")
+    page.until("window.asked.length === 2")
+    page.run("more('Two.')")
+    finish(page)
+    page.until("document.querySelector('#latest').textContent")
+    assert texts(page, "#latest") == [
+        "Latest answer: 5.0 tokens a second, 4.0 a pass, 75 % guessed, "
+        "2.0 GiB read, 1.5 s waited for them."
+    ]
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_panel_and_the_list_leave_nothing_beyond_the_window(page, window):
     page.resize(*window)

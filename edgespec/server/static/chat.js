@@ -90,6 +90,7 @@ async function converse(question, earlier, isRepeated = false) {
   const meter = new Meter();
   let isCut = false, failure = "";
   setRunning(true);
+  await engine.answerBegins();
   try {
     const body = mine.request(converses, $("temperature").valueAsNumber, MOST_CONTINUED);
     const options = { method: "POST", body, signal: mine.running.signal };
@@ -130,6 +131,7 @@ async function converse(question, earlier, isRepeated = false) {
       ? "The context is full: a new conversation has room."
       : "The answer was cut off: the server allows no more tokens or time.");
   }
+  engine.answerEnds();
   if (!meter.nTokens) $("state").textContent = answer.content ? "stopped" : "";
   if (!answer.content && !isRepeated) giveBack(question);
   $("text").focus();

@@ -31,6 +31,49 @@ async function refresh() {
   }
 }
 
+let before = null;  /* the server's counters when the latest answer began */
+
+async function counters() {
+  const response = await ask("metrics");
+  if (!response.ok) return null;
+  const lines = (await response.text()).matchAll(/^edgespec_(\w+) (\S+)$/gm);
+  return Object.fromEntries([...lines].map(([, name, value]) => [name, Number(value)]));
+}
+
+/* Notes the counters where the panel is shown; `answerEnds` tells what has been added to them. */
+export async function answerBegins() {
+  before = null;
+  try {
+    if (!$("engine").hidden) before = await counters();
+  } catch {
+    /* the answer will tell */
+  }
+}
+
+export async function answerEnds() {
+  try {
+    const after = before && await counters();
+    if (after) $("latest").textContent = summary(name => after[name] - before[name]);
+  } catch {
+    /* likewise */
+  }
+}
+
+/* A sentence about an answer; each pass wrote one token and those that had been guessed right. */
+function summary(of) {
+  const tokens = of("generated_tokens_total"), guessed = of("accepted_tokens_total");
+  if (!(tokens > 0)) return "";
+  const parts = [
+    `${(tokens / of("decode_seconds_total")).toPrecision(2)} tokens a second`,
+    `${(tokens / Math.max(1, tokens - guessed)).toFixed(1)} a pass`,
+    `${Math.round(100 * guessed / tokens)} % guessed`,
+  ];
+  if (of("bytes_read_total") > 0) {
+    parts.push(`${size(of("bytes_read_total"))} read, ${of("stall_seconds_total").toFixed(1)} s waited for them`);
+  }
+  return `Latest answer: ${parts.join(", ")}.`;
+}
+
 /* What a machine without any paging would take: the most that a budget can bring. */
 const most = report => Math.max(report.budget_bytes, report.planned_bytes + report.streamed_bytes);
 
