@@ -37,7 +37,7 @@ CHILD = """
 import json, resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
-from edgespec.errors import EdgespecError, ModelError
+from edgespec.memory import process
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx import runtime
 for line in sys.stdin:
@@ -49,7 +49,7 @@ for line in sys.stdin:
         said = ["", ""]
     except BaseException as error:
         said = [type(error).__name__, str(error)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    peak = process.peak_rss_bytes()  # that of getrusage is the parent's, if it had more
     print(json.dumps([path.name, *said, peak]), flush=True)
 """
 

@@ -86,9 +86,14 @@ class OnnxRuntime:
 
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """Translate what a graph that contradicts itself makes Python raise."""
+    """Translate what a graph that contradicts itself makes Python raise; errors have one line."""
     try:
         yield
+    except ModelError as error:
+        line = " ".join(str(error).split())  # names of a graph may have line breaks
+        if len(str(error).splitlines()) <= 1:
+            raise
+        raise ModelError(line) from error
     except _CONTRADICTIONS as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ModelError(
