@@ -1,5 +1,7 @@
 """The plan of a server keeps memory for its clients' requests."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import edgespec
@@ -66,4 +68,4 @@ def test_spare_memory_for_grammars_is_kept_only_where_the_budget_has_it():
     assert not any(row.what == GRAMMARS for row in tight.rows)
     assert any("structured answers are refused" in note for note in tight.notes)
     with pytest.raises(UsageError, match="structured answers need"):
-        check_grammar_memory(tight, 512)
+        check_grammar_memory(tight, SimpleNamespace(n_vocab=512, piece=lambda token: b"it"))
