@@ -186,7 +186,8 @@ def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
     assert (stats.streamed_bytes > 0) == (share < 1)
     assert stats.bytes_read <= 1.5 * stats.passes * stats.streamed_bytes  # layers of few blocks
     model.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("edgespec")]
+    names = {t.name for t in threading.enumerate() if t.name.startswith("edgespec")}
+    assert not names - {"edgespec-engine"}, "a model has no engine; other modules may"
 
 
 def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_here(
