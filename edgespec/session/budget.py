@@ -89,8 +89,10 @@ class SessionBudget(Closeable):
             return plan
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """End the thread; the engine is closed. Idempotent."""
         self._is_over.set()
+        if self._follower is not None and self._follower is not threading.current_thread():
+            self._follower.join()
 
     @property
     def _smallest_bytes(self) -> int:

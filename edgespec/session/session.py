@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.chat.sampling import chat_sampling
-from edgespec.concurrency.owning import Closeable, close_all, close_forgotten
+from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.admission import text_limit
 from edgespec.engine.drafting.state_store import CalibrationFile
 from edgespec.engine.encoding import Encoder
@@ -477,12 +477,18 @@ class Session(Closeable):
 
         Raises UsageError in a callback of the session itself.
         """
-        close_all(self._budget.close, self._engine.close)
+        _close(self._engine, self._budget)
 
     def __del__(self) -> None:
         engine: Engine | None = getattr(self, "_engine", None)
         if engine is not None and not engine.is_closed:
-            close_forgotten(self, partial(close_all, self._budget.close, engine.close))
+            close_forgotten(self, partial(_close, engine, self._budget))
+
+
+def _close(engine: Engine, budget: SessionBudget) -> None:
+    """End the threads of a session; a budget that is being changed ends with the engine."""
+    engine.close()
+    budget.close()
 
 
 def _is_chat(prompt: Any) -> bool:
