@@ -21,4 +21,4 @@ def evaluate(
     model: LanguageModel, tree: TokenTree, nodes: Sequence[int], slot: int = 0
 ) -> np.ndarray:
     """Logits after each of `nodes`, float32 [len(nodes), n_vocab]."""
-    return model.evaluate([PassPart(slot, tree, nodes)])[0]
+    return model.evaluate([PassPart(slot, tree, nodes)])[0].copy()

@@ -89,8 +89,8 @@ class LanguageModel(Protocol):
     ) -> list[np.ndarray]:
         """Logits after the nodes of each part, float32 [nodes, n_vocab], in one pass.
 
-        The parts are of different slots; the caller owns the arrays. The KV of nodes is
-        provisional, that of prompt tokens final. A tree may grow while this runs. Limits:
+        The parts are of different slots. The arrays are valid until the next call. The KV of nodes
+        is provisional, that of prompt tokens final. A tree may grow while this runs. Limits:
         `info.max_nodes` for the nodes of all parts, `info.max_rows` for nodes and prompt tokens,
         `info.max_branches` for the leaves except the first of each slot. Nodes and prompt tokens
         share a pass only if `info.prompts_share_passes`.

@@ -262,4 +262,4 @@ def step_ahead(asked: Sequence[DraftStep]) -> None:
             drafters.append(drafter)
     if len(parts) > 1:
         for drafter, logits in zip(drafters, drafters[0]._model.evaluate(parts), strict=True):
-            drafter._ahead = logits
+            drafter._ahead = logits.copy()

@@ -160,10 +160,10 @@ class GgufHead(HiddenStateReader):
         logits = self._predict(tree, ready)
         if len(ready) == len(nodes):
             return [logits]
-        rows = dict(zip(ready, logits, strict=True))
+        rows = dict(zip(ready, logits.copy(), strict=True))
         while waiting := [node for node in nodes if node not in rows]:
             ready = self._ready(tree, waiting)
-            rows |= dict(zip(ready, self._predict(tree, ready), strict=True))
+            rows |= dict(zip(ready, self._predict(tree, ready).copy(), strict=True))
         return [np.stack([rows[node] for node in nodes])]
 
     def commit(

@@ -377,8 +377,7 @@ class MeasuredGguf:
         rows = (
             MemoryRow(owner, "compute buffers", sizes.compute_bytes),
             MemoryRow(owner, "compute graphs", sizes.graph_bytes),
-            # llama.cpp's output buffer, and the engine's copy
-            MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", 2 * sizes.output_bytes),
+            MemoryRow(owner, f"logits ({shape.n_outputs} nodes)", self._logits_bytes(sizes)),
             *self._feature_rows(shape),
             *self._line_rows(shape, sizes),
         )
@@ -386,6 +385,12 @@ class MeasuredGguf:
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
         paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
         return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs)
+
+    def _logits_bytes(self, sizes: contexts.ContextSizes) -> int:
+        """Bytes of llama.cpp's output buffer, and of the copies that some passes need of it."""
+        several = self._request.owner == "draft" and self.info.n_slots > 1
+        is_copied = several or self._guesses_with_target or not self.info.tree_capable
+        return (1 + is_copied) * sizes.output_bytes
 
     def _line_rows(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes

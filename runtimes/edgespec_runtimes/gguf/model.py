@@ -229,8 +229,7 @@ class GgufModel:
             if self._tap is not None:
                 self._tap.hand_over_rows(committed.get(0, 0), rows.first_reads, n_rows)
                 self._tap.keep_rows(rows.row_of_key, n_rows)
-            logits = self._logits(n_nodes)
-            return [logits[order] for order in rows.orders]
+            return rows.in_order(self._logits(n_nodes))
 
     def _evaluate_lines(self, part: PassPart) -> np.ndarray:
         """`_evaluate` of a recurrent model's text."""

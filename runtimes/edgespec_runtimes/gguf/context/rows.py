@@ -82,6 +82,31 @@ class ForestRows(Rows):
                 rows.row_of_key = {int(tree.key[node]): row for node, row in row_of.items()}
         return rows
 
+    def in_order(self, logits: np.ndarray) -> list[np.ndarray]:
+        """The rows of each part in the order of its nodes: views of `logits`, sorted in place."""
+        parts, begin = [], 0
+        for order in self.orders:
+            part = logits[begin : begin + len(order)]
+            permute(part, [row - begin for row in order])
+            parts.append(part)
+            begin += len(order)
+        return parts
+
+
+def permute(rows: np.ndarray, order: Sequence[int]) -> None:
+    """Move row `order[i]` to `i` for all i, with memory for one more row."""
+    is_moved = [False] * len(order)
+    for first, row in enumerate(order):
+        if is_moved[first] or row == first:
+            continue
+        aside, place = rows[first].copy(), first
+        while (row := order[place]) != first:
+            rows[place] = rows[row]
+            is_moved[place] = True
+            place = row
+        rows[place] = aside
+        is_moved[place] = True
+
 
 class RowBatch:
     """llama.cpp's batch of the rows of a pass."""
