@@ -46,7 +46,7 @@ def test_a_class_name_occurs_once() -> None:
 
 SECOND_MEANINGS = {
     "ahead": ("edgespec/concurrency", "background"),
-    "learning": ("edgespec/engine", "planner_store"),
+    "learning": ("edgespec/engine", "stored_planner"),
     "many": ("edgespec/session", "in_order"),
     "memory": ("edgespec/engine", "state_store"),
     "n_places": ("edgespec/engine", "n_slots"),

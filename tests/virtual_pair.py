@@ -131,9 +131,9 @@ class _Call:
 
 def put_on(clock: Clock, engine: Engine) -> None:
     """Let the passes of the engine's rounds take the clock's time."""
-    passes = cast(Any, engine)._passes
-    passes.worker = VirtualWorker(clock)
-    passes.target = TimedTarget(passes.target, clock)
+    loop = cast(Any, engine)._loop
+    loop.worker = VirtualWorker(clock)
+    loop.target = TimedTarget(loop.target, clock)
 
 
 class TimedTarget:

@@ -13,9 +13,8 @@ from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.state_store import StateStore
 from edgespec.engine.loop import Loop
-from edgespec.engine.passes import Passes
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.planner_store import PlannerStore
+from edgespec.engine.planning.stored_planner import StoredPlanner
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.scheduler import Scheduler
@@ -30,7 +29,7 @@ from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import PagingStats
 
 if TYPE_CHECKING:
-    from edgespec.engine.drafting.corrections import CorrectionLog
+    from edgespec.engine.drafting.corrections import Corrections
 
 T = TypeVar("T")
 
@@ -55,7 +54,7 @@ class Engine(Closeable):
         trace: Trace = OFF,
         drafters: Sequence[Drafter] = (),
         state_store: StateStore | None = None,
-        observer: CorrectionLog | None = None,
+        observer: Callable[[], Corrections] | None = None,
         release: Callable[[], None] = nothing,
         n_grammars: int | None = None,
         name: str = "the engine",
@@ -63,30 +62,32 @@ class Engine(Closeable):
         """`drafters` guess in addition to the draft model, in the first text only.
 
         The models are borrowed, unless `release` frees them at the end. At most `n_grammars`
-        requests with grammars run at a time. `name` is the subject of error messages.
+        requests with grammars run at a time. `observer` makes what records the corrections of a
+        text. `name` is the subject of error messages.
         """
         settings = settings or EngineSettings()
         check_drafters(settings, draft, drafters)
         reason = obstacle(target, draft)
         self._target = target
-        self._passes = Passes(target, clock, trace)
         if not reason and isinstance(draft, ReadsFeatures) and isinstance(target, GivesFeatures):
             target.give_features(draft.feature_layers, draft.take_features)
         self._rules = settings.rules_for(target.info)
         draft_in_use = None if reason else draft
-        self._slots = Slots(self._passes, draft_in_use, drafters, settings, self._rules.max_nodes)
+        max_nodes = self._rules.max_nodes
+        self._slots = Slots(target, draft_in_use, drafters, settings, max_nodes, clock, trace)
         self._shift = settings.shift
         grower = self._slots.all[0].grower
-        self._planner_store = PlannerStore(target, draft, grower, settings, state_store)
+        self._planner = StoredPlanner(target, draft, grower, settings, state_store)
+        self._observer = observer
         notes = notes_on(reason, self._rules.acceptance, grower is not None, len(self._slots.all))
-        self._loop = Loop(self._passes, self._rules, self._planner_store, observer, notes)
+        self._loop = Loop(target, self._rules, self._planner, clock, trace, notes)
         self._users = Users(name, SessionClosed)
         self.scheduler = Scheduler(
             self._slots,
             self._loop,
             self._users,
             self.n_texts if n_grammars is None else n_grammars,
-            lambda: close_all(self._passes.close, release),
+            lambda: close_all(self._loop.close, release),
         )
 
     @property
@@ -119,7 +120,9 @@ class Engine(Closeable):
         """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
         rule = self._rules.acceptance if self._slots.all[0].grower is not None else None
         with self._users.use():
-            return admit(self._target, terms, rule, self._shift)
+            request = admit(self._target, terms, rule, self._shift)
+        request.corrections = self._observer() if self._observer is not None else None
+        return request
 
     def run(self, request: ActiveRequest) -> Stream:
         """The tokens of a request. After an error, Ctrl-C or closing the stream, the models hold no
@@ -144,7 +147,7 @@ class Engine(Closeable):
 
     def see_budget(self, paging: PagingStats) -> None:
         """Learn from now on about passes that read as `paging` says; called in `between`."""
-        self._planner_store.see_budget(paging)
+        self._planner.see_budget(paging)
 
     def generate(
         self,
@@ -168,7 +171,7 @@ class Engine(Closeable):
     @property
     def planner(self) -> RoundPlanner:
         """The current round planner."""
-        return self._planner_store.planner
+        return self._planner
 
     def forget(self) -> None:
         """Drop all committed text from the models."""

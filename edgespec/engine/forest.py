@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from edgespec.concurrency.worker import Running
-from edgespec.engine.drafting.model import step_ahead
+from edgespec.engine.drafting.grower import step_ahead
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.passes import Logits
 from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
 from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import Round
@@ -25,6 +26,8 @@ from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 
+Logits = list[np.ndarray]
+"""Logits of each part of a pass, float32 [nodes, n_vocab]."""
 PEER_RATIO = 0.5
 """Texts share a draft step if their best open nodes have at least this share of the highest
 cumulative confidence."""
@@ -163,8 +166,7 @@ class Forest:
         while ready:
             peers = _peers(ready)
             if len(peers) > 1:
-                steps = [round_.next_step(nodes, is_beside) for round_, nodes in peers]
-                step_ahead([one for one in steps if one is not None])
+                step_ahead([(r.grower, r.draft_part(nodes, is_beside)) for r, nodes in peers])
             grew = False
             for round_, nodes in peers:
                 with self._alone(round_):

@@ -2,58 +2,60 @@
 
 Calls the rules in order and keeps the models' KV caches consistent. A pass serves all active texts.
 Knows models through their port and rules through their interfaces.
+
+Passes compute in the calling thread, but for those beside which it drafts: a second thread that
+computes gets OpenMP threads of its own, more than there are cores, and all of them then sleep at
+every barrier (decision 0070).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 
-from edgespec.engine.forest import Forest
+from edgespec.concurrency.owning import Closeable
+from edgespec.concurrency.worker import Running, Worker
+from edgespec.engine.forest import Forest, Logits
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.passes import Passes
-from edgespec.engine.planning.planner_store import PlannerStore
+from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import parts_of
 from edgespec.engine.round import Round
 from edgespec.engine.settings import RoundRules
 from edgespec.engine.slot import Slot
 from edgespec.errors import Cancelled
-from edgespec.ports import PassPart
-from edgespec.tracing.spans import Track
-
-if TYPE_CHECKING:
-    from edgespec.engine.drafting.corrections import CorrectionLog
+from edgespec.ports import LanguageModel, PassPart
+from edgespec.tracing.spans import Trace, Track
 
 
-class Loop:
+class Loop(Closeable):
     """Advances texts by passes of the target."""
 
     def __init__(
         self,
-        passes: Passes,
+        target: LanguageModel,
         rules: RoundRules,
-        planner_store: PlannerStore,
-        observer: CorrectionLog | None = None,
+        planner: RoundPlanner,
+        clock: Callable[[], float],
+        trace: Trace,
         notes: Sequence[str] = (),
     ) -> None:
-        """`notes` are added to every result."""
-        self._notes = notes
-        self._passes = passes
-        self._rules = rules
-        self._planner_store = planner_store
-        self._observer = observer
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        return self._passes.clock
-
-    @property
-    def usual_pass_s(self) -> float:
+        """`notes` are added to every result. The target is borrowed."""
+        self.target = target
+        self.clock = clock
+        self.worker = Worker()
+        self.usual_pass_s = 0.0
         """Expected seconds of a pass; 0 before the first."""
-        return self._passes.usual_pass_s
+        self._rules = rules
+        self._planner = planner
+        self._trace = trace
+        self._notes = notes
+
+    def close(self) -> None:
+        """Stop the worker thread. Idempotent."""
+        self.worker.close()
 
     def begin(self, slot: Slot) -> None:
         """Begin the text of a slot's request."""
@@ -63,17 +65,17 @@ class Loop:
     def end(self, slot: Slot) -> None:
         """Drop everything provisional of a text that needs no further pass, and keep what was
         learnt."""
-        request, trace = slot.request, self._passes.trace
+        request = slot.request
         try:
             slot.rewind(len(slot.committed))
         finally:
-            request.paging = self._passes.target.paging().since(slot.paging_before)
-            trace.add(Track.ENGINE, "generation", slot.begun, self.clock())
-        if self._observer is not None:
-            self._observer.see_end(request)
-        trace.flush()
+            request.paging = self.target.paging().since(slot.paging_before)
+            self._trace.add(Track.ENGINE, "generation", slot.begun, self.clock())
+        if request.corrections is not None:
+            request.corrections.see_end(request)
+        self._trace.flush()
         if request.tally.outcomes:
-            self._planner_store.keep()
+            self._planner.keep()
 
     def advance(self, slots: Sequence[Slot]) -> None:
         """Make one pass, which verifies a tree of each text or reads a part of its prompt.
@@ -85,17 +87,17 @@ class Loop:
         rounds = self._prepare(slots)
         tails, max_nodes = self._tails(slots, len(rounds))
         if rounds:
-            self._planner_store.share_pass(len(rounds), tails, max_nodes)
-        prepared = self._passes.clock()
-        forest = Forest(rounds, self._rules, self._planner_store.planner)
+            self._planner.grow_beside(len(rounds), tails, max_nodes)
+        prepared = self.clock()
+        forest = Forest(rounds, self._rules, self._planner)
         try:
-            forest.grow(self._passes.clock, check)
+            forest.grow(self.clock, check)
             self._end_failed(forest)
             parts = tails + self._grown(forest, max_nodes)
             if not parts:
                 return
             n_rows = sum(part.n_rows for part in parts)
-            logits = self._passes.evaluate(parts, forest.beside(n_rows, check), check)
+            logits = self._verify(parts, forest.beside(n_rows, check), check)
             self._end_failed(forest)
         except Cancelled:
             for slot in slots:
@@ -115,23 +117,23 @@ class Loop:
                 elif slot.tail is not None:
                     slot.take_tail(part, its_logits)
         if not rounds:
-            report = self._passes.target.last_report
+            report = self.target.last_report
             n_context = len(slots[0].committed) if len(slots) == 1 else None
-            self._planner_store.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
+            self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
         elif len(outcomes) == len(rounds):
-            self._planner_store.see_round(forest.outcome(outcomes, self._passes.clock() - prepared))
+            self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared))
 
     def _prepare(self, slots: Sequence[Slot]) -> list[Round]:
         """Prepare texts for a pass; returns the rounds of those whose prompts are read."""
         growing = [slot for slot in slots if slot.is_growing]
         if growing:
-            self._planner_store.serve(
+            self._planner.serve(
                 n_texts=len(growing),
                 n_unread=sum(slot.n_unread for slot in growing),
                 room=sum(slot.request.transcript.room for slot in growing),
             )
         for slot in slots:
-            slot.prepare(len(slots) - 1, self._rules, self._planner_store)
+            slot.prepare(len(slots) - 1, self._rules, self._planner)
         return [slot.round for slot in slots if slot.round is not None]
 
     @staticmethod
@@ -146,7 +148,7 @@ class Loop:
         tails = [slot.tail for slot in slots if slot.tail is not None]
         if not tails:
             return [], self._rules.max_nodes
-        n_hidden = self._planner_store.n_hidden(self._rules.max_rows)
+        n_hidden = self._planner.n_surely_hidden(self._rules.max_rows)
         parts = parts_of(tails, n_trees, self._rules.max_nodes, n_hidden)
         return parts, self._rules.room_beside(parts, n_trees, n_hidden)
 
@@ -159,6 +161,27 @@ class Loop:
             for round_, its_nodes in zip(forest.rounds, nodes, strict=True)
         ]
 
+    def _verify(
+        self,
+        parts: Sequence[PassPart],
+        beside: Callable[[Running[Logits]], None] | None,
+        check: Callable[[], None],
+    ) -> Logits:
+        """Make one pass and return its logits; `beside` runs during the pass, which is then made in
+        a worker thread while `check` is called repeatedly, which may raise."""
+        n_rows = sum(part.n_rows for part in parts)
+        with self._trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
+            if beside is None:
+                logits = self.target.evaluate(parts)
+            else:
+                evaluate = partial(self.target.evaluate, parts)
+                with self.worker.running(evaluate, self.target.cancel) as running:
+                    beside(running)
+                    logits = running.result(check)
+        pass_s, usual_s = self.target.last_report.wall_s, self.usual_pass_s
+        self.usual_pass_s = min(pass_s, 2 * usual_s) if usual_s else pass_s
+        return logits
+
     def _accept(
         self, slot: Slot, round_: Round, nodes: Sequence[int], logits: np.ndarray
     ) -> RoundOutcome:
@@ -168,8 +191,8 @@ class Loop:
         if round_.grower is not None:
             slot.n_drafted = len(slot.committed)
         round_.observe_logits(nodes, logits)
-        if self._observer is not None:
-            self._observer.see_round(slot.request, round_.tree, nodes, logits, accepted)
+        if slot.request.corrections is not None:
+            slot.request.corrections.see_round(slot.request, round_.tree, nodes, logits, accepted)
         del logits  # the memory plan has room for the logits of one pass
         slot.tree = round_.reroot(accepted)
         outcome = round_.end(slot.tree)

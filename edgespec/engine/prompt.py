@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.planning.planner_store import PlannerStore
+from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
 from edgespec.ports import PassPart, Progress
@@ -32,7 +32,7 @@ MIN_PROMPT_ROWS = 64
 
 
 def read_prompt(
-    slot: Slot, request: ActiveRequest, planner_store: PlannerStore, n_others: int = 0
+    slot: Slot, request: ActiveRequest, planner: RoundPlanner, n_others: int = 0
 ) -> Iterator[None]:
     """Commit the prompt without its last token, reusing the KV that the target holds.
 
@@ -68,7 +68,7 @@ def read_prompt(
                 yield
             slot.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
             report = _sum(report, slot.target.last_report)
-    _draft_reads(slot, request, planner_store, report, n_others)
+    _draft_reads(slot, request, planner, report, n_others)
     now = slot.clock()
     if request.held is None:
         request.tally.prompt_s = now - begun
@@ -120,7 +120,7 @@ def _sum(before: PassReport | None, now: PassReport) -> PassReport:
 def _draft_reads(
     slot: Slot,
     request: ActiveRequest,
-    planner_store: PlannerStore,
+    planner: RoundPlanner,
     report: PassReport | None,
     n_others: int,
 ) -> None:
@@ -129,24 +129,26 @@ def _draft_reads(
         return
     room = request.transcript.room
     n_context = None if n_others else len(slot.committed)
-    planner_store.begin_text(slot.n_unread, room, report, n_others, n_context)
+    planner.begin_text(slot.n_unread, room, n_others)
+    if report is not None:
+        planner.see_prompt(report, n_context)
     if not n_others:
-        _time_sizes(slot, planner_store)
-    if planner_store.planner.choose().guesses:
+        _time_sizes(slot, planner)
+    if planner.choose().guesses:
         slot.grower.prepare(slot.committed, request.reading[-1])
         begun = slot.clock()
         slot.catch_up(slot.grower)
-        planner_store.see_reading(slot.clock() - begun)
+        planner.see_reading(slot.clock() - begun)
 
 
-def _time_sizes(slot: Slot, planner_store: PlannerStore) -> None:
+def _time_sizes(slot: Slot, planner: RoundPlanner) -> None:
     """Time passes over few rows, so that the first guesses know their price. Their KV is dropped.
 
     Sizes are timed once for a model and machine, twice each if that takes no longer than
     `MAX_TIMING_S`; the faster pass counts.
     """
     n_free = min(slot.target.info.n_ctx - len(slot.committed), slot.target.info.max_nodes)
-    sizes, spent_s = planner_store.untimed(n_free), 0.0
+    sizes, spent_s = planner.untimed(n_free), 0.0
     fastest: dict[int, PassReport] = {}
     for n_rows, expected_s in sizes * 2:
         if spent_s + expected_s > MAX_TIMING_S:
@@ -162,7 +164,7 @@ def _time_sizes(slot: Slot, planner_store: PlannerStore) -> None:
         if n_rows not in fastest or report.wall_s < fastest[n_rows].wall_s:
             fastest[n_rows] = report
     for n_rows, report in fastest.items():
-        planner_store.see_size(n_rows, report)
+        planner.see_pass(n_rows, report)
 
 
 class Tail:

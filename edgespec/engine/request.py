@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from edgespec.engine.outcome import Tally
 from edgespec.engine.sampling import Sampler
@@ -16,6 +17,9 @@ from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import GenerationResult, PagingStats, TokenEvent
+
+if TYPE_CHECKING:
+    from edgespec.engine.drafting.corrections import Corrections
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class ActiveRequest:
     """True once nobody will read it."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set once the engine has let go of it, or never had it and never will."""
+    corrections: Corrections | None = None
+    """Record of the target's corrections, to train the draft later."""
     paging: PagingStats | None = None
     """Reads of the target while it ran."""
 

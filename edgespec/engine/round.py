@@ -15,11 +15,11 @@ import numpy as np
 from edgespec.engine.acceptance import Accepted, accept
 from edgespec.engine.drafting.forced import hang_forced
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.model import DraftStep
 from edgespec.engine.outcome import RoundOutcome, path_nodes
 from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
 from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.settings import RoundRules
+from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 
@@ -128,12 +128,12 @@ class Round:
         """Highest cumulative confidence of nodes."""
         return float(self.tree.cumulative[list(nodes)].max())
 
-    def next_step(self, open_nodes: Sequence[int], is_beside: bool) -> DraftStep | None:
-        """The draft model, tree and nodes of the next draft step; None without a draft model."""
+    def draft_part(self, open_nodes: Sequence[int], is_beside: bool) -> PassPart | None:
+        """The next draft step as a part of a pass of the draft model; None without one."""
         limits = self.limits_beside if is_beside else self.limits
         if self.grower is None:
             return None
-        return self.grower.next_step(self.tree, open_nodes, self.rules.pacer, limits)
+        return self.grower.draft_part(self.tree, open_nodes, self.rules.pacer, limits)
 
     def step(self, open_nodes: Sequence[int], is_beside: bool) -> bool:
         """Make and trace one draft step, before the pass or beside it; False if the pacer finds

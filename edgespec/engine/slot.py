@@ -12,13 +12,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.passes import Passes
-from edgespec.engine.planning.planner_store import PlannerStore
+from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import Tail, is_read, read_prompt
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round, begin_round
 from edgespec.engine.settings import RoundRules
-from edgespec.ports import PassPart, Progress
+from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PagingStats, TokenEvent
@@ -27,11 +26,19 @@ from edgespec.values import PagingStats, TokenEvent
 class Slot:
     """A place for one text in a target and its drafters."""
 
-    def __init__(self, passes: Passes, number: int, grower: TreeGrower | None) -> None:
-        self.passes = passes
+    def __init__(
+        self,
+        target: LanguageModel,
+        number: int,
+        grower: TreeGrower | None,
+        clock: Callable[[], float],
+        trace: Trace,
+    ) -> None:
+        self.target = target
         self.number = number
         self.grower = grower
-        self.target = passes.target
+        self.clock = clock
+        self.trace = trace
         self.committed: list[int] = []
         """Tokens of the target's committed prefix; each drafter has committed a prefix of it."""
         self.n_tiled = 0
@@ -58,14 +65,6 @@ class Slot:
         self._reading: Iterator[None] | None = None
         self._rest: Tail | None = None
         """The rest of the prompt, once it is left to passes."""
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        return self.passes.clock
-
-    @property
-    def trace(self) -> Trace:
-        return self.passes.trace
 
     @property
     def n_unread(self) -> int:
@@ -152,7 +151,7 @@ class Slot:
         """Keep the models' tokens, and nothing of the text."""
         self.running = self.tail = self.round = self._reading = self._rest = None
 
-    def prepare(self, n_others: int, rules: RoundRules, planner_store: PlannerStore) -> None:
+    def prepare(self, n_others: int, rules: RoundRules, planner: RoundPlanner) -> None:
         """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
         round."""
         self.tail = self.round = None
@@ -164,12 +163,12 @@ class Slot:
             if self._rest is None:
                 if self._reading is None:
                     self.tree = TokenTree(request.reading[-1], rules.tree_capacity)
-                    self._reading = read_prompt(self, request, planner_store, n_others)
+                    self._reading = read_prompt(self, request, planner, n_others)
                 if any(True for _ in self._reading):
                     return
                 self._rest = Tail(self, request)
             if is_read(self, request):
-                self.round = begin_round(self, rules, planner_store.planner, n_others)
+                self.round = begin_round(self, rules, planner, n_others)
             else:
                 self.check_cancelled()
                 self.tail = self._rest

@@ -5,17 +5,17 @@ Chooses the slot in which most of the prompt is already computed. Knows tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.drafting.mixer import Mixer
-from edgespec.engine.passes import Passes
 from edgespec.engine.prompt import reusable
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
 from edgespec.ports import LanguageModel
+from edgespec.tracing.spans import Trace
 
 
 class Slots:
@@ -23,23 +23,25 @@ class Slots:
 
     def __init__(
         self,
-        passes: Passes,
+        target: LanguageModel,
         draft: LanguageModel | None,
         drafters: Sequence[Drafter],
         settings: EngineSettings,
         max_nodes: int,
+        clock: Callable[[], float],
+        trace: Trace,
     ) -> None:
         """All slots of the target; `drafters` guess in the first. At most
         `max_nodes` are used, and one if all drawn guesses must be verified."""
-        self._model = passes.target
+        self._model = target
         self._draft = draft
         mixer = Mixer()
         self.all: list[Slot] = []
-        for number in range(passes.target.info.n_slots):
+        for number in range(target.info.n_slots):
             its_draft = draft if draft is not None and number < draft.info.n_slots else None
             others = () if number else drafters
-            grower = line_up(passes.target, its_draft, others, settings, mixer, number)
-            self.all.append(Slot(passes, number, grower))
+            grower = line_up(target, its_draft, others, settings, mixer, number)
+            self.all.append(Slot(target, number, grower, clock, trace))
         self.usable = self.all[: 1 if settings.draws_guesses else max_nodes]
         """Those in which requests run."""
         self._n_begun = 0

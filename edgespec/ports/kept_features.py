@@ -17,7 +17,8 @@ from edgespec.values import ModelInfo
 class KeptFeatures:
     """Hands out the features of one text, each once and in the order of its tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
         self._take: Take | None = None
         self._kept: dict[int, np.ndarray] = {}
         """Features of provisional nodes by their keys: [layers, values]."""

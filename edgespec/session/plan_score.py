@@ -13,8 +13,8 @@ from edgespec.engine.planning.credit import Credit
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.engine.planning.pass_curve import PassCurve
-from edgespec.engine.planning.planner_store import CostKey, draft_share, latest_costs
 from edgespec.engine.planning.round_costs import RoundCosts
+from edgespec.engine.planning.stored_planner import CostKey, draft_share, latest_costs
 from edgespec.memory.budget import MemoryPlan
 from edgespec.values import ModelInfo, PagingStats
 

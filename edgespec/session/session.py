@@ -105,11 +105,12 @@ class Session(Closeable):
             close_models = warm_start(target, models.close)
         observer = None
         if engine_settings is not None and engine_settings.learn and draft is not None:
-            from edgespec.engine.drafting.corrections import CorrectionLog
+            from edgespec.engine.drafting.corrections import Corrections
             from edgespec.files.training_texts import TrainingTexts
 
             texts = TrainingTexts(cache_folder.learnt())
-            observer = CorrectionLog(partial(texts.keep, target.info, draft.info, models.path))
+            keep = partial(texts.keep, target.info, draft.info, models.path)
+            observer = partial(Corrections, keep)
         self._engine = Engine(
             target,
             draft,

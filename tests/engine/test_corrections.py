@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgespec.engine.drafting import corrections
-from edgespec.engine.drafting.corrections import CorrectionLog
+from edgespec.engine.drafting.corrections import Corrections
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -23,7 +24,7 @@ RULES = EngineSettings(step_aside=False, remember=False, lookup=False)
 
 def noted(target: FakeModel, draft: FakeModel, max_tokens: int = 20) -> TrainingText:
     kept: list[TrainingText] = []
-    with Engine(target, draft, RULES, observer=CorrectionLog(kept.append)) as engine:
+    with Engine(target, draft, RULES, observer=partial(Corrections, kept.append)) as engine:
         finish(engine.generate(PROMPT, GREEDY, max_tokens))
     (text,) = kept
     return text
@@ -42,7 +43,7 @@ def test_right_guesses_need_no_correction() -> None:
 
 def test_without_guesses_every_token_is_said_by_the_target() -> None:
     kept: list[TrainingText] = []
-    with Engine(counting(), None, RULES, observer=CorrectionLog(kept.append)) as engine:
+    with Engine(counting(), None, RULES, observer=partial(Corrections, kept.append)) as engine:
         finish(engine.generate(PROMPT, GREEDY, 5))
     assert [one.place for one in kept[0].corrections] == [4, 5, 6, 7, 8]
 
@@ -60,7 +61,7 @@ def test_a_correction_is_what_the_target_said_where_no_guess_was_right() -> None
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
 def test_neither_text_nor_guesses_depend_on_it(sampling: object) -> None:
     results = []
-    for observer in (None, CorrectionLog(lambda text: None)):
+    for observer in (None, partial(Corrections, lambda text: None)):
         draft = FakeModel(random_language(3, N_VOCAB), N_VOCAB)
         with Engine(counting(), draft, RULES, clock=lambda: 0.0, observer=observer) as engine:
             results.append(finish(engine.generate(PROMPT, sampling, 20)))  # type: ignore[arg-type]
@@ -78,7 +79,7 @@ def test_a_text_that_cannot_be_kept_is_told_in_a_note() -> None:
     def fail(text: TrainingText) -> None:
         raise OSError(28, "No space left on device")
 
-    with Engine(counting(), counting(), RULES, observer=CorrectionLog(fail)) as engine:
+    with Engine(counting(), counting(), RULES, observer=partial(Corrections, fail)) as engine:
         result = finish(engine.generate(PROMPT, GREEDY, 3))
     assert "not kept to learn from: No space left" in result.notes[-1]
 

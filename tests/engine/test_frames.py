@@ -22,7 +22,7 @@ MAX_STEP_FRAMES = 5
 """Most frames from the trees of a pass to the draft model's step."""
 ROUND = ("loop.py", "forest.py", "round.py")
 """Modules that one reads to follow a round."""
-MAX_TYPES, MAX_TYPES_OF_A_MODULE = 16, 12
+MAX_TYPES, MAX_TYPES_OF_A_MODULE = 12, 9
 """Most types of the engine that these modules name: together, and each."""
 OURS = edgespec.__path__[0]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.planning.planner_store import PlannerStore
+from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.ports import Progress
 from edgespec.tree import TokenTree
 from engine_cases import COUNTING, GREEDY, N_VOCAB, counting, finish
@@ -112,9 +112,9 @@ def test_tokens_that_the_draft_has_not_read_are_those_after_the_last_it_holds(
 ) -> None:
     """Rounds without guesses left the draft behind by three tokens of the text before."""
     seen: list[int] = []
-    begin_text = PlannerStore.begin_text
+    begin_text = RoundPlanner.begin_text
 
-    def recorded(self: PlannerStore, n_unread: int, *others: Any) -> None:
+    def recorded(self: RoundPlanner, n_unread: int, *others: Any) -> None:
         seen.append(n_unread)
         begin_text(self, n_unread, *others)
 
@@ -123,7 +123,7 @@ def test_tokens_that_the_draft_has_not_read_are_those_after_the_last_it_holds(
         finish(engine.generate(first, GREEDY, 1))
         engine._slots.all[0].n_drafted = len(engine.committed) - 3
         n_drafted = min(n_kept, len(engine.committed) - 3)
-        monkeypatch.setattr(PlannerStore, "begin_text", recorded)
+        monkeypatch.setattr(RoundPlanner, "begin_text", recorded)
         second = [*first[:n_kept], *[0] * 100]
         finish(engine.generate(second, GREEDY, 1))
     assert seen == [len(second) - 1 - n_drafted]

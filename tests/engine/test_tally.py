@@ -10,7 +10,6 @@ import pytest
 from edgespec.engine.acceptance import Accepted
 from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
-from edgespec.engine.passes import Passes
 from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
 from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import Round
@@ -121,7 +120,7 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     none = Limits(max_nodes=0, max_branches=1, max_depth=0)
     target = counting()
     target.last_report = read
-    slot = Slot(Passes(target, clock=lambda: 1.0, trace=OFF), 0, None)
+    slot = Slot(target, 0, None, clock=lambda: 1.0, trace=OFF)
     rules, tree = EngineSettings().rules_for(target.info), TokenTree(1)
     round_ = Round(slot, rules, RoundPlanner(), RoundPlan(False), None, tree, none, none)
     accepted = Accepted(path=(ROOT,), events=(TokenEvent("c", 2, "target", 0),))

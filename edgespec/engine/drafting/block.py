@@ -53,7 +53,7 @@ class BlockDrafter(HeadDrafter):
         unseen = {place: node for place, node in unseen.items() if place not in self._said}
         if unseen:
             asked = [*unseen.values()]
-            [logits] = self._model.evaluate([PassPart(self._slot, tree, asked)])
+            [logits] = self.model.evaluate([PassPart(self._slot, tree, asked)])
             self._take_opinions(tree, asked, logits)
         for place, node in unseen.items():
             said = self._opinions[int(tree.key[node])]

@@ -32,13 +32,13 @@ def bytes_needed(n_vocab: int, n_texts: int) -> int:
     return BYTES_PER_TOKEN * n_vocab + n_texts * TEXT_BYTES
 
 
-class CorrectionLog:
-    """Collects corrections of active texts and stores each text when it ends."""
+class Corrections:
+    """Collects the corrections of one text and stores it when it ends."""
 
     def __init__(self, keep: Callable[[TrainingText], None]) -> None:
         """`keep` stores a text; if it raises OSError, the result gets a note."""
         self._keep = keep
-        self._corrections: dict[int, list[Correction]] = {}
+        self._corrections: list[Correction] = []
 
     def see_round(
         self,
@@ -58,24 +58,22 @@ class CorrectionLog:
         guesses = [int(tree.token[child]) for child in tree.children(end) if child in rows]
         if accepted.tokens[-1] in guesses:
             return
-        corrections = self._corrections.setdefault(id(request), [])
-        if len(corrections) < MAX_CORRECTIONS:
+        if len(self._corrections) < MAX_CORRECTIONS:
             row = logits[rows[end]]
             said = top_tokens(row, N_SAID)
             weights = np.exp(row - row.max())
             shares = (weights[said] / weights.sum()).tolist()
             place = len(request.prompt) + len(request.transcript.tokens) - 1
-            corrections.append(Correction(place, tuple(said.tolist()), tuple(shares)))
+            self._corrections.append(Correction(place, tuple(said.tolist()), tuple(shares)))
 
     def see_end(self, request: ActiveRequest) -> None:
         """Store a text that ended for any reason."""
-        corrections = self._corrections.pop(id(request), [])
         tokens = [*request.prompt, *request.transcript.tokens]
         cut = max(0, len(tokens) - MAX_TOKENS)
         n_prompt = max(1, len(request.prompt) - cut)
         if not request.transcript.tokens:
             return
-        shifted = [replace(one, place=one.place - cut) for one in corrections]
+        shifted = [replace(one, place=one.place - cut) for one in self._corrections]
         kept = [one for one in shifted if one.place >= n_prompt]
         try:
             self._keep(TrainingText(tokens[cut:], n_prompt, kept))

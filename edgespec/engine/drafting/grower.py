@@ -6,7 +6,7 @@ stop rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,9 +15,10 @@ import numpy as np
 from edgespec.engine.drafting.drafter import Drafter, DryRuns, Opinion
 from edgespec.engine.drafting.forced import SOURCE as FORCED
 from edgespec.engine.drafting.mixer import Mixer
-from edgespec.engine.drafting.model import DraftStep, ModelDrafter
+from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.planning.pacer import Limits, Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams
+from edgespec.ports import PassPart
 from edgespec.tree import TokenTree
 
 
@@ -48,9 +49,11 @@ class TreeGrower:
         )
         """Sources whose guesses cost no draft step: drafters without a model, and a grammar."""
         self.mixer = mixer or Mixer()
-        models = [each for each in self._drafters if isinstance(each, ModelDrafter)]
-        self._window = models[0].window if models else None
-        self.step_depth = models[0].step_depth if models else 1
+        models = (each for each in self._drafters if isinstance(each, ModelDrafter))
+        self.modelled = next(models, None)
+        """The drafter with a draft model."""
+        self._window = self.modelled.window if self.modelled else None
+        self.step_depth = self.modelled.step_depth if self.modelled else 1
         """Number of consecutive nodes that a step of the draft model adds."""
         self.n_guesses = 0
         """Number of nodes added to trees so far."""
@@ -147,19 +150,17 @@ class TreeGrower:
                 return True
         return False
 
-    def next_step(
+    def draft_part(
         self, tree: TokenTree, open_nodes: Sequence[int], pacer: Pacer, limits: Limits
-    ) -> DraftStep | None:
-        """The next step of the draft model; None if the step is another drafter's or has no
-        room."""
+    ) -> PassPart | None:
+        """The next step as a part of a pass of the draft model; None if the step is another
+        drafter's or has no room."""
         turns = self._turns(tree, open_nodes)
         drafter, its_nodes = turns[0] if turns else (None, ())
         is_possible = its_nodes and len(tree) + 1 < tree.capacity
         if not is_possible or not isinstance(drafter, ModelDrafter):
             return None
-        return DraftStep(
-            drafter, tree, drafter.fitting(tree, pacer.extend(tree, its_nodes, limits))
-        )
+        return drafter.part(tree, pacer.extend(tree, its_nodes, limits))
 
     def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Pass the target's `logits` [len(nodes), n_vocab] after `nodes` to the drafters."""
@@ -237,3 +238,22 @@ class TreeGrower:
         """Opinions of all drafters about the node with this key."""
         said = (drafter.opinion(key) for drafter in self._ready)
         return [opinion for opinion in said if opinion is not None]
+
+
+def step_ahead(asked: Iterable[tuple[TreeGrower | None, PassPart | None]]) -> None:
+    """Evaluate the next steps of several texts in one pass of their common draft model.
+
+    Texts that do not fit make a step of their own later.
+    """
+    parts: list[PassPart] = []
+    drafters: list[ModelDrafter] = []
+    for grower, part in asked:
+        if grower is None or grower.modelled is None or part is None or not part.nodes:
+            continue
+        n_nodes = sum(len(one.nodes) for one in (*parts, part))
+        if n_nodes <= grower.modelled.model.info.max_nodes:
+            parts.append(part)
+            drafters.append(grower.modelled)
+    if len(parts) > 1:
+        for drafter, logits in zip(drafters, drafters[0].model.evaluate(parts), strict=True):
+            drafter.ahead = logits.copy()

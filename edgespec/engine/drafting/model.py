@@ -52,7 +52,7 @@ class ModelDrafter:
         slot: int = 0,
     ) -> None:
         self._temperature = temperature
-        self._model = model
+        self.model = model
         self._slot = slot
         self._max_branches = model.info.slot_branches
         self._sampler = Sampler(SamplingParams())
@@ -66,7 +66,7 @@ class ModelDrafter:
         self._eog_tokens = eog_tokens
         self._opinions: dict[int, Opinion | None] = {}
         """Guesses by key of the evaluated node; None if its logits were not finite."""
-        self._ahead: np.ndarray | None = None
+        self.ahead: np.ndarray | None = None
         """Logits of the next step, computed in advance together with those of other texts."""
         self._damage: Damage | None = None
         """Prevents guesses until the text is truncated to before it."""
@@ -102,11 +102,15 @@ class ModelDrafter:
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         fitting = self.fitting(tree, nodes)
         if fitting:
-            logits, self._ahead = self._ahead, None
+            logits, self.ahead = self.ahead, None
             if logits is None:
-                [logits] = self._model.evaluate([PassPart(self._slot, tree, fitting)])
+                [logits] = self.model.evaluate([PassPart(self._slot, tree, fitting)])
             self._take_opinions(tree, fitting, logits)
         return fitting
+
+    def part(self, tree: TokenTree, nodes: Sequence[int]) -> PassPart:
+        """A step over `nodes` as a part of a pass of the model."""
+        return PassPart(self._slot, tree, self.fitting(tree, nodes))
 
     def opinion(self, key: int) -> Opinion | None:
         return self._opinions.get(key)
@@ -121,17 +125,17 @@ class ModelDrafter:
         unseen = path[len(seen) :]
         keep = [] if unseen else self._within(tree, root)
         if seen:
-            self._model.commit(tree, seen, keep, self._slot)
+            self.model.commit(tree, seen, keep, self._slot)
         kept = {int(tree.key[node]) for node in keep}
         self._opinions = {key: said for key, said in self._opinions.items() if key in kept}
         # catch_up() reads a longer path as committed tokens
-        if unseen and len(unseen) < min(self._model.info.max_nodes, self.window.room):
+        if unseen and len(unseen) < min(self.model.info.max_nodes, self.window.room):
             self._read(tree.branch([*unseen, root]))
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
         """Non-finite logits, a full context, or a token beyond the vocabulary, which models of one
         family may pad to different sizes."""
-        info = self._model.info
+        info = self.model.info
         if self._damage is not None:
             return self._damage.reason
         if len(committed) >= info.n_ctx and not self.window.moves:
@@ -155,21 +159,21 @@ class ModelDrafter:
 
     def rewind(self, n_tokens: int) -> None:
         self._opinions.clear()
-        self._ahead = None
+        self.ahead = None
         self.window.rewind(min(n_tokens, self.window.n_read))
         if self._damage is not None and n_tokens < self._damage.n_committed:
             self._damage = None
 
     def cancel(self) -> None:
-        self._model.cancel()
+        self.model.cancel()
 
     def _read(self, branch: TokenTree) -> None:
         """Evaluate a branch and commit all of it but its last node."""
         nodes = range(len(branch))
-        self._ahead = None
-        [logits] = self._model.evaluate([PassPart(self._slot, branch, nodes)])
+        self.ahead = None
+        [logits] = self.model.evaluate([PassPart(self._slot, branch, nodes)])
         self._take_opinions(branch, nodes, logits, root_ahead=-len(nodes) + 1)
-        self._model.commit(branch, nodes[:-1], nodes[-1:], self._slot)
+        self.model.commit(branch, nodes[:-1], nodes[-1:], self._slot)
         end = int(branch.key[nodes[-1]])
         self._opinions = {end: self._opinions[end]}
 
@@ -221,7 +225,7 @@ class ModelDrafter:
     def fitting(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         """The first of `nodes`, and of their unevaluated ancestors, that fit into the model's
         context, batch and branches."""
-        info = self._model.info
+        info = self.model.info
         cells = self.window.room - len(self._opinions)
         wanted: set[int] = set()
         for node in nodes:
@@ -238,28 +242,3 @@ class ModelDrafter:
     def _within(self, tree: TokenTree, node: int) -> list[int]:
         """Evaluated nodes of the subtree of `node`."""
         return [below for below in tree.subtree(node) if int(tree.key[below]) in self._opinions]
-
-
-class DraftStep(NamedTuple):
-    """A step of a draft model: nodes to evaluate."""
-
-    drafter: ModelDrafter
-    tree: TokenTree
-    nodes: Sequence[int]
-
-
-def step_ahead(asked: Sequence[DraftStep]) -> None:
-    """Evaluate the nodes of the next steps of several texts in one step of their common model.
-
-    Texts that do not fit make a step of their own later.
-    """
-    parts: list[PassPart] = []
-    drafters: list[ModelDrafter] = []
-    for drafter, tree, nodes in asked:
-        n_nodes = len(nodes) + sum(len(part.nodes) for part in parts)
-        if nodes and n_nodes <= drafter._model.info.max_nodes:
-            parts.append(PassPart(drafter._slot, tree, nodes))
-            drafters.append(drafter)
-    if len(parts) > 1:
-        for drafter, logits in zip(drafters, drafters[0]._model.evaluate(parts), strict=True):
-            drafter._ahead = logits.copy()

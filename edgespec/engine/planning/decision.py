@@ -6,6 +6,7 @@ One mutable object, which rounds teach. It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -20,6 +21,7 @@ from edgespec.engine.planning.pacer import Limits, most_probable
 from edgespec.engine.planning.pass_curve import Floats
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
+from edgespec.ports import PassPart
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 
@@ -27,6 +29,9 @@ HIT_ROUNDS = 8
 """Rounds of a pause that a right guess counts for which cost nothing and was not verified."""
 MAX_LINE = 16
 """Longest line of guesses that is considered before any was drafted."""
+TIMED_ROWS = (8, 2)
+"""Rows of the passes that are timed before the first guess: where the time of a pass takes a step,
+besides one row."""
 
 
 class Point(NamedTuple):
@@ -87,6 +92,8 @@ class RoundPlanner:
     lines: Limits | None = None
     """Limits of trees that are computed as one sequence per branch; None computes each node
     once."""
+    times_passes: bool = False
+    """Time passes of few rows before the first guess."""
 
     # Before a run
 
@@ -182,6 +189,10 @@ class RoundPlanner:
         row_s = (last - first) / max(1, self.max_rows - 1)
         return float(self.min_benefit_ratio * row_s * self.rate)
 
+    def n_surely_hidden(self, most: int) -> int:
+        """`n_hidden` once passes were measured, 0 before."""
+        return self.n_hidden(most) if self.costs.curve.is_known else 0
+
     def n_hidden(self, most: int | None = None) -> int:
         """Number of rows, up to `most`, whose compute time is hidden by the reads of a pass."""
         compute_s = self.costs.curve.compute_s(np.arange(1, (most or self.max_rows) + 1))
@@ -261,6 +272,18 @@ class RoundPlanner:
         else:
             self.credit.begin_text(n_unread, room)
 
+    def serve(self, n_texts: int, n_unread: int, room: int) -> None:
+        """Plan for `n_texts` with `n_unread` tokens that no drafter has read and at most `room`
+        tokens to come, in total."""
+        self.share_pass(n_texts)
+        self.credit.unread, self.credit.room = n_unread, room
+
+    def grow_beside(self, n_texts: int, prompts: Sequence[PassPart], max_nodes: int) -> None:
+        """Plan for passes over `n_texts` trees with up to `max_nodes` nodes, and `prompts`."""
+        n_prompt_rows = sum(part.n_rows for part in prompts)
+        self.share_pass(n_texts, n_prompt_rows)
+        self.max_rows = max_nodes + n_prompt_rows
+
     def share_pass(self, n_texts: int, n_prompt_rows: int = 0) -> None:
         """Plan for passes over `n_texts` texts and `n_prompt_rows` rows of prompts."""
         if n_texts > self.n_texts:  # rounds of fewer texts were shorter
@@ -275,6 +298,14 @@ class RoundPlanner:
         self.costs.see_prompt(report, n_context)
         n_tokens = report.wall_s / self.costs.plain_s(self.n_texts)
         self.credit.see_prompt(n_tokens, beside=n_context is None)
+
+    def untimed(self, most: int) -> list[tuple[int, float]]:
+        """Numbers of rows, up to `most`, whose passes are worth timing before the first guess, with
+        the expected seconds of one: sizes that neither this run nor an earlier one knows."""
+        if not self.times_passes or not self.may_step_aside:
+            return []
+        curve = self.costs.curve
+        return [(n, curve.second(n)) for n in TIMED_ROWS if n <= most and not curve.has_size(n)]
 
     def see_pass(self, n_rows: int, report: PassReport) -> None:
         """Learn from a pass over `n_rows` that was made to time it."""
@@ -331,6 +362,9 @@ class RoundPlanner:
         return seconds / max(token_s, 1e-9)
 
     # What is remembered
+
+    def keep(self) -> None:
+        """Store what was learnt, in a planner that does."""
 
     def state(self) -> dict[str, float]:
         """State for `restore`, by names of fields."""

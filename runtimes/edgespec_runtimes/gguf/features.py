@@ -41,8 +41,7 @@ class FeatureTap(KeptFeatures):
 
         Among `layers`, `n_layers` stands for the input of the prediction layers (MTP).
         """
-        super().__init__()
-        self.layers = tuple(layers)
+        super().__init__(layers)
         self.wants_end = n_layers in self.layers
         """True if llama.cpp must compute all rows of the last layer."""
         self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)

@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +18,12 @@ import numpy as np
 from llama_cpp import llama_cpp_ext
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
-from edgespec.paging.store import PassMeter
+from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.ports import PassPart, Progress, Vocabulary
-from edgespec.ports.features import Take
-from edgespec.ports.kept_features import not_offered
 from edgespec.ports.state import Read, StateOrigin, Write
-from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
-from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf import state
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
@@ -45,13 +40,17 @@ from edgespec_runtimes.gguf.kernels.reference_kernels import (
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
+from edgespec_runtimes.kit.running import RunningModel
 
 _ABORTED = 2
 
 
-class GgufModel:
+class GgufModel(RunningModel):
     """A loaded GGUF model; implements `LanguageModel`, `KeepsState`, `IsAdjustable` and, if loaded
     for it, `GivesFeatures`."""
+
+    _weights: PagedWeights | None
+    _tap: FeatureTap | None = None
 
     def __init__(
         self,
@@ -78,15 +77,9 @@ class GgufModel:
         `feature_layers`: layers whose inputs can be given. `checkpoint_bytes`: size of each
         checkpoint of recurrent state.
         """
-        self.vocabulary = vocabulary
-        self.last_report = PassReport()
-        self._meter = PassMeter(clock)
+        super().__init__(vocabulary, origin, stop, model.users, clock)
         self._model = model
-        self._users = model.users
-        self._paging: PagingStats | None = None
-        """Final totals, set when the model is closed."""
         self._shape = shape
-        self._stop = stop
         self._weights = weights
         self._clock = clock
         self._trace = trace
@@ -101,10 +94,8 @@ class GgufModel:
             ),
             used_share=weights.used_share if weights else info.used_share,
         )
-        self.state_origin = origin
         on_node = weights.on_node if weights else None
         callback = weights.callback if weights else None
-        self._tap: FeatureTap | None = None
         if feature_layers:
             n_values = model.n_embd
             self._tap = FeatureTap(
@@ -142,30 +133,14 @@ class GgufModel:
             self._memory, self._texts, checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )
         self._batch = RowBatch(shape.largest_batch, shape.n_seq)
-        self._is_running = False
-        self._state = threading.Lock()
 
     def committed_of(self, slot: int) -> int:
         return self._texts.all[slot].n_committed + len(self._recurrent.lag)
 
-    def evaluate(
-        self, parts: Sequence[PassPart], progress: Progress | None = None
-    ) -> list[np.ndarray]:
-        """Logits after the nodes of each part, float32 [nodes, n_vocab].
-
-        Raises UsageError for more nodes or branches than `info` allows.
-        """
-        if len(parts) == 1 and not parts[0].nodes:
-            self._read(parts[0].reads, parts[0].slot, progress)
-            return [np.empty((0, self._model.n_vocab), np.float32)]
-        return self._evaluate(parts)
-
     def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
-        """Append `tokens` to the committed prefix, in batches of equal size, one per pass."""
         tokens = [*self._recurrent.lag, *tokens]
         start = self._texts.all[slot].n_committed
-        if start + len(tokens) > self.info.n_ctx:
-            raise ContextOverflow(self.info.n_ctx, start + len(tokens))
+        self._check_room(start + len(tokens))
         with self._running():
             self._read_in_batches(tokens, start, progress, slot)
             self._model.wait(self._context)
@@ -175,20 +150,15 @@ class GgufModel:
     def _read_in_batches(
         self, tokens: Sequence[int], start: int, progress: Progress | None, slot: int
     ) -> None:
-        begin = 0
         tile = self.info.prompt_tile
         in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_invariant
         is_part = self.info.prompts_share_passes and not in_tiles
         branches, layout = self._texts.all[slot], self._texts.layout
         if not is_part:
             branches.ends.add(start)
-        for size in even_parts(len(tokens), self._shape.n_batch):
-            chunk = [int(token) for token in tokens[begin : begin + size]]
-
-            def report(share: float, begin: int = begin, size: int = size) -> None:
-                if progress:
-                    progress("reading the prompt", (begin + share * size) / len(tokens))
-
+        prompt = self._prompt_batches(tokens, self._shape.n_batch, progress)
+        for begin, chunk, report in prompt:
+            size = len(chunk)
             positions = range(branches.n_committed, branches.n_committed + size)
             layout.make_room(size)
             self._kernels.prepare(size, layout.top + size, in_tiles)
@@ -201,13 +171,10 @@ class GgufModel:
             if self._tap is not None and slot == 0:
                 n_known = min(size, max(0, len(self._recurrent.lag) - begin))
                 self._tap.hand_over_rows(positions.start + n_known, range(n_known, size), size)
-            report(1.0)
-            begin += size
         if not is_part:
             branches.ends.add(branches.n_committed)
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        """Logits of parts that have nodes, in one pass over the weights."""
         n_nodes, n_rows = sum(len(part.nodes) for part in parts), sum(part.n_rows for part in parts)
         if n_rows < 1 or n_nodes > self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
@@ -297,11 +264,6 @@ class GgufModel:
                 kept = {int(keys[node]) for node in keep}
                 self._tap.commit(position, [int(keys[node]) for node in path], kept)
 
-    def give_features(self, layers: Sequence[int], take: Take) -> None:
-        if self._tap is None or self._tap.layers != tuple(layers):
-            raise not_offered(self.info, layers)
-        self._tap.give(take)
-
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
         """Shorten the prefix.
 
@@ -352,15 +314,6 @@ class GgufModel:
                 raise
 
     @property
-    def adjusting(self) -> PagedWeights | None:
-        return self._weights
-
-    def paging(self) -> PagingStats:
-        if self._paging is not None:
-            return self._paging
-        return self._weights.stats if self._weights else PagingStats()
-
-    @property
     def expert_shares(self) -> Sequence[bytes]:
         experts = self._weights.experts if self._weights else None
         return experts.cache.shares if experts else ()
@@ -369,19 +322,8 @@ class GgufModel:
         if self._weights and self._weights.experts:
             self._weights.experts.cache.expect(shares)
 
-    def cancel(self) -> None:
-        with self._state:
-            if self._is_running:
-                self._stop.set()
-                if self._weights:
-                    self._weights.cancel()
-
-    def close(self) -> None:
-        """Cancel the running call, wait for it and free everything. Idempotent, from any thread."""
-        self._users.close(self.cancel, self._release)
-
     def _release(self) -> None:
-        self._paging = self.paging()
+        super()._release()
         self._batch.free()
         lib.llama_free(self._context)
         self._context = None
@@ -434,23 +376,6 @@ class GgufModel:
             self._texts.truncate(committed)
         else:
             self._recurrent.go_back(committed[0])
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Context manager for a cancellable call, which sets `last_report`."""
-        self._meter.begin(self._weights.stores if self._weights else ())
-        self._n_passes = self._n_rows = 0
-        with self._users.use():
-            with self._state:
-                self._stop.clear()
-                self._is_running = True
-            try:
-                yield
-            finally:
-                with self._state:
-                    self._is_running = False
-                    self._stop.clear()
-        self.last_report = self._meter.report(self._n_passes, self._n_rows)
 
 
 def _decode_failure(code: int) -> str:

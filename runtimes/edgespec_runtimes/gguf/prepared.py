@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import Cancelled
 from edgespec.memory.adjusting import shares_of
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
@@ -226,8 +225,6 @@ class PreparedGguf:
         try:
             with self._phase("pinned weights"):
                 paged.fill(progress)
-            if self._stop.is_set():
-                raise Cancelled("loading was cancelled")
         except BaseException:
             close_all(paged.close, model.close)
             raise

@@ -19,8 +19,7 @@ class LayerInputs(KeptFeatures):
 
     def __init__(self, layers: Sequence[int], names: Sequence[str], n_values: int) -> None:
         """`names` are the input values of `layers`."""
-        super().__init__()
-        self.layers = tuple(layers)
+        super().__init__(layers)
         self._columns_of: dict[str, list[int]] = {}
         for column, name in enumerate(names):
             self._columns_of.setdefault(name, []).append(column)

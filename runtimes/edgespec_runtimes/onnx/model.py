@@ -5,8 +5,6 @@ Knows committed and provisional tokens; batches, weights and sessions are elsewh
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,26 +12,22 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.concurrency.owning import Users
-from edgespec.errors import ContextOverflow, UsageError
-from edgespec.paging.store import PassMeter, paging_stats
+from edgespec.errors import UsageError
 from edgespec.ports import PassPart, Progress, Vocabulary
-from edgespec.ports.features import Take
-from edgespec.ports.kept_features import not_offered
 from edgespec.ports.state import Read, StateOrigin, Write
-from edgespec.runtimes import even_parts
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
-from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec.values import ModelInfo
+from edgespec_runtimes.kit.running import RunningModel
 from edgespec_runtimes.onnx.batches import Batch, Batcher
 from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.layer_inputs import LayerInputs
-from edgespec_runtimes.onnx.weights.paged import OnnxWeights
 
 PIECE_BYTES = 1 << 20
 """Bytes of the cache per piece of a state file."""
 
 
-class OnnxModel:
+class OnnxModel(RunningModel):
     """A loaded ONNX model; implements `LanguageModel`, `KeepsState`, `IsAdjustable` and, if loaded
     for it, `GivesFeatures`. Owns its decoder.
 
@@ -55,76 +49,45 @@ class OnnxModel:
     ) -> None:
         """`layer_inputs` is the object that the decoder fills."""
         self.info = replace(info, prompt_batch=tokens_per_pass)
-        self.state_origin = origin
-        self.vocabulary = vocabulary
-        self.last_report = PassReport()
-        self._meter = PassMeter(time.perf_counter)
+        super().__init__(vocabulary, origin, decoder.stop, Users("the model"))
         self._decoder = decoder
-        self._users = Users("the model")
-        self._paging: PagingStats | None = None
-        """Final totals, set when the model is closed."""
         self._caches = decoder.caches
         self._weights = decoder.weights
         self._batcher = batcher
-        self._layer_inputs = layer_inputs
+        self._tap = self._layer_inputs = layer_inputs
         self._tokens_per_pass = tokens_per_pass
         self._trace = trace
-        self._state = threading.Lock()
-        self._is_running = False
-        self._n_passes = 0
 
     def committed_of(self, slot: int) -> int:
         return self._caches[slot].n_committed
 
-    def evaluate(
-        self, parts: Sequence[PassPart], progress: Progress | None = None
-    ) -> list[np.ndarray]:
-        """Logits after the nodes of each part, float32 [nodes, n_vocab].
-
-        Raises UsageError for more nodes than `info` allows.
-        """
-        if len(parts) == 1 and not parts[0].nodes:
-            self._read(parts[0].reads, parts[0].slot, progress)
-            return [np.empty((0, self.info.n_vocab), np.float32)]
-        return self._evaluate(parts)
-
-    def _read(self, tokens: Sequence[int], slot: int, progress: Progress | None) -> None:
+    def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
         """Append `tokens` to the committed prefix, with the planned number of tokens per pass."""
         start, cache = self.committed_of(slot), self._caches[slot]
-        if start + len(tokens) > self.info.n_ctx:
-            raise ContextOverflow(self.info.n_ctx, start + len(tokens))
-        with self._running(len(tokens), {slot: start}) as decoder:
+        self._check_room(start + len(tokens))
+        with self._computing(len(tokens), {slot: start}):
             cache.truncate(start)
-            begin = 0
-            for size in even_parts(len(tokens), self._tokens_per_pass):
-                chunk = [int(token) for token in tokens[begin : begin + size]]
-
-                def report(share: float, begin: int = begin, size: int = size) -> None:
-                    if progress:
-                        progress("reading the prompt", (begin + share * size) / len(tokens))
-
+            prompt = self._prompt_batches(tokens, self._tokens_per_pass, progress)
+            for begin, chunk, report in prompt:
                 batches = self._batcher.prompt(chunk, cache.n_committed)
-                self._pass(decoder, [batch.of(slot) for batch in batches], 0, report)
-                cache.extend(size)
+                self._pass([batch.of(slot) for batch in batches], 0, report)
+                cache.extend(len(chunk))
                 if self._layer_inputs and slot == 0:
                     self._layer_inputs.hand_over(start + begin, self._layer_inputs.rows)
-                report(1.0)
-                begin += size
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        """Logits of trees, in one pass over the weights."""
         n_nodes = sum(len(part.nodes) for part in parts)
         if not 0 < n_nodes <= self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
         committed = {part.slot: self.committed_of(part.slot) for part in parts}
         ends = np.cumsum([len(part.nodes) for part in parts])
-        with self._running(n_nodes, committed) as decoder:
+        with self._computing(n_nodes, committed):
             batches = [
                 batch.of(part.slot, int(end) - len(part.nodes))
                 for part, end in zip(parts, ends, strict=True)
                 for batch in self._batches(part)
             ]
-            logits = np.split(self._pass(decoder, batches, n_nodes), ends[:-1])
+            logits = np.split(self._pass(batches, n_nodes), ends[:-1])
             if self._layer_inputs:
                 first = next((part for part in parts if part.slot == 0), None)
                 keys = first.tree.key[list(first.nodes)].tolist() if first else ()
@@ -148,11 +111,6 @@ class OnnxModel:
             if self._layer_inputs and slot == 0:
                 kept = set(keys[list(keep)].tolist())
                 self._layer_inputs.commit(position, keys[list(path)].tolist(), kept)
-
-    def give_features(self, layers: Sequence[int], take: Take) -> None:
-        if self._layer_inputs is None or self._layer_inputs.layers != tuple(layers):
-            raise not_offered(self.info, layers)
-        self._layer_inputs.give(take)
 
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
         with self._users.use():
@@ -186,37 +144,12 @@ class OnnxModel:
                     read(block[begin : begin + PIECE_BYTES])
             self._caches[0].extend(n_tokens)
 
-    @property
-    def adjusting(self) -> OnnxWeights | None:
-        return self._weights
-
-    def paging(self) -> PagingStats:
-        weights = self._weights
-        if self._paging is not None:
-            return self._paging
-        if weights is None:
-            return PagingStats()
-        segments = [group.segment for group in weights.groups]
-        return paging_stats(segments, weights.pinned_bytes, weights.stores, weights.passes)
-
-    def cancel(self) -> None:
-        with self._state:
-            if self._is_running:
-                self._decoder.stop.set()
-                if self._weights:
-                    self._weights.cancel()
-
-    def close(self) -> None:
-        """Cancel the running call, wait for it and free everything. Idempotent, from any thread."""
-        self._users.close(self.cancel, self._release)
-
     def _release(self) -> None:
-        self._paging = self.paging()
+        super()._release()
         self._decoder.close()
 
     def _pass(
         self,
-        decoder: Decoder,
         batches: Sequence[Batch],
         n_logits: int,
         on_piece: Callable[[float], None] | None = None,
@@ -224,32 +157,20 @@ class OnnxModel:
         self._n_passes += 1
         if self._weights:
             self._weights.settle()
+            self._weights.passes += 1
         n_tokens = sum(len(batch.slots) for batch in batches)
         with self._trace.span(Track.TARGET, "pass").note(tokens=n_tokens):
-            return decoder.run(batches, n_logits, on_piece)
+            return self._decoder.run(batches, n_logits, on_piece)
 
     @contextmanager
-    def _running(self, n_tokens: int, committed: Mapping[int, int]) -> Iterator[Decoder]:
-        """Context manager for a cancellable call, which measures it and rolls back on failure."""
-        decoder = self._decoder
-        self._meter.begin(self._weights.stores if self._weights else ())
-        self._n_passes = 0
-        with self._users.use():
-            with self._state:
-                decoder.stop.clear()
-                if self._weights:
-                    self._weights.resume()
-                self._is_running = True
+    def _computing(self, n_tokens: int, committed: Mapping[int, int]) -> Iterator[None]:
+        """Context manager for a cancellable call over `n_tokens`, which is rolled back on
+        failure."""
+        with self._running():
+            self._n_rows = n_tokens
             try:
-                yield decoder
+                yield
             except BaseException:
                 for slot, n_committed in committed.items():
                     self._truncate(n_committed, slot)
                 raise
-            finally:
-                with self._state:
-                    self._is_running = False
-                    decoder.stop.clear()
-                if self._weights:
-                    self._weights.passes += self._n_passes
-        self.last_report = self._meter.report(self._n_passes, n_tokens)

@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from edgespec_runtimes.gguf.weights.segments import TracedWeight, WeightGroup, join_pinned
+from edgespec_runtimes.kit.segmented import Division
 
 
-class Arrangement:
-    """The segments of one cut of the weights, some of them pinned."""
+class Arrangement(Division[WeightGroup]):
+    """A division whose pinned slices are joined, with its stops by address."""
 
     def __init__(self, groups: Sequence[WeightGroup], pinned: frozenset[int]) -> None:
-        joined, self.pinned = join_pinned(groups, pinned)
-        self.groups = tuple(joined)
-        self.streamed = [group for i, group in enumerate(joined) if i not in self.pinned]
+        super().__init__(*join_pinned(groups, pinned))
         whole = {i: group for i, group in enumerate(self.streamed) if group.rows is None}
         self.swaps = [offsets(group) for group in self.streamed]
         """Weights of each streamed segment, with their offsets in its slot."""
@@ -28,10 +27,6 @@ class Arrangement:
         self.stop_after = self._boundaries()
         self.n_pinned_before = self._runs_of_pinned()
         """Number of pinned segments before each streamed one, and after the last one."""
-
-    @property
-    def pinned_groups(self) -> list[WeightGroup]:
-        return [self.groups[i] for i in sorted(self.pinned)]
 
     @property
     def pinned_whole(self) -> set[int]:

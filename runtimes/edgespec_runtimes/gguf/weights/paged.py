@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
 from edgespec.concurrency.owning import close_all
-from edgespec.memory.adjusting import next_shares
-from edgespec.paging.adjustable import AdjustableWeights
-from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import Reader, Segment
-from edgespec.paging.store import Store, paging_stats
+from edgespec.paging.store import Store
 from edgespec.ports import Progress
 from edgespec.ports.adjusting import WeightShares
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
@@ -41,17 +39,20 @@ from edgespec_runtimes.gguf.weights.segments import (
     extent_of,
 )
 from edgespec_runtimes.gguf.weights.sliced import SlicedMatrices
+from edgespec_runtimes.kit.segmented import SegmentedWeights
 
 POINTER_BYTES = 8
 
 
-class PagedWeights(AdjustableWeights):
+class PagedWeights(SegmentedWeights[WeightGroup]):
     """All weights of a mapped model: pinned, streamed, or looked up by row.
 
     Constructed before the context, whose `cb_eval` is `callback`; `fill` reads the pinned weights.
     `open_reader` opens the model's files, once for segments and once for experts. What is pinned
     can change between passes (`divide`).
     """
+
+    _arranged: Arrangement
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class PagedWeights(AdjustableWeights):
         n_threads: int = 1,
     ) -> None:
         """`cuts` are the possible segmentations of the streamable weights."""
-        super().__init__(shares)
+        super().__init__(shares, open_reader(), stop.is_set, trace)
         self._header = header
         self._weights = tuple(weights)
         self._n_batch = n_batch
@@ -77,14 +78,9 @@ class PagedWeights(AdjustableWeights):
         self._packer = Packer()
         self.packed = packed_fields(self._packer, header, groups)
         """Buffer fields of packed tensors by address."""
-        self._reader = open_reader()
-        self._pinned = PinnedSegments(trace)
-        self._trace = trace
         self._computing: Span = NO_SPAN
-        self.pager: WeightPager | None = None
         self.failure: BaseException | None = None
         self.callback = lib.ggml_backend_sched_eval_callback(self.on_node)
-        self.passes = 0
         self._on_segment: Callable[[float], None] | None = None
 
         swapped = {weight.address for group in groups for weight in group.weights}
@@ -107,10 +103,6 @@ class PagedWeights(AdjustableWeights):
         self._use(Arrangement(groups, shares.pinned))
 
     @property
-    def pinned_bytes(self) -> int:
-        return sum(group.segment.nbytes for group in self._arranged.pinned_groups)
-
-    @property
     def backends(self) -> list[int]:
         """The addresses of the CPU backends that multiply besides the context's own."""
         return [*self.sliced.backends, *([self.experts.backend] if self.experts else [])]
@@ -122,41 +114,24 @@ class PagedWeights(AdjustableWeights):
         return experts.used / experts.experts if experts else 1.0
 
     @property
-    def stores(self) -> list[Store]:
-        """The stores that read weights during passes."""
-        found: list[Store] = [self.pager] if self.pager else []
-        return [*found, self.experts.cache] if self.experts else found
+    def stores(self) -> Sequence[Store]:
+        return [*super().stores, *((self.experts.cache,) if self.experts else ())]
 
     @property
     def stats(self) -> PagingStats:
-        segments = [group.segment for group in self._arranged.groups]
-        experts = self.experts.cache.stats if self.experts else None
-        return paging_stats(segments, self.pinned_bytes, self.stores, self.passes, experts)
+        return replace(super().stats, experts=self.experts.cache.stats if self.experts else None)
 
     def fill(self, progress: Progress | None) -> None:
-        """Read the pinned weights and start streaming. Raises WeightReadError."""
+        """Read the pinned weights and start streaming. Raises WeightReadError and Cancelled."""
         small = [extent_of(weight) for weight in self._resident]
         resident = WeightGroup(Segment("small tensors", small), tuple(self._resident))
-        chosen = ([resident] if small else []) + self._arranged.pinned_groups
-        total = sum(group.segment.nbytes for group in chosen) or 1
-        done = 0
-        for group in chosen:
-            if self._stop.is_set():
-                return
-            self._pin(group, self._stop.is_set)
-            done += group.segment.nbytes
-            if progress:
-                progress("reading pinned weights", done / total)
-        if not self._stop.is_set():
-            self._stream(self._wanted.ring_bytes)
+        self._fill([*([resident] if small else []), *self._arranged.pinned_groups], progress)
 
     def begin_pass(self, on_segment: Callable[[float], None] | None = None) -> None:
         """Call before every llama_decode."""
         self.failure = None
         self.settle()
         self._on_segment = on_segment
-        for store in self.stores:
-            store.resume()
         self._compute_pinned(0)
 
     def end_pass(self) -> None:
@@ -174,15 +149,9 @@ class PagedWeights(AdjustableWeights):
             weight.pointer.value = self._mapped[weight.address]
         self.passes += 1
 
-    def cancel(self) -> None:
-        for store in self.stores:
-            store.cancel()
-
     def close(self) -> None:
-        streamed, self.pager = self.pager or self._reader, None
         close_all(
-            streamed.close,
-            self._pinned.close,
+            super().close,
             self.sliced.close,
             self._packer.close,
             *((self.experts.close,) if self.experts else ()),
@@ -196,42 +165,22 @@ class PagedWeights(AdjustableWeights):
         if group.rows is not None:
             self.sliced.keep(group, base)
 
-    def _stream(self, ring_bytes: int) -> None:
-        """Stream what is not pinned through a ring of this size."""
-        segments = [group.segment for group in self._arranged.streamed]
-        if self.pager is not None:
-            self.pager.rearrange(segments, ring_bytes)
-        elif segments:
-            self.pager = WeightPager(segments, self._reader, ring_bytes, trace=self._trace)
-
-    def _approach(self, wanted: WeightShares) -> WeightShares:
-        groups = self._cuts[wanted.cut]
-        sizes = [group.segment.slot_bytes for group in groups]
-        shares = next_shares(sizes, self._held_of(groups), wanted)
-        arranged = Arrangement(groups, shares.pinned)
-        if self.pager is not None:
-            self.pager.rearrange((), 0)
+    def _free_stores(self, wanted: WeightShares) -> None:
+        super()._free_stores(wanted)
         if self.experts:
             self.experts.cache.resize(wanted.expert_bytes)
-        kept = {group.segment.extents for group in arranged.pinned_groups}
-        for group in self._arranged.pinned_groups:
-            if group.segment in self._pinned and group.segment.extents not in kept:
-                self._let_go(group)
-        self._use(arranged)
-        for group in arranged.pinned_groups:
-            if group.segment not in self._pinned:
-                self._pin(group, lambda: False)
-        self._stream(shares.ring_bytes)
-        return shares
+
+    def _groups_of(self, wanted: WeightShares) -> Sequence[WeightGroup]:
+        return self._cuts[wanted.cut]
+
+    def _arrange(self, groups: Sequence[WeightGroup], pinned: frozenset[int]) -> Arrangement:
+        return Arrangement(groups, pinned)
 
     def _held_of(self, groups: Sequence[WeightGroup]) -> frozenset[int]:
         """Indices of the segments that are pinned, as they are or as part of a whole matrix."""
         whole = self._arranged.pinned_whole
-        return frozenset(
-            i
-            for i, group in enumerate(groups)
-            if group.segment in self._pinned or (group.rows and group.weights[0].address in whole)
-        )
+        parts = {i for i, g in enumerate(groups) if g.rows and g.weights[0].address in whole}
+        return super()._held_of(groups) | parts
 
     def _let_go(self, group: WeightGroup) -> None:
         for weight, _ in offsets(group):
@@ -239,8 +188,8 @@ class PagedWeights(AdjustableWeights):
         self.sliced.forget(group)
         self._pinned.drop(group.segment)
 
-    def _use(self, arranged: Arrangement) -> None:
-        self._arranged = arranged
+    def _find_places(self) -> None:
+        arranged = self._arranged
         self._streamed, self._swaps = arranged.streamed, arranged.swaps
         self._segment_of, self._last_of = arranged.segment_of, arranged.last_of
         self._stop_after = arranged.stop_after

@@ -6,7 +6,6 @@ Knows a lookup's node in the graph and the table's position in its file, but no 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
@@ -14,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import WeightReadError
-from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, FileWatch, read_at
+from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, Extent
 from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.kit.row_file import RowFile
 
 LOOKUP = "GET_ROWS"
 _I32, _I32_BYTES = 26, 4
@@ -57,15 +56,12 @@ class RowTable:
 
     def __init__(self, entry: TensorEntry, path: Path, n_rows_at_once: int) -> None:
         self._entry = entry
-        self._path = path
         self._row_bytes = entry.nbytes // entry.shape[1]
         self._max_bytes = bytes_for(entry, n_rows_at_once)
         self._memory = AlignedMemory(entry.nbytes, sparse=True)
         self._present: set[int] = set()
-        self._file = os.open(path, os.O_RDONLY)
-        self._watch = FileWatch(path, self._file)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file, entry.offset, entry.nbytes, os.POSIX_FADV_RANDOM)
+        extent = Extent(entry.file_index, entry.offset, entry.nbytes)
+        self._file = RowFile(path, entry.name, extent, self._row_bytes)
 
     @property
     def address(self) -> int:
@@ -82,23 +78,8 @@ class RowTable:
             self._present.clear()
             missing = wanted
         for row in sorted(missing):
-            start = row * self._row_bytes
-            view = self._memory.view(start, self._row_bytes)
-            try:
-                n = read_at(self._file, view, self._entry.offset + start)
-            except OSError as exc:
-                raise WeightReadError(f"reading {self._path} failed: {exc.strerror}") from exc
-            self._watch.check(self._file)
-            if n != self._row_bytes:
-                raise WeightReadError(
-                    f"{self._path} was cut short: {self._entry.name} ends before its row {row}"
-                )
+            self._file.read(row, self._memory.view(row * self._row_bytes, self._row_bytes))
             self._present.add(row)
 
     def close(self) -> None:
-        close_all(self._close_file, self._memory.close)
-
-    def _close_file(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        close_all(self._file.close, self._memory.close)

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
-from edgespec.errors import Cancelled
 from edgespec.paging.pager import PinnedSegments
 from edgespec.ports import Progress
 from edgespec.tracing.spans import Track
+from edgespec_runtimes.kit.segmented import one_by_one
 from edgespec_runtimes.onnx.files.source import StoredWeight
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.ort.sessions import (
@@ -80,18 +80,13 @@ class OffloadedWeights(OnnxWeights):
 
     def _keep(self, progress: Progress | None) -> None:
         """Read the weights that stay on the device, one piece at a time, and copy them there."""
-        total, done = sum(group.segment.nbytes for group in self._kept), 0
-        for group in self._kept:
-            if self._is_stopped():
-                raise Cancelled("loading was cancelled")
+        doing = f"copying weights to {self._device.label}"
+        for group in one_by_one(self._kept, self._is_stopped, doing, progress):
             with closing(PinnedSegments(self._trace)) as memory:
                 base = memory.load(group.segment, self._reader, self._is_stopped)
                 places = located(group.segment, group.weights, base)
                 for weight in group.weights:
                     self._put(weight, places[weight.name])
-            done += group.segment.nbytes
-            if progress:
-                progress(f"copying weights to {self._device.label}", done / total)
 
     def _put(self, weight: StoredWeight, place: Bound) -> None:
         value = self._reserve(weight)

@@ -23,7 +23,7 @@ from edgespec.ports.adjusting import WeightShares
 from edgespec_runtimes.onnx.files.source import refer
 from edgespec_runtimes.onnx.graph.flow import PACKED
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, value
-from edgespec_runtimes.onnx.weights.paged import OnnxWeights, located
+from edgespec_runtimes.onnx.weights.paged import OnnxWeights, PieceWeights, located
 
 
 def is_packed(graph: bytes) -> bool:
@@ -109,22 +109,21 @@ class PackedWeights(OnnxWeights):
         finally:
             trim_heap()
 
-    def _is_pinned(self, index: int) -> bool:
-        return self.groups[index].piece in self._pinned_sessions or super()._is_pinned(index)
+    def _is_pinned(self, group: PieceWeights) -> bool:
+        return group.piece in self._pinned_sessions or super()._is_pinned(group)
 
-    def _let_go(self, index: int) -> None:
-        session = self._pinned_sessions.pop(self.groups[index].piece, None)
+    def _let_go(self, group: PieceWeights) -> None:
+        session = self._pinned_sessions.pop(group.piece, None)
         if session is None:
-            super()._let_go(index)
+            super()._let_go(group)
         else:
             session.close()
 
-    def _pin(self, index: int, stopped: Callable[[], bool]) -> None:
+    def _pin(self, group: PieceWeights, stopped: Callable[[], bool]) -> None:
         """Let onnxruntime map and pack a pinned segment; it unmaps what it has packed."""
-        group = self.groups[index]
         piece = self._cut.pieces[group.piece]
         if piece.graph not in self._constant:
-            super()._pin(index, stopped)
+            super()._pin(group, stopped)
             return
         folder, places = self._source.references()
         graph = with_constants(

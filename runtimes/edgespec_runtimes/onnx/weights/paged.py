@@ -5,7 +5,6 @@ Gives each piece the addresses of its weights. Knows pieces and segments; `decod
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +14,12 @@ from onnx import helper
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled, WeightReadError
-from edgespec.memory.adjusting import next_shares
-from edgespec.paging.adjustable import AdjustableWeights
-from edgespec.paging.pager import PinnedSegments, WeightPager
-from edgespec.paging.reader import DirectReader, FileWatch, Segment, read_at
-from edgespec.paging.store import Store
+from edgespec.paging.reader import DirectReader, Segment
 from edgespec.ports import Progress
 from edgespec.ports.adjusting import WeightShares
 from edgespec.tracing.spans import OFF, Trace, Track
+from edgespec_runtimes.kit.row_file import RowFile
+from edgespec_runtimes.kit.segmented import Division, SegmentedWeights
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession
@@ -74,38 +71,22 @@ class EmbeddingTable(Closeable):
     """An embedding table whose rows are read on demand."""
 
     def __init__(self, source: Source, weight: StoredWeight) -> None:
-        self._path = source.files[weight.extent.file_index]
-        self._weight = weight
+        path, row_bytes = source.files[weight.extent.file_index], weight.nbytes // weight.shape[0]
+        self._shape = weight.shape[1:]
         self._kind = helper.tensor_dtype_to_np_dtype(weight.kind)
-        self._row_bytes = weight.nbytes // weight.shape[0]
-        self._file = os.open(self._path, os.O_RDONLY)
-        self._watch = FileWatch(self._path, self._file)
-        if hasattr(os, "posix_fadvise"):
-            extent = weight.extent
-            os.posix_fadvise(self._file, extent.offset, extent.nbytes, os.POSIX_FADV_RANDOM)
+        self._file = RowFile(path, weight.name, weight.extent, row_bytes)
 
     def rows(self, tokens: np.ndarray) -> np.ndarray:
         """Embeddings [rows, tokens, hidden] of ids [rows, tokens]. Raises WeightReadError."""
         distinct, places = np.unique(tokens, return_inverse=True)
-        table = np.empty((len(distinct), *self._weight.shape[1:]), self._kind)
+        table = np.empty((len(distinct), *self._shape), self._kind)
         for i, token in enumerate(distinct.tolist()):
-            offset = self._weight.extent.offset + token * self._row_bytes
-            try:
-                n = read_at(self._file, memoryview(table[i]).cast("B"), offset)
-            except OSError as error:
-                raise WeightReadError(f"reading {self._path} failed: {error.strerror}") from error
-            self._watch.check(self._file)
-            if n != self._row_bytes:
-                raise WeightReadError(
-                    f"{self._path} was cut short: embeddings end early; copy it again"
-                )
+            self._file.read(token, memoryview(table[i]).cast("B"))
         rows: np.ndarray = table[places.reshape(tokens.shape)]
         return rows
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
 
 def open_tables(
@@ -122,7 +103,7 @@ def open_tables(
         yield value, EmbeddingTable(rows, rows.weights[table])
 
 
-class OnnxWeights(AdjustableWeights, Closeable):
+class OnnxWeights(SegmentedWeights[PieceWeights]):
     """All weights of a cut decoder; `fill` reads the resident ones and starts streaming."""
 
     def __init__(
@@ -135,30 +116,15 @@ class OnnxWeights(AdjustableWeights, Closeable):
         is_stopped: Callable[[], bool],
         trace: Trace = OFF,
     ) -> None:
-        super().__init__(shares)
+        super().__init__(shares, DirectReader(source.files), is_stopped, trace)
         self.groups = tuple(groups)
-        self.pager: WeightPager | None = None
-        self.passes = 0
         self._source = source
         self._cut = cut
         self._sessions = tuple(sessions)
-        self._is_stopped = is_stopped
-        self._reader = DirectReader(source.files)
-        self._memory = PinnedSegments(trace)
-        self._trace = trace
         self._small: list[np.ndarray] = []
         self._resident: dict[str, Bound] = {}
         """Weights at permanent addresses, by name."""
-        self._use(shares.pinned)
-
-    @property
-    def pinned_bytes(self) -> int:
-        return sum(self.groups[i].segment.nbytes for i in self._pinned_groups)
-
-    @property
-    def stores(self) -> Sequence[Store]:
-        """Stores that read weights while passes compute."""
-        return (self.pager,) if self.pager else ()
+        self._use(Division(groups, shares.pinned))
 
     def fill(self, progress: Progress | None) -> None:
         """Read the resident weights and start streaming. Raises WeightReadError and Cancelled."""
@@ -167,19 +133,7 @@ class OnnxWeights(AdjustableWeights, Closeable):
             self._small.append(array)
             kind = helper.tensor_dtype_to_np_dtype(weight.kind).type
             self._resident[weight.name] = Bound(kind, weight.shape, array.ctypes.data)
-        pinned = sorted(self._pinned_groups)
-        total = sum(self.groups[i].segment.nbytes for i in pinned)
-        done = 0
-        for i in pinned:
-            if self._is_stopped():
-                raise Cancelled("loading was cancelled")
-            self._pin(i, self._is_stopped)
-            done += self.groups[i].segment.nbytes
-            if progress:
-                progress("reading pinned weights", done / total)
-        if self._is_stopped():
-            raise Cancelled("loading was cancelled")
-        self._stream(self._wanted.ring_bytes)
+        self._fill(self._arranged.pinned_groups, progress)
 
     @contextmanager
     def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Bound]]]:
@@ -194,14 +148,6 @@ class OnnxWeights(AdjustableWeights, Closeable):
             if segment is not None:
                 span.note(segment=segment)
             yield self._sessions[piece.graph], named(piece, bound)
-
-    def resume(self) -> None:
-        for store in self.stores:
-            store.resume()
-
-    def cancel(self) -> None:
-        for store in self.stores:
-            store.cancel()
 
     @contextmanager
     def _in_memory(self, index: int) -> Iterator[Mapping[str, Bound]]:
@@ -220,51 +166,24 @@ class OnnxWeights(AdjustableWeights, Closeable):
         finally:
             self.pager.release(segment)
 
-    def _approach(self, wanted: WeightShares) -> WeightShares:
-        sizes = [group.segment.slot_bytes for group in self.groups]
-        held = frozenset(i for i in range(len(sizes)) if self._is_pinned(i))
-        shares = next_shares(sizes, held, wanted)
-        if self.pager is not None:
-            self.pager.rearrange((), 0)
-        for i in held - shares.pinned:
-            self._let_go(i)
-        self._use(shares.pinned)
-        for i in sorted(shares.pinned - held):
-            self._pin(i, lambda: False)
-        self._stream(shares.ring_bytes)
-        return shares
+    def _groups_of(self, wanted: WeightShares) -> Sequence[PieceWeights]:
+        return self.groups
 
-    def _use(self, pinned: frozenset[int]) -> None:
-        self._pinned_groups = pinned
-        self._streamed = [group for i, group in enumerate(self.groups) if i not in pinned]
+    def _find_places(self) -> None:
+        self._streamed = self._arranged.streamed
         self._segment_of = {group.piece: i for i, group in enumerate(self._streamed)}
 
-    def _pin(self, index: int, stopped: Callable[[], bool]) -> None:
-        """Read a segment into memory of its own."""
-        group = self.groups[index]
-        base = self._memory.load(group.segment, self._reader, stopped)
+    def _pin(self, group: PieceWeights, stopped: Callable[[], bool]) -> None:
+        base = self._pinned.load(group.segment, self._reader, stopped)
         self._resident |= located(group.segment, group.weights, base)
 
-    def _is_pinned(self, index: int) -> bool:
-        return self.groups[index].segment in self._memory
-
-    def _let_go(self, index: int) -> None:
-        for weight in self.groups[index].weights:
+    def _let_go(self, group: PieceWeights) -> None:
+        for weight in group.weights:
             del self._resident[weight.name]
-        self._memory.drop(self.groups[index].segment)
-
-    def _stream(self, ring_bytes: int) -> None:
-        """Stream what is not pinned through a ring of this size."""
-        segments = [group.segment for group in self._streamed]
-        if self.pager is not None:
-            self.pager.rearrange(segments, ring_bytes)
-        elif segments:
-            self.pager = WeightPager(segments, self._reader, ring_bytes, trace=self._trace)
+        self._pinned.drop(group.segment)
 
     def close(self) -> None:
-        streamed, self.pager = self.pager or self._reader, None
-        sessions = (session.close for session in self._sessions)
-        close_all(*sessions, streamed.close, self._memory.close)
+        close_all(*(session.close for session in self._sessions), super().close)
 
 
 def _read(source: Source, weight: StoredWeight) -> np.ndarray:

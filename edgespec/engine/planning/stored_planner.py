@@ -1,4 +1,4 @@
-"""Learnt state of one engine: updates it during a run and keeps it for the next run of the pair.
+"""The planner of one engine's rounds, which keeps what it learns for the next run of the pair.
 
 Costs are stored by `CostKey`, weights of drafters by source. Reads no clock and calls no model.
 """
@@ -6,7 +6,6 @@ Costs are stored by `CostKey`, weights of drafters by source. Reads no clock and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.engine.drafting.grower import TreeGrower
@@ -17,17 +16,13 @@ from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.settings import EngineSettings
-from edgespec.ports import LanguageModel, PassPart
+from edgespec.ports import LanguageModel
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
 CONFIDENCES = "confidences"
 """Name of the calibration of drafters in the stored state."""
 MIN_DRAFT_SHARE = 0.05
 """Lower bound of a draft step's prior time relative to a pass, for the overhead of small drafts."""
-
-TIMED_ROWS = (8, 2)
-"""Rows of the passes that are timed before the first guess: where the time of a pass takes a step,
-besides one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +77,8 @@ class CostKey:
         return f"{name}, {self.rules}" if self.rules else name
 
 
-class PlannerStore:
-    """Holds the current round planner and updates it with measurements.
+class StoredPlanner(RoundPlanner):
+    """A round planner that goes on with what earlier runs of its pair have learnt.
 
     Without a grower nothing is learnt; without a store nothing is kept.
     """
@@ -96,14 +91,23 @@ class PlannerStore:
         settings: EngineSettings,
         state_store: StateStore | None,
     ) -> None:
-        self.planner = _new_planner(target, draft, settings)
-        """The planner of the next round."""
+        info, is_resident = target.info, not target.paging().segments
+        share = 0.0 if draft is None else draft_share(info, draft.info.size_bytes)
+        curve = PassCurve(ExpertStalls(info.used_share))
+        super().__init__(
+            costs=RoundCosts(curve, draft_share=share, latency_s=info.latency_s),
+            stop_rule=settings.new_stop_rule(),
+            may_step_aside=settings.step_aside,
+            may_overlap=settings.may_overlap,
+            max_rows=settings.max_nodes(info),
+            lines=None if info.tree_capable else settings.rules_for(info).line_limits,
+            times_passes=grower is not None and info.tree_capable and is_resident,
+        )
         self._grower = grower
-        self._is_resident = target.info.tree_capable and not target.paging().segments
         self._state_store = state_store
-        threads = (target.info.n_threads, draft.info.n_threads if draft is not None else 0)
+        threads = (info.n_threads, draft.info.n_threads if draft is not None else 0)
         self._key = CostKey.of(target.paging(), threads, settings.unusual)
-        self._key = replace(self._key, latency_s=target.info.latency_s)
+        self._key = replace(self._key, latency_s=info.latency_s)
         self._recalled: Learnt = {}
         self._recalled_name = ""
         self._has_seen_rounds = False
@@ -112,72 +116,18 @@ class PlannerStore:
             grower.mixer.load_state_dict(self._recalled.get(CONFIDENCES, {}))
             self._recall_costs()
 
-    def begin_text(
-        self,
-        n_unread: int,
-        room: int,
-        report: PassReport | None,
-        n_others: int = 0,
-        n_context: int | None = None,
-    ) -> None:
-        """Begin a text of at most `room` tokens, after a prompt with `n_unread` tokens that no
-        drafter has read, beside `n_others` active texts.
-
-        `report` is the cost of reading the prompt, None before any pass; `n_context` is the length
-        of the context at its end.
-        """
-        self.planner.begin_text(n_unread, room, n_others)
-        if report is not None:
-            self.see_prompt(report, n_context)
-
-    def see_prompt(self, report: PassReport, n_context: int | None) -> None:
-        """Learn from the cost of reading a prompt, at whose end the context has `n_context` tokens;
-        None for parts of several prompts."""
+    def see_prompt(self, report: PassReport, n_context: int | None = None) -> None:
         if self._grower is not None:
-            self.planner.see_prompt(report, n_context)
+            super().see_prompt(report, n_context)
             self._key = self._key.with_reads(report.bytes_read, report.read_s)
             self._recall_costs()
-
-    def serve(self, n_texts: int, n_unread: int, room: int) -> None:
-        """Plan for `n_texts` with `n_unread` tokens that no drafter has read and at most `room`
-        tokens to come, in total."""
-        self.planner.share_pass(n_texts)
-        self.planner.credit.unread, self.planner.credit.room = n_unread, room
-
-    def share_pass(self, n_texts: int, prompts: Sequence[PassPart], max_nodes: int) -> None:
-        """Plan for passes over `n_texts` trees with up to `max_nodes` nodes, and `prompts`."""
-        n_prompt_rows = sum(part.n_rows for part in prompts)
-        self.planner.share_pass(n_texts, n_prompt_rows)
-        self.planner.max_rows = max_nodes + n_prompt_rows
-
-    def n_hidden(self, most: int) -> int:
-        """Number of rows, up to `most`, whose compute time is hidden by reads; 0 if unknown."""
-        return self.planner.n_hidden(most) if self.planner.costs.curve.is_known else 0
-
-    def untimed(self, most: int) -> list[tuple[int, float]]:
-        """Numbers of rows, up to `most`, whose passes are worth timing before the first guess, with
-        the expected seconds of one: sizes of a resident target that neither this run nor an earlier
-        one knows."""
-        planner = self.planner
-        if self._grower is None or not self._is_resident or not planner.may_step_aside:
-            return []
-        curve = planner.costs.curve
-        return [(n, curve.second(n)) for n in TIMED_ROWS if n <= most and not curve.has_size(n)]
-
-    def see_size(self, n_rows: int, report: PassReport) -> None:
-        """Learn from a pass over `n_rows` that was made to time it."""
-        self.planner.see_pass(n_rows, report)
-
-    def see_reading(self, seconds: float) -> None:
-        """Learn from the drafters' time for reading a prompt."""
-        self.planner.see_reading(seconds)
 
     def see_round(self, outcome: RoundOutcome) -> None:
         """Learn from a round. After the first one, costs of earlier runs are no longer loaded."""
         if self._grower is not None:
             self._has_seen_rounds = True
             self._key = self._key.with_reads(outcome.report.bytes_read, outcome.report.read_s)
-            self.planner.see_round(outcome)
+            super().see_round(outcome)
 
     def see_budget(self, paging: PagingStats) -> None:
         """Go on with another share of streamed weights, with the costs of an earlier run if known.
@@ -189,7 +139,7 @@ class PlannerStore:
             self.keep()
             self._key = replace(self._key, streamed_tenths=tenths)
             if self._key.is_known:
-                self.planner.restore(self._recalled.get(self._name_of_costs, {}))
+                self.restore(self._recalled.get(self._name_of_costs, {}))
 
     def keep(self) -> None:
         """Store the learnt state for the next run."""
@@ -197,7 +147,7 @@ class PlannerStore:
             return
         learnt = renewed(self._recalled, {CONFIDENCES: self._grower.mixer.state_dict()})
         if self._key.is_known:
-            learnt = renewed(learnt, {self._name_of_costs: self.planner.state()})
+            learnt = renewed(learnt, {self._name_of_costs: self.state()})
         self._state_store.keep(learnt)
 
     def _recall_costs(self) -> None:
@@ -205,7 +155,7 @@ class PlannerStore:
         name = self._name_of_costs
         if self._key.is_known and not self._has_seen_rounds and name != self._recalled_name:
             self._recalled_name = name
-            self.planner.restore(self._recalled.get(name, {}))
+            self.restore(self._recalled.get(name, {}))
 
     @property
     def _name_of_costs(self) -> str:
@@ -227,20 +177,3 @@ def draft_share(target: ModelInfo, draft_bytes: int) -> float:
     if not target.size_bytes:
         return 0.0
     return max(MIN_DRAFT_SHARE, draft_bytes / target.size_bytes)
-
-
-def _new_planner(
-    target: LanguageModel, draft: LanguageModel | None, settings: EngineSettings
-) -> RoundPlanner:
-    info = target.info
-    share = 0.0 if draft is None else draft_share(info, draft.info.size_bytes)
-    return RoundPlanner(
-        costs=RoundCosts(
-            PassCurve(ExpertStalls(info.used_share)), draft_share=share, latency_s=info.latency_s
-        ),
-        stop_rule=settings.new_stop_rule(),
-        may_step_aside=settings.step_aside,
-        may_overlap=settings.may_overlap,
-        max_rows=settings.max_nodes(info),
-        lines=None if info.tree_capable else settings.rules_for(info).line_limits,
-    )

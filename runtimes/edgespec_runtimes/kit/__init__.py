@@ -1,0 +1,1 @@
+"""Parts that runtimes share: calls of a model, weights in segments, tables read by row."""

@@ -1,0 +1,154 @@
+"""A loaded model's calls: measured, one at a time, cancelled and closed from any thread.
+
+Knows no rows, caches or libraries: what a pass computes is its runtime's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from edgespec.concurrency.owning import Users
+from edgespec.errors import ContextOverflow
+from edgespec.paging.store import PassMeter
+from edgespec.ports import PassPart, Progress, Vocabulary
+from edgespec.ports.features import Take
+from edgespec.ports.kept_features import KeptFeatures, not_offered
+from edgespec.ports.state import StateOrigin
+from edgespec.runtimes import even_parts
+from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec_runtimes.kit.segmented import SegmentedWeights
+
+
+class StopFlag(Protocol):
+    """A library's flag that ends its running computation."""
+
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def is_set(self) -> bool: ...
+
+
+class RunningModel(ABC):
+    """Base of loaded models; implements the part of the ports that no library decides."""
+
+    info: ModelInfo
+    _weights: SegmentedWeights[Any] | None
+    _tap: KeptFeatures | None = None
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        origin: StateOrigin,
+        stop: StopFlag,
+        users: Users,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.state_origin = origin
+        self.last_report = PassReport()
+        self._stop = stop
+        self._users = users
+        self._meter = PassMeter(clock)
+        self._paging: PagingStats | None = None
+        """Final totals, set when the model is closed."""
+        self._n_passes = self._n_rows = 0
+        self._is_running = False
+        self._state = threading.Lock()
+
+    @abstractmethod
+    def committed_of(self, slot: int) -> int:
+        """Number of tokens committed to a slot."""
+
+    def evaluate(
+        self, parts: Sequence[PassPart], progress: Progress | None = None
+    ) -> list[np.ndarray]:
+        """Logits after the nodes of each part, float32 [nodes, n_vocab].
+
+        Raises UsageError for more nodes or branches than `info` allows.
+        """
+        if len(parts) == 1 and not parts[0].nodes:
+            self._read(parts[0].reads, parts[0].slot, progress)
+            return [np.empty((0, self.info.n_vocab), np.float32)]
+        return self._evaluate(parts)
+
+    @abstractmethod
+    def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
+        """Append `tokens` to the committed prefix."""
+
+    @abstractmethod
+    def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
+        """Logits of parts that have nodes, in one pass over the weights."""
+
+    def give_features(self, layers: Sequence[int], take: Take) -> None:
+        if self._tap is None or self._tap.layers != tuple(layers):
+            raise not_offered(self.info, layers)
+        self._tap.give(take)
+
+    @property
+    def adjusting(self) -> SegmentedWeights[Any] | None:
+        return self._weights
+
+    def paging(self) -> PagingStats:
+        if self._paging is not None:
+            return self._paging
+        return self._weights.stats if self._weights else PagingStats()
+
+    def cancel(self) -> None:
+        with self._state:
+            if self._is_running:
+                self._stop.set()
+                if self._weights:
+                    self._weights.cancel()
+
+    def close(self) -> None:
+        """Cancel the running call, wait for it and free everything. Idempotent, from any thread."""
+        self._users.close(self.cancel, self._release)
+
+    def _release(self) -> None:
+        self._paging = self.paging()
+
+    def _prompt_batches(
+        self, tokens: Sequence[int], n_batch: int, progress: Progress | None
+    ) -> Iterator[tuple[int, list[int], Callable[[float], None]]]:
+        """Batches of equal size of a prompt: where each begins in `tokens`, its own tokens,
+        and a callback for the share of it that was read."""
+        begin = 0
+        for size in even_parts(len(tokens), n_batch):
+
+            def report(share: float, begin: int = begin, size: int = size) -> None:
+                if progress:
+                    progress("reading the prompt", (begin + share * size) / len(tokens))
+
+            yield begin, [int(token) for token in tokens[begin : begin + size]], report
+            report(1.0)
+            begin += size
+
+    def _check_room(self, n_tokens: int) -> None:
+        """Raise ContextOverflow for a text of more tokens than the context."""
+        if n_tokens > self.info.n_ctx:
+            raise ContextOverflow(self.info.n_ctx, n_tokens)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Context manager for a cancellable call, which sets `last_report`."""
+        self._meter.begin(self._weights.stores if self._weights else ())
+        self._n_passes = self._n_rows = 0
+        with self._users.use():
+            with self._state:
+                self._stop.clear()
+                if self._weights:
+                    self._weights.resume()
+                self._is_running = True
+            try:
+                yield
+            finally:
+                with self._state:
+                    self._is_running = False
+                    self._stop.clear()
+        self.last_report = self._meter.report(self._n_passes, self._n_rows)

@@ -1,0 +1,197 @@
+"""Weights in segments, of which some are pinned and the others streamed in order of use.
+
+Reads them, counts them, and changes between passes what is pinned. How weights are used where they
+lie is a runtime's own business.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.errors import Cancelled
+from edgespec.memory.adjusting import next_shares
+from edgespec.paging.pager import PinnedSegments, WeightPager
+from edgespec.paging.reader import Reader, Segment
+from edgespec.paging.store import Store, paging_stats
+from edgespec.ports import Progress
+from edgespec.ports.adjusting import WeightShares
+from edgespec.tracing.spans import OFF, Trace
+from edgespec.values import PagingStats
+
+
+class Group(Protocol):
+    """Weights that form a segment."""
+
+    @property
+    def segment(self) -> Segment: ...
+
+
+G = TypeVar("G", bound=Group)
+
+
+class Division(Generic[G]):
+    """The segments of one cut of the weights, some of them pinned."""
+
+    def __init__(self, groups: Sequence[G], pinned: frozenset[int]) -> None:
+        self.groups = tuple(groups)
+        self.pinned = pinned
+        self.streamed = [group for i, group in enumerate(groups) if i not in pinned]
+
+    @property
+    def pinned_groups(self) -> list[G]:
+        return [self.groups[i] for i in sorted(self.pinned)]
+
+
+class SegmentedWeights(Closeable, Generic[G]):
+    """Base of a runtime's paged weights; implements `AdjustsWeights`.
+
+    A runtime calls `_use` once before anything is read.
+    """
+
+    def __init__(
+        self,
+        shares: WeightShares,
+        reader: Reader,
+        is_stopped: Callable[[], bool],
+        trace: Trace = OFF,
+    ) -> None:
+        self._wanted = shares
+        self._present: WeightShares | None = shares
+        """None after a step that failed."""
+        self._applied = threading.Event()
+        self._changing = threading.Lock()
+        self.pager: WeightPager | None = None
+        self.passes = 0
+        self._reader = reader
+        self._pinned = PinnedSegments(trace)
+        self._is_stopped = is_stopped
+        self._trace = trace
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(group.segment.nbytes for group in self._arranged.pinned_groups)
+
+    @property
+    def stores(self) -> Sequence[Store]:
+        """The stores that read weights while passes compute."""
+        return [self.pager] if self.pager else []
+
+    @property
+    def stats(self) -> PagingStats:
+        segments = [group.segment for group in self._arranged.groups]
+        return paging_stats(segments, self.pinned_bytes, self.stores, self.passes)
+
+    def resume(self) -> None:
+        for store in self.stores:
+            store.resume()
+
+    def cancel(self) -> None:
+        for store in self.stores:
+            store.cancel()
+
+    def divide(self, shares: WeightShares) -> threading.Event:
+        with self._changing:
+            self._wanted, self._applied = shares, threading.Event()
+            return self._applied
+
+    def settle(self) -> None:
+        with self._changing:
+            wanted, applied = self._wanted, self._applied
+        if wanted != self._present:
+            self._present = None
+            self._present = self._approach(wanted)
+        applied.set()
+
+    def _fill(self, groups: Sequence[G], progress: Progress | None) -> None:
+        """Pin groups and start streaming the others. Raises WeightReadError and Cancelled."""
+        for group in one_by_one(groups, self._is_stopped, "reading pinned weights", progress):
+            self._pin(group, self._is_stopped)
+        self._stream(self._wanted.ring_bytes)
+
+    def _approach(self, wanted: WeightShares) -> WeightShares:
+        """Let go what is pinned and not wanted, and pin some of what is missing; returns the
+        division from now on. May be called again after it raised."""
+        groups = self._groups_of(wanted)
+        sizes = [group.segment.slot_bytes for group in groups]
+        shares = next_shares(sizes, self._held_of(groups), wanted)
+        arranged = self._arrange(groups, shares.pinned)
+        self._free_stores(wanted)
+        kept = {group.segment.extents for group in arranged.pinned_groups}
+        for group in self._arranged.pinned_groups:
+            if self._is_pinned(group) and group.segment.extents not in kept:
+                self._let_go(group)
+        self._use(arranged)
+        for group in arranged.pinned_groups:
+            if not self._is_pinned(group):
+                self._pin(group, lambda: False)
+        self._stream(shares.ring_bytes)
+        return shares
+
+    def _free_stores(self, wanted: WeightShares) -> None:
+        """Free the ring, so that other memory can be taken."""
+        if self.pager is not None:
+            self.pager.rearrange((), 0)
+
+    def _stream(self, ring_bytes: int) -> None:
+        """Stream what is not pinned through a ring of this size."""
+        segments = [group.segment for group in self._arranged.streamed]
+        if self.pager is not None:
+            self.pager.rearrange(segments, ring_bytes)
+        elif segments:
+            self.pager = WeightPager(segments, self._reader, ring_bytes, trace=self._trace)
+
+    def close(self) -> None:
+        streamed, self.pager = self.pager or self._reader, None
+        close_all(streamed.close, self._pinned.close)
+
+    @abstractmethod
+    def _groups_of(self, wanted: WeightShares) -> Sequence[G]:
+        """All segments, cut as wanted."""
+
+    def _arrange(self, groups: Sequence[G], pinned: frozenset[int]) -> Division[G]:
+        return Division(groups, pinned)
+
+    def _use(self, arranged: Division[G]) -> None:
+        """Take `arranged` as the present division."""
+        self._arranged = arranged
+        self._find_places()
+
+    @abstractmethod
+    def _find_places(self) -> None:
+        """Note where weights are used in the present division."""
+
+    def _held_of(self, groups: Sequence[G]) -> frozenset[int]:
+        """Indices of the segments that are in memory to stay."""
+        return frozenset(i for i, group in enumerate(groups) if self._is_pinned(group))
+
+    def _is_pinned(self, group: G) -> bool:
+        return group.segment in self._pinned
+
+    @abstractmethod
+    def _pin(self, group: G, stopped: Callable[[], bool]) -> None:
+        """Read a segment into memory of its own, and use its weights there."""
+
+    @abstractmethod
+    def _let_go(self, group: G) -> None:
+        """Free the memory of a pinned segment."""
+
+
+def one_by_one(
+    groups: Iterable[G], is_stopped: Callable[[], bool], doing: str, progress: Progress | None
+) -> Iterator[G]:
+    """The groups, with progress by their bytes. Raises Cancelled once stopped."""
+    groups = list(groups)
+    total, done = sum(group.segment.nbytes for group in groups) or 1, 0
+    for group in groups:
+        if is_stopped():
+            raise Cancelled("loading was cancelled")
+        yield group
+        done += group.segment.nbytes
+        if progress:
+            progress(doing, done / total)
+    if is_stopped():
+        raise Cancelled("loading was cancelled")
