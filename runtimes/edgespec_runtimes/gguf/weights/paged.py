@@ -14,8 +14,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.concurrency.owning import close_all
 from edgespec.memory.adjusting import next_shares
 from edgespec.paging.adjustable import AdjustableWeights
@@ -30,6 +28,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.weights.arrangement import Arrangement, offsets
 from edgespec_runtimes.gguf.weights.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.weights.packing import packed_fields
