@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.paging.eviction import LeastLikely
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 Pass = list[tuple[int, np.ndarray]]
 """In the order of computing: a layer's number, and what its tokens chose, int32 [tokens, used]."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 
 @lib.llama_log_callback

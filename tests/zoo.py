@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.memory.process import usable_cores
+from edgespec_runtimes.gguf.llama.bindings import lib
 from zoo_files import warm_up
 from zoo_species import all_species
 from zoo_trials import WAYS, Verdict, ZooRun, try_out, verdict_of

@@ -12,12 +12,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.settings.options import ENTRY_POINTS, entry_points
 from edgespec_runtimes import gguf
 from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.bindings import lib
 from gguf_files import (
     ARRAY,
     BOOL,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.engine.settings import EngineSettings
@@ -26,6 +25,7 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.kernels.reference_kernels import ReferenceKernels, captured_backends
 from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.bindings import lib
 from zoo_files import write_impostor, write_model
 from zoo_species import NEVER_PAGED, NO_TEXT, Species
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -74,9 +75,13 @@ class Sampler:
         self._constraint = constraint
         self._n_logprobs = n_logprobs
         self._noise = Noise(params.seed)
-        self._coin = np.random.Generator(np.random.PCG64([params.seed, 1]))
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._recent = deque(prompt, maxlen=window)
+
+    @cached_property
+    def _coin(self) -> np.random.Generator:
+        """Coins of acceptance rules; others do without numpy.random, which takes 2 MiB."""
+        return np.random.Generator(np.random.PCG64([self.params.seed, 1]))
 
     def distribution(
         self, logits: Logits, ahead: Sequence[int] = (), temperature: float | None = None

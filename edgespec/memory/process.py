@@ -1,6 +1,7 @@
 """Memory and cores available to this process, and the auto budget.
 
 Measures the machine and its cgroups; knows nothing of models or plans. Files are read below `root`.
+psutil is imported where Linux has no file to read: it takes 1.4 MiB of a budget.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from edgespec.errors import UsageError
 from edgespec.memory import cgroups
 from edgespec.settings.units import auto_bounds, format_size, parse_size
@@ -24,20 +23,23 @@ MARGIN_SHARE = 0.05
 """Share of the memory that `auto` leaves free, at least MIN_MARGIN_BYTES, or MAX_MARGIN_SHARE where
 that is less, as in a small container."""
 
-STEP_BYTES = 4 * MIB
+STEP_BYTES = MIB
 """Rounding step of the process's memory in a plan: its use before loading differs by hundredths of
 a MiB from run to run, and plans should not."""
 PROCESS_SPREAD_BYTES = 4 * MIB
 """Most bytes by which a process's memory before loading may exceed that of an earlier process."""
-LIBRARY_SHARE = 0.5
-"""Resident share of the libraries' mapped bytes at the end of a run: 0.43 with llama.cpp, 0.51 with
-onnxruntime. Before loading, the share varies with the page cache."""
+LIBRARY_SHARE = 0.66
+"""Resident share of the libraries' mapped bytes at the end of a run: 0.63 to 0.65 with llama.cpp,
+0.62 with onnxruntime. Before loading, the share varies with the page cache."""
 LIBRARY_GROWTH = 0.125
 """Largest share of not yet resident library bytes that becomes resident by the end of a run: 0.08
-with onnxruntime, 0.05 with llama.cpp."""
+with onnxruntime, 0.07 with llama.cpp."""
 LARGE_LIBRARY_BYTES = 48 * MIB
 """Mapped size from which on only a library's resident bytes count: it holds kernels for many GPUs,
 like cuBLAS, or shaders, and a run touches few of them. onnxruntime's library has 29 MiB."""
+BLAS_LIBRARY = re.compile(r"lib[^/]*(openblas|gfortran|quadmath)[^/]*$")
+"""Libraries of which only resident bytes count, too: numpy's kernels for all processors, which
+edgespec does not multiply with (2 of 30 MiB are resident)."""
 
 _ROOT = Path("/")
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<access>\S+) \S+ \S+ \d+ *(?P<path>.*)")
@@ -47,6 +49,8 @@ def process_rss_bytes(root: Path = _ROOT) -> int:
     """Resident memory of this process now."""
     if sys.platform == "linux":
         return cgroups.table(root / "proc/self/status")["VmRSS"]
+    import psutil
+
     return int(psutil.Process().memory_info().rss)
 
 
@@ -69,7 +73,8 @@ def round_up_to_step(nbytes: int) -> int:
 
 
 def _library_bytes(root: Path) -> tuple[int, int]:
-    """Mapped and resident bytes of the libraries that are smaller than LARGE_LIBRARY_BYTES."""
+    """Mapped and resident bytes of the libraries that grow: neither LARGE_LIBRARY_BYTES nor
+    BLAS_LIBRARY."""
     sizes: dict[str, list[int]] = {}
     executable = set()
     path = ""
@@ -87,7 +92,7 @@ def _library_bytes(root: Path) -> tuple[int, int]:
                 sizes[path][0] = mapped + n
             else:
                 sizes[path][1] = resident + (n if name == "Rss" else -n)
-    code = [sizes[path] for path in executable if path in sizes]
+    code = [sizes[path] for path in executable if path in sizes and not BLAS_LIBRARY.search(path)]
     code = [size for size in code if size[0] < LARGE_LIBRARY_BYTES]
     return sum(mapped for mapped, _ in code), sum(resident for _, resident in code)
 
@@ -109,7 +114,7 @@ def exclude_process(pid: int) -> None:
 def peak_rss_bytes() -> int:
     """Peak resident memory since this process started, with the peaks of included processes."""
     for pid in list(_included_peaks):
-        with suppress(OSError, psutil.Error, KeyError):
+        with suppress(OSError, KeyError):
             _included_peaks[pid] = _peak_of(pid)
     return _own_peak_bytes() + sum(_included_peaks.values())
 
@@ -117,13 +122,20 @@ def peak_rss_bytes() -> int:
 def _peak_of(pid: int) -> int:
     if sys.platform == "linux":
         return cgroups.table(_ROOT / f"proc/{pid}/status")["VmHWM"]
-    return int(psutil.Process(pid).memory_info().rss)
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error as error:
+        raise ProcessLookupError(pid) from error
 
 
 def _own_peak_bytes() -> int:
     if sys.platform == "linux":
         return cgroups.table(_ROOT / "proc/self/status")["VmHWM"]
     if sys.platform == "win32":
+        import psutil
+
         return int(psutil.Process().memory_info().peak_wset)
     import resource  # Windows has none
 
@@ -138,6 +150,8 @@ def available_bytes(root: Path = _ROOT) -> int:
     page cache that the kernel can drop counts as free.
     """
     if sys.platform != "linux":
+        import psutil
+
         return int(psutil.virtual_memory().available)
     machine = cgroups.table(root / "proc/meminfo")["MemAvailable"]
     groups = cgroups.memory_groups(root)
@@ -147,6 +161,8 @@ def available_bytes(root: Path = _ROOT) -> int:
 def total_bytes(root: Path = _ROOT) -> int:
     """Memory of the machine, or the tightest limit of the process's cgroups if that is less."""
     if sys.platform != "linux":
+        import psutil
+
         return int(psutil.virtual_memory().total)
     machine = cgroups.table(root / "proc/meminfo")["MemTotal"]
     groups = cgroups.memory_groups(root)
@@ -240,5 +256,23 @@ def usable_cores(root: Path = _ROOT) -> int:
     """
     logical = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    physical = psutil.cpu_count(logical=False) or logical
+    physical = _physical_cores(root) or logical
     return max(1, min(allowed * physical // logical, int(cgroups.cpu_quota(root))))
+
+
+def _physical_cores(root: Path) -> int | None:
+    """Number of physical cores; None if unknown."""
+    cpus = (root / "sys/devices/system/cpu").glob("cpu[0-9]*")
+    if threads := {text for cpu in cpus if (text := _threads_of_its_core(cpu))}:
+        return len(threads)
+    import psutil
+
+    return psutil.cpu_count(logical=False)
+
+
+def _threads_of_its_core(cpu: Path) -> str:
+    """The logical processors of a processor's core, which name the core; empty if unknown."""
+    for name in ("core_cpus_list", "thread_siblings_list"):  # the second before Linux 5.3
+        with suppress(OSError):
+            return (cpu / "topology" / name).read_text()
+    return ""

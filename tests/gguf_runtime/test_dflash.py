@@ -11,10 +11,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
-from llama_cpp import llama_cpp_ext
 
 from edgespec.cli.entry import main
 from edgespec.errors import ModelError, StateError, UsageError
@@ -22,6 +20,7 @@ from edgespec.ports.features import GuessesBlocks, WantsFeatures
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
+from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from gguf_files import ARRAY, BOOL, I32, U32, Gguf, borrowing, tiny_dflash, tiny_llama
 from head_cases import head_request
 from port_calls import evaluate, prefill

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from features_contract import (

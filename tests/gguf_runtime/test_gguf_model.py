@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 
@@ -27,6 +26,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import PagingContract, load_paged, one_by_one

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
-import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
 from test_gguf_model import open_paged, request
@@ -19,6 +18,7 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.kernels.invariant_products import HALF
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from edgespec_runtimes.gguf.weights.rounding import multiplied_types

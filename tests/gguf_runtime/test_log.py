@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import pytest
 
 from edgespec.models.embedded import embedded_pair
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.llama import abi, loading
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 SHAPE = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
 
@@ -68,7 +68,7 @@ def test_what_drivers_say_as_the_library_starts_is_no_output_of_a_command(
 STARTING = """
 import ctypes, sys
 from pathlib import Path
-import llama_cpp.llama_cpp as lib
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.imports import Import
 
 def starting():

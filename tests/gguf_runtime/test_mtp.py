@@ -13,10 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 import pytest
-from llama_cpp import llama_cpp_ext
 
 import edgespec
 from edgespec import runtimes
@@ -38,6 +36,7 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.head import GgufOwnHead
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf

@@ -1,5 +1,5 @@
-"""An output head is read and multiplied in slices: its logits are those of the whole head, bit for
-bit, and no part of memory holds it whole."""
+"""An output head, and at small budgets every large matrix, is read and multiplied in slices: the
+logits are those of the whole matrix, bit for bit, and no part of memory holds it whole."""
 
 from __future__ import annotations
 
@@ -151,11 +151,31 @@ def test_a_pass_reads_every_slice_once(tmp_path: Path) -> None:
 def test_slices_share_less_than_the_rows_that_64_leaves_over(tmp_path: Path) -> None:
     model = opened(Head("Q8_0", True, 601).write(tmp_path))
     assert model._weights is not None
-    rows = [group.rows for group in model._weights._arranged.groups if group.rows]
+    groups = [group for group in model._weights._arranged.groups if group.rows]
+    rows = [group.rows for group in groups if "blk" not in group.segment.name]
     model.close()
     assert {len(some) % 64 for some in rows} == {601 % 64}
     assert set().union(*rows) == set(range(601))
     assert sum(map(len, rows)) == 601 + (len(rows) - 1) * (601 % 64)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "F16"])
+def test_slices_of_layers_have_the_logits_of_whole_layers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    tiny_llama(embedding=256, head_size=64, ffn=512, layers=2, kind=kind).write(path)
+    whole = opened(path, 1.5)
+    expected = {n_rows: logits_of(whole, n_rows) for n_rows in (1, 9)}
+    whole.close()
+    monkeypatch.setattr(segments, "MIN_SLICE_BYTES", SLICE_BYTES)
+    sliced = opened(path)
+    assert sliced._weights is not None
+    names = {group.segment.name for group in sliced._weights._arranged.groups if group.rows}
+    assert {name.split()[0] for name in names} >= {"blk.0.ffn_up.weight", "blk.1.attn_q.weight"}
+    for n_rows, logits in expected.items():
+        assert np.array_equal(logits_of(sliced, n_rows), logits), n_rows
+    sliced.close()
 
 
 @pytest.mark.usefixtures("small_slices")

@@ -226,24 +226,31 @@ def test_libraries_count_by_what_runs_touch_of_them(machine: FakeMachine):
 def test_libraries_of_which_more_is_resident_than_usual_count_that_and_some_growth(
     machine: FakeMachine,
 ):
-    own, mapped, resident = (4096 + 512 + 64) << 10, 5 << 20, (2048 + 1024 - 64) << 10
-    counted = taken(machine, 2048) - own
+    own, mapped, resident = (4096 + 512 + 64) << 10, 5 << 20, (3072 + 1024 - 64) << 10
+    counted = taken(machine, 3072) - own
     assert counted == resident + int(process.LIBRARY_GROWTH * (mapped - resident))
 
 
-GPU_LIBRARY = """\
-7f1000000000-7f1018000000 r-xp 00000000 fe:00 1003 /usr/lib/libcublas.so
-Size:             393216 kB
+MOSTLY_UNUSED = """\
+7f1000000000-7f1018000000 r-xp 00000000 fe:00 1003 {path}
+Size:             {size} kB
 Rss:               {rss} kB
 Anonymous:             0 kB
 """
 
 
-def test_a_gpus_library_counts_by_what_is_resident(machine: FakeMachine):
-    """Most of it are kernels for other GPUs; half of it would be 192 MiB."""
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [("/usr/lib/libcublas.so", 393_216), ("/numpy.libs/libscipy_openblas64_-32a4.so", 32_768)],
+)
+def test_a_library_for_other_processors_counts_by_what_is_resident(
+    machine: FakeMachine, path: str, size: int
+):
     before = taken(machine, 100)
     with_library = SMAPS.format(python="/usr/bin/python 3", python_rss=100)
-    machine.write("proc/self/smaps", with_library + GPU_LIBRARY.format(rss=20 << 10))
+    machine.write(
+        "proc/self/smaps", with_library + MOSTLY_UNUSED.format(path=path, size=size, rss=20 << 10)
+    )
     rss_kb = 4096 + 512 + 100 + 1024 + (20 << 10)
     machine.write("proc/self/status", f"VmRSS: {rss_kb} kB\n")
     assert 20 * MIB - MIB < process.footprint_bytes(machine.root) - before <= 20 * MIB

@@ -249,7 +249,9 @@ def _pass_lines(
     else:
         lines = [f"All {len(plan.segments)} segments are pinned ({pinned})."]
     slices = Counter(segment.slice_of for segment in plan.segments if segment.slice_of)
-    lines += [f"{n} of the segments are slices of {name}." for name, n in slices.items()]
+    if slices:
+        name = next(iter(slices)) if len(slices) == 1 else f"{len(slices)} matrices"
+        lines.append(f"{slices.total()} of the segments are slices of {name}.")
     if plan.experts is None:
         lines.append(f"A pass reads {format_size(plan.bytes_per_pass)}.")
     else:

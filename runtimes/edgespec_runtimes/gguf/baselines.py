@@ -14,8 +14,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.concurrency.owning import Closeable
@@ -33,11 +31,12 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama import loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 
 MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llama-linear-3"
 
-LIBRARY = f"llama-cpp-python {llama_cpp.__version__}"
+LIBRARY = f"llama-cpp-python {loading.version()}"
 BASELINES: Sequence[Baseline] = (
     Baseline(MMAP, "llama.cpp, weights mapped from the file and not repacked", takes_several=True),
     Baseline(

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
-from llama_cpp import llama_cpp_ext
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.ports import PassPart, Progress
@@ -22,6 +20,7 @@ from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.head import HiddenStateReader
+from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 
 
 class GgufBlockHead(HiddenStateReader):

@@ -10,11 +10,11 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.ports.kept_features import KeptFeatures
 from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 LAYER_END = b"l_out-"
 """Name of the node with a layer's output, without the layer's number."""

@@ -11,9 +11,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
-from llama_cpp import llama_cpp_ext
 
 from edgespec.errors import EdgespecError, StateError, UsageError
 from edgespec.ports import PassPart, Progress
@@ -24,6 +22,7 @@ from edgespec_runtimes.gguf.context.cells import PIECE_BYTES
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, likely_first
 from edgespec_runtimes.gguf.file.heads import HeadShape
+from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from edgespec_runtimes.gguf.model import GgufModel
 
 _N_KNOWN = struct.Struct("<I")

@@ -13,9 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
-from llama_cpp import llama_cpp_ext
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError
@@ -39,6 +37,7 @@ from edgespec_runtimes.gguf.kernels.reference_kernels import (
 )
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
 from edgespec_runtimes.kit.running import RunningModel
 

@@ -6,10 +6,9 @@ import ctypes
 from contextlib import nullcontext
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.errors import EdgespecError, StateError
 from edgespec_runtimes.gguf.context.windows import WindowCells
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 PIECE_BYTES = 1 << 20
 """Approximate size of a piece; a token's keys and values are never divided."""

@@ -13,8 +13,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB
 from edgespec_runtimes.gguf.context.layout import MIN_WASTE
@@ -26,6 +24,7 @@ from edgespec_runtimes.gguf.context.windows import (
 )
 from edgespec_runtimes.gguf.llama import abi, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 from edgespec_runtimes.gguf.llama.loading import Model
 

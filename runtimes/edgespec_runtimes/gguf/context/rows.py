@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.ports import PassPart
 from edgespec_runtimes.gguf.context.sequences import Texts, likely_first
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ import os
 import platform
 from pathlib import Path
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.gguf.llama import log
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 _MAX_NAME = 64
 

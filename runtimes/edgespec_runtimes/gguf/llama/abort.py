@@ -6,7 +6,7 @@ import ctypes
 import functools
 import sys
 
-import llama_cpp.llama_cpp as lib
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 
 class AbortFlag:

@@ -11,11 +11,9 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import llama_cpp
-import llama_cpp.llama_cpp as lib
 
 from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError, ModelError
@@ -23,6 +21,7 @@ from edgespec.memory.heap import trim_heap_top
 from edgespec.ports import Progress
 from edgespec_runtimes.gguf.llama import abi, cpu, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
 
 SMALL_MODEL_BYTES = 64 << 20
@@ -201,9 +200,10 @@ def load_sizes_only(path: Path, mtp: bool = False) -> Model:
     return _load(path, params)
 
 
+@functools.cache
 def version() -> str:
     """The version of llama-cpp-python, which implies that of llama.cpp."""
-    return str(llama_cpp.__version__)
+    return metadata.version("llama-cpp-python")
 
 
 def build() -> str:
@@ -223,7 +223,7 @@ def packing() -> cpu.PackingDecision:
     """The decision about packing weights for the CPU; the first call tests it."""
     start()
     system_info = lib.llama_print_system_info().decode()
-    return cpu.decide_packing(system_info, _trial(), llama_cpp.__version__)
+    return cpu.decide_packing(system_info, _trial(), version())
 
 
 def useful_threads(weight_bytes: int, n_threads: int) -> int:
@@ -285,13 +285,13 @@ def _trial() -> cpu.TrialResult:
         files = abi.library_file("ggml-base"), abi.library_file("ggml-cpu")
     except EdgespecError as error:
         return cpu.TrialResult(cpu.TrialOutcome.UNKNOWN, str(error))
-    return cpu.trial_result(cpu.LibraryFiles(llama_cpp.__version__, *files))
+    return cpu.trial_result(cpu.LibraryFiles(version(), *files))
 
 
 @functools.cache
 def start() -> None:
     """Initialize the library, once. Raises EdgespecError if it cannot be used here."""
-    cpu.check_usable(_trial(), llama_cpp.__version__)
+    cpu.check_usable(_trial(), version())
     with log.captured():  # drivers log the GPUs that they found
         lib.llama_backend_init()
     ggml.verify_mirror()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 _logger = logging.getLogger("edgespec.llama_cpp")
 

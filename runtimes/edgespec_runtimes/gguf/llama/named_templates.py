@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cached_property
 
-import llama_cpp.llama_cpp as lib
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 
 class LlamaTemplates:

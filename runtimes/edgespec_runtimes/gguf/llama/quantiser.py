@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.concurrency.exit_codes import crash_name, exit_message
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.settings.units import format_size
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.file.validation import validate
+from edgespec_runtimes.gguf.llama.bindings import lib
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress

@@ -6,10 +6,9 @@ import ctypes
 import functools
 from dataclasses import replace
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.ports import check_token
 from edgespec.ports.chat_format import ChatFormat
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.loading import Model
 from edgespec_runtimes.gguf.llama.named_templates import LlamaTemplates
 

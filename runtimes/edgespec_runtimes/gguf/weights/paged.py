@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.concurrency.owning import close_all
 from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store
@@ -28,6 +26,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.weights.arrangement import Arrangement, offsets
 from edgespec_runtimes.gguf.weights.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.weights.packing import packed_fields

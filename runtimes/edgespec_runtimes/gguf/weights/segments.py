@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
-
 from edgespec.errors import EdgespecError
 from edgespec.paging.reader import BLOCK_BYTES, READ_BYTES, Extent, Segment
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.weights.row_tables import LOOKUP, n_rows_named
 
 SMALL_BYTES = BLOCK_BYTES
@@ -200,11 +199,13 @@ class WeightGroup:
     """Rows of the segment's only weight; None: whole weights."""
 
 
-def cut(weights: Sequence[TracedWeight], largest_bytes: int | None = None) -> list[WeightGroup]:
+def cut(
+    weights: Sequence[TracedWeight], largest_bytes: int | None = None, divides_layers: bool = False
+) -> list[WeightGroup]:
     """Cut weights, in order of use, at layer boundaries and into pieces of `largest_bytes`.
 
-    None cuts only at layer boundaries. Tensors of layers are never divided. An output head is
-    divided into slices no larger than the largest other segment.
+    None cuts only at layer boundaries. An output head is divided into slices no larger than the
+    largest other segment; so are matrices of layers if it `divides_layers`.
     """
     groups: list[list[TracedWeight]] = []
     for weight in weights:
@@ -215,11 +216,13 @@ def cut(weights: Sequence[TracedWeight], largest_bytes: int | None = None) -> li
                 groups[-1].append(weight)
                 continue
         groups.append([weight])
-    sizes = [sum(w.entry.nbytes for w in g) for g in groups if not _can_be_sliced(g)]
+    whole = [group for group in groups if not _can_be_sliced(group, divides_layers)]
+    sizes = [sum(w.entry.nbytes for w in group) for group in whole]
     slice_bytes = max([MIN_SLICE_BYTES, *sizes])
     found = []
     for group in groups:
-        if _can_be_sliced(group) and group[0].entry.nbytes > slice_bytes:
+        is_large = group[0].entry.nbytes > slice_bytes
+        if is_large and _can_be_sliced(group, divides_layers):
             found += slices(group[0], slice_bytes)
         else:
             found.append(_whole(group))
@@ -274,8 +277,9 @@ def _whole(weights: Sequence[TracedWeight]) -> WeightGroup:
     return WeightGroup(segment, tuple(weights))
 
 
-def _can_be_sliced(group: Sequence[TracedWeight]) -> bool:
-    return len(group) == 1 and group[0].divisible and _layer(group[0].entry.name) is None
+def _can_be_sliced(group: Sequence[TracedWeight], in_layers: bool) -> bool:
+    first = group[0]
+    return len(group) == 1 and first.divisible and (in_layers or _layer(first.entry.name) is None)
 
 
 def _layer(name: str) -> str | None:
@@ -285,3 +289,8 @@ def _layer(name: str) -> str | None:
 
 def extent_of(weight: TracedWeight) -> Extent:
     return Extent(weight.entry.file_index, weight.entry.offset, weight.entry.nbytes)
+
+
+def largest_slot(groups: Sequence[WeightGroup]) -> int:
+    """Bytes of the largest slot that one of the groups needs."""
+    return max(group.segment.slot_bytes for group in groups)
