@@ -222,11 +222,12 @@ class _Prepared(Closeable):
             self._model.close()
 
     def _others(self) -> list[MemoryRow]:
-        """Rows of a server's requests."""
-        assert self._model is not None
+        """Rows of a server's requests, one at a time, and the vectors of an answer."""
         if self._settings.most_body_bytes is None:
             return []
-        body_bytes = self._settings.most_body_bytes or requests.max_body_bytes(
-            self._model.info.n_ctx
+        assert self._model is not None
+        body_bytes = self._settings.most_body_bytes or max(
+            requests.EMBEDDING_BODY_BYTES, requests.max_body_bytes(self._model.info.n_ctx)
         )
-        return [MemoryRow("process", REQUESTS, requests.bytes_needed(body_bytes, body_bytes))]
+        nbytes = requests.bytes_needed(body_bytes, body_bytes) + requests.ANSWER_BYTES
+        return [MemoryRow("process", REQUESTS, nbytes)]
