@@ -22,6 +22,7 @@ from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.embedding import EmbeddingModel
 from edgespec.ports.findings import Finding
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions, entry_points
@@ -177,6 +178,37 @@ class GuessesItself(Protocol):
         """True if the model has such layers, and they can be used. Raises ModelError."""
 
 
+class PreparedEmbedder(Protocol):
+    """A prepared embedding model: its needs are known, its weights are not read."""
+
+    info: ModelInfo
+
+    @property
+    def enforced(self) -> bool:
+        """True if the platform lets this runtime hold a memory budget when paging."""
+
+    def needs(self) -> ModelNeeds: ...
+
+    def load(self, plan: MemoryPlan, progress: Progress | None = None) -> EmbeddingModel:
+        """Read the weights that the plan pins."""
+
+    def cancel(self) -> None:
+        """Make a running `load` raise `Cancelled` soon; from any thread."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """Optional protocol of a runtime: some of its models turn texts into vectors."""
+
+    def embeds(self, path: Path) -> bool:
+        """True if the model turns texts into vectors and writes none. Raises ModelError."""
+
+    def prepare_embedder(self, request: ModelRequest) -> PreparedEmbedder:
+        """Read headers, validate them, measure what the model needs. Raises ModelError."""
+
+
 @runtime_checkable
 class LendsDevices(Protocol):
     """Optional protocol of a runtime: it serves this machine's devices to other machines."""
@@ -265,6 +297,12 @@ def guesses_itself(path: Path) -> bool:
     """True if a model is a draft for itself. Raises ModelError."""
     runtime = find(path)
     return isinstance(runtime, GuessesItself) and runtime.guesses_itself(path)
+
+
+def embeds(path: Path) -> bool:
+    """True if a model turns texts into vectors and writes none. Raises ModelError."""
+    runtime = find(path)
+    return isinstance(runtime, Embeds) and runtime.embeds(path)
 
 
 def describe(path: Path) -> ModelDetails:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import edgespec
+from edgespec.cli.commands import serve
+from edgespec.cli.model_list import ModelList
 from edgespec.models.embedded import embedded_pair
 from edgespec.server.guarding import Guard
 from edgespec.server.running import Server
@@ -52,3 +54,26 @@ def running(
         finally:
             server._server.should_exit = True  # the session goes on to the next test
             thread.join()
+
+
+@contextmanager
+def serving_list(models: ModelList) -> Iterator[str]:
+    """The address of a server over a list of models, greedy unless a request says otherwise."""
+    hosted = serve.hosted(models)
+    server = Server(
+        None,
+        Guard("127.0.0.1", max_body_bytes=models.body_bytes),
+        "",
+        32,
+        models=tuple(hosted),
+        load=serve.loader(models),
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=(listener,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.stop()
+            thread.join()
+            server.close()

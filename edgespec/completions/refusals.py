@@ -57,13 +57,13 @@ class Refusal(Exception):
         return {"error": error | self.figures}
 
 
-def overloaded(reason: str, code: str) -> Refusal:
+def overloaded(reason: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> Refusal:
     """Refusal of a request that the client may retry later."""
     return Refusal(
         503,
-        f"{reason}: try again in {RETRY_AFTER_S} s",
+        f"{reason}: try again in {retry_after_s} s",
         code=code,
-        headers={"Retry-After": str(RETRY_AFTER_S)},
+        headers={"Retry-After": str(retry_after_s)},
     )
 
 

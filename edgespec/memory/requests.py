@@ -7,6 +7,8 @@ MIN_BODY_BYTES = 64 << 10
 BODY_BYTES_PER_TOKEN = 16
 """Bytes of a body per token of the context, JSON escapes included; MIN_BODY_BYTES are for schemas
 and tools."""
+EMBEDDING_BODY_BYTES = 256 << 10
+"""Default size limit of a body of texts that become vectors, of which a request may have many."""
 BYTES_PER_ENCODED_BYTE = 125
 """Memory of llama.cpp's tokenizer per byte in the worst case, blanks or alternating digits and
 letters; prose takes 48."""

@@ -1,15 +1,15 @@
-"""The server's routes, which answer HTTP requests with a session.
+"""The server's routes, which answer HTTP requests with the models of a host.
 
-Knows HTTP; `completions` interprets requests, `front` and `guarding` check clients.
+Knows HTTP; `completions` interprets requests, `answering` runs them, `front` and `guarding` check
+clients.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -17,44 +17,31 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from edgespec.completions import tokenizing
 from edgespec.completions.answers import Answer
-from edgespec.completions.completion import Completion
 from edgespec.completions.decoding import decoded
-from edgespec.completions.protocols.dialect import (
-    Asked,
-    Dialect,
-    chat_dialect,
-    openai_error,
-    text_dialect,
-)
-from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
+from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
+from edgespec.completions.protocols.dialect import openai_error
+from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.message_requests import CountRequest
-from edgespec.completions.protocols.response_replies import responses_dialect
-from edgespec.completions.protocols.stored_responses import StoredResponses
-from edgespec.completions.refusals import Refusal, refusal_of
-from edgespec.completions.service import Completions
-from edgespec.errors import Cancelled
+from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.memory import heap, process, requests
-from edgespec.server.access_log import AccessLog
+from edgespec.server.answering import Answers, Handler, loading_time
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.budget_request import budget_of
+from edgespec.server.failures import Failures
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
+from edgespec.server.hosting import HostedModel, ModelHost
 from edgespec.server.openapi import openapi
 from edgespec.server.page import page
 from edgespec.server.queueing import Queue, ServerFigures
-from edgespec.server.streaming import DONE, EventStream, event
-from edgespec.session.asynchronous import InThread, in_thread
-from edgespec.session.session import Session
+from edgespec.server.serving import DOORS, ServedText, ServedVectors
+from edgespec.session.asynchronous import in_thread
 from edgespec.session.tokenizing import Tokenizer
-
-Handler = Callable[[Request], Awaitable[Response]]
-Preparation = tuple[Asked, Completion]
-"""A request that has been read, and its completion, which has not been started."""
 
 
 class Service:
@@ -62,45 +49,39 @@ class Service:
 
     def __init__(
         self,
-        session: Session,
-        completions: Completions,
+        host: ModelHost,
         guard: Guard,
         bodies: RequestBodies,
         queue: Queue,
         figures: ServerFigures,
-        log: AccessLog,
+        failures: Failures,
         max_s: float | None = None,
     ) -> None:
-        """`figures` counts the generations of `completions`, which take at most `max_s` seconds
-        each."""
-        self._session = session
-        self._completions = completions
+        """`figures` counts the generations of the host's models, which take at most `max_s`
+        seconds each."""
+        self._host = host
         self._guard = guard
         self._bodies = bodies
         self._queue = queue
         self._figures = figures
-        self._log = log
-        self._max_s = max_s
-        self._tokenizer = session.tokenizer
+        self._failures = failures
+        self._answers = Answers(host, bodies, queue, figures, failures, max_s)
+        self._embedding = asyncio.Lock()
+        """Held while vectors are computed, whose answer has memory of its own in the plan."""
         self._created = int(time.time())
-        self._loss: Refusal | None = None
-        self._closing: set[asyncio.Future[None]] = set()
-        """Tasks that end generations; referenced here because event loops keep weak references."""
 
     def application(self) -> Starlette:
         """The ASGI application."""
-        completions, stored = self._completions, StoredResponses(requests.STORED_BYTES)
-        messages = messages_dialect(completions)
         asked = [
-            ("/models", self._models, "GET"),
-            ("/models/{name:path}", self._model, "GET"),
-            ("/chat/completions", self._answering(chat_dialect(completions)), "POST"),
-            ("/completions", self._answering(text_dialect(completions)), "POST"),
-            ("/responses", self._answering(responses_dialect(completions, stored)), "POST"),
-            ("/tokenize", self._tokenize, "POST"),
-            ("/detokenize", self._detokenize, "POST"),
-            ("/budget", self._budget, "GET"),
-            ("/budget", self._set_budget, "POST"),
+            ("/models", self._models, "GET", openai_error),
+            ("/models/{name:path}", self._model, "GET", openai_error),
+            ("/embeddings", self._embeddings, "POST", openai_error),
+            ("/messages/count_tokens", self._count_tokens, "POST", messages_error),
+            ("/tokenize", self._tokenize, "POST", openai_error),
+            ("/detokenize", self._detokenize, "POST", openai_error),
+            ("/budget", self._budget, "GET", openai_error),
+            ("/budget", self._set_budget, "POST", openai_error),
+            *((door.path, self._answers.handler(door), "POST", door.error) for door in DOORS),
         ]
         routes = [
             # these routes need no key
@@ -111,21 +92,9 @@ class Service:
             Route("/v1/health", self._guarded(self._health, needs_key=False)),
             Route("/metrics", self._guarded(self._metrics)),
             *(
-                Route(version + path, self._guarded(handler), methods=[method])
+                Route(version + path, self._guarded(handler, error_body=error), methods=[method])
                 for version in ("/v1", "")
-                for path, handler, method in asked
-            ),
-            *(
-                Route(
-                    f"{version}/messages{path}",
-                    self._guarded(handler, error_body=messages_error),
-                    methods=["POST"],
-                )
-                for version in ("/v1", "")
-                for path, handler in (
-                    ("", self._answering(messages)),
-                    ("/count_tokens", self._count_tokens),
-                )
+                for path, handler, method, error in asked
             ),
         ]
         application = Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
@@ -148,38 +117,18 @@ class Service:
                 request.state.is_gone = True
                 return Response(status_code=GONE)
             except Exception as error:  # noqa: BLE001 - every request gets a response
-                return self._refuse(error, request, error_body)
+                return self._failures.refuse(error, request, error_body)
 
         return guarded
-
-    def _refusal_of(self, error: BaseException, request: Request) -> Refusal:
-        """The error response; failures are logged, and the loss of the target is remembered."""
-        refusal = refusal_of(error)
-        if refusal.code == "target_lost":
-            self._loss = _detached(refusal)
-        if refusal.status == 500 and refusal is not error:
-            told = "".join(traceback.format_exception(error))
-            self._log.failure(request.state.request_id, told)
-        return refusal
-
-    def _refuse(
-        self,
-        error: BaseException,
-        request: Request,
-        error_body: Callable[[Refusal, str], Answer] = openai_error,
-    ) -> Response:
-        refusal = self._refusal_of(error, request)
-        content = error_body(refusal, request.state.request_id)
-        return JSONResponse(content, refusal.status, refusal.headers)
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         message = f"there is nothing at {request.method} {request.url.path}"
-        return self._refuse(Refusal(status, message, code="not_found"), request)
+        return self._failures.refuse(Refusal(status, message, code="not_found"), request)
 
     async def _health(self, request: Request) -> Response:
-        if self._loss is not None:
-            return self._refuse(self._loss, request)
+        if self._failures.loss is not None:
+            return self._failures.refuse(self._failures.loss, request)
         queue = self._queue
         return JSONResponse(
             {
@@ -191,39 +140,76 @@ class Service:
         )
 
     async def _metrics(self, request: Request) -> Response:
-        lines = self._figures.lines(self._queue, self._session.paging, process.peak_rss_bytes())
+        lines = self._figures.lines(
+            self._queue, self._host.paging, process.peak_rss_bytes(), self._host.n_loads
+        )
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._described]})
+        return JSONResponse({"object": "list", "data": [*map(self._described, self._host.models)]})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name != self._completions.model:
+        if len(self._host.models) == 1 and name != self._host.models[0].name:
             raise Refusal(404, f"this server has no model {name!r}", code="model_not_found")
-        return JSONResponse(self._described)
+        return JSONResponse(self._described(self._host.named(name)))
 
-    @property
-    def _described(self) -> dict[str, Any]:
-        info = self._session.target
+    def _described(self, model: HostedModel) -> dict[str, Any]:
+        served = self._host.served(model)
         return {
-            "id": self._completions.model,
+            "id": model.name,
             "object": "model",
             "created": self._created,
             "owned_by": "edgespec",
-            "context_length": info.n_ctx,
-            "sampling": self._completions.sampling,
-            "chat": self._completions.chat_refusal is None,
+            "kind": "embedding" if model.embeds else "text",
+            "size_bytes": model.size_bytes,
+            "smallest_budget_bytes": model.smallest_bytes,
+            "status": self._host.state(model),
+            **(served.details if served is not None else {}),
         }
 
     async def _count_tokens(self, request: Request) -> Response:
-        def count(body: bytearray) -> int:
-            asked = CountRequest.parse(decoded(body))
-            return self._completions.count_tokens(asked.chat_request())
+        async with AsyncExitStack() as stack:
+            body = await stack.enter_async_context(self._bodies.of(request))
+            served = await self._served_text(request, body, stack)
+            await stack.enter_async_context(self._queue.preparing)
 
-        async with self._bodies.of(request) as body, self._queue.preparing:
-            counted = await in_thread(partial(count, body), lambda: None)
-        return JSONResponse({"input_tokens": counted})
+            def count() -> int:
+                asked = CountRequest.parse(decoded(body))
+                return served.completions.count_tokens(asked.chat_request())
+
+            return JSONResponse({"input_tokens": await in_thread(count, lambda: None)})
+
+    async def _served_text(
+        self, request: Request, body: bytearray, stack: AsyncExitStack
+    ) -> ServedText:
+        """The model that a request names, which stays in memory until `stack` ends."""
+        wanted = await self._answers.wanted(request, body)
+        served: ServedText = await stack.enter_async_context(
+            self._host.using(wanted.model, wanted.wait_s)
+        )
+        return served
+
+    async def _embeddings(self, request: Request) -> Response:
+        async with AsyncExitStack() as stack:
+            body = await stack.enter_async_context(self._bodies.of(request))
+            stack.enter_context(self._queue.place())
+            wanted = await self._answers.wanted(request, body, embeds=True)
+            is_ready = self._host.is_ready(wanted.model)
+            seated = self._host.using(wanted.model, wanted.wait_s)
+            served: ServedVectors = await stack.enter_async_context(seated)
+            await stack.enter_async_context(self._embedding)
+
+            def compute() -> Iterator[str]:
+                asked = EmbeddingRequest.parse(decoded(body))
+                answer = Embeddings(served.embedder, served.name, asked, requests.ANSWER_BYTES)
+                answer.compute()
+                heap.trim_heap()
+                return answer.pieces()
+
+            pieces = await in_thread(compute, served.cancel)
+            headers = loading_time(wanted.model, is_ready)
+            return StreamingResponse(pieces, headers=headers, media_type="application/json")
 
     async def _tokenize(self, request: Request) -> Response:
         return await self._tokens(request, tokenizing.tokenize)
@@ -231,193 +217,29 @@ class Service:
     async def _detokenize(self, request: Request) -> Response:
         return await self._tokens(request, tokenizing.detokenize)
 
+    async def _tokens(
+        self, request: Request, answer: Callable[[Tokenizer, object], dict[str, Any]]
+    ) -> Response:
+        async with AsyncExitStack() as stack:
+            body = await stack.enter_async_context(self._bodies.of(request))
+            served = await self._served_text(request, body, stack)
+            await stack.enter_async_context(self._queue.preparing)
+            convert = partial(answer, served.tokenizer)
+            return JSONResponse(await in_thread(lambda: convert(decoded(body)), lambda: None))
+
     async def _budget(self, request: Request) -> Response:
-        return JSONResponse(asdict(self._session.budget))
+        return JSONResponse(asdict(self._loaded.session.budget))
 
     async def _set_budget(self, request: Request) -> Response:
         async with self._bodies.of(request) as body:
             size = budget_of(decoded(body))
-        await in_thread(partial(self._session.set_memory_budget, size), lambda: None)
+        session = self._loaded.session
+        await in_thread(partial(session.set_memory_budget, size), lambda: None)
         return await self._budget(request)
 
-    async def _tokens(
-        self, request: Request, answer: Callable[[Tokenizer, object], dict[str, Any]]
-    ) -> Response:
-        async with self._bodies.of(request) as body, self._queue.preparing:
-            convert = partial(answer, self._tokenizer)
-            return JSONResponse(await in_thread(lambda: convert(decoded(body)), lambda: None))
-
-    def _answering(self, dialect: Dialect) -> Handler:
-        """The handler of a route whose requests and answers are in `dialect`."""
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await self._complete(request, dialect)
-            except ClientDisconnect:
-                raise
-            except Exception as error:  # noqa: BLE001 - every request gets a response
-                return self._refuse(error, request, dialect.error)
-
-        return answer
-
-    async def _complete(self, request: Request, dialect: Dialect) -> Response:
-        async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._bodies.of(request))
-            stack.enter_context(self._queue.place())
-
-            prepare = partial(self._prepared, request, body, dialect)
-            async with _while_connected(request):
-                # refuse an invalid request now, before it waits for its turn
-                first = [await prepare()]
-                if not first[0][0].streams:
-                    asked, completion = await self._begun(request, first, prepare, stack)
-                    answer = await in_thread(completion.whole, completion.cancel)
-                    _check_end(completion)
-                    return JSONResponse(asked.reply.whole(answer, completion))
-            rest = stack.pop_all()
-        begin = partial(self._begun, request, first, prepare, rest)
-        keep_closing = partial(self._keep_closing, request)
-        return EventStream(self._events(request, dialect, begin, rest), rest, keep_closing)
-
-    async def _begun(
-        self,
-        request: Request,
-        first: list[Preparation],
-        prepare: Callable[[], Awaitable[Preparation]],
-        stack: AsyncExitStack,
-    ) -> Preparation:
-        """The completion once its turn has come, which `stack` ends.
-
-        It is taken out of `first`; a request that has to wait keeps only its body in memory.
-        """
-        asked, completion = first.pop()
-        turn = self._queue.turn(completion.pool_bytes)
-        if self._queue.is_busy(completion.pool_bytes):
-            completion.close()
-            del asked, completion
-            await stack.enter_async_context(turn)
-            asked, completion = await prepare()
-        else:
-            await stack.enter_async_context(turn)
-        stack.callback(_close, completion)
-        request.state.usage = completion.usage
-        if self._max_s is not None:
-            loop = asyncio.get_running_loop()
-            stack.callback(loop.call_later(self._max_s, completion.expire).cancel)
-        return asked, completion
-
-    async def _prepared(self, request: Request, body: bytearray, dialect: Dialect) -> Preparation:
-        """The validated request and its completion, not started; one at a time, to limit memory."""
-
-        def prepare() -> Preparation | Refusal:
-            try:
-                asked = dialect.read(decoded(body))
-                return asked, asked.start()
-            except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
-                return _detached(self._refusal_of(error, request))
-
-        def prepare_and_trim() -> Preparation | Refusal:
-            prepared = prepare()
-            heap.trim_heap()
-            return prepared
-
-        async with self._queue.preparing:
-            prepared = await in_thread(prepare_and_trim, lambda: None)
-        if isinstance(prepared, Refusal):
-            raise prepared
-        if self._queue.is_ending:
-            prepared[1].close()
-            raise Cancelled("the server is shutting down")
-        return prepared
-
-    async def _events(
-        self,
-        request: Request,
-        dialect: Dialect,
-        begin: Callable[[], Awaitable[Preparation]],
-        stack: AsyncExitStack,
-    ) -> AsyncGenerator[str]:
-        """Server-sent events of a completion, once its turn has come."""
-        asked: Asked | None = None
-        try:
-            asked, completion = await begin()
-            running = await stack.enter_async_context(InThread(completion))
-            async for chunk in _complete_chunks(running, completion):
-                for one in asked.reply.chunk(chunk, completion):
-                    yield event(one.content, one.name)
-            for one in asked.reply.end(completion):
-                yield event(one.content, one.name)
-        except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
-            refusal = self._refusal_of(error, request)
-            if asked is None:
-                name = "error" if dialect.names_events else None
-                yield event(dialect.error(refusal, request.state.request_id), name)
-            else:
-                for one in asked.reply.failed(refusal, request.state.request_id):
-                    yield event(one.content, one.name)
-        except (asyncio.CancelledError, GeneratorExit):
-            self._figures.cancelled += 1
-            request.state.is_gone = True
-            raise
-        if not dialect.names_events:
-            yield DONE
-
-    def _keep_closing(self, request: Request, closing: asyncio.Future[None]) -> None:
-        request.state.closing = closing
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-
-
-def _close(completion: Completion) -> None:
-    completion.close()
-    heap.trim_heap()  # a grammar may have taken megabytes
-
-
-@asynccontextmanager
-async def _while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancel the block when the client disconnects, and raise ClientDisconnect."""
-
-    async def watch(block: asyncio.Timeout) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        block.reschedule(0)
-
-    block = asyncio.timeout(None)
-    try:
-        async with block:
-            task = asyncio.create_task(watch(block))
-            try:
-                yield
-            finally:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-    except TimeoutError:
-        if not block.expired():
-            raise
-        raise ClientDisconnect from None
-
-
-def _detached(refusal: Refusal) -> Refusal:
-    """The refusal without its causes, whose frames keep the request in memory."""
-    refusal.__cause__ = refusal.__context__ = refusal.__traceback__ = None
-    return refusal
-
-
-def _check_end(completion: Completion) -> None:
-    """Raise Cancelled if the server cut the text short.
-
-    OpenAI's protocol has no finish reason for it, and clients must not take the text as complete.
-    """
-    if completion.is_cut:
-        raise Cancelled("the server is shutting down")
-
-
-async def _complete_chunks(
-    chunks: AsyncIterator[Answer], completion: Completion
-) -> AsyncIterator[Answer]:
-    """The chunks of a stream. Raises Cancelled instead of the last one if it was cut short."""
-    async for chunk in chunks:
-        if any(choice["finish_reason"] for choice in chunk["choices"]):
-            _check_end(completion)
-        yield chunk
+    @property
+    def _loaded(self) -> ServedText:
+        """The loaded model that writes texts. Raises Refusal if there is none."""
+        if not isinstance(served := self._host.current, ServedText):
+            raise overloaded("no model that writes texts is loaded", "not_loaded")
+        return served

@@ -43,6 +43,14 @@ class Queue:
         """Number of running requests."""
         self._waiting: deque[_Turn] = deque()
 
+    def resize(self, n_slots: int, pool_bytes: int) -> None:
+        """Serve another model, while no request runs or waits for its turn."""
+        assert not self.n_processing, "requests run"
+        assert not self._waiting, "requests wait"
+        self._limit += n_slots - self.n_slots
+        self.n_slots = n_slots
+        self._free_bytes = pool_bytes or sys.maxsize
+
     def is_busy(self, n_bytes: int = 0) -> bool:
         """True if a request that needs `n_bytes` of the pool would have to wait."""
         if self.n_processing >= self.n_slots:
@@ -166,7 +174,9 @@ class ServerFigures:
         for name, (_, of) in _TOTALS.items():
             self._totals[name] += of(result)
 
-    def lines(self, queue: Queue, paging: PagingStats, peak_bytes: int) -> Iterator[str]:
+    def lines(
+        self, queue: Queue, paging: PagingStats, peak_bytes: int, n_loads: int = 0
+    ) -> Iterator[str]:
         """The metrics in Prometheus's text format."""
         for name, kind, text, value in (
             ("uptime_seconds", "gauge", "Since the server began", time.monotonic() - self._began_s),
@@ -181,6 +191,7 @@ class ServerFigures:
             ("passes_total", "counter", "Passes over paged weights", paging.passes),
             ("bytes_read_total", "counter", "Weights read from storage", paging.bytes_read),
             ("stall_seconds_total", "counter", "Compute waited for weights", paging.stall_s),
+            ("model_loads_total", "counter", "Models loaded since the server began", n_loads),
             ("peak_memory_bytes", "gauge", "Peak resident memory", peak_bytes),
         ):
             yield f"# HELP edgespec_{name} {text}."

@@ -1,24 +1,28 @@
-"""Serves a session on a socket until it is stopped, and lets it end in an orderly way."""
+"""Serves models on a socket until it is stopped, and lets it end in an orderly way."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.completions.answers import fingerprint
-from edgespec.completions.service import Completions
+from edgespec.completions.protocols.stored_responses import StoredResponses
 from edgespec.memory import requests
+from edgespec.ports import Progress
 from edgespec.server.access_log import AccessLog, NoLog
 from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.connections import ClientLimits
+from edgespec.server.failures import Failures
 from edgespec.server.front import Front
 from edgespec.server.guarding import Guard
+from edgespec.server.hosting import HostedModel, ModelHost, Served
 from edgespec.server.listening import HttpServer
 from edgespec.server.queueing import Queue, ServerFigures
+from edgespec.server.serving import NO_LIMITS, AnswerLimits, ServedText, ServedVectors
+from edgespec.session.embedding import Embedder
 from edgespec.session.session import Session
 
 CLIENT_LIMITS = ClientLimits()
@@ -26,29 +30,27 @@ SHUTDOWN_S = 5
 """Seconds for clients to read the end of their responses at shutdown."""
 DRAIN_S = 30.0
 """Default seconds that requests under way have once the server is told to end."""
+MOST_AT_ONCE = 16
+"""Requests at once that a server counts on whose models are not loaded yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerLimits:
-    """Limits of every answer, whatever its request asks for."""
+class LoadedModel:
+    """A model as it was loaded for a server."""
 
-    max_tokens: int | None = None
-    """Most tokens; None: as many as fit into the context."""
-    max_s: float | None = None
-    """Most seconds from the turn of a request to the end of its answer; None: no limit."""
-    reasoning_tokens: int | None = None
-    """Most tokens of reasoning, unless a request names another number; None: no limit."""
-
-
-NO_LIMITS = AnswerLimits()
+    model: Session | Embedder
+    sampling: Mapping[str, Any] | None = None
+    """Defaults for requests; None: the model's own."""
+    leaves_room: bool = False
+    """True if the plan keeps room for an embedding model beside this one."""
 
 
 class Server:
-    """Serves one session at one address."""
+    """Serves one model, or several in turn, at one address."""
 
     def __init__(
         self,
-        session: Session,
+        session: Session | Embedder | None,
         guard: Guard,
         model: str,
         max_waiting: int,
@@ -58,50 +60,92 @@ class Server:
         answer_limits: AnswerLimits = NO_LIMITS,
         log: AccessLog | None = None,
         drain_s: float = DRAIN_S,
+        models: Sequence[HostedModel] = (),
+        load: Callable[[HostedModel, bool, Progress], LoadedModel] | None = None,
+        leaves_room: bool = False,
     ) -> None:
         """`sampling` has defaults for requests; None: `session.chat_sampling`. `drain` lets
-        requests under way go on for `drain_s` seconds."""
+        requests under way go on for `drain_s` seconds.
+
+        With `models`, of which `session` is the one that is called `model`, the others are loaded
+        by `load` when they are asked for; `session` may be None. `load` is told true for a model
+        that comes beside another one, and its callback raises Cancelled once the server ends.
+        """
         self.model = model
-        self._session = session
-        max_prompt_tokens = max_prompt_tokens or session.target.n_ctx
-        if sampling is None:
-            sampling = session.chat_sampling
-        figures = ServerFigures()
-        self._queue = Queue(max_waiting, session.n_parallel, session.pool_bytes)
-        completions = Completions(
-            session,
-            model,
-            max_prompt_tokens,
-            sampling=sampling,
-            max_tokens=answer_limits.max_tokens,
-            fingerprint=fingerprint(session.target),
-            max_logged_tokens=requests.max_answer_tokens,
-            max_characters=requests.MAX_ANSWER_CHARACTERS,
-            on_result=figures.count,
-            n_at_once=self._queue.n_for_each,
-            answer_bytes=requests.answer_bytes,
-            writes_ahead=True,
-            reasoning_budget=answer_limits.reasoning_tokens,
-        )
-        self.chat_refusal = completions.chat_refusal
-        """Reason why the model cannot answer conversations; None if it can."""
+        self._stored = StoredResponses(requests.STORED_BYTES)
+        self._figures = ServerFigures()
+        self._max_prompt_tokens = max_prompt_tokens
+        self._answer_limits = answer_limits
+        self._queue = Queue(max_waiting)
+        self.named = model if len(models) < 2 else f"{len(models)} models"
+        """What is served, for people."""
+        if not models:
+            info = session.target if session else None
+            models = [
+                HostedModel(
+                    model, isinstance(session, Embedder), size_bytes=info.size_bytes if info else 0
+                )
+            ]
+
+        def load_served(one: HostedModel, beside: bool, progress: Progress) -> Served:
+            assert load is not None
+            return self._served(one.name, load(one, beside, progress))
+
+        self._host = ModelHost(models, load_served, self._resize)
+        self.chat_refusal: str | None = None
+        """Reason why the loaded model cannot answer conversations; None if it can."""
+        if session is not None:
+            served = self._served(model, LoadedModel(session, sampling, leaves_room))
+            self._host.seat(next(one for one in models if one.name == model), served)
+            if isinstance(served, ServedText):
+                self.chat_refusal = served.completions.chat_refusal
         body_bytes = guard.max_body_bytes
         if body_bytes is None:
-            body_bytes = requests.max_body_bytes(session.target.n_ctx)
+            n_ctx = session.target.n_ctx if session else 0
+            body_bytes = requests.max_body_bytes(n_ctx)
+            if any(one.embeds for one in models):
+                body_bytes = max(body_bytes, requests.EMBEDDING_BODY_BYTES)
         bodies = RequestBodies(body_bytes, requests.max_held_bytes(body_bytes), limits.body_s)
         log = log or NoLog()
         service = Service(
-            session, completions, guard, bodies, self._queue, figures, log, answer_limits.max_s
+            self._host,
+            guard,
+            bodies,
+            self._queue,
+            self._figures,
+            Failures(log),
+            answer_limits.max_s,
         )
         self._drain_s = drain_s
         self._is_over = threading.Event()
         """Set once the server has ended, or must end now."""
+        n_at_once = self._queue.n_slots if len(models) == 1 else MOST_AT_ONCE
         self._server = HttpServer(
-            Front(service.application(), guard, log, figures.answers),
+            Front(service.application(), guard, log, self._figures.answers),
             limits,
-            session.n_parallel + max_waiting,
+            n_at_once + max_waiting,
             SHUTDOWN_S + drain_s,
         )
+
+    def _served(self, name: str, loaded: LoadedModel) -> Served:
+        if isinstance(loaded.model, Embedder):
+            return ServedVectors(loaded.model, name)
+        return ServedText(
+            loaded.model,
+            name,
+            self._stored,
+            self._figures.count,
+            self._queue.n_for_each,
+            self._max_prompt_tokens,
+            loaded.sampling,
+            self._answer_limits,
+            loaded.leaves_room,
+        )
+
+    def _resize(self, served: Served) -> None:
+        """Let as many requests run at once as the model answers."""
+        if isinstance(served, ServedText):
+            self._queue.resize(served.n_slots, served.pool_bytes)
 
     def run(self, listener: socket.socket) -> None:
         """Serve until `stop` or `drain`. The caller closes the socket."""
@@ -109,6 +153,10 @@ class Server:
             self._server.run(sockets=[listener])
         finally:
             self._is_over.set()
+
+    def close(self) -> None:
+        """Close the models that are loaded. Idempotent."""
+        self._host.close()
 
     def drain(self) -> None:
         """Take no more requests, wait for those under way, and stop once their time is over.
@@ -126,4 +174,4 @@ class Server:
         """End running and waiting requests, then the server, from any thread."""
         self._queue.is_ending = True
         self._server.should_exit = True
-        self._session.cancel()
+        self._host.stop()

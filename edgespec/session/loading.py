@@ -17,7 +17,7 @@ from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError, ModelError, UsageError
+from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
@@ -115,7 +115,9 @@ class _Opening(Closeable):
     ) -> None:
         self._settings = settings
         self._engine_settings = engine_settings
-        self._progress = progress
+        self._progress = None if progress is None else self._ending(progress)
+        self._ended_by: BaseException | None = None
+        """What the progress callback raised, which ends loading."""
         self._trace = trace
         self._budget_bytes = process.resolve_budget(settings.memory_budget)
         self._prepared: list[PreparedModel] = []
@@ -192,8 +194,24 @@ class _Opening(Closeable):
         try:
             with self._trace.span(Track.ENGINE, phase):
                 return self._worker.run(call, self._cancel)
+        except Cancelled:
+            if self._ended_by is not None:
+                raise self._ended_by from None
+            raise
         finally:
             self._report[phase] = time.perf_counter() - began
+
+    def _ending(self, progress: Progress) -> Progress:
+        """A callback that ends loading with what `progress` raises; native code would lose it."""
+
+        def report(doing: str, share: float) -> None:
+            try:
+                progress(doing, share)
+            except BaseException as error:  # noqa: BLE001 - raised by `_run`
+                self._ended_by = self._ended_by or error
+                self._cancel()
+
+        return report
 
     def _cancel(self) -> None:
         for prepared in self._prepared:

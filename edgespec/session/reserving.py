@@ -26,6 +26,8 @@ POOL = "grammars and large answers at work"
 their bytes of it and wait for them."""
 REQUESTS = "requests"
 """Plan row: memory for a server's requests."""
+BESIDE = "a model beside"
+"""Plan row: memory for a model that is loaded beside the session."""
 TEXTS_TO_LEARN = "texts to learn from"
 """Plan row: memory for the corrections that `learn` records."""
 SAMPLING_BYTES_PER_TOKEN = 24
@@ -59,6 +61,8 @@ def reserved_rows(
         rows.append(
             MemoryRow("process", REQUESTS, _request_bytes(settings.most_body_bytes, target))
         )
+    if settings.beside_bytes:
+        rows.append(MemoryRow("process", BESIDE, settings.beside_bytes))
     if engine_settings.learn:
         from edgespec.engine.drafting import corrections
 

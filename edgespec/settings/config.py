@@ -189,6 +189,8 @@ class LoadSettings(Settings):
     most_body_bytes: Count | None = None
     """Keep memory for a server's requests, whose bodies have at most so many bytes; 0 is what the
     context may need. None: nobody asks."""
+    beside_bytes: Count = 0
+    """Keep memory for a model that is loaded beside this session, such as an embedding model."""
     state_files: bool = False
     """Keep memory for state files; only models with recurrent state need it."""
 
@@ -216,6 +218,7 @@ class LoadSettings(Settings):
             logprobs: bool = False,
             state_files: bool = False,
             most_body_bytes: int | None = None,
+            beside_bytes: int = 0,
             **of_runtimes: Any,
         ) -> None: ...
 

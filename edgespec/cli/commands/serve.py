@@ -6,24 +6,32 @@ import argparse
 import os
 import socket
 from argparse import ArgumentParser, _ArgumentGroup
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import extras
+from edgespec import extras, runtimes
 from edgespec.cli.commands.request_log import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, groups
 from edgespec.cli.flags.values import number, read_text, whole
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import settings_from
+from edgespec.cli.invocation import model_path, settings_from
+from edgespec.cli.model_list import ModelList
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.memory import process
 from edgespec.settings.config import GenerateSettings, LoadSettings, Sampling
 from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
+    from edgespec.ports import Progress
     from edgespec.server.guarding import Guard
+    from edgespec.server.hosting import HostedModel
+    from edgespec.server.running import LoadedModel, Server
+    from edgespec.server.serving import AnswerLimits
 
 
 HOST, PORT = "127.0.0.1", 8080
@@ -36,13 +44,15 @@ KEY_VARIABLE = "EDGESPEC_API_KEY"
 _DESCRIPTION = """\
 Run an HTTP server with OpenAI's API. As many requests as -np says are answered at once, others wait
 in line. A small chat page is at /, metrics for Prometheus are at /metrics. While the model loads,
-the answer is 503. Each request is one line on stderr."""
+the answer is 503. Each request is one line on stderr. Of several models, which share one memory
+budget, the one that a request names is loaded for it; embedding models answer /v1/embeddings."""
 
 _EXAMPLES = """\
 examples:
   edgespec serve -m big.gguf -md small.gguf --memory-budget 4GiB
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'
+  edgespec serve -m chat.gguf -m other.gguf -m embedding.gguf --memory-budget 4GiB
   edgespec serve -hf USER/REPO --host 0.0.0.0 --api-key-file key.txt
 
 By default only this machine can connect; another --host needs an API key. Sampling settings that a
@@ -52,7 +62,7 @@ otherwise llama.cpp's: temperature 0.8, top_k 40, top_p 0.95 and min_p 0.05."""
 
 def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    groups.add_models(parser)
+    groups.add_models(parser, several=True)
     groups.add_memory(parser)
     groups.add_context(parser)
     groups.add_parallel(parser, PARALLEL)
@@ -129,7 +139,11 @@ DAY_S = 24 * 3600
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
-        from edgespec.server import loading, running  # first, so that their memory is planned
+        from edgespec.server import (
+            loading,
+            running,
+            serving,
+        )  # first, so that their memory is planned
 
     guard = _guard(args)
     template = chat_templates.template_from(args)
@@ -142,31 +156,26 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     drain_s = number("--drain", getattr(args, "drain", DRAIN_S), 0, DAY_S)
     console = Console(quiet="quiet" in args)
     log = RequestLog(console, is_json="log_json" in args, quiet="quiet" in args)
-    name = _name(args)
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(guard.host, port))
         args.spare_grammars = args.logprobs = args.keeps_one_text_fast = True
         args.most_body_bytes = guard.max_body_bytes or 0
+        new_server = partial(
+            running.Server,
+            guard=guard,
+            max_waiting=max_waiting,
+            max_prompt_tokens=max_prompt,
+            log=log,
+            drain_s=drain_s,
+        )
+        limits = partial(serving.AnswerLimits, max_s=max_s, reasoning_tokens=reasoning)
         with loading.answered_while_loading(listener, guard, log, running.CLIENT_LIMITS):
-            settings = settings_from(args, n_parallel=PARALLEL)
-            loaded = stack.enter_context(settings.opened(console, template))
-            server = running.Server(
-                loaded,
-                guard,
-                name or loaded.target.name,
-                max_waiting,
-                max_prompt,
-                sampling=_sampling(settings.generate, loaded.chat_sampling),
-                answer_limits=running.AnswerLimits(
-                    _max_tokens(settings.generate), max_s, reasoning
-                ),
-                log=log,
-                drain_s=drain_s,
-            )
+            open_server = _serving_one if _is_one(args) else _serving_several
+            server, budget = open_server(args, console, template, stack, new_server, limits)
         address = _address(listener)
         console.note(
-            f"{server.model} at {address}/v1, a page to chat at {address}/ (budget "
-            f"{format_size(loaded.plan.budget_bytes)}); Ctrl-C ends it"
+            f"{server.named} at {address}/v1, a page to chat at {address}/ (budget {budget}); "
+            "Ctrl-C ends it"
         )
         if server.chat_refusal is not None:
             console.note(f"no chat, only /v1/completions: {server.chat_refusal}")
@@ -174,6 +183,110 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             server.run(listener)
     console.note("stopped")
     return 0
+
+
+def _is_one(args: argparse.Namespace) -> bool:
+    """True if there is one model, which writes texts; `model` is no list then."""
+    typed = getattr(args, "model", [])
+    if "models_dir" in args or len(typed) > 1:
+        if "hf_repo" in args:
+            raise UsageError("-hf names one model, and -m others: fetch it, and name it with -m")
+        return False
+    if not typed:
+        return True
+    path = model_path(typed[0])
+    if path.suffix == ".gguf" and path.exists() and runtimes.embeds(path):
+        return False
+    args.model = typed[0]
+    return True
+
+
+def _serving_one(
+    args: argparse.Namespace,
+    console: Console,
+    template: str | None,
+    stack: ExitStack,
+    new_server: Callable[..., Server],
+    limits: Callable[[int | None], AnswerLimits],
+) -> tuple[Server, str]:
+    """A server of one model, and its budget for people."""
+    name = _name(args)
+    settings = settings_from(args, n_parallel=PARALLEL)
+    loaded = stack.enter_context(settings.opened(console, template))
+    server = new_server(
+        loaded,
+        model=name or loaded.target.name,
+        sampling=_sampling(settings.generate, loaded.chat_sampling),
+        answer_limits=limits(_max_tokens(settings.generate)),
+    )
+    return server, format_size(loaded.plan.budget_bytes)
+
+
+def _serving_several(
+    args: argparse.Namespace,
+    console: Console,
+    template: str | None,
+    stack: ExitStack,
+    new_server: Callable[..., Server],
+    limits: Callable[[int | None], AnswerLimits],
+) -> tuple[Server, str]:
+    """A server of several models, with the first one loaded, and its budget for people."""
+    known = ModelList(args, console, template, n_parallel=PARALLEL)
+    of_list, load = hosted(known), loader(known)
+    first, begun = known.first, None
+    if first is not None:
+        begun = load(of_list[0], False, console.progress)
+        console.end_of_progress()
+    some = known.settings(first or known.models[0])
+    server = new_server(
+        begun.model if begun else None,
+        guard=replace(_guard(args), max_body_bytes=known.body_bytes),
+        model=first.name if first else "",
+        sampling=begun.sampling if begun else None,
+        answer_limits=limits(_max_tokens(some.generate)),
+        models=of_list,
+        load=load,
+        leaves_room=begun.leaves_room if begun else False,
+    )
+    stack.callback(server.close)
+    budget_bytes = begun.model.plan.budget_bytes if begun else None
+    return server, format_size(budget_bytes or process.resolve_budget(some.load.memory_budget))
+
+
+def hosted(models: ModelList) -> list[HostedModel]:
+    """The models of a list as a server has them."""
+    from edgespec.server.hosting import HostedModel
+
+    return [
+        HostedModel(
+            one.name,
+            one.embeds,
+            models.fits_beside(one),
+            one.size_bytes,
+            one.smallest_bytes,
+            one.error,
+            is_unusable=one.error is not None,
+        )
+        for one in models.models
+    ]
+
+
+def loader(models: ModelList) -> Callable[[HostedModel, bool, Progress], LoadedModel]:
+    """What loads a model of a list for a server."""
+    from edgespec.server.running import LoadedModel
+    from edgespec.session.session import Session
+
+    of_name = {one.name: one for one in models.models}
+
+    def load(model: HostedModel, beside: bool, progress: Progress) -> LoadedModel:
+        one = of_name[model.name]
+        loaded, leaves_room = models.load(one, progress, beside)
+        sampling = None
+        if isinstance(loaded, Session):
+            sampling = _sampling(models.settings(one).generate, loaded.chat_sampling)
+        return LoadedModel(loaded, sampling, leaves_room)
+
+    return load
 
 
 def _name(args: argparse.Namespace) -> str | None:

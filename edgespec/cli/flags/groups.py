@@ -36,15 +36,24 @@ def flag(group: _ArgumentGroup | ArgumentParser, spelling: str, text: str, **mor
     group.add_argument(*flags, help=text.replace("%", "%%"), **given | more)
 
 
-def add_models(parser: ArgumentParser, tuning: bool = False) -> None:
-    """Flags for models. With `tuning`, several drafts may be given and presets are not used."""
+def add_models(parser: ArgumentParser, tuning: bool = False, several: bool = False) -> None:
+    """Flags for models. With `tuning`, several drafts may be given and presets are not used; with
+    `several`, several targets and folders of them."""
     group = parser.add_argument_group("models")
     flag(
         group,
         "-m --model FILE",
         "target model: a GGUF file, an ONNX model's folder, or a name from `edgespec models "
-        "list` (default: the pair that comes with edgespec)",
+        "list` (default: the pair that comes with edgespec)"
+        + ("; may be given several times: requests name the one that they want" if several else ""),
+        **({"action": "append"} if several else {}),
     )
+    if several:
+        flag(
+            group,
+            "--models-dir DIR",
+            "folder of models, of which requests name one; each is loaded when it is asked for",
+        )
     flag(
         group,
         "-md --model-draft FILE",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.files.regular import open_regular
@@ -19,6 +19,7 @@ from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
+from edgespec_runtimes.gguf.file.architectures import turns_texts_into_vectors
 from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import GgufFile, is_gguf, read_header
 from edgespec_runtimes.gguf.file.heads import is_head
@@ -28,6 +29,9 @@ from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
+
+if TYPE_CHECKING:
+    from edgespec_runtimes.gguf.embedder import PreparedGgufEmbedder
 
 HYPERPARAMETERS_BYTES = 1 << 20
 """Size of a file's beginning that has its hyperparameters, which precede the vocabulary."""
@@ -104,6 +108,16 @@ class GgufRuntime:
         else:
             packs = Finding("libraries", "packed weights", packing.found, "note", packing.advice)
         return [Finding("libraries", "llama-cpp-python", library), packs, found, servers]
+
+    def embeds(self, path: Path) -> bool:
+        return turns_texts_into_vectors(read_header(path))
+
+    def prepare_embedder(self, request: ModelRequest) -> PreparedGgufEmbedder:
+        from edgespec_runtimes.gguf.embedder import PreparedGgufEmbedder
+
+        header = read_header(request.path)
+        validate(header, embeds=True)
+        return PreparedGgufEmbedder(request, header)
 
     def guesses_itself(self, path: Path) -> bool:
         try:

@@ -21,8 +21,13 @@ class _Purpose:
 
 EMBEDDING = _Purpose(
     "turns texts into vectors and writes none",
-    "name a model that generates text, and use this one with an embedding server",
+    "name a model that generates text, and use this one with `edgespec serve` for /v1/embeddings "
+    "or edgespec.load_embedder",
 )
+RANKING = _Purpose(
+    "scores pairs of texts, for which edgespec has no request", "name an embedding model"
+)
+TEXT = _Purpose("generates text and says of no vectors", "name an embedding model")
 ENCODER = _Purpose(
     "reads its prompt with an encoder of its own, for which edgespec has no pass",
     "name a decoder-only model, or run this one with llama.cpp",
@@ -77,8 +82,8 @@ PURPOSES: dict[str, _Purpose] = {
 }
 """Purposes of unsupported architectures."""
 
-NO_POOLING = 0
-POOLINGS = {1: "mean", 2: "CLS", 3: "last token", 4: "rank"}
+NO_POOLING, RANK = 0, 4
+POOLINGS = {1: "mean", 2: "CLS", 3: "last token", RANK: "rank"}
 
 
 def check_purpose(header: GgufFile) -> None:
@@ -88,9 +93,40 @@ def check_purpose(header: GgufFile) -> None:
         raise unfit(header, PURPOSES[name])
     if header.metadata.get(header.key("attention.causal")) is False:
         raise unfit(header, EMBEDDING, "its attention is not causal")
-    pooling = header.integer(header.key("pooling_type"), NO_POOLING)
+    pooling = _pooling(header)
     if pooling in POOLINGS:
         raise unfit(header, EMBEDDING, f"it pools its outputs: {POOLINGS[pooling]}")
+
+
+def turns_texts_into_vectors(header: GgufFile) -> bool:
+    """True for an embedding model: by its architecture, its attention, or its pooling."""
+    purpose = PURPOSES.get(header.architecture)
+    return purpose is EMBEDDING or (
+        purpose is None
+        and (
+            header.metadata.get(header.key("attention.causal")) is False
+            or _pooling(header) in POOLINGS
+        )
+    )
+
+
+def check_embeds(header: GgufFile) -> None:
+    """Raise ModelError for a model that does not turn each text into one vector."""
+    purpose = PURPOSES.get(header.architecture, TEXT)
+    if not turns_texts_into_vectors(header):
+        raise unfit(header, purpose)
+    pooling = _pooling(header)
+    if pooling == RANK:
+        raise unfit(header, RANKING)
+    if pooling not in POOLINGS:
+        raise ModelError(
+            f"{header.path} says no pooling ({header.key('pooling_type')}), which makes one vector "
+            "of a text: convert it again with one, or name another embedding model"
+        )
+
+
+def _pooling(header: GgufFile) -> int:
+    return header.integer(header.key("pooling_type"), NO_POOLING)
 
 
 def unfit(header: GgufFile, purpose: _Purpose, why: str = "") -> ModelError:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from edgespec.errors import ModelError
-from edgespec_runtimes.gguf.file.architectures import check_purpose
+from edgespec_runtimes.gguf.file.architectures import check_embeds, check_purpose
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.trimmed import is_trimmed, trimmed_shape
@@ -52,6 +52,8 @@ RECURRENT_WITHOUT_KV_HEADS = frozenset(
 (Kimi Delta Attention, arXiv 2510.26692)."""
 
 TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
+ENCODERS_TOKENIZERS = ("bert", "t5")
+"""Further tokenizers of embedding models."""
 BYTE_TOKEN = re.compile(rb"<0x[0-9A-F]{2}>")
 BYTE_TYPE = 6
 
@@ -78,13 +80,16 @@ BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
 """Spellings of byte tokens, for tokenizers that need a token for every byte."""
 
 
-def validate(header: GgufFile, as_draft: bool = False) -> None:
-    """Raise ModelError for a model on which llama.cpp would crash. Only a draft may be a head."""
+def validate(header: GgufFile, as_draft: bool = False, embeds: bool = False) -> None:
+    """Raise ModelError for a model on which llama.cpp would crash. Only a draft may be a head; with
+    `embeds`, the model must turn texts into vectors instead of writing them."""
     if not header.tensors:
         raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
     if not header.architecture:
         raise ModelError(f"{header.path}: general.architecture is empty")
-    if not (as_draft and is_head(header)):
+    if embeds:
+        check_embeds(header)
+    elif not (as_draft and is_head(header)):
         check_purpose(header)
     _check_depth(header)
     _check_experts(header)
@@ -95,7 +100,7 @@ def validate(header: GgufFile, as_draft: bool = False) -> None:
     if is_trimmed(header):
         trimmed_shape(header)
     else:
-        _check_vocabulary(header)
+        _check_vocabulary(header, (*TOKENIZERS, *ENCODERS_TOKENIZERS) if embeds else TOKENIZERS)
 
 
 def _check_depth(header: GgufFile) -> None:
@@ -199,11 +204,11 @@ def _check_tensor_types(header: GgufFile) -> None:
             raise _unusable(header, tensor, "there is no kernel for such weights")
 
 
-def _check_vocabulary(header: GgufFile) -> None:
+def _check_vocabulary(header: GgufFile, tokenizers: Sequence[str]) -> None:
     model = header.text("tokenizer.ggml.model")
-    if model not in TOKENIZERS:
+    if model not in tokenizers:
         raise ModelError(
-            f"{header.path}: tokenizer {model!r} is not supported, only {', '.join(TOKENIZERS)}"
+            f"{header.path}: tokenizer {model!r} is not supported, only {', '.join(tokenizers)}"
         )
     tokens = _strings(header, "tokenizer.ggml.tokens")
     texts = [

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
@@ -28,14 +29,17 @@ class MappedWeights:
         offloading: Callable[[], Offloading],
         stop: AbortFlag,
         mapping: Callable[[], AbstractContextManager[None]],
+        shape: ContextShape = segments.TRACED_SHAPE,
     ) -> None:
-        """`mapping` returns a context manager for each mapping, which measures its time."""
+        """`mapping` returns a context manager for each mapping, which measures its time. `shape` is
+        that of the context whose graph is traced."""
         self.is_lazy = True
         """True if the platform maps files without reading them."""
         self._header = header
         self._offloading = offloading
         self._stop = stop
         self._mapping = mapping
+        self._shape = shape
         self._model: loading.Model | None = None
 
     @cached_property
@@ -115,4 +119,4 @@ class MappedWeights:
 
     def _trace(self) -> list[segments.TracedWeight]:
         self._model, self.is_lazy = loading.load_mapped(self._header.path)
-        return segments.trace_weights(self._model, self._header, self._stop)
+        return segments.trace_weights(self._model, self._header, self._stop, self._shape)

@@ -88,7 +88,16 @@ class _Use:
     """For MUL_MAT_ID, the node with the chosen experts."""
 
 
-def trace_weights(model: loading.Model, header: GgufFile, stop: AbortFlag) -> list[TracedWeight]:
+TRACED_SHAPE = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
+"""The context whose graph is traced, of a model that writes."""
+
+
+def trace_weights(
+    model: loading.Model,
+    header: GgufFile,
+    stop: AbortFlag,
+    shape: contexts.ContextShape = TRACED_SHAPE,
+) -> list[TracedWeight]:
     """The weights that a pass reads, in the order of their products. Computes nothing.
 
     Embeddings tied to the output head are ordered as the head. llama.cpp calls the callback for the
@@ -121,7 +130,6 @@ def trace_weights(model: loading.Model, header: GgufFile, stop: AbortFlag) -> li
                 uses.setdefault(address, []).append(use)
         return False
 
-    shape = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
     stop.set()
     context = contexts.new_context(model, shape, watch, stop)
     try:

@@ -1,0 +1,245 @@
+"""The models that a server is told: their names and kinds, what they need, and how each is loaded.
+
+One list for the page, the routes and `batch`; the models share one budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec import runtimes
+from edgespec.cli.console import Console
+from edgespec.cli.invocation import CommandSettings, model_path, settings_from
+from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
+from edgespec.memory import heap, process, requests
+from edgespec.settings.config import DEFAULT_CTX_SIZE
+from edgespec.settings.units import format_size
+
+if TYPE_CHECKING:
+    from edgespec.memory.budget import MemoryPlan
+    from edgespec.ports import Progress
+    from edgespec.session.embedding import Embedder
+    from edgespec.session.session import Session
+
+MOST_BESIDE = 0.25
+"""Largest share of the budget that is kept for an embedding model beside another model."""
+_LATER_PART = "-of-"
+_FIRST_PART = "-00001-of-"
+_NO_MODELS = ("mmproj",)
+"""Beginnings of the names of files that belong to other models."""
+
+
+@dataclass(slots=True)
+class ListedModel:
+    """A model that the user named, or one of a folder."""
+
+    name: str
+    path: Path
+    embeds: bool = False
+    size_bytes: int = 0
+    smallest_bytes: int = 0
+    """The smallest budget that it can be loaded with; 0 if it cannot be planned."""
+    error: str | None = None
+    """Reason why it cannot be planned."""
+
+
+class ModelList:
+    """The models of a command line, each with the settings of its flags."""
+
+    def __init__(
+        self, args: argparse.Namespace, console: Console, template: str | None, **defaults: str
+    ) -> None:
+        """Find the models. Raises UsageError and ModelError."""
+        self._args = args
+        self._console = console
+        self._template = template
+        self._defaults = defaults
+        self._settings: dict[str, CommandSettings] = {}
+        for flag, name in (("-md", "draft"), ("-hfd", "hf_repo_draft"), ("--alias", "alias")):
+            if name in args:
+                raise UsageError(
+                    f"{flag} names something of one model, and several are served: leave it out"
+                )
+        found = dict(self._found())
+        if not found:
+            raise UsageError(f"--models-dir {args.models_dir}: there are no models in it")
+        self._plans: dict[str, MemoryPlan] = {}
+        """Plans of the embedding models with all weights in memory."""
+        self.models = tuple(ListedModel(name, path) for name, path in found.items())
+        for look in (self._look_at_kind, self._look_at_needs):
+            for model in self.models:
+                self._try(look, model)
+
+    @property
+    def first(self) -> ListedModel | None:
+        """The model that is loaded at the beginning: the first that -m names."""
+        return self.models[0] if "model" in self._args else None
+
+    def settings(self, model: ListedModel) -> CommandSettings:
+        """The settings of a model, those of the flags with its path."""
+        if model.name not in self._settings:
+            given = vars(self._args) | {"model": model.path, "most_body_bytes": self.body_bytes}
+            given.pop("models_dir", None)
+            if model.embeds:
+                given["no_draft"] = True
+            args = argparse.Namespace(**given)
+            self._settings[model.name] = settings_from(args, **self._defaults)
+        return self._settings[model.name]
+
+    @cached_property
+    def body_bytes(self) -> int:
+        """Size limit of a request's body, the same for all models."""
+        if given := getattr(self._args, "most_body_bytes", 0):
+            return int(given)
+        n_ctx = int(getattr(self._args, "ctx_size", 0) or DEFAULT_CTX_SIZE)
+        least = requests.EMBEDDING_BODY_BYTES if any(m.embeds for m in self.models) else 0
+        return max(least, requests.max_body_bytes(n_ctx))
+
+    @cached_property
+    def room_bytes(self) -> int:
+        """Memory that models which write leave to an embedding model; 0 if there is none, or if it
+        takes more than a quarter of the budget."""
+        if not any(not model.embeds for model in self.models):
+            return 0
+        return max((need for need in self._needs_beside.values()), default=0)
+
+    def fits_beside(self, model: ListedModel) -> bool:
+        """True if an embedding model can be in memory beside one that writes."""
+        return self.room_bytes > 0 and self._needs_beside.get(model.name, 0) > 0
+
+    def load(
+        self, model: ListedModel, progress: Progress, beside: bool = False
+    ) -> tuple[Session | Embedder, bool]:
+        """The loaded model, and true if it leaves room for one beside it. Raises the errors of
+        `edgespec.load`."""
+        from edgespec.session import embedding, session
+
+        settings = self.settings(model)
+        heap.trim_heap()
+        if model.embeds:
+            load = settings.load
+            if beside:
+                base_bytes = process.round_up_to_step(process.footprint_bytes())
+                load = load.model_copy(update={"memory_budget": base_bytes + self.room_bytes})
+            return embedding.load_embedder(load, progress), False
+        loaded, leaves_room = None, False
+        if self.room_bytes:
+            roomy = settings.load.model_copy(update={"beside_bytes": self.room_bytes})
+            try:
+                loaded, leaves_room = session.load(roomy, settings.engine, progress), True
+            except BudgetError:
+                heap.trim_heap()
+        if loaded is None:
+            loaded = session.load(settings.load, settings.engine, progress)
+        for note in loaded.plan.notes:
+            self._console.note(f"note: {note}")
+        loaded.use_chat_template(self._template)
+        return loaded, leaves_room
+
+    def _found(self) -> Iterator[tuple[str, Path]]:
+        """Names and paths, those of -m first."""
+        typed: Sequence[Any] = getattr(self._args, "model", ())
+        seen: dict[str, Path] = {}
+        for one in typed:
+            path, name = model_path(one), Path(one).name
+            if name in seen:
+                raise UsageError(f"-m {one}: {seen[name]} has the name {name}, too: rename one")
+            seen[name] = path
+            yield name, path
+        if "models_dir" in self._args:
+            for path in _models_in(Path(self._args.models_dir)):
+                name = path.stem if path.suffix == ".gguf" else path.name
+                if name not in seen and path not in seen.values():
+                    yield name, path
+
+    def _try(self, look: Callable[[ListedModel], None], model: ListedModel) -> None:
+        """Look at a model; one that cannot be used is listed with the reason, but for the first."""
+        if model.error is not None:
+            return
+        try:
+            look(model)
+        except (EdgespecError, OSError) as error:
+            if model is self.first:
+                raise
+            model.error = str(error)
+            self._console.note(f"note: {model.name} cannot be loaded: {error}")
+        finally:
+            heap.trim_heap()
+
+    def _look_at_kind(self, model: ListedModel) -> None:
+        model.embeds = runtimes.embeds(model.path)
+        model.size_bytes = _size(model.path)
+
+    def _look_at_needs(self, model: ListedModel) -> None:
+        from edgespec.session import embedding, session
+
+        settings = self.settings(model)
+        ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": 1})
+        if model.embeds:
+            planned = self._plans[model.name] = embedding.plan_embedder(ample)
+        else:
+            planned = session.plan(ample, settings.engine)
+        model.smallest_bytes = planned.smallest_bytes
+        budget_bytes = process.resolve_budget(settings.load.memory_budget)
+        if planned.smallest_bytes > budget_bytes:
+            raise BudgetError(
+                f"it needs at least {format_size(planned.smallest_bytes)}; the budget is "
+                f"{format_size(budget_bytes)}: raise --memory-budget or lower --ctx-size",
+                planned.smallest_bytes,
+            )
+
+    @cached_property
+    def _needs_beside(self) -> dict[str, int]:
+        """Bytes of the embedding models that may be beside another model, besides the process."""
+        if not self._plans:
+            return {}
+        settings = next(self.settings(m) for m in self.models if m.name in self._plans)
+        most = MOST_BESIDE * process.resolve_budget(settings.load.memory_budget)
+        needs = {
+            name: plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
+            for name, plan in self._plans.items()
+        }
+        return {name: need for name, need in needs.items() if need <= most}
+
+
+_PLENTY = 1 << 44
+"""A budget for everything."""
+
+
+def _models_in(folder: Path) -> Iterator[Path]:
+    """The models of a folder: GGUF files, and folders that a runtime recognises."""
+    if not folder.is_dir():
+        raise UsageError(f"--models-dir {folder} is not a folder")
+    for path in sorted(folder.iterdir()):
+        is_later = _LATER_PART in path.name and _FIRST_PART not in path.name
+        if is_later or path.name.startswith((*_NO_MODELS, ".")):
+            continue
+        if path.suffix == ".gguf":
+            yield path
+        elif path.is_dir():
+            inside = sorted(path.glob("*.gguf"))
+            first = [p for p in inside if not p.name.startswith(_NO_MODELS)]
+            if len(first) == 1 or any(_FIRST_PART in p.name for p in first):
+                yield first[0]
+            elif not inside and _is_model(path):
+                yield path
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        runtimes.find(folder)
+    except ModelError:
+        return False
+    return True
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    if _FIRST_PART in path.name:
+        files = list(path.parent.glob(path.name.replace("-00001-", "-*-")))
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,144 @@
+"""Requests to `/v1/embeddings` and their answers, in OpenAI's format. Knows no server."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+from pydantic import BeforeValidator, Field
+
+from edgespec.completions.requests import RequestError, RequestPart, validated
+from edgespec.errors import ContextOverflow
+from edgespec.values import ModelInfo
+
+MAX_TEXTS = 2048
+"""Most texts of a request, as OpenAI has it."""
+
+
+def _as_texts(value: object) -> object:
+    """The value as a list of texts; a single one is text or a list of tokens."""
+    is_list_of_texts = isinstance(value, list) and (not value or isinstance(value[0], str | list))
+    return value if is_list_of_texts else [value]
+
+
+class EmbeddingRequest(RequestPart):
+    """A request to `/v1/embeddings`."""
+
+    model: str | None = None
+    input: Annotated[
+        list[str | list[int]],
+        BeforeValidator(_as_texts),
+        Field(min_length=1, max_length=MAX_TEXTS),
+    ]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1)
+    """Length of a vector, which the model decides: any other number is refused."""
+    user: str | None = None
+    """Accepted, without effect."""
+
+    @classmethod
+    def parse(cls, content: object) -> EmbeddingRequest:
+        """The request in decoded JSON. Raises RequestError."""
+        return validated(cls, content)
+
+
+class TurnsIntoVectors(Protocol):
+    """Protocol of the embedding model that answers."""
+
+    @property
+    def target(self) -> ModelInfo: ...
+
+    @property
+    def n_values(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def vector(self, tokens: Sequence[int], normalize: bool = False) -> np.ndarray: ...
+
+
+class Embeddings:
+    """The vectors of a request's texts, of length 1, in the order of the texts.
+
+    They are kept as numbers of four bytes, and written piece by piece.
+    """
+
+    def __init__(
+        self,
+        embedder: TurnsIntoVectors,
+        model: str,
+        request: EmbeddingRequest,
+        max_bytes: int = 1 << 62,
+    ) -> None:
+        """Encode the texts; the vectors take at most `max_bytes`. Raises RequestError, and
+        ContextOverflow for a text that is too long."""
+        self._embedder = embedder
+        self._model = model
+        self._encoding = request.encoding_format
+        n_values, n_texts = embedder.n_values, len(request.input)
+        if request.dimensions not in (None, n_values):
+            raise RequestError(
+                f"dimensions: {model} gives vectors of {n_values} numbers, not "
+                f"{request.dimensions}: leave it out",
+                "dimensions",
+            )
+        if n_texts > (most := max_bytes // (4 * n_values)):
+            raise RequestError(
+                f"input: {n_texts:,} vectors of {n_values:,} numbers are more than an answer may "
+                f"hold: ask for at most {most:,} at once",
+                "input",
+            )
+        self._texts = [self._encoded(text, place) for place, text in enumerate(request.input)]
+        self._vectors: list[np.ndarray] = []
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(map(len, self._texts))
+
+    def compute(self) -> None:
+        """Compute the vectors. Raises Cancelled and WeightReadError."""
+        self._vectors = [self._embedder.vector(tokens, normalize=True) for tokens in self._texts]
+
+    def pieces(self) -> Iterator[str]:
+        """The answer as JSON, in pieces of one vector each."""
+        yield '{"object": "list", "data": ['
+        for index, vector in enumerate(self._vectors):
+            content = json.dumps(_formatted(vector, self._encoding))
+            yield (
+                f'{", " if index else ""}{{"object": "embedding", "index": {index}, '
+                f'"embedding": {content}}}'
+            )
+        usage = {"prompt_tokens": self.n_tokens, "total_tokens": self.n_tokens}
+        rest = json.dumps({"model": self._model, "usage": usage}, ensure_ascii=False)
+        yield f"], {rest[1:]}"
+
+    def _encoded(self, text: str | list[int], place: int) -> list[int]:
+        param = f"input.{place}"
+        if not text:
+            raise RequestError(f"{param} is empty: there is no vector of nothing", param)
+        target = self._embedder.target
+        try:
+            tokens = self._embedder.encode(text) if isinstance(text, str) else text
+            if len(tokens) > target.n_ctx:
+                raise ContextOverflow(target.n_ctx, len(tokens))
+        except ContextOverflow as error:
+            error.param = param
+            raise
+        if not tokens:
+            raise RequestError(f"{param} has no tokens: there is no vector of nothing", param)
+        for token in tokens:
+            if not 0 <= token < target.n_vocab:
+                raise RequestError(
+                    f"{param}: token {token} is unknown: tokens are 0 to {target.n_vocab - 1}",
+                    param,
+                )
+        return tokens
+
+
+def _formatted(vector: np.ndarray, encoding: str) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers

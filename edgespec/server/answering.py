@@ -1,0 +1,309 @@
+"""One request for generated text, from its body to the end of its answer.
+
+Waits for the model and for its turn, and streams or sends the answer. Knows HTTP and the queue;
+what is asked and answered are the protocols' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from edgespec.completions.answers import Answer
+from edgespec.completions.completion import Completion
+from edgespec.completions.decoding import decoded
+from edgespec.completions.protocols.dialect import Asked
+from edgespec.completions.refusals import Refusal
+from edgespec.errors import Cancelled
+from edgespec.memory import heap
+from edgespec.server.bodies import RequestBodies
+from edgespec.server.failures import Failures, detached
+from edgespec.server.hosting import HostedModel, ModelHost
+from edgespec.server.queueing import Queue, ServerFigures
+from edgespec.server.serving import Door, ServedText
+from edgespec.server.streaming import DONE, EventStream, event
+from edgespec.session.asynchronous import InThread, in_thread
+
+Handler = Callable[[Request], Awaitable[Response]]
+Preparation = tuple[Asked, Completion]
+"""A request that has been read, and its completion, which has not been started."""
+TOLD_S = 2.0
+"""Seconds between comments in a stream that tell how far the loading of its model is."""
+_WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(?=$|[,;])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request says about its model."""
+
+    model: HostedModel
+    streams: bool = False
+    wait_s: float | None = None
+    """Most seconds that the client waits for the model; None: as long as it takes."""
+
+
+def preferred_wait_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a client would wait, by the header `Prefer: wait=N` (RFC 7240)."""
+    found = _WAIT.search(headers.get("prefer", ""))
+    return float(found.group(1)) if found else None
+
+
+class Answers:
+    """Answers requests for text, as many at once as the queue has slots."""
+
+    def __init__(
+        self,
+        host: ModelHost,
+        bodies: RequestBodies,
+        queue: Queue,
+        figures: ServerFigures,
+        failures: Failures,
+        max_s: float | None = None,
+    ) -> None:
+        """An answer takes at most `max_s` seconds from its turn on."""
+        self._host = host
+        self._bodies = bodies
+        self._queue = queue
+        self._figures = figures
+        self._failures = failures
+        self._max_s = max_s
+        self._closing: set[asyncio.Future[None]] = set()
+        """Tasks that end generations; referenced here because event loops keep weak references."""
+
+    def handler(self, door: Door) -> Handler:
+        """The handler of a route."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await self._complete(request, door)
+            except ClientDisconnect:
+                raise
+            except Exception as error:  # noqa: BLE001 - every request gets a response
+                return self._failures.refuse(error, request, door.error)
+
+        return answer
+
+    async def wanted(
+        self, request: Request, body: bytearray, embeds: bool | None = False
+    ) -> Wanted:
+        """The model that a request names, of the kind that it asks for. Raises Refusal.
+
+        With one model, the body is not decoded for this.
+        """
+        wait_s = preferred_wait_s(request.headers)
+        if len(self._host.models) == 1:
+            return Wanted(self._host.named(None, embeds), wait_s=wait_s)
+
+        def read() -> tuple[str | None, bool]:
+            content = decoded(body)
+            fields = content if isinstance(content, Mapping) else {}
+            name = fields.get("model")
+            return name if isinstance(name, str) else None, fields.get("stream") is True
+
+        async with self._queue.preparing:
+            name, streams = await in_thread(read, lambda: None)
+        return Wanted(self._host.named(name, embeds), streams, wait_s)
+
+    async def _complete(self, request: Request, door: Door) -> Response:
+        async with AsyncExitStack() as stack:
+            body = await stack.enter_async_context(self._bodies.of(request))
+            stack.enter_context(self._queue.place())
+            one = _OneAnswer(self, request, body, door, stack)
+            async with _while_connected(request):
+                wanted = await self.wanted(request, body)
+                is_ready = self._host.is_ready(wanted.model)
+                if is_ready or not wanted.streams or wanted.wait_s is not None:
+                    seated = self._host.using(wanted.model, wanted.wait_s)
+                    one.served = await stack.enter_async_context(seated)
+                    # refuse an invalid request now, before it waits for its turn
+                    one.first = [await one.prepare()]
+                    if not one.first[0][0].streams:
+                        asked, completion = await one.begin()
+                        answer = await in_thread(completion.whole, completion.cancel)
+                        _check_end(completion)
+                        whole = asked.reply.whole(answer, completion)
+                        return JSONResponse(whole, headers=loading_time(wanted.model, is_ready))
+            one.stack = rest = stack.pop_all()
+        keep_closing = partial(self._keep_closing, request)
+        return EventStream(one.events(wanted.model), rest, keep_closing)
+
+    def _keep_closing(self, request: Request, closing: asyncio.Future[None]) -> None:
+        request.state.closing = closing
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+class _OneAnswer:
+    """The steps of answering one request; what it holds is in `stack`."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        request: Request,
+        body: bytearray,
+        door: Door,
+        stack: AsyncExitStack,
+    ) -> None:
+        self.stack = stack
+        self.served: ServedText | None = None
+        """The model; None until it is in memory."""
+        self.first: list[Preparation] = []
+        """The request as it was read on arrival, until its turn begins."""
+        self._answers = answers
+        self._request = request
+        self._body = body
+        self._door = door
+
+    async def prepare(self) -> Preparation:
+        """The validated request and its completion, not started; one at a time, to limit memory."""
+        served, queue, failures = self.served, self._answers._queue, self._answers._failures
+        assert served is not None
+        dialect = served.dialect(self._door)
+
+        def prepare() -> Preparation | Refusal:
+            try:
+                asked = dialect.read(decoded(self._body))
+                return asked, asked.start()
+            except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
+                return detached(failures.refusal_of(error, self._request))
+
+        def prepare_and_trim() -> Preparation | Refusal:
+            prepared = prepare()
+            heap.trim_heap()
+            return prepared
+
+        async with queue.preparing:
+            prepared = await in_thread(prepare_and_trim, lambda: None)
+        if isinstance(prepared, Refusal):
+            raise prepared
+        if queue.is_ending:
+            prepared[1].close()
+            raise Cancelled("the server is shutting down")
+        return prepared
+
+    async def begin(self) -> Preparation:
+        """The completion once its turn has come, which the stack ends.
+
+        A request that has to wait keeps only its body in memory.
+        """
+        queue, max_s, stack = self._answers._queue, self._answers._max_s, self.stack
+        asked, completion = self.first.pop() if self.first else await self.prepare()
+        turn = queue.turn(completion.pool_bytes)
+        if queue.is_busy(completion.pool_bytes):
+            completion.close()
+            del asked, completion
+            await stack.enter_async_context(turn)
+            asked, completion = await self.prepare()
+        else:
+            await stack.enter_async_context(turn)
+        stack.callback(_close, completion)
+        self._request.state.usage = completion.usage
+        if max_s is not None:
+            loop = asyncio.get_running_loop()
+            stack.callback(loop.call_later(max_s, completion.expire).cancel)
+        return asked, completion
+
+    async def events(self, model: HostedModel) -> AsyncGenerator[str]:
+        """Server-sent events of the answer, once its model is in memory and its turn has come."""
+        door, request = self._door, self._request
+        asked: Asked | None = None
+        try:
+            if self.served is None:
+                async for comment in self._loading(model):
+                    yield comment
+            asked, completion = await self.begin()
+            running = await self.stack.enter_async_context(InThread(completion))
+            async for chunk in _complete_chunks(running, completion):
+                for one in asked.reply.chunk(chunk, completion):
+                    yield event(one.content, one.name)
+            for one in asked.reply.end(completion):
+                yield event(one.content, one.name)
+        except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
+            refusal = self._answers._failures.refusal_of(error, request)
+            if asked is None:
+                name = "error" if door.names_events else None
+                yield event(door.error(refusal, request.state.request_id), name)
+            else:
+                for one in asked.reply.failed(refusal, request.state.request_id):
+                    yield event(one.content, one.name)
+        except (asyncio.CancelledError, GeneratorExit):
+            self._answers._figures.cancelled += 1
+            request.state.is_gone = True
+            raise
+        if not door.names_events:
+            yield DONE
+
+    async def _loading(self, model: HostedModel) -> AsyncIterator[str]:
+        """Comments of a stream until its model is in memory."""
+        host = self._answers._host
+        seating = asyncio.ensure_future(self.stack.enter_async_context(host.using(model)))
+        try:
+            while not (await asyncio.wait({seating}, timeout=TOLD_S))[0]:
+                yield f": {host.told_progress(model)}\n\n"
+        finally:
+            if not seating.done():
+                seating.cancel()
+                with suppress(asyncio.CancelledError):
+                    await seating
+        self.served = await seating
+
+
+def loading_time(model: HostedModel, was_ready: bool) -> dict[str, str]:
+    """Headers that tell how long the model was loaded for a request."""
+    return {} if was_ready else {"Server-Timing": f"load;dur={1000 * model.load_s:.0f}"}
+
+
+def _close(completion: Completion) -> None:
+    completion.close()
+    heap.trim_heap()  # a grammar may have taken megabytes
+
+
+@asynccontextmanager
+async def _while_connected(request: Request) -> AsyncIterator[None]:
+    """Cancel the block when the client disconnects, and raise ClientDisconnect."""
+
+    async def watch(block: asyncio.Timeout) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        block.reschedule(0)
+
+    block = asyncio.timeout(None)
+    try:
+        async with block:
+            task = asyncio.create_task(watch(block))
+            try:
+                yield
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+    except TimeoutError:
+        if not block.expired():
+            raise
+        raise ClientDisconnect from None
+
+
+def _check_end(completion: Completion) -> None:
+    """Raise Cancelled if the server cut the text short.
+
+    OpenAI's protocol has no finish reason for it, and clients must not take the text as complete.
+    """
+    if completion.is_cut:
+        raise Cancelled("the server is shutting down")
+
+
+async def _complete_chunks(
+    chunks: AsyncIterator[Answer], completion: Completion
+) -> AsyncIterator[Answer]:
+    """The chunks of a stream. Raises Cancelled instead of the last one if it was cut short."""
+    async for chunk in chunks:
+        if any(choice["finish_reason"] for choice in chunk["choices"]):
+            _check_end(completion)
+        yield chunk

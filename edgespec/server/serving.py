@@ -1,0 +1,166 @@
+"""Loaded models as the routes use them, and the protocols that they are asked in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.completions.answers import Answer, fingerprint
+from edgespec.completions.completion import OnResult
+from edgespec.completions.protocols.dialect import (
+    Dialect,
+    chat_dialect,
+    openai_error,
+    text_dialect,
+)
+from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
+from edgespec.completions.protocols.response_replies import responses_dialect, responses_error
+from edgespec.completions.protocols.stored_responses import StoredResponses
+from edgespec.completions.refusals import Refusal
+from edgespec.completions.service import Completions
+from edgespec.memory import requests
+from edgespec.session.embedding import Embedder
+from edgespec.session.session import Session
+from edgespec.values import ModelInfo, PagingStats
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """Limits of every answer, whatever its request asks for."""
+
+    max_tokens: int | None = None
+    """Most tokens; None: as many as fit into the context."""
+    max_s: float | None = None
+    """Most seconds from the turn of a request to the end of its answer; None: no limit."""
+    reasoning_tokens: int | None = None
+    """Most tokens of reasoning, unless a request names another number; None: no limit."""
+
+
+NO_LIMITS = AnswerLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A route that is answered with generated text: its protocol, whatever model answers."""
+
+    path: str
+    dialect: Callable[[Completions, StoredResponses], Dialect]
+    error: Callable[[Refusal, str], Answer] = openai_error
+    """The body of an error response, given the request's id."""
+    names_events: bool = True
+    """False if the events of a stream have no names, and `[DONE]` follows the last one."""
+
+
+DOORS = (
+    Door("/chat/completions", lambda one, _: chat_dialect(one), names_events=False),
+    Door("/completions", lambda one, _: text_dialect(one), names_events=False),
+    Door("/responses", responses_dialect, responses_error),
+    Door("/messages", lambda one, _: messages_dialect(one), messages_error),
+)
+
+
+class ServedText:
+    """A loaded model that writes texts."""
+
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        stored: StoredResponses,
+        on_result: OnResult,
+        n_at_once: Callable[[], int],
+        max_prompt_tokens: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        limits: AnswerLimits = NO_LIMITS,
+        leaves_room: bool = False,
+    ) -> None:
+        """`sampling` has defaults for requests; None: `session.chat_sampling`."""
+        self.name = name
+        self.session = session
+        self.tokenizer = session.tokenizer
+        self.leaves_room = leaves_room
+        self.completions = Completions(
+            session,
+            name,
+            max_prompt_tokens or session.target.n_ctx,
+            sampling=session.chat_sampling if sampling is None else sampling,
+            max_tokens=limits.max_tokens,
+            fingerprint=fingerprint(session.target),
+            max_logged_tokens=requests.max_answer_tokens,
+            max_characters=requests.MAX_ANSWER_CHARACTERS,
+            on_result=on_result,
+            n_at_once=n_at_once,
+            answer_bytes=requests.answer_bytes,
+            writes_ahead=True,
+            reasoning_budget=limits.reasoning_tokens,
+        )
+        self._dialects = {door.path: door.dialect(self.completions, stored) for door in DOORS}
+
+    @property
+    def target(self) -> ModelInfo:
+        return self.session.target
+
+    @property
+    def n_slots(self) -> int:
+        """Number of requests that are answered at once."""
+        return self.session.n_parallel
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory that grammars and large answers in use may take together; 0: not limited."""
+        return self.session.pool_bytes
+
+    @property
+    def paging(self) -> PagingStats:
+        return self.session.paging
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What a list of models tells of it while it is loaded."""
+        return {
+            "context_length": self.target.n_ctx,
+            "sampling": self.completions.sampling,
+            "chat": self.completions.chat_refusal is None,
+        }
+
+    def dialect(self, door: Door) -> Dialect:
+        """The protocol of a route, answered by this model."""
+        return self._dialects[door.path]
+
+    def cancel(self) -> None:
+        self.session.cancel()
+
+    def close(self) -> None:
+        self.session.close()
+
+
+class ServedVectors:
+    """A loaded embedding model."""
+
+    leaves_room = False
+    n_slots = 1
+    pool_bytes = 0
+
+    def __init__(self, embedder: Embedder, name: str) -> None:
+        self.name = name
+        self.embedder = embedder
+
+    @property
+    def target(self) -> ModelInfo:
+        return self.embedder.target
+
+    @property
+    def paging(self) -> PagingStats:
+        return self.embedder.paging
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What a list of models tells of it while it is loaded."""
+        return {"context_length": self.target.n_ctx, "dimensions": self.embedder.n_values}
+
+    def cancel(self) -> None:
+        self.embedder.cancel()
+
+    def close(self) -> None:
+        self.embedder.close()

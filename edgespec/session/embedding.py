@@ -1,0 +1,233 @@
+"""Embedding models, which turn texts into vectors, loaded under a memory budget.
+
+`load_embedder` returns an `Embedder`. Runtimes compute; `memory` divides the budget.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec import runtimes
+from edgespec.concurrency.owning import Closeable
+from edgespec.concurrency.worker import Worker
+from edgespec.engine.encoding import Encoder
+from edgespec.errors import BudgetError, ModelError, SessionClosed, UsageError
+from edgespec.memory import heap, process, requests
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.needs import plan_models
+from edgespec.memory.stable_count import stable_count
+from edgespec.ports import Progress, check_token
+from edgespec.ports.embedding import EmbeddingModel
+from edgespec.runtimes import ModelRequest, PreparedEmbedder
+from edgespec.session.given import checked
+from edgespec.session.reserving import REQUESTS
+from edgespec.settings import arguments
+from edgespec.settings.config import LoadSettings
+from edgespec.values import ModelInfo, PagingStats
+
+
+def load_embedder(
+    settings: LoadSettings | str | Path, progress: Progress | None = None
+) -> Embedder:
+    """Load an embedding model so that the process stays within the budget from now on.
+
+    A path or a name means default settings. Raises ModelError for a model that writes texts,
+    BudgetError or UsageError, and then leaves nothing open.
+    """
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker())
+        prepared = stack.enter_context(_Prepared(settings, progress))
+        plan = worker.run(prepared.plan, prepared.cancel)
+        model = worker.run(lambda: prepared.load(plan), prepared.cancel)
+        return Embedder(model, plan)
+
+
+def plan_embedder(settings: LoadSettings | str | Path) -> MemoryPlan:
+    """The memory plan of an embedding model, without reading weights. Raises the errors of
+    `load_embedder`."""
+    with Worker() as worker, _Prepared(settings, None) as prepared:
+        return worker.run(prepared.plan, prepared.cancel)
+
+
+class Embedder(Closeable):
+    """A loaded embedding model that any thread may use; close it to free memory and files.
+
+    `embed` and `create_embedding` are llama-cpp-python's; one text is computed at a time.
+    """
+
+    def __init__(self, model: EmbeddingModel, plan: MemoryPlan) -> None:
+        self.plan = plan
+        self._model = model
+        self._turn = threading.Lock()
+        self._is_closed = False
+        self._encoder = Encoder(model.vocabulary, model.info.n_ctx, nullcontext)
+
+    @property
+    def target(self) -> ModelInfo:
+        """Properties of the model; `n_ctx` is the longest text in tokens."""
+        return self._model.info
+
+    @property
+    def n_values(self) -> int:
+        """Length of a vector."""
+        return self._model.n_values
+
+    @property
+    def paging(self) -> PagingStats:
+        """Paging statistics since the model was loaded."""
+        return self._model.paging()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the tokens that the model puts around it.
+
+        Raises ContextOverflow for a text that is far longer than the context.
+        """
+        self._check_open()
+        return self._encoder.encode(arguments.text("text", text))
+
+    def vector(self, tokens: Sequence[int], normalize: bool = False) -> np.ndarray:
+        """The vector of a text's tokens, float32 [n_values]; of length 1 with `normalize`.
+
+        Raises UsageError for no tokens or unknown ones, and ContextOverflow.
+        """
+        for token in tokens:
+            check_token(token, self.target.n_vocab)
+        self._check_open()
+        with self._turn:
+            self._check_open()
+            vector = self._model.embed(tokens)
+        if normalize and (length := float(np.linalg.norm(vector))):
+            vector = vector / np.float32(length)
+        return vector
+
+    def embed(
+        self,
+        input: str | Sequence[str],  # noqa: A002 - llama-cpp-python's name
+        normalize: bool = False,
+    ) -> list[Any]:
+        """The vector of a text, or those of several, as lists of numbers.
+
+        `normalize` makes their length 1. A text longer than the context is refused, not truncated.
+        """
+        texts = [input] if isinstance(input, str) else list(input)
+        vectors = [self.vector(self.encode(text), normalize).tolist() for text in texts]
+        return vectors[0] if isinstance(input, str) else vectors
+
+    def create_embedding(
+        self,
+        input: str | Sequence[str],  # noqa: A002 - llama-cpp-python's name
+        model: str | None = None,
+    ) -> dict[str, Any]:
+        """The vectors of texts in OpenAI's format, as llama-cpp-python's method has it."""
+        texts = [input] if isinstance(input, str) else list(input)
+        tokens = [self.encode(text) for text in texts]
+        data = [
+            {"object": "embedding", "embedding": self.vector(one).tolist(), "index": index}
+            for index, one in enumerate(tokens)
+        ]
+        n_tokens = sum(map(len, tokens))
+        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+        return {
+            "object": "list",
+            "data": data,
+            "model": model or self.target.name,
+            "usage": usage,
+        }
+
+    def cancel(self) -> None:
+        """Make the running computation raise Cancelled; from any thread."""
+        self._model.cancel()
+
+    def close(self) -> None:
+        """End the running computation and free everything. Idempotent."""
+        self._is_closed = True
+        self._model.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SessionClosed("the embedding model is closed")
+
+
+class _Prepared(Closeable):
+    """The steps of loading an embedding model."""
+
+    def __init__(self, settings: LoadSettings | str | Path, progress: Progress | None) -> None:
+        self._settings, _, self._progress = checked(settings, None, progress)
+        if self._settings.draft is not None:
+            raise UsageError(
+                f"{self._settings.model.name} turns texts into vectors, so that nothing is guessed:"
+                " leave the draft out"
+            )
+        self._model: PreparedEmbedder | None = None
+
+    def plan(self) -> MemoryPlan:
+        settings = self._settings
+        budget_bytes = process.resolve_budget(settings.memory_budget)
+        runtime = runtimes.find(settings.model)
+        if not isinstance(runtime, runtimes.Embeds):
+            raise ModelError(
+                f"{settings.model} cannot be used for vectors: {runtime.name} models write texts"
+            )
+        self._model = runtime.prepare_embedder(
+            ModelRequest(
+                path=settings.model,
+                owner="target",
+                ctx_size=settings.ctx_size,
+                max_nodes=1,
+                max_branches=1,
+                n_threads=settings.threads or process.usable_cores(),
+                budget_bytes=budget_bytes,
+                options=settings.options.get(runtime.name),
+            )
+        )
+        needs = self._model.needs()
+        heap.trim_heap_top()
+        footprint_bytes = stable_count(process.footprint_bytes())
+        try:
+            return plan_models(
+                budget_bytes,
+                process.round_up_to_step(footprint_bytes),
+                needs,
+                score=lambda plan: plan.pinned_bytes,
+                enforced=self._model.enforced,
+                largest_process_bytes=process.round_up_to_step(
+                    footprint_bytes + process.PROCESS_SPREAD_BYTES
+                ),
+                others=self._others(),
+            )
+        except BudgetError as error:
+            chosen = process.auto_note(budget_bytes, settings.memory_budget)
+            raise BudgetError("; ".join([str(error), *chosen]), error.smallest_bytes) from error
+
+    def load(self, plan: MemoryPlan) -> EmbeddingModel:
+        assert self._model is not None
+        return self._model.load(plan, self._progress)
+
+    def cancel(self) -> None:
+        if self._model is not None:
+            self._model.cancel()
+
+    def close(self) -> None:
+        if self._model is not None:
+            self._model.close()
+
+    def _others(self) -> list[MemoryRow]:
+        """Rows of a server's requests, one at a time, and the vectors of an answer."""
+        if self._settings.most_body_bytes is None:
+            return []
+        assert self._model is not None
+        body_bytes = self._settings.most_body_bytes or max(
+            requests.EMBEDDING_BODY_BYTES, requests.max_body_bytes(self._model.info.n_ctx)
+        )
+        nbytes = requests.bytes_needed(body_bytes, body_bytes) + requests.ANSWER_BYTES
+        return [MemoryRow("process", REQUESTS, nbytes)]

@@ -1,0 +1,260 @@
+"""Embedding models on llama.cpp: each text is one pass, whose pooled output is its vector.
+
+Weights are paged as a target's are: pinned where memory is left, streamed otherwise. One text a
+pass, so that a vector depends on its text alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import llama_cpp.llama_cpp as lib
+import numpy as np
+
+from edgespec.concurrency.owning import close_all
+from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
+from edgespec.memory.adjusting import shares_of
+from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.paging.reader import DirectReader
+from edgespec.ports import Progress
+from edgespec.runtimes import ModelRequest
+from edgespec.values import ModelInfo, PagingStats
+from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
+from edgespec_runtimes.gguf.file.header import GgufFile
+from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
+from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
+from edgespec_runtimes.gguf.options import GgufOptions
+from edgespec_runtimes.gguf.weights import row_tables
+from edgespec_runtimes.gguf.weights.experts import expert_sizes
+from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
+from edgespec_runtimes.gguf.weights.offloading import Offloading
+from edgespec_runtimes.gguf.weights.packing import packed_matrices
+from edgespec_runtimes.gguf.weights.paged import PagedWeights
+
+MAX_CTX = 512
+"""Longest text unless a longer context is asked for, as in llama.cpp: buffers grow with its
+square."""
+_ABORTED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingShape(contexts.ContextShape):
+    """The settings of a context that pools its outputs; a text is one batch."""
+
+    def params(self) -> Any:
+        params = contexts.ContextShape.params(self)
+        params.embeddings = True
+        params.n_seq_max = 1
+        params.n_outputs_max = params.n_batch
+        return params
+
+
+class PreparedGgufEmbedder:
+    """A prepared embedding model; implements `PreparedEmbedder`."""
+
+    def __init__(self, request: ModelRequest, header: GgufFile) -> None:
+        options = GgufOptions.of(request.options)
+        if options.gpu_layers_of("target") or options.servers_of("target"):
+            raise UsageError(
+                f"{request.path.name} turns texts into vectors, which the CPU computes: leave out "
+                "-ngl and --rpc"
+            )
+        self._request = request
+        self._header = header
+        self._stop = AbortFlag()
+        model = loading.load_sizes_only(header.path)
+        try:
+            self.info = self._describe(model)
+            self._shape = EmbeddingShape(
+                n_ctx=self.info.n_ctx,
+                n_batch=self.info.n_ctx,
+                n_outputs=1,
+                n_branches=1,
+                n_threads=loading.useful_threads(header.weight_bytes, request.n_threads),
+                # attention rounds as in llama-cpp-python unless flash attention is asked for
+                flash_attn="on" if options.flash_attn == "on" else "off",
+            )
+            self._sizes = contexts.context_sizes(model, self._shape)
+            self._n_values = int(lib.llama_model_n_embd_out(model.handle))
+        finally:
+            model.close()
+        self._mapped = MappedWeights(
+            header,
+            Offloading,
+            self._stop,
+            partial(request.phase, "mapping", {}),
+            EmbeddingShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1),
+        )
+
+    @property
+    def enforced(self) -> bool:
+        return self._mapped.is_lazy
+
+    def needs(self) -> ModelNeeds:
+        tables = [weight for weight in self._mapped.traced if weight.looked_up]
+        n_rows = self._shape.largest_batch
+        embedding_bytes = sum(
+            row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in tables
+        )
+        paged = [
+            MemoryRow("target", "norms and other small tensors", self._mapped.unpaged_bytes),
+            MemoryRow("target", "embedding rows", embedding_bytes),
+        ]
+        if packed_matrices(self._header):
+            paged.append(MemoryRow("target", "copy of what is packed", PIECE_BYTES))
+        rows = (
+            MemoryRow("target", "KV cache", self._sizes.kv_bytes),
+            MemoryRow("target", "compute buffers", self._sizes.compute_bytes),
+            MemoryRow("target", "compute graphs", self._sizes.graph_bytes),
+            MemoryRow("target", "vectors", 4 * self._n_values * n_rows),
+        )
+        return ModelNeeds(
+            fixed=(),
+            batches=(BatchNeeds(self.info.n_ctx, rows),),
+            resident=None,
+            paged=tuple(paged),
+            cuts=tuple(
+                tuple(
+                    SegmentSize(group.segment.name, group.segment.nbytes, group.segment.slot_bytes)
+                    for group in groups
+                )
+                for groups in self._mapped.cuts
+            ),
+            experts=expert_sizes(self._mapped.mixtures),
+        )
+
+    def load(self, plan: MemoryPlan, progress: Progress | None = None) -> GgufEmbedder:
+        traced, mixtures = self._mapped.traced, self._mapped.mixtures
+        cuts = self._mapped.cuts
+        model = self._mapped.take_model()
+        weights = PagedWeights(
+            self._header,
+            partial(DirectReader, self._header.paths),
+            traced,
+            cuts,
+            shares_of(plan),
+            self._shape.largest_batch,
+            self._stop,
+            self._request.trace,
+            mixtures,
+            self._shape.n_threads,
+        )
+        try:
+            weights.fill(progress)
+            if self._stop.is_set():
+                raise Cancelled("loading was cancelled")
+            vocabulary = GgufVocabulary(model, self._header.token_table())
+            return GgufEmbedder(
+                model, self._shape, self.info, vocabulary, self._n_values, self._stop, weights
+            )
+        except BaseException:
+            close_all(weights.close, model.close)
+            raise
+
+    def cancel(self) -> None:
+        self._stop.set()
+
+    def close(self) -> None:
+        self._mapped.close()
+
+    def _describe(self, model: loading.Model) -> ModelInfo:
+        request = self._request
+        n_ctx = request.ctx_size or min(model.n_ctx_train, MAX_CTX)
+        if n_ctx > model.n_ctx_train:
+            raise UsageError(
+                f"--ctx-size {n_ctx:,} is more than the {model.n_ctx_train:,} tokens that "
+                f"{request.path.name} was trained on"
+            )
+        return ModelInfo(
+            name=self._header.name or request.path.stem,
+            architecture=self._header.architecture,
+            n_vocab=model.n_vocab,
+            n_ctx=n_ctx,
+            n_layers=model.n_layers,
+            size_bytes=self._header.weight_bytes,
+            prompt_batch=n_ctx,
+        )
+
+
+class GgufEmbedder:
+    """A loaded embedding model; implements `EmbeddingModel`."""
+
+    def __init__(
+        self,
+        model: loading.Model,
+        shape: EmbeddingShape,
+        info: ModelInfo,
+        vocabulary: GgufVocabulary,
+        n_values: int,
+        stop: AbortFlag,
+        weights: PagedWeights,
+    ) -> None:
+        self.info = info
+        self.vocabulary = vocabulary
+        self.n_values = n_values
+        self._model = model
+        self._stop = stop
+        self._weights = weights
+        self._context: Any = contexts.new_context(model, shape, weights.callback, stop)
+        self._batch = RowBatch(shape.n_batch, 1)
+
+    def embed(self, tokens: Sequence[int]) -> np.ndarray:
+        """The vector of a text, float32 [n_values], pooled as the model's file says."""
+        n_tokens = len(tokens)
+        if not n_tokens:
+            raise UsageError("the text has no tokens: there is no vector of nothing")
+        if n_tokens > self.info.n_ctx:
+            raise ContextOverflow(self.info.n_ctx, n_tokens)
+        rows = Rows([int(token) for token in tokens], [*range(n_tokens)], [[0]] * n_tokens)
+        with self._model.users.use(alone=True):
+            with self._pass():
+                lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+                self._batch.fill(rows, range(n_tokens))
+                code = self._batch.compute(self._context)
+            if self._stop.is_set() or code == _ABORTED:
+                self._stop.clear()
+                raise Cancelled("the model was asked to stop")
+            if code:
+                raise EdgespecError(f"llama.cpp failed to compute (code {code})")
+            pooled = lib.llama_get_embeddings_seq(self._context, 0)
+            address = ctypes.cast(pooled, ctypes.c_void_p).value
+            content: Any = (ctypes.c_float * self.n_values).from_address(address or 0)
+            return np.frombuffer(content, np.float32).copy()
+
+    def paging(self) -> PagingStats:
+        return self._weights.stats
+
+    def cancel(self) -> None:
+        self._stop.set()
+        self._weights.cancel()
+
+    def close(self) -> None:
+        """Cancel the running call, wait for it and free everything. Idempotent, from any thread."""
+        self._model.users.close(self.cancel, self._release)
+
+    def _release(self) -> None:
+        self._batch.free()
+        contexts.free(self._context)
+        close_all(self._model.close, self._weights.close)
+
+    @contextmanager
+    def _pass(self) -> Iterator[None]:
+        """Weights in place for a pass; raises what their reading raised."""
+        self._weights.begin_pass()
+        try:
+            yield
+        finally:
+            self._weights.end_pass()
+        if self._weights.failure is not None:
+            failure = self._weights.failure
+            self._stop.clear()
+            raise failure

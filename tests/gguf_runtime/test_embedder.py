@@ -1,0 +1,177 @@
+"""Embedding models: vectors equal llama.cpp's own, whatever the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec import runtimes
+from edgespec.errors import (
+    BudgetError,
+    ContextOverflow,
+    ModelError,
+    SessionClosed,
+    UsageError,
+)
+from edgespec.session.embedding import Embedder, load_embedder, plan_embedder
+from edgespec.settings.config import LoadSettings
+from embedding_files import CLS, LAST, MEAN, RANK, embedding_model, write_decoder, write_encoder
+from gguf_files import tiny_llama
+
+TEXTS = ("hello world, how are you?", "the quick brown fox " * 12, "x")
+BERT_LIKE = (
+    *("modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert"),
+    *("jina-bert-v3", "gemma-embedding", "llama-embed"),
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("embedding")
+    return {
+        "encoder": write_encoder(folder / "encoder.gguf"),
+        "decoder": write_decoder(folder / "decoder.gguf"),
+    }
+
+
+@pytest.fixture(scope="module", params=("encoder", "decoder"))
+def model(request: pytest.FixtureRequest, files: dict[str, Path]) -> Path:
+    return files[request.param]
+
+
+@pytest.fixture(scope="module")
+def encoder(files: dict[str, Path]) -> Iterator[Embedder]:
+    with load_embedder(files["encoder"]) as loaded:
+        yield loaded
+
+
+def llama_cpps_own(model: Path, **settings: object) -> np.ndarray:
+    llama = llama_cpp.Llama(
+        str(model), embedding=True, verbose=False, n_ctx=512, n_batch=512, n_ubatch=512, **settings
+    )
+    return np.array([llama.embed(text) for text in TEXTS], np.float32)
+
+
+@pytest.mark.parametrize("pooling", [MEAN, CLS, LAST])
+def test_vectors_are_llama_cpps_own_for_every_pooling(pooling: int, tmp_path: Path) -> None:
+    model = write_encoder(tmp_path / "model.gguf", pooling=pooling)
+    with load_embedder(model) as embedder:
+        assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(model)).all()
+
+
+def test_a_decoder_that_pools_has_llama_cpps_own_vectors(files: dict[str, Path]) -> None:
+    model = files["decoder"]
+    with load_embedder(model) as embedder:
+        assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(model)).all()
+
+
+def test_flash_attention_is_llama_cpps_own_too(files: dict[str, Path]) -> None:
+    model = files["encoder"]
+    with load_embedder(LoadSettings(model=model, flash_attn="on")) as embedder:
+        found = np.array(embedder.embed(TEXTS), np.float32)
+    assert (found == llama_cpps_own(model, flash_attn=True)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", BERT_LIKE)
+def test_every_architecture_has_llama_cpps_own_vectors(architecture: str, tmp_path: Path) -> None:
+    model = embedding_model(tmp_path / "model", architecture, MEAN).write(tmp_path / "model.gguf")
+    with load_embedder(model) as embedder:
+        assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(model)).all()
+
+
+def test_vectors_do_not_depend_on_the_budget(tmp_path: Path) -> None:
+    model = write_encoder(tmp_path / "model.gguf", feed_forward_length=8192)
+    with pytest.raises(BudgetError) as refused:
+        plan_embedder(LoadSettings(model=model, memory_budget=1 << 20))
+    with load_embedder(model) as embedder:
+        assert embedder.plan.streamed_bytes == 0
+        resident = embedder.embed(TEXTS)
+    least = refused.value.smallest_bytes
+    with load_embedder(LoadSettings(model=model, memory_budget=least)) as embedder:
+        assert embedder.plan.streamed_bytes > 0
+        assert embedder.embed(TEXTS) == resident
+        assert embedder.paging.passes == len(TEXTS)
+
+
+def test_a_budget_that_is_too_small_names_the_smallest(model: Path) -> None:
+    with pytest.raises(BudgetError, match=r"at least [0-9]+ MiB are needed") as refused:
+        load_embedder(LoadSettings(model=model, memory_budget=1 << 20))
+    assert refused.value.smallest_bytes
+
+
+def test_several_texts_have_the_vectors_of_each(encoder: Embedder) -> None:
+    assert encoder.embed(TEXTS) == [encoder.embed(text) for text in TEXTS]
+
+
+def test_a_normalised_vector_has_length_one(encoder: Embedder) -> None:
+    assert np.linalg.norm(encoder.embed("hello", normalize=True)) == pytest.approx(1, abs=1e-6)
+
+
+def test_create_embedding_has_openais_form(encoder: Embedder) -> None:
+    answer = encoder.create_embedding(["hello", "x"])
+    n_tokens = len(encoder.encode("hello")) + len(encoder.encode("x"))
+    assert [one["index"] for one in answer["data"]] == [0, 1]
+    assert answer["data"][1]["embedding"] == encoder.embed("x")
+    assert answer["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+
+
+def test_a_text_longer_than_the_context_is_refused(encoder: Embedder) -> None:
+    with pytest.raises(ContextOverflow, match="512"):
+        encoder.embed("a b c " * 300)
+
+
+def test_a_text_of_no_tokens_is_refused(encoder: Embedder) -> None:
+    with pytest.raises(UsageError, match="no tokens"):
+        encoder.vector([])
+
+
+def test_unknown_tokens_are_refused(encoder: Embedder) -> None:
+    with pytest.raises(UsageError, match="unknown"):
+        encoder.vector([1 << 20])
+
+
+def test_a_closed_embedder_refuses_texts(files: dict[str, Path]) -> None:
+    with load_embedder(files["encoder"]) as embedder:
+        pass
+    with pytest.raises(SessionClosed):
+        embedder.embed("hello")
+
+
+def test_a_model_that_writes_is_no_embedder(tmp_path: Path) -> None:
+    model = tiny_llama().write(tmp_path / "writes.gguf")
+    assert not runtimes.embeds(model)
+    with pytest.raises(ModelError, match="name an embedding model"):
+        load_embedder(model)
+
+
+def test_an_embedder_is_no_target_and_the_error_says_what_to_use(model: Path) -> None:
+    assert runtimes.embeds(model)
+    with pytest.raises(ModelError, match="load_embedder"):
+        edgespec.load(str(model))
+
+
+def test_a_reranker_is_refused(tmp_path: Path) -> None:
+    model = write_encoder(tmp_path / "model.gguf", pooling=RANK)
+    with pytest.raises(ModelError, match="scores pairs"):
+        load_embedder(model)
+
+
+def test_a_draft_is_refused(files: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="leave the draft out"):
+        load_embedder(LoadSettings(model=files["encoder"], draft=files["decoder"]))
+
+
+def test_layers_on_a_gpu_are_refused(files: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="leave out -ngl"):
+        load_embedder(LoadSettings(model=files["encoder"], n_gpu_layers=2))
+
+
+def test_a_context_beyond_the_trained_one_is_refused(files: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="was trained on"):
+        load_embedder(LoadSettings(model=files["encoder"], ctx_size=4096))

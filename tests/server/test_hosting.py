@@ -1,0 +1,319 @@
+"""Several models under one budget: who is in memory, and who waits. No model is real here."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from edgespec.completions.refusals import Refusal
+from edgespec.errors import Cancelled, ModelError
+from edgespec.server.hosting import HostedModel, ModelHost
+from edgespec.values import PagingStats
+
+
+@dataclass(eq=False)
+class FakeServed:
+    name: str
+    world: World
+    leaves_room: bool = True
+    paging: PagingStats = field(default_factory=lambda: PagingStats(passes=1, bytes_read=10))
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def close(self) -> None:
+        self.world.in_memory.remove(self.name)
+        self.world.events.append(f"-{self.name}")
+
+
+class World:
+    """Two models that write and one that embeds; remembers what is loaded and unloaded."""
+
+    def __init__(self, leaves_room: bool = True) -> None:
+        self.a, self.b = HostedModel("a.gguf"), HostedModel("b.gguf")
+        self.vectors = HostedModel("v.gguf", embeds=True, fits_beside=True)
+        self.in_memory: list[str] = []
+        self.events: list[str] = []
+        self.told: list[str] = []
+        self.fails: dict[str, Exception] = {}
+        self.holds_loading: threading.Event | None = None
+        self.leaves_room = leaves_room
+        self.host = ModelHost(
+            (self.a, self.b, self.vectors), self._load, lambda one: self.told.append(one.name)
+        )
+
+    def _load(self, model: HostedModel, beside: bool, progress: Callable) -> FakeServed:
+        progress("reading weights", 0.25)
+        while self.holds_loading is not None and not self.holds_loading.wait(0.001):
+            progress("reading weights", 0.5)
+        if model.name in self.fails:
+            raise self.fails[model.name]
+        assert not self.in_memory or beside or self.in_memory == ["v.gguf"]
+        self.in_memory.append(model.name)
+        self.events.append(f"+{model.name}")
+        return FakeServed(model.name, self, self.leaves_room)
+
+    async def ask(self, model: HostedModel, held: asyncio.Event | None = None) -> str:
+        async with self.host.using(model) as served:
+            if held is not None:
+                await held.wait()
+            assert served.name in self.in_memory
+            self.events.append(f"={served.name}")
+            return served.name
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.host.close()
+    assert not made.in_memory
+
+
+def run(steps: Awaitable[None]) -> None:
+    asyncio.run(asyncio.wait_for(steps, 10))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+def test_the_model_that_is_asked_for_is_loaded_and_the_other_leaves_first(world: World) -> None:
+    async def steps() -> None:
+        await world.ask(world.a)
+        await world.ask(world.b)
+
+    run(steps())
+    assert world.events == ["+a.gguf", "=a.gguf", "-a.gguf", "+b.gguf", "=b.gguf"]
+    assert world.told == ["a.gguf", "b.gguf"]
+
+
+def test_a_model_leaves_only_after_the_requests_to_it(world: World) -> None:
+    async def steps() -> None:
+        held = asyncio.Event()
+        first = asyncio.ensure_future(world.ask(world.a, held))
+        await until(lambda: "+a.gguf" in world.events)
+        second = asyncio.ensure_future(world.ask(world.b))
+        await asyncio.sleep(0.01)
+        assert world.in_memory == ["a.gguf"]
+        held.set()
+        assert await first == "a.gguf"
+        assert await second == "b.gguf"
+
+    run(steps())
+
+
+def test_whoever_comes_behind_a_request_to_another_model_does_not_keep_it_waiting(
+    world: World,
+) -> None:
+    async def steps() -> None:
+        held = asyncio.Event()
+        first = asyncio.ensure_future(world.ask(world.a, held))
+        await until(lambda: "+a.gguf" in world.events)
+        second = asyncio.ensure_future(world.ask(world.b))
+        await asyncio.sleep(0)
+        third = asyncio.ensure_future(world.ask(world.a))
+        await asyncio.sleep(0)
+        held.set()
+        await asyncio.gather(first, second, third)
+
+    run(steps())
+    asked = [event for event in world.events if event.startswith("=")]
+    assert asked == ["=a.gguf", "=b.gguf", "=a.gguf"]
+
+
+def test_all_who_wait_for_a_model_are_answered_before_it_leaves_again(world: World) -> None:
+    async def steps() -> None:
+        await world.ask(world.a)
+        asked = (world.b, world.a, world.b, world.a)
+        await asyncio.gather(*(world.ask(model) for model in asked))
+
+    run(steps())
+    assert world.host.n_loads == 3
+
+
+def test_two_clients_that_ask_in_turn_are_both_answered(world: World) -> None:
+    async def client(model: HostedModel) -> None:
+        for _ in range(10):
+            assert await world.ask(model) == model.name
+
+    async def steps() -> None:
+        await asyncio.gather(client(world.a), client(world.b))
+
+    run(steps())
+
+
+def test_an_embedding_model_comes_beside_one_that_leaves_room(world: World) -> None:
+    async def steps() -> None:
+        await world.ask(world.a)
+        await world.ask(world.vectors)
+
+    run(steps())
+    assert world.in_memory == ["a.gguf", "v.gguf"]
+    assert world.told == ["a.gguf"]
+
+
+def test_an_embedding_model_comes_instead_of_one_that_leaves_no_room() -> None:
+    world = World(leaves_room=False)
+
+    async def steps() -> None:
+        await world.ask(world.a)
+        await world.ask(world.vectors)
+
+    run(steps())
+    assert world.in_memory == ["v.gguf"]
+    world.host.close()
+
+
+def test_what_is_beside_leaves_with_the_model(world: World) -> None:
+    async def steps() -> None:
+        await world.ask(world.a)
+        await world.ask(world.vectors)
+        await world.ask(world.b)
+
+    run(steps())
+    assert world.in_memory == ["b.gguf"]
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_for_its_requests_only(world: World) -> None:
+    world.fails["b.gguf"] = ModelError("b.gguf is damaged:\n download it again")
+
+    async def steps() -> None:
+        with pytest.raises(Refusal, match=r"cannot be loaded: b\.gguf is damaged: download") as e:
+            await world.ask(world.b)
+        assert e.value.status == 500
+        assert await world.ask(world.a) == "a.gguf"
+
+    run(steps())
+    assert world.host.state(world.b)["failed"]
+
+
+def test_a_model_that_failed_is_tried_again(world: World) -> None:
+    world.fails["b.gguf"] = ModelError("away")
+
+    async def steps() -> None:
+        with pytest.raises(Refusal):
+            await world.ask(world.b)
+        del world.fails["b.gguf"]
+        assert await world.ask(world.b) == "b.gguf"
+
+    run(steps())
+    assert world.host.state(world.b) == {"value": "loaded"}
+
+
+def test_nobody_leaves_for_a_model_that_is_known_not_to_work(world: World) -> None:
+    world.b.error, world.b.is_unusable = "needs 9 GiB", True
+
+    async def steps() -> None:
+        await world.ask(world.a)
+        with pytest.raises(Refusal, match="9 GiB"):
+            await world.ask(world.b)
+
+    run(steps())
+    assert world.in_memory == ["a.gguf"]
+
+
+def test_a_client_that_would_not_wait_is_told_when_to_come_again(world: World) -> None:
+    async def steps() -> None:
+        world.holds_loading = threading.Event()
+        with pytest.raises(Refusal) as refused:
+            async with world.host.using(world.a, 0):
+                pass
+        assert refused.value.status == 503
+        assert int(refused.value.headers["Retry-After"]) > 0
+        world.holds_loading.set()
+        assert await world.ask(world.a) == "a.gguf"  # it was loaded meanwhile
+
+    run(steps())
+    assert world.host.n_loads == 1
+
+
+def test_the_state_tells_the_progress_of_loading(world: World) -> None:
+    async def steps() -> None:
+        world.holds_loading = threading.Event()
+        asked = asyncio.ensure_future(world.ask(world.a))
+        await until(lambda: world.host.state(world.a).get("progress") == 0.5)
+        assert world.host.state(world.a)["value"] == "loading"
+        assert "50%" in world.host.told_progress(world.a)
+        world.holds_loading.set()
+        await asked
+
+    run(steps())
+
+
+def test_the_end_of_the_server_ends_loading(world: World) -> None:
+    async def steps() -> None:
+        world.holds_loading = threading.Event()
+        asked = asyncio.ensure_future(world.ask(world.a))
+        await until(lambda: world.host.state(world.a)["value"] == "loading")
+        world.host.stop()
+        with pytest.raises(Cancelled):
+            await asked
+
+    run(steps())
+    assert world.in_memory == []
+
+
+def test_a_request_that_is_given_up_while_it_waits_holds_nothing(world: World) -> None:
+    async def steps() -> None:
+        held = asyncio.Event()
+        first = asyncio.ensure_future(world.ask(world.a, held))
+        await until(lambda: "+a.gguf" in world.events)
+        second = asyncio.ensure_future(world.ask(world.b))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait({second})
+        held.set()
+        await first
+        assert await world.ask(world.a) == "a.gguf"
+
+    run(steps())
+    assert world.events.count("+a.gguf") == 1
+
+
+def test_figures_of_models_that_left_are_kept(world: World) -> None:
+    async def steps() -> None:
+        for model in (world.a, world.b, world.a):
+            await world.ask(model)
+
+    run(steps())
+    assert (world.host.paging.passes, world.host.paging.bytes_read) == (3, 30)
+
+
+@pytest.mark.parametrize("name", ["b.gguf", "b"])
+def test_a_name_may_leave_out_the_suffix(world: World, name: str) -> None:
+    assert world.host.named(name) is world.b
+
+
+def test_an_unknown_name_is_a_404_that_names_the_models(world: World) -> None:
+    with pytest.raises(Refusal, match=r"a\.gguf, b\.gguf, v\.gguf") as refused:
+        world.host.named("c")
+    assert refused.value.status == 404
+
+
+@pytest.mark.parametrize(("name", "embeds"), [("a", True), ("v", False)])
+def test_a_model_of_the_other_kind_is_refused(world: World, name: str, embeds: bool) -> None:
+    with pytest.raises(Refusal) as refused:
+        world.host.named(name, embeds)
+    assert refused.value.status == 400
+
+
+def test_without_a_name_the_loaded_model_is_asked(world: World) -> None:
+    run(_ask(world, world.b))
+    assert world.host.named(None, embeds=False) is world.b
+    assert world.host.named(None, embeds=True) is world.vectors
+
+
+async def _ask(world: World, model: HostedModel) -> None:
+    await world.ask(model)
+
+
+def test_a_servers_only_model_answers_to_every_name(world: World) -> None:
+    host = ModelHost((world.a,), world._load)
+    assert host.named("gpt-4o") is world.a

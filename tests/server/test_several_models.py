@@ -1,0 +1,218 @@
+"""A server of several models: two that write and one that embeds, as clients see it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import anthropic
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from edgespec.cli.console import Console
+from edgespec.cli.model_list import ModelList
+from edgespec.errors import BudgetError, UsageError
+from embedding_files import write_encoder
+from gguf_files import tiny_llama
+from server_running import serving_list
+
+BUDGET = "400MiB"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("models")
+    tiny_llama().write(found / "one.gguf")
+    tiny_llama().write(found / "two.gguf")
+    write_encoder(found / "vectors.gguf")
+    (found / "broken.gguf").write_bytes(b"GGUF, cut short")
+    (found / "mmproj-one.gguf").write_bytes(b"of another model")
+    return found
+
+
+def listed(**flags: object) -> ModelList:
+    args = Namespace(memory_budget=BUDGET, quiet=True, **flags)
+    return ModelList(args, Console(quiet=True), None, n_parallel="1")
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with serving_list(listed(models_dir=str(folder))) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def ask(url: str, model: str, **headers: str) -> httpx.Response:
+    body = {"model": model, "prompt": "one", "max_tokens": 2}
+    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+
+
+def test_the_list_has_all_models_with_what_they_need(url: str) -> None:
+    found = {one["id"]: one for one in httpx.get(f"{url}/v1/models").json()["data"]}
+    assert list(found) == ["broken", "one", "two", "vectors"]
+    assert found["vectors"]["kind"] == "embedding"
+    for name in ("one", "two", "vectors"):
+        assert found[name]["smallest_budget_bytes"] > found[name]["size_bytes"] > 0
+    assert found["broken"]["status"]["failed"]
+
+
+def test_each_request_is_answered_by_the_model_that_it_names(url: str) -> None:
+    for name in ("one", "two.gguf", "one"):
+        answer = ask(url, name)
+        assert answer.json()["model"] == name.removesuffix(".gguf")
+        state = httpx.get(f"{url}/v1/models/{name}").json()["status"]
+        assert state == {"value": "loaded"}
+
+
+def test_an_answer_tells_how_long_its_model_was_loaded(url: str) -> None:
+    ask(url, "one")
+    assert "load;dur=" in ask(url, "two").headers["Server-Timing"]
+    assert "Server-Timing" not in ask(url, "two").headers
+
+
+def test_a_client_that_prefers_not_to_wait_is_told_when_to_come_again(url: str) -> None:
+    ask(url, "one")
+    refused = ask(url, "two", Prefer="wait=0")
+    assert refused.status_code == 503
+    assert int(refused.headers["Retry-After"]) > 0
+    assert refused.json()["error"]["code"] == "loading"
+    assert ask(url, "two", Prefer="wait=60").status_code == 200
+
+
+def test_a_stream_waits_for_its_model(client: openai.OpenAI, url: str) -> None:
+    ask(url, "one")
+    chunks = client.completions.create(model="two", prompt="one", max_tokens=2, stream=True)
+    assert {chunk.model for chunk in chunks} == {"two"}
+
+
+def test_an_unknown_model_is_a_404_in_every_protocols_form(url: str) -> None:
+    for send in (
+        lambda c: c.chat.completions.create(model="x", messages=[{"role": "user", "content": ""}]),
+        lambda c: c.completions.create(model="x", prompt="one"),
+        lambda c: c.responses.create(model="x", input="one"),
+        lambda c: c.embeddings.create(model="x", input="one"),
+        lambda c: c.models.retrieve("x"),
+    ):
+        with (
+            openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client,
+            pytest.raises(openai.NotFoundError, match="no model 'x'"),
+        ):
+            send(client)
+    message = {"role": "user", "content": "one"}
+    with anthropic.Anthropic(base_url=url, api_key="none") as client:
+        with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+            client.messages.create(model="x", messages=[message], max_tokens=1)
+        with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+            client.messages.count_tokens(model="x", messages=[message])
+
+
+def test_a_broken_model_is_an_error_and_the_server_lives(url: str) -> None:
+    ask(url, "one")
+    refused = ask(url, "broken")
+    assert refused.status_code == 500
+    assert "\n" not in refused.json()["error"]["message"]
+    assert httpx.get(f"{url}/v1/models/one").json()["status"]["value"] == "loaded"
+
+
+def test_embeddings_are_of_length_one_and_the_same_in_both_formats(
+    client: openai.OpenAI, url: str
+) -> None:
+    texts = ["hello world", "a b c"]
+    floats = client.embeddings.create(model="vectors", input=texts, encoding_format="float")
+    decoded = client.embeddings.create(model="vectors", input=texts)  # base64 on the wire
+    assert [one.index for one in floats.data] == [0, 1]
+    assert [one.embedding for one in floats.data] == [one.embedding for one in decoded.data]
+    assert np.linalg.norm(floats.data[0].embedding) == pytest.approx(1, abs=1e-5)
+    assert floats.usage.prompt_tokens == floats.usage.total_tokens > 4
+    body = {"model": "vectors", "input": "hello world", "encoding_format": "base64"}
+    raw = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60).json()["data"][0]["embedding"]
+    values = np.frombuffer(base64.b64decode(raw), "<f4")
+    assert values.tolist() == floats.data[0].embedding
+
+
+def test_an_embedding_model_answers_beside_a_model_that_writes(url: str) -> None:
+    ask(url, "one")
+    body = {"model": "vectors", "input": [[2, 5, 3]]}
+    assert httpx.post(f"{url}/v1/embeddings", json=body, timeout=60).status_code == 200
+    assert "Server-Timing" not in ask(url, "one").headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input.0"),
+        ({"input": []}, "input"),
+        ({"input": ["hello", ""]}, "input.1"),
+        ({"input": "a " * 600}, "input.0"),
+        ({"input": [[1 << 30]]}, "input.0"),
+        ({"input": "hello", "dimensions": 7}, "dimensions"),
+        ({"input": "hello", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": ["x"] * 3000}, "input"),
+    ],
+)
+def test_a_wrong_request_for_vectors_names_its_field(
+    url: str, fields: dict[str, object], param: str
+) -> None:
+    refused = httpx.post(f"{url}/v1/embeddings", json={"model": "vectors", **fields}, timeout=60)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+
+
+def test_a_model_of_the_wrong_kind_is_refused(url: str) -> None:
+    assert ask(url, "vectors").json()["error"]["code"] == "wrong_kind_of_model"
+    body = {"model": "one", "input": "x"}
+    refused = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60)
+    assert refused.json()["error"]["code"] == "wrong_kind_of_model"
+
+
+def test_metrics_count_loads_over_all_models(url: str) -> None:
+    before = _loads(url)
+    ask(url, "one")
+    ask(url, "two")
+    assert _loads(url) > before
+
+
+def _loads(url: str) -> int:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return int(
+        next(line for line in lines if line.startswith("edgespec_model_loads_total ")).split()[1]
+    )
+
+
+def test_json_that_is_broken_is_refused_before_a_model_is_loaded(url: str) -> None:
+    refused = httpx.post(f"{url}/v1/completions", content=b'{"model": ', timeout=60)
+    assert refused.status_code == 400
+    assert "not JSON" in json.loads(refused.text)["error"]["message"]
+
+
+def test_flags_of_one_model_are_refused_with_several(folder: Path) -> None:
+    with pytest.raises(UsageError, match="--alias names something of one model"):
+        listed(models_dir=str(folder), alias="x")
+
+
+def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = tiny_llama().write(tmp_path / "one.gguf")
+    with pytest.raises(UsageError, match="rename one"):
+        listed(model=[str(folder / "one.gguf"), str(other)])
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no models"):
+        listed(models_dir=str(tmp_path))
+
+
+def test_the_first_model_that_is_named_has_to_fit(folder: Path) -> None:
+    args = Namespace(model=[str(folder / "one.gguf"), str(folder / "two.gguf")])
+    args.memory_budget, args.quiet = "20MiB", True
+    with pytest.raises(BudgetError, match="raise --memory-budget"):
+        ModelList(args, Console(quiet=True), None)
