@@ -1,8 +1,8 @@
 """The KV cache, with committed tokens and provisional tree nodes.
 
-Its layout is [layers, 2, tokens, heads, size]: the committed prefix first, then the provisional
-nodes in the order of their evaluation. A pass appends entries, a commit moves a few. Knows trees
-and slots, but not the graph that reads the entries.
+Slots of the committed prefix come first, then those of the provisional nodes in the order of their
+evaluation. A pass appends entries, a commit moves a few. Knows trees and slots, but not the graph
+that reads the entries.
 """
 
 from __future__ import annotations
@@ -24,19 +24,29 @@ KEY, VALUE = 0, 1
 
 
 class KeyValueCache(Closeable):
-    """A KV cache for `capacity` tokens, whose memory becomes resident where it is written."""
+    """A KV cache for `capacity` tokens, whose memory becomes resident where it is written.
 
-    def __init__(self, roles: Roles, capacity: int) -> None:
+    Its memory is [layers, 2, tokens, heads, size]. A cache that is shared with attention, which
+    appends to it by itself, is [layers, 2, heads, tokens, size].
+    """
+
+    def __init__(self, roles: Roles, capacity: int, is_shared: bool = False) -> None:
         kind = helper.tensor_dtype_to_np_dtype(roles.kv_kind)
-        shape = (roles.n_layers, 2, capacity, roles.kv_heads, roles.head_size)
-        self.entries: np.ndarray[Any, Any] = np.empty(shape, kind)
+        sizes = (roles.kv_heads, capacity) if is_shared else (capacity, roles.kv_heads)
+        memory = np.empty((roles.n_layers, 2, *sizes, roles.head_size), kind)
+        self.entries: np.ndarray[Any, Any] = memory.swapaxes(2, 3) if is_shared else memory
+        """The memory as [layers, 2, tokens, heads, size]."""
         layer_bytes, part_bytes, self._token_bytes = self.entries.strides[:3]
-        start = self.entries.ctypes.data
+        start = memory.ctypes.data
         self._starts = [
             [start + layer * layer_bytes + part * part_bytes for part in (KEY, VALUE)]
             for layer in range(roles.n_layers)
         ]
-        self._kind, self._token_shape = self.entries.dtype.type, shape[3:]
+        self._kind, self._token_shape = memory.dtype.type, self.entries.shape[3:]
+        self.is_shared = is_shared
+        whole = (1, *sizes, roles.head_size)
+        self.buffers = [[Bound(self._kind, whole, at) for at in starts] for starts in self._starts]
+        """All keys and all values of each layer, [1, heads, tokens, size] if shared."""
         self.n_committed = 0
         self._chains: dict[int, tuple[int, ...]] = {}
         """Slots from the root to each provisional node, by node key."""
@@ -126,14 +136,18 @@ class KeyValueCache(Closeable):
         self.extend(n_tokens)
 
     def blocks(self, n_tokens: int) -> Iterator[memoryview]:
-        """Memory of the first `n_tokens` slots, layer by layer, keys before values."""
+        """Memory of the first `n_tokens` slots, layer by layer, keys before values, and of a shared
+        cache head by head."""
         n_bytes = n_tokens * self._token_bytes
+        head_bytes, n_runs = self.entries.strides[3], self._token_shape[0] if self.is_shared else 1
         for start in (start for starts in self._starts for start in starts):
-            block: Any = (ctypes.c_uint8 * n_bytes).from_address(start)
-            yield memoryview(block).cast("B")
+            for run in range(n_runs):
+                block: Any = (ctypes.c_uint8 * n_bytes).from_address(start + run * head_bytes)
+                yield memoryview(block).cast("B")
 
     def close(self) -> None:
         self._chains.clear()
+        self.buffers = []
         self.entries = np.empty((0, 2, 0, 0, 0), self.entries.dtype)
 
     def _move(self, sources: Sequence[int], begin: int) -> None:

@@ -138,14 +138,18 @@ class Decoder(Closeable):
         cache, n_past, n_new = self.caches[batch.text], batch.n_past, batch.ids.shape[1]
         located = cache.located
         inputs: dict[str, Any] = dict(weights)
-        for short, layer, kind in wiring.past:
-            inputs[short] = located(layer, kind, 0, n_past)
         for short, name in wiring.fed:
             inputs[short] = values[name]
         outputs: dict[str, Bound | None] = {short: None for short, _ in wiring.passed}
         is_direct = batch.is_direct
-        for short, layer, kind in wiring.new:
-            outputs[short] = located(layer, kind, n_past, n_new, (1,)) if is_direct else None
+        if cache.is_shared:
+            inputs |= {short: cache.buffers[layer][kind] for short, layer, kind in wiring.past}
+            outputs |= {short: cache.buffers[layer][kind] for short, layer, kind in wiring.new}
+        else:
+            for short, layer, kind in wiring.past:
+                inputs[short] = located(layer, kind, 0, n_past)
+            for short, layer, kind in wiring.new:
+                outputs[short] = located(layer, kind, n_past, n_new, (1,)) if is_direct else None
         if wiring.logits:
             outputs[wiring.logits] = None
         results = session.run(inputs, outputs, self.stop)

@@ -363,7 +363,10 @@ class PreparedOnnx:
         decoder = Decoder(
             pieces,
             self._roles,
-            [KeyValueCache(self._roles, self._capacity) for _ in range(self.info.n_slots)],
+            [
+                KeyValueCache(self._roles, self._capacity, bool(fitted.buffer_tokens))
+                for _ in range(self.info.n_slots)
+            ],
             self._stop,
             session,
             weights,
@@ -387,6 +390,8 @@ class PreparedOnnx:
             "--ctx-size": str(self.info.n_ctx),
             "--provider": self._deployed.device.label,
         }
+        if self._deployed.fitted.buffer_tokens:
+            settings["order of the KV cache"] = "by heads"
         return StateOrigin(self._source.files, settings)
 
 

@@ -2,9 +2,10 @@
 
 An export reads the whole past of every row as [rows, heads, tokens, size] and returns it with the
 new tokens appended. The rewritten graph reads the cache in its own layout, [tokens, heads, size],
-returns only the new tokens, and computes logits only for selected tokens. If the graph accepts an
-attention mask, a whole tree is verified as one row; otherwise every branch is a row, and the graph
-gathers each row's past.
+returns only the new tokens, and computes logits only for selected tokens. Fused attention appends
+to the cache by itself, which is then a buffer [1, heads, tokens, size], fed as past and as present.
+If the graph accepts an attention mask, a whole tree is verified as one row; otherwise every branch
+is a row, and the graph gathers each row's past.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, Roles
-from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, Flow, angle_switch
+from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, Flow, angle_switch, reads
 from edgespec_runtimes.onnx.graph.layers import find_stages
 
 PAST_LENGTH, PAST_ROWS, LOGIT_ROWS = "edgespec.past_length", "edgespec.past_rows", "edgespec.logits"
 BIAS = "edgespec.attention_bias"
-_BIAS_INPUT, _POSITIONS_INPUT, _TABLES = 10, 9, slice(7, 9)
+_BIAS_INPUT, _POSITIONS_INPUT, _PAST, _TABLES = 10, 9, slice(3, 5), slice(7, 9)
 """Indices of inputs of GroupQueryAttention."""
+_PRESENT = slice(1, 3)
+"""Indices of its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +42,48 @@ class MaskForm:
 
 
 def past_name(layer: int, what: str) -> str:
-    """Name of the input with keys or values of the cache, [tokens, heads, size]."""
+    """Name of the input with keys or values of the cache, [tokens, heads, size], or a buffer."""
     return f"edgespec.past.{layer}.{what}"
 
 
 def new_name(layer: int, what: str) -> str:
-    """Name of the output with keys or values of new tokens, [rows, tokens, heads, size]."""
+    """Name of the output with keys or values of new tokens, [rows, tokens, heads, size], or the
+    buffer with them."""
     return f"edgespec.new.{layer}.{what}"
 
 
+def appends_in_place(model: onnx.ModelProto, roles: Roles) -> bool:
+    """True if every layer's past is only read by fused attention, which returns it as present.
+
+    The past may then be a buffer in which attention writes the new tokens, like onnxruntime-genai's
+    `past_present_share_buffer`.
+    """
+    flow = Flow(model)
+    for past, present in zip(roles.past, roles.present, strict=True):
+        users = {i for name in past for i in flow.consumers.get(name, ())}
+        nodes = [flow.nodes[i] for i in users]
+        if len(nodes) != 1 or nodes[0].op_type != FUSED_ATTENTION:
+            return False
+        if (*nodes[0].input[_PAST],) != past or (*nodes[0].output[_PRESENT],) != present:
+            return False
+        if sum((*reads(nodes[0]),).count(name) for name in past) != len(past):
+            return False
+        if any(name in flow.consumers for name in present):
+            return False
+    return True
+
+
 def rewritten(
-    model: onnx.ModelProto, roles: Roles, masks: Sequence[MaskForm], where: str
+    model: onnx.ModelProto,
+    roles: Roles,
+    masks: Sequence[MaskForm],
+    where: str,
+    buffer_tokens: int = 0,
 ) -> onnx.ModelProto:
-    """The graph on our cache with inputs for `masks`; without masks, every branch is a row."""
+    """The graph on our cache with inputs for `masks`; without masks, every branch is a row.
+
+    With `buffer_tokens`, attention appends to buffers of so many tokens.
+    """
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = result.graph
@@ -73,19 +105,26 @@ def rewritten(
     if switch := angle_switch(result):
         nodes[:0] = _switch_by_position(switch[0])
     nodes = _with_fitted_tables(nodes)
-    before, after = _on_our_cache(flow, roles, one_row=bool(masks))
+    after: list[NodeProto] = []
+    if buffer_tokens:
+        before = _on_buffers(nodes, roles)
+    else:
+        before, after = _on_our_cache(flow, roles, one_row=bool(masks))
     logits = next(v.type.tensor_type.elem_type for v in graph.output if v.name == LOGITS)
     names = [(i, what) for i in range(roles.n_layers) for what in ("key", "value")]
-    past = [roles.kv_heads, roles.head_size]
+    past: list[int | None] = [None, roles.kv_heads, roles.head_size]
+    appended = [None, *past]
+    if buffer_tokens:
+        past = appended = [1, roles.kv_heads, buffer_tokens, roles.head_size]
     feeds = [
         *(_value(name, TensorProto.INT64, [None, None]) for name in (IDS, MASK, POSITIONS)),
         _value(PAST_LENGTH, TensorProto.INT64, [1]),
         _value(PAST_ROWS, TensorProto.INT64, [None, None]),
         _value(LOGIT_ROWS, TensorProto.INT64, [None]),
         *(_value(mask.name, mask.kind, [1, 1, None, None]) for mask in masks),
-        *(_value(past_name(i, what), roles.kv_kind, [None, *past]) for i, what in names),
+        *(_value(past_name(i, what), roles.kv_kind, past) for i, what in names),
     ]
-    new = (_value(new_name(i, what), roles.kv_kind, [None, None, *past]) for i, what in names)
+    new = (_value(new_name(i, what), roles.kv_kind, appended) for i, what in names)
     _replace(graph.input, feeds)
     _replace(graph.output, [_value(LOGITS, logits, [None, None, roles.n_vocab]), *new])
     _replace(graph.node, [*before, *nodes, *after])
@@ -125,6 +164,22 @@ def _pick(hidden: str, chosen: str) -> list[NodeProto]:
         helper.make_node("Gather", [flat, LOGIT_ROWS], [picked], axis=0),
         helper.make_node("Unsqueeze", [picked, _ZERO], [chosen]),
     ]
+
+
+def _on_buffers(nodes: Iterable[NodeProto], roles: Roles) -> list[NodeProto]:
+    """Let attention return our buffers; returns nodes that feed them to it.
+
+    onnxruntime removes these nodes, so that attention gets the buffers themselves.
+    """
+    before, returned = [], {}
+    for i, (past, present) in enumerate(zip(roles.past, roles.present, strict=True)):
+        for what, fed, result in zip(("key", "value"), past, present, strict=True):
+            before.append(helper.make_node("Identity", [past_name(i, what)], [fed]))
+            returned[result] = new_name(i, what)
+    for node in nodes:
+        if node.op_type == FUSED_ATTENTION:
+            node.output[:] = [returned.get(name, name) for name in node.output]
+    return before
 
 
 def _on_our_cache(

@@ -16,12 +16,14 @@ from onnx import NodeProto, TensorProto, defs, helper, numpy_helper, shape_infer
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import LOGITS
-from edgespec_runtimes.onnx.graph.flow import Flow
+from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, Flow
 
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Shape", "Size", "Constant")
 """Operators whose outputs take no significant memory."""
 
 
+_PAST_KEYS = 3
+"""Index of an input of GroupQueryAttention."""
 MAX_CONSTANT_BYTES = 64 << 20
 """Size that a value of a fixed shape may have besides what it unpacks of the weights."""
 UNPACKED = 16
@@ -107,7 +109,8 @@ def peak_bytes(
 ) -> list[int]:
     """Peak memory of the intermediate values of each stage, when nodes run in order.
 
-    CPUs compute half precision in single precision, so such a value exists twice.
+    CPUs compute half precision in single precision, so such a value exists twice. Fused attention
+    returns buffers of ours in place of a present, and needs room for scores.
     """
     known = infer(flow.model, feeds)
     last_use = {name: max(users) for name, users in flow.consumers.items()}
@@ -118,7 +121,12 @@ def peak_bytes(
     for i, node in enumerate(flow.nodes):
         stage = stage_of[i]
         if i in fed and stage is not None and node.op_type not in _VIEWS:
+            is_fused = node.op_type == FUSED_ATTENTION
+            if is_fused:
+                peaks[stage] = max(peaks[stage], live[stage] + _score_bytes(node, known))
             for name in node.output:
+                if is_fused and name in flow.outputs:
+                    continue
                 described = known.get(name)
                 size = (described.nbytes if described else None) or 0
                 if described and described.kind == TensorProto.FLOAT16:
@@ -129,6 +137,16 @@ def peak_bytes(
         for ended, size in dying.pop(i, ()):
             live[ended] -= size
     return peaks
+
+
+def _score_bytes(node: NodeProto, known: Mapping[str, Described]) -> int:
+    """Bytes of fused attention's scores, [rows, heads, new tokens, past and new tokens]."""
+    ids, past = (known.get(name) for name in (node.input[0], node.input[_PAST_KEYS]))
+    if not (ids and past and ids.shape and past.shape and ids.nbytes and past.nbytes):
+        return 0
+    heads = next((item.i for item in node.attribute if item.name == "num_heads"), 1)
+    n_rows, n_new, n_past = ids.shape[0], ids.shape[1], past.shape[2]
+    return 4 * heads * (n_rows or 1) * (n_new or 1) * ((n_past or 0) + (n_new or 0))
 
 
 def _stand_ins(node: NodeProto, graph: onnx.GraphProto) -> Iterator[NodeProto]:

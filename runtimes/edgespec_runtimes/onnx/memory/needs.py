@@ -77,15 +77,20 @@ def batch_sizes(
     cut: Cut,
     request: ModelRequest,
     n_ctx: int,
+    buffer_tokens: int = 0,
 ) -> list[BatchSizes]:
-    """Possible sizes, largest first for each number of nodes; prompts round the same with all."""
+    """Possible sizes, largest first for each number of nodes; prompts round the same with all.
+
+    `buffer_tokens`: tokens of the buffers to which attention appends.
+    """
     flow = Flow(model)
     stage_of = find_stages(flow, roles, request.path.name).stage_of
 
     @cache
     def peaks(n_rows: int, n_new: int) -> list[int]:
         """Peak memory of each graph of the cut."""
-        by_stage = peak_bytes(flow, stage_of, feed_shapes(roles, masks, n_rows, n_new, n_ctx))
+        shapes = feed_shapes(roles, masks, n_rows, n_new, n_ctx, buffer_tokens)
+        by_stage = peak_bytes(flow, stage_of, shapes)
         found = [0] * len(cut.graphs)
         for piece in cut.pieces:
             found[piece.graph] = max(found[piece.graph], by_stage[piece.stage])
@@ -120,9 +125,14 @@ def _takes_padding(flow: Flow, roles: Roles) -> bool:
 
 
 def feed_shapes(
-    roles: Roles, masks: Sequence[MaskForm], n_rows: int, n_new: int, n_past: int
+    roles: Roles,
+    masks: Sequence[MaskForm],
+    n_rows: int,
+    n_new: int,
+    n_past: int,
+    buffer_tokens: int = 0,
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of all inputs for a batch of rows after `n_past` tokens."""
+    """Shapes of all inputs for a batch of rows after `n_past` tokens, which may be in buffers."""
     n_all = n_past + n_new
     shapes: dict[str, tuple[int, ...]] = {
         IDS: (n_rows, n_new),
@@ -133,7 +143,9 @@ def feed_shapes(
         LOGIT_ROWS: (1,),
     }
     shapes |= {mask.name: (1, 1, n_new, n_all) for mask in masks}
-    cache = (n_past, roles.kv_heads, roles.head_size)
+    cache: tuple[int, ...] = (n_past, roles.kv_heads, roles.head_size)
+    if buffer_tokens:
+        cache = (1, roles.kv_heads, buffer_tokens, roles.head_size)
     for layer in range(roles.n_layers):
         shapes |= {past_name(layer, what): cache for what in ("key", "value")}
     return shapes

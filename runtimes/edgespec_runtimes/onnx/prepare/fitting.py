@@ -16,7 +16,7 @@ from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, cut
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION
-from edgespec_runtimes.onnx.graph.rewriting import rewritten
+from edgespec_runtimes.onnx.graph.rewriting import appends_in_place, rewritten
 from edgespec_runtimes.onnx.graph.shapes import check_sizes, infer
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.ort.devices import Device
@@ -44,13 +44,18 @@ class FittedDecoder:
         self.refuses_masks = device.has_memory and _has(graph, [FUSED_ATTENTION])
         self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
         max_new = max(needs.CHUNKS[0], request.max_nodes)
-        sizes = sizes_to_compare(roles, self.masks, max_new, capacity)
-        self.model = folded(rewritten(graph, roles, self.masks, where), sizes)
+        in_place = bool(self.masks) and device.is_cpu and appends_in_place(graph, roles)
+        self.buffer_tokens = capacity if in_place else 0
+        """Tokens of the buffers to which attention appends by itself; 0 if it does not."""
+        sizes = sizes_to_compare(roles, self.masks, max_new, capacity, self.buffer_tokens)
+        self.model = folded(rewritten(graph, roles, self.masks, where, self.buffer_tokens), sizes)
         check_sizes(infer(self.model), roles.n_vocab, source.weight_bytes, where)
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
         self._cut = partial(cut, self.model, roles, shapes, where)
         self.cut = self._cut(converts_halves=not device.has_memory)
-        self.batches = needs.batch_sizes(self.model, roles, self.masks, self.cut, request, n_ctx)
+        self.batches = needs.batch_sizes(
+            self.model, roles, self.masks, self.cut, request, n_ctx, self.buffer_tokens
+        )
         most = request.budget_bytes or 1 << 62
         largest = [sizes for sizes in self.batches if sizes.max_nodes == request.max_nodes]
         self.sizes = largest[affordable([sizes.nbytes for sizes in largest], most)]

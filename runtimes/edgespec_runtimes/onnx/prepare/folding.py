@@ -30,13 +30,14 @@ ROUNDS = 3
 
 
 def sizes_to_compare(
-    roles: Roles, masks: Sequence[MaskForm], max_new: int, max_past: int
+    roles: Roles, masks: Sequence[MaskForm], max_new: int, max_past: int, buffer_tokens: int = 0
 ) -> list[dict[str, Shape]]:
     """Input shapes of a rewritten decoder for the smallest, the largest and a medium batch."""
     several = 1 if masks else 3
     sizes = ((1, 1, 0, 0), (several, 3, 7, 2), (1, max_new, max_past, max_new))
     return [
-        needs.feed_shapes(roles, masks, n_rows, n_new, n_past) | {LOGIT_ROWS: (n_chosen,)}
+        needs.feed_shapes(roles, masks, n_rows, n_new, n_past, buffer_tokens)
+        | {LOGIT_ROWS: (n_chosen,)}
         for n_rows, n_new, n_past, n_chosen in sizes
     ]
 

@@ -1,0 +1,89 @@
+"""Fused attention appends to the KV cache by itself, in buffers that stay where they are."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+import onnx
+
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.cache import KeyValueCache
+from edgespec_runtimes.onnx.files.roles import Roles, find_roles
+from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.graph.flow import simplified
+from edgespec_runtimes.onnx.graph.rewriting import appends_in_place, new_name, past_name
+from genai_models import ALL, GEMMA, LLAMA, QWEN
+from onnx_models import open_paged, open_resident, request
+from port_calls import prefill
+
+
+def decoder(path: Path) -> tuple[onnx.ModelProto, Roles]:
+    graph = simplified(read_source(path / "model.onnx").model, "it")
+    return graph, find_roles(graph.graph, "it")
+
+
+def about_the_cache(path: Path) -> set[str]:
+    """Operators that read the past, and those whose results are the new entries."""
+    prepared = runtime.prepare(request(path))
+    try:
+        nodes = prepared._deployed.fitted.model.graph.node
+    finally:
+        prepared.close()
+    past, new = past_name(0, "key"), new_name(0, "key")
+    return {node.op_type for node in nodes if past in node.input or new in node.output}
+
+
+@pytest.mark.parametrize("path", [LLAMA, QWEN], ids=lambda path: path.name)
+def test_a_graph_of_fused_attention_copies_no_cache(path: Path) -> None:
+    assert about_the_cache(path) == {"Identity", "GroupQueryAttention"}
+
+
+def test_a_window_in_the_context_reads_rows_of_the_cache() -> None:
+    assert about_the_cache(GEMMA) == {"Gather", "Transpose"}
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_what_a_builder_wrote_appends_in_place(path: Path) -> None:
+    assert appends_in_place(*decoder(path))
+
+
+def test_a_past_that_is_read_elsewhere_is_no_buffer() -> None:
+    """A graph that takes the number of tokens from its past would see the buffer's length."""
+    graph, roles = decoder(LLAMA)
+    graph.graph.node.add(op_type="Shape", input=[roles.past[1][0]], output=["length"])
+    assert not appends_in_place(graph, roles)
+
+
+def test_a_present_that_is_not_attentions_is_no_buffer() -> None:
+    graph, roles = decoder(LLAMA)
+    graph.graph.node.add(op_type="Identity", input=["another"], output=[roles.present[0][1]])
+    for node in graph.graph.node[:-1]:
+        names = {roles.present[0][1]: "another"}
+        node.output[:] = [names.get(name, name) for name in node.output]
+    assert not appends_in_place(graph, roles)
+
+
+def test_a_shared_cache_comes_back_from_its_blocks() -> None:
+    _, roles = decoder(LLAMA)
+    with KeyValueCache(roles, 8, is_shared=True) as one, KeyValueCache(roles, 8, True) as other:
+        one.entries[:] = np.random.default_rng(0).normal(size=one.entries.shape)
+        other.entries[:] = 0
+        for block, place in zip(one.blocks(5), other.blocks(5), strict=True):
+            place[:] = block
+        assert np.array_equal(other.entries[:, :, :5], one.entries[:, :, :5])
+        assert not other.entries[:, :, 5:].any()
+
+
+def test_texts_in_buffers_are_kept_alike_resident_and_paged() -> None:
+    with closing(open_resident(LLAMA)) as resident, closing(open_paged(LLAMA)) as paged:
+        kept = []
+        for model in (resident, paged):
+            prefill(model, [*range(20, 40)])
+            kept.append(model._caches[0].entries[:, :, :20].copy())
+        assert np.allclose(*kept, rtol=0, atol=1e-5)
