@@ -124,6 +124,7 @@ def test_a_turn_that_makes_a_text_long_is_guessed_at_as_a_long_one() -> None:
     assert alone / drafted >= 1.4
 
 
+@pytest.mark.slow
 def test_in_a_long_text_trees_of_any_fixed_size_are_not_faster() -> None:
     """Attention makes a row take a fifth of the reads: more guesses are more tokens a pass, and
     fewer tokens a second."""

@@ -84,7 +84,11 @@ class TestPagedGenaiModelKeepsThePagingContract(PagingContract):
         model.close()
 
 
-@pytest.mark.parametrize("share", [None, 0.6, 0.0], ids=["resident", "paged", "smallest"])
+@pytest.mark.parametrize(
+    "share",
+    [None, 0.6, pytest.param(0.0, marks=pytest.mark.slow)],
+    ids=["resident", "paged", "smallest"],
+)
 @pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name)
 def test_logits_of_single_tokens_equal_the_whole_models(
     folder: Path, share: float | None, tmp_path: Path
