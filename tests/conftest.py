@@ -48,9 +48,15 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def nothing_kept_yet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep learnt, tuned and prepared files of earlier runs and of other modules out of a module's
-    tests; commands that tests start are told so by the environment."""
+    tests; commands that tests start are told so by the environment. What llama.cpp's libraries can
+    do on this machine is tried once for all modules."""
+    folder = tmp_path_factory.mktemp("cache")
+    trials = tmp_path_factory.getbasetemp() / "trials of llama.cpp"
+    trials.mkdir(exist_ok=True)
+    (folder / "edgespec").mkdir()
+    (folder / "edgespec" / "llama.cpp").symlink_to(trials, target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
         yield
 
 

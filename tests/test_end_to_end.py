@@ -140,7 +140,7 @@ def test_the_kernel_counts_the_same_peak(big: Path, smallest: int) -> None:
 
 
 def tokens_of(*arguments: str | Path) -> list[int]:
-    tokens: list[int] = run_here(*of_text(*arguments)).json["tokens"]
+    tokens: list[int] = run_here(*of_text(*arguments, n=10)).json["tokens"]
     return tokens
 
 

@@ -34,6 +34,7 @@ ROUNDING = {LLAMA: 1e-4, GEMMA: 1e-4, QWEN: 0.2}
 level 4 activations are rounded to eight bits, and a last bit decides which way."""
 
 
+@pytest.mark.slow
 class TestLlamaKeepsTheContract(PortContract):
     atol = ROUNDING[LLAMA]
 
@@ -50,6 +51,7 @@ class TestPagedLlamaKeepsTheContract(PortContract):
         return lambda: open_paged(LLAMA)
 
 
+@pytest.mark.slow
 class TestGenaiFourBitsKeepTheContract(PortContract):
     atol = ROUNDING[QWEN]
 
