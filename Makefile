@@ -41,8 +41,9 @@ demo: $(READY)
 
 # A file's tests stay together: they share what they open. A worker that dies ends the run, which would
 # otherwise wait for ever for the files that it had done (pytest-xdist 3.8, issue 1378).
+TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 test: $(TESTABLE)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m "not slow"
+	$(TEST) -m "not slow"
 
 # The GGUF tests on a Vulkan device: without a GPU on Mesa's lavapipe, a driver that computes on the CPU.
 # ggml takes such a device only where it is asked for by number; fused kernels over two rows end Mesa 22.3.
@@ -60,7 +61,7 @@ check: $(TESTABLE)
 	$(BIN)/python tests/check_wheel.py
 	$(MAKE) docs
 	$(MAKE) test
-	$(BIN)/python -m pytest -m slow
+	$(TEST) -m slow
 
 # The site, in build/site; a dead link or a page that is missing fails.
 docs: $(DOCUMENTABLE)

@@ -1,8 +1,10 @@
 """Hypothesis draws the same examples everywhere, and no machine is too slow for them. What tests
 keep in the cache folder ends with them."""
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,18 +30,33 @@ settings.load_profile("edgespec")
 
 let_idle_threads_sleep(os.environ)  # workers outnumber cores
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import onnxruntime by themselves
+# without files of bytecode, a process that a test starts spends half of its time on compiling
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts what runs in the background deaf to Ctrl-C, and its children would be, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """Take modules and ten thousand tests out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def nothing_kept_yet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep learnt, tuned and prepared files of earlier runs and of other modules out of a module's
-    tests; commands that tests start are told so by the environment."""
+    tests; commands that tests start are told so by the environment. What llama.cpp's libraries can
+    do on this machine is tried once for all modules."""
+    folder = tmp_path_factory.mktemp("cache")
+    trials = tmp_path_factory.getbasetemp() / "trials of llama.cpp"
+    trials.mkdir(exist_ok=True)
+    (folder / "edgespec").mkdir()
+    (folder / "edgespec" / "llama.cpp").symlink_to(trials, target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
         yield
 
 

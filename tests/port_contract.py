@@ -27,6 +27,44 @@ from port_calls import evaluate, prefill
 TEXT = "Once there were two wolves, and the younger one asked: who told you that the moon is old?"
 
 
+def clear(model: LanguageModel) -> None:
+    """Empty all slots."""
+    for slot in range(model.info.n_slots):
+        model.truncate(0, slot)
+
+
+def parameters_of(request: pytest.FixtureRequest) -> str:
+    return repr(getattr(request.node, "callspec", None) and request.node.callspec.params)
+
+
+class KeptOpen:
+    """Models that tests of a class share, by the parameters of their factory."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, LanguageModel] = {}
+        self.n_committed_at_first: list[int] = []
+        """Committed tokens of the slots of every model that was opened."""
+
+    def model(
+        self, request: pytest.FixtureRequest, factory: Callable[[], LanguageModel]
+    ) -> LanguageModel:
+        """The open model of a test's parameters, with empty slots."""
+        kind = parameters_of(request)
+        if kind not in self._models:
+            opened = self._models[kind] = factory()
+            self.n_committed_at_first += map(opened.committed_of, range(opened.info.n_slots))
+        clear(self._models[kind])
+        return self._models[kind]
+
+    def give_away(self, model: LanguageModel) -> None:
+        """Leave a model to the caller, who closes it; the next test opens another."""
+        self._models = {kind: kept for kind, kept in self._models.items() if kept is not model}
+
+    def close(self) -> None:
+        for model in self._models.values():
+            model.close()
+
+
 class PortContract:
     atol: float = 0.0
     """Largest difference of logits when the same tokens are batched in another way."""
@@ -37,27 +75,21 @@ class PortContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def kept_open(cls) -> Iterator[dict[str, LanguageModel]]:
-        """Open models by the parameters of their factory."""
-        models: dict[str, LanguageModel] = {}
-        yield models
-        for model in models.values():
-            model.close()
+    def kept_open(cls) -> Iterator[KeptOpen]:
+        kept = KeptOpen()
+        yield kept
+        kept.close()
 
     @pytest.fixture
     def model(
         self,
         request: pytest.FixtureRequest,
-        kept_open: dict[str, LanguageModel],
+        kept_open: KeptOpen,
         model_factory: Callable[[], LanguageModel],
     ) -> LanguageModel:
         """A model with an empty KV cache. It is opened once, since most tests are shorter than
         opening."""
-        kind = repr(getattr(request.node, "callspec", None) and request.node.callspec.params)
-        if kind not in kept_open:
-            kept_open[kind] = model_factory()
-        self.clear(kept_open[kind])
-        return kept_open[kind]
+        return kept_open.model(request, model_factory)
 
     @pytest.fixture
     def tokens(self, model: LanguageModel) -> list[int]:
@@ -65,11 +97,6 @@ class PortContract:
         tokens = model.vocabulary.encode(TEXT)[:16]
         assert len(tokens) == 16
         return tokens
-
-    def clear(self, model: LanguageModel) -> None:
-        """Empty all slots."""
-        for slot in range(model.info.n_slots):
-            model.truncate(0, slot)
 
     def same(self, one: np.ndarray, other: np.ndarray) -> bool:
         return bool(np.allclose(one, other, rtol=0.0, atol=self.atol))
@@ -101,13 +128,10 @@ class PortContract:
     # The committed prefix
 
     def test_a_fresh_model_has_committed_nothing(
-        self, model_factory: Callable[[], LanguageModel]
+        self, model: LanguageModel, kept_open: KeptOpen
     ) -> None:
-        model = model_factory()
-        try:
-            assert model.committed_of(0) == 0
-        finally:
-            model.close()
+        assert kept_open.n_committed_at_first
+        assert not any(kept_open.n_committed_at_first)
 
     def test_prefill_appends_to_the_prefix(self, model: LanguageModel, tokens: list[int]) -> None:
         prefill(model, tokens[:5])
@@ -333,21 +357,25 @@ class PortContract:
         assert self.same(evaluate(model, TokenTree(tokens[9]), [ROOT])[0], expected)
 
     def test_closing_twice_is_closing_once(
-        self, model_factory: Callable[[], LanguageModel], tokens: list[int]
+        self,
+        request: pytest.FixtureRequest,
+        kept_open: KeptOpen,
+        model_factory: Callable[[], LanguageModel],
+        tokens: list[int],
     ) -> None:
         """Memory that was released may belong to another model by the second call."""
-        model = model_factory()
+        model = kept_open.model(request, model_factory)
+        kept_open.give_away(model)
         totals = model.paging()
         model.close()
         n_threads = threading.active_count()
         model.close()
         assert model.paging() == totals
         assert threading.active_count() == n_threads
-        another = model_factory()
+        another = kept_open.model(request, model_factory)
         model.close()
         prefill(another, tokens)
         assert another.committed_of(0) == len(tokens)
-        another.close()
 
 
 class SlotsContract(PortContract):
@@ -369,7 +397,7 @@ class SlotsContract(PortContract):
 
     def alone(self, model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
         """Logits after the last of `tokens` in slot 0, with nothing else in the model."""
-        self.clear(model)
+        clear(model)
         prefill(model, tokens[:-1])
         row: np.ndarray = evaluate(model, TokenTree(tokens[-1]), [ROOT])[0]
         model.truncate(0)

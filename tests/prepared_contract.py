@@ -120,28 +120,28 @@ class PreparedContract:
         sizes = [len(cut) for cut in cuts]
         assert sizes == sorted(set(sizes))
 
+    @pytest.mark.slow
     def test_a_resident_model_takes_no_more_than_its_rows(
         self,
         request: pytest.FixtureRequest,
-        prepared: PreparedModel,
         prepare: Callable[[], PreparedModel],
     ) -> None:
         if passed_in_a_new_process(request):
             return
-        needs = prepared.needs()
+        needs = request.getfixturevalue("prepared").needs()
         rows = [row for row in needs.resident or () if row.what != LOADING]
         planned = sum(row.nbytes for row in (*needs.common_rows(), *rows))
         assert self.taken_by(prepare, None) <= planned + HEADROOM_BYTES
 
+    @pytest.mark.slow
     def test_a_paged_model_takes_no_more_than_its_rows(
         self,
         request: pytest.FixtureRequest,
-        prepared: PreparedModel,
         prepare: Callable[[], PreparedModel],
     ) -> None:
         if passed_in_a_new_process(request):
             return
-        needs = prepared.needs()
+        needs = request.getfixturevalue("prepared").needs()
         rows, paged = needs.common_rows(), needs.paged_rows()
         weights_bytes = sum(segment.slot_bytes for segment in needs.cuts[0])
         budget_bytes = sum(row.nbytes for row in (*rows, *paged)) + weights_bytes // 2

@@ -17,6 +17,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from paging_contract import one_by_one
 from port_calls import prefill
+from port_contract import KeptOpen, parameters_of
 
 N_KEPT, N_MORE = 23, 6
 
@@ -57,20 +58,43 @@ class StateContract:
         tokens = [(7 * n * n + 3 * n + 1) % 40 for n in range(N_KEPT + N_MORE)]
         return tokens[:N_KEPT], tokens[N_KEPT:]
 
-    @pytest.fixture
-    def kept(
-        self, model_factory: Callable[[], LanguageModel], texts: tuple[list[int], list[int]]
-    ) -> tuple[list[bytes], np.ndarray]:
-        """The pieces of a model that has read the first text, and its logits after the second."""
-        with closing(model_factory()) as model:
-            prefill(model, texts[0])
-            return pieces_of(model), one_by_one(model, texts[1])
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kept_open(cls) -> Iterator[KeptOpen]:
+        kept = KeptOpen()
+        yield kept
+        kept.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kept_states(cls) -> dict[str, tuple[list[bytes], np.ndarray]]:
+        return {}
 
     @pytest.fixture
-    def other(self, model_factory: Callable[[], LanguageModel]) -> Iterator[LanguageModel]:
-        """A second model of the same files."""
-        with closing(model_factory()) as model:
-            yield model
+    def kept(
+        self,
+        request: pytest.FixtureRequest,
+        kept_states: dict[str, tuple[list[bytes], np.ndarray]],
+        model_factory: Callable[[], LanguageModel],
+        texts: tuple[list[int], list[int]],
+    ) -> tuple[list[bytes], np.ndarray]:
+        """The pieces of a model that has read the first text, and its logits after the second."""
+        kind = parameters_of(request)
+        if kind not in kept_states:
+            with closing(model_factory()) as model:
+                prefill(model, texts[0])
+                kept_states[kind] = pieces_of(model), one_by_one(model, texts[1])
+        return kept_states[kind]
+
+    @pytest.fixture
+    def other(
+        self,
+        request: pytest.FixtureRequest,
+        kept_open: KeptOpen,
+        model_factory: Callable[[], LanguageModel],
+    ) -> LanguageModel:
+        """A second model of the same files, which successive tests share."""
+        return kept_open.model(request, model_factory)
 
     def test_another_model_goes_on_as_the_one_that_wrote(
         self,

@@ -1,5 +1,6 @@
 """The programs in examples/, which docs/embedding.md shows, run as they are."""
 
+import io
 import json
 import os
 import runpy
@@ -9,12 +10,14 @@ import socket
 import subprocess
 import sys
 from configparser import ConfigParser
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
 import edgespec
+from commands_here import run_here
 from edgespec.models.embedded import embedded_pair
 from server_running import pair as served_pair
 from server_running import serving
@@ -36,16 +39,12 @@ with edgespec.load(edgespec.LoadSettings(model=sys.argv[1], draft=sys.argv[2])) 
 
 
 def run(name: str, *arguments: object) -> str:
-    """Standard output of an example."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """Standard output of an example, run as the main program in this process."""
+    written = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(written):
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return written.getvalue()
 
 
 def test_a_streamed_text_is_what_the_target_writes_alone():
@@ -75,8 +74,7 @@ def test_each_prompt_of_a_file_gets_its_text(tmp_path):
 
 def test_the_file_of_requests_is_answered(tmp_path):
     answers = tmp_path / "answers.jsonl"
-    command = [sys.executable, "-m", "edgespec", "batch", EXAMPLES / "requests.jsonl", answers]
-    subprocess.run(command, check=True, timeout=300)
+    assert run_here("batch", EXAMPLES / "requests.jsonl", answers).code == 0
     lines = map(json.loads, answers.read_text().splitlines())
     found = {line["custom_id"]: line["response"] for line in lines}
     assert {name: len(response["body"]["choices"]) for name, response in found.items()} == (

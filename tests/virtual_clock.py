@@ -184,3 +184,5 @@ MACHINES: dict[str, Machine] = {
     "resident, tiny, 20 ms away": Machine(TINY, 0.0004, draft_share=0.1, latency_s=0.02),
     "mixture": Machine(scaled(GGUF, 0.4), 0.005, read_s=0.2, used_share=0.25, all_experts_s=1.2),
 }
+FEW_MACHINES = ("resident", "resident, tiny", "50 %, 300 MB/s", "80 %", "mixture")
+"""Those of fast tests: one of each kind."""

@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,29 +12,78 @@ import pytest
 from edgespec import extras
 from edgespec.models import embedded
 
-WITHOUT = (
+WITHOUT = """
+import importlib, os, sys, tempfile
+import edgespec.session.session
+from edgespec.cli.entry import main
+
+def without(packages, arguments):
+    assert not set(packages) & set(sys.modules), "imported before it is needed"
+    sys.modules.update(dict.fromkeys(packages))
+    return main(arguments)
+
+for line in sys.stdin:
+    packages, *arguments = line.rstrip("\\n").split("\\t")
+    with tempfile.TemporaryFile("w+") as said:
+        if (child := os.fork()) == 0:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(said.fileno(), 2)
+            os._exit(without(packages.split(","), arguments))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        print(code, said.read().rstrip().replace("\\n", "\\t"), flush=True)
+"""
+"""Runs each command in a fork of a process that has imported what every command needs. A module
+that is None cannot be imported."""
+
+ALONE = (
     "import sys; sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(',')));"
     "from edgespec.cli.entry import main; sys.exit(main(sys.argv[1:]))"
 )
-"""A module that is None cannot be imported."""
+
+Refused = Callable[..., tuple[int, str]]
 
 
-def refused(packages: str, *arguments: str, stdin: int = subprocess.DEVNULL) -> tuple[int, str]:
-    """Exit code and error of a process in which these packages are not installed."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, packages, *arguments],
-        stdin=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def refused() -> Iterator[Refused]:
+    """Exit code and error of a command where packages are not installed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WITHOUT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def run(packages: str, *arguments: str) -> tuple[int, str]:
+            asked.write("\t".join((packages, *arguments)) + "\n")
+            asked.flush()
+            code, _, said = answers.readline().rstrip("\n").partition(" ")
+            assert "\t" not in said, said.split("\t")
+            return int(code), said
+
+        yield run
+        asked.close()
+
+
+def refused_at_a_terminal(packages: str, *arguments: str) -> tuple[int, str]:
+    keyboard, screen = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ALONE, packages, *arguments],
+            stdin=screen,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(keyboard)
+        os.close(screen)
     (line,) = done.stderr.splitlines()
     return done.returncode, line
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-def test_serving_wants_the_extra_serve(package: str) -> None:
+def test_serving_wants_the_extra_serve(package: str, refused: Refused) -> None:
     code, line = refused(package, "serve", "-m", "/nowhere.gguf")
     assert code == 2
     assert line.startswith("edgespec: error: serving needs starlette and uvicorn")
@@ -41,7 +91,7 @@ def test_serving_wants_the_extra_serve(package: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["chat", "serve"])
-def test_templates_want_the_extra_chat(command: str) -> None:
+def test_templates_want_the_extra_chat(command: str, refused: Refused) -> None:
     code, line = refused("jinja2", command, "-m", "/nowhere.gguf", "--quiet")
     assert code == 2
     assert line.startswith("edgespec: error: chat templates need jinja2")
@@ -49,27 +99,20 @@ def test_templates_want_the_extra_chat(command: str) -> None:
 
 
 def test_a_terminal_to_chat_in_wants_the_extra_chat() -> None:
-    keyboard, screen = pty.openpty()
-    try:
-        code, line = refused(
-            "prompt_toolkit", "chat", "-m", "/nowhere.gguf", "--quiet", stdin=screen
-        )
-    finally:
-        os.close(keyboard)
-        os.close(screen)
+    code, line = refused_at_a_terminal("prompt_toolkit", "chat", "-m", "/nowhere.gguf", "--quiet")
     assert code == 2
     assert line.startswith("edgespec: error: a terminal to chat in needs prompt_toolkit")
     assert line.endswith(extras.install_command("chat"))
 
 
-def test_a_pipe_to_chat_in_wants_no_terminal() -> None:
+def test_a_pipe_to_chat_in_wants_no_terminal(refused: Refused) -> None:
     code, line = refused("prompt_toolkit", "chat", "-m", "/nowhere.gguf", "--quiet")
     assert code == 3
     assert "/nowhere.gguf does not exist" in line
 
 
 @pytest.mark.parametrize("package", ["httpx2", "huggingface_hub"])
-def test_fetching_wants_the_extra_hub(package: str) -> None:
+def test_fetching_wants_the_extra_hub(package: str, refused: Refused) -> None:
     code, line = refused(package, "generate", "-hf", "user/model", "-p", "x")
     assert code == 2
     assert line.startswith("edgespec: error: fetching models needs huggingface_hub")
@@ -77,7 +120,7 @@ def test_fetching_wants_the_extra_hub(package: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--grammar", "--json-schema", "--regex"])
-def test_structured_answers_want_the_extra_grammar(flag: str) -> None:
+def test_structured_answers_want_the_extra_grammar(flag: str, refused: Refused) -> None:
     code, line = refused(
         "llguidance", "generate", "-m", "/nowhere.gguf", "-p", "x", flag, "{}", "--quiet"
     )
@@ -86,14 +129,14 @@ def test_structured_answers_want_the_extra_grammar(flag: str) -> None:
     assert line.endswith(extras.install_command("grammar"))
 
 
-def test_an_onnx_model_wants_the_extra_onnx() -> None:
+def test_an_onnx_model_wants_the_extra_onnx(refused: Refused) -> None:
     model: Path = embedded.embedded_pair().target.parent / "edgespec-target-onnx-fp16"
     code, line = refused("onnxruntime", "generate", "-m", str(model), "-p", "x", "--quiet")
     assert code == 3
     assert line.endswith(extras.install_command("onnx"))
 
 
-def test_completion_scripts_want_the_extra_completion() -> None:
+def test_completion_scripts_want_the_extra_completion(refused: Refused) -> None:
     code, line = refused("shtab", "completion", "bash")
     assert code == 2
     assert line.endswith(extras.install_command("completion"))

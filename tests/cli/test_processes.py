@@ -92,7 +92,9 @@ def wait_for_text(process: subprocess.Popen[bytes]) -> bytes:
     return process.stdout.read(1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_a_signal_ends_a_generation_with_what_there_is(number: signal.Signals):
     pytest.importorskip("llama_cpp")
     command = [sys.executable, "-m", "edgespec", "generate", "-p", "def gcd(a, b):", "-n", "-1"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -30,12 +28,6 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     return run
 
 
-def refused_as_a_process(*flags: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "edgespec", "rpc-server", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return done.returncode, done.stderr.strip().splitlines()[-1]
-
-
 @pytest.mark.parametrize("port", ["0", "65536", "x"])
 def test_what_is_no_port_is_refused(port: str, refused: Refused):
     assert refused("--port", port) == (
@@ -45,16 +37,15 @@ def test_what_is_no_port_is_refused(port: str, refused: Refused):
 
 
 @needs_rpc
-def test_a_budget_that_leaves_nothing_is_refused():
-    code, line = refused_as_a_process("--memory-budget", "20MiB", "--port", str(free_port()))
+def test_a_budget_that_leaves_nothing_is_refused(refused: Refused):
+    code, line = refused("--memory-budget", "20MiB", "--port", str(free_port()))
     assert code == 4
     assert "leaves nothing to lend" in line
 
 
-@needs_rpc
-def test_an_address_that_is_taken_is_an_error():
-    with running("120MiB") as (address, _):
-        code, line = refused_as_a_process("--port", address.rpartition(":")[2])
+def test_an_address_that_is_taken_is_an_error(rpc_server: str, refused: Refused):
+    address = rpc_server
+    code, line = refused("--port", address.rpartition(":")[2])
     assert code == 1
     assert line == (
         f"edgespec: error: {address} cannot be served (Address already in use): another program is "
@@ -77,15 +68,10 @@ def test_an_address_that_is_not_this_machines_is_refused(host: str, said: str, r
 
 
 @needs_rpc
-def test_a_name_of_this_machine_will_do():
+def test_a_name_of_this_machine_will_do_and_a_signal_ends_it():
     """llama.cpp takes numbers only."""
-    with running("120MiB", host="localhost") as (address, _):
+    with running("120MiB", host="localhost") as (address, server):
         assert address.startswith("127.0.0.1:")
-
-
-@needs_rpc
-def test_a_signal_ends_it():
-    with running("120MiB") as (_, server):
         server.send_signal(signal.SIGTERM)
         assert server.wait(10) == 0
 

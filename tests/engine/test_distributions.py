@@ -149,8 +149,8 @@ def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
     ("name", "term", "broken"),
     [
         ("rejection", "rejection.leftover", lambda p, q: p),
-        ("specinfer", "specinfer.leftover", lambda p, q: p),
-        ("sequoia", "sequoia.leftover", lambda p, q: p),
+        pytest.param("specinfer", "specinfer.leftover", lambda p, q: p, marks=pytest.mark.slow),
+        pytest.param("sequoia", "sequoia.leftover", lambda p, q: p, marks=pytest.mark.slow),
         ("sequoia", "sequoia.without", lambda q, guess: q),
         ("spectr", "spectr.chance_of_any", lambda beta, k: beta),
         ("block", "block.survival", lambda weight, p, q: weight),

@@ -92,6 +92,7 @@ def timed(
     return clock.now, result
 
 
+@pytest.mark.slow
 def test_a_draft_that_never_helps_costs_a_few_percent_of_a_long_text() -> None:
     seconds, _ = timed(1500, 0.1, COUNTING, fixed_text([11], N_VOCAB, 0))
     assert seconds < 1.05 * 1500

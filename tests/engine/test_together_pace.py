@@ -50,7 +50,10 @@ def test_texts_at_once_are_not_slower_for_being_guessed_at(machine: str, text: s
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("machine", ["50 %", "80 %", "resident, tiny"])
+@pytest.mark.parametrize(
+    "machine",
+    ["80 %", *(pytest.param(m, marks=pytest.mark.slow) for m in ("50 %", "resident, tiny"))],
+)
 def test_texts_that_come_one_by_one_lose_little_by_guesses(machine: str, text: str) -> None:
     """A text guessed at while it was alone ends early, and leaves fewer to share a pass."""
     drafted, _ = together(MACHINES[machine], TEXTS[text], 32, 8, staggered=True)
@@ -74,6 +77,7 @@ FOR_EIGHT = replace(HALF_OF_A_GIBIBYTE, read_s=2.69)
 """The same under the plan for eight texts, which keeps fewer weights."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["good", "medium"])
 def test_eight_short_texts_at_once_are_four_times_one(kind: str) -> None:
     text, n_tokens = TEXTS[kind], 24

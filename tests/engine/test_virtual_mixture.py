@@ -35,7 +35,7 @@ def gain(routing: Routing, share: str, draft: str, seed: int, read_s: float = 0.
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("draft", ["good", "useless"])
+@pytest.mark.parametrize("draft", [pytest.param("good", marks=pytest.mark.slow), "useless"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_guesses_cost_what_is_promised_at_most(
     routing: str, share: str, draft: str, seed: int

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from virtual_clock import MACHINES
+from virtual_clock import FEW_MACHINES, MACHINES
 from virtual_pair import run, turn_after_a_short_one
 from virtual_text import TEXTS, Text
 
@@ -28,7 +28,13 @@ def gain(machine: str, text: Text, n_tokens: int, temperature: float = 0.0) -> f
     return drafted.tokens_per_s / alone.tokens_per_s
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(name, marks=() if name in FEW_MACHINES else pytest.mark.slow)
+        for name in MACHINES
+    ],
+)
 def test_a_warm_text_loses_no_more_than_is_promised(machine: str) -> None:
     assert gain(machine, WARM, 64, temperature=1.0) >= 0.92
 
@@ -124,6 +130,7 @@ def test_a_turn_that_makes_a_text_long_is_guessed_at_as_a_long_one() -> None:
     assert alone / drafted >= 1.4
 
 
+@pytest.mark.slow
 def test_in_a_long_text_trees_of_any_fixed_size_are_not_faster() -> None:
     """Attention makes a row take a fifth of the reads: more guesses are more tokens a pass, and
     fewer tokens a second."""

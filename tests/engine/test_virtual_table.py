@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from virtual_clock import MACHINES
+from virtual_clock import FEW_MACHINES, MACHINES
 from virtual_pair import Kept, run
 from virtual_table import TABLE, Figures, TableText, cases, figures, gain, session_gain
 from virtual_text import TEXTS
@@ -49,7 +49,13 @@ def test_good_drafts_are_found_in_memory() -> None:
     assert of(gains, "in memory").mean >= 1.34
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(name, marks=() if name in FEW_MACHINES else pytest.mark.slow)
+        for name in MACHINES
+    ],
+)
 @pytest.mark.parametrize(
     ("n_tokens", "least"), [(64, 0.92), pytest.param(256, 0.97, marks=pytest.mark.slow)]
 )

@@ -57,7 +57,11 @@ class WaitingMachine:
         return result.timings.decode_s / n_tokens
 
 
-READS_S = pytest.mark.parametrize("read_s", [0.3, 1.2, 2.0], ids=lambda s: f"reads take {s} s")
+READS_S = pytest.mark.parametrize(
+    "read_s",
+    [0.3, *(pytest.param(read_s, marks=pytest.mark.slow) for read_s in (1.2, 2.0))],
+    ids=lambda s: f"reads take {s} s",
+)
 
 
 @READS_S

@@ -61,7 +61,11 @@ def test_libraries_elsewhere_are_followed(tmp_path: Path) -> None:
     assert {path.parent for path in found} == {elsewhere}
 
 
-@pytest.mark.parametrize("content", [None, b"no library"], ids=["missing", "broken"])
+@pytest.mark.parametrize(
+    "content",
+    [None, pytest.param(b"no library", marks=pytest.mark.slow)],
+    ids=["missing", "broken"],
+)
 def test_a_library_that_cannot_be_loaded_is_one_sentence(
     content: bytes | None, tmp_path: Path
 ) -> None:

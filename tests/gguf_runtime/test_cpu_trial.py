@@ -265,7 +265,9 @@ def test_weights_stay_out_of_packing_buffers_where_those_do_not_work(
 
 
 @pytest.mark.parametrize("packs", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize(
+    "kind", ["Q4_0", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Q8_0", "Q4_K_M"))]
+)
 def test_resident_weights_take_what_the_plan_says(
     kind: str, packs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

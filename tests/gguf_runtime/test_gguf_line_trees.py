@@ -35,7 +35,17 @@ COPIED = ["granitehybrid", "qwen3next", "mamba2", "jamba", "rwkv7"]
 """Architectures whose state can only be copied."""
 
 
-@pytest.fixture(scope="module", params=ROLLED_BACK + COPIED)
+FEW = ("qwen35", "granitehybrid", "rwkv7")
+"""Architectures of the fast tests: rolled back, mixed layers, and no attention at all."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+        for name in ROLLED_BACK + COPIED
+    ],
+)
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     species = Species(request.param, request.param in EXPERTS_ONLY)
     return write_model(tmp_path_factory.mktemp("lines") / "m.gguf", species)

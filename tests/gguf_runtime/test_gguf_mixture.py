@@ -59,7 +59,7 @@ def write(engine: Engine, sampling: SamplingParams) -> GenerationResult:
     return finish(engine.generate(PROMPT, sampling, max_tokens=24))
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", ["greedy", pytest.param("sampled", marks=pytest.mark.slow)])
 def test_paged_experts_and_guesses_change_no_token(
     alone: Engine, drafted: Engine, sampling: str
 ) -> None:
@@ -98,6 +98,7 @@ def test_a_second_start_reads_the_usual_experts_before_the_first_pass(
     close()
 
 
+@pytest.mark.slow
 def test_every_expert_has_work() -> None:
     """The load-balancing loss did what it should, but in the first layer, which sees nothing but
     the token and sends all indentation one way: none starves, and none has all tokens."""

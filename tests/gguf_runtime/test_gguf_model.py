@@ -358,6 +358,7 @@ def test_a_tree_may_fill_the_context_to_its_last_cell() -> None:
     model.close()
 
 
+@pytest.mark.slow
 def test_closing_gives_the_memory_back() -> None:
     """glibc kept the freed KV buffers of every session, and the next plan found them in use.
 

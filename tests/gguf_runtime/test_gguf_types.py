@@ -76,7 +76,13 @@ def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None
     assert_pages_like_llama_cpp(quantised(name, tmp_path))
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "IQ4_NL", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("IQ4_NL", "Q4_K_M"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("Q4_0", "Q3_K_M", "Q5_K_M", "Q6_K")),
+    ],
+)
 def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, tmp_path: Path) -> None:
     """Those of K-quants differed by 0.19 from eight nodes on, those of IQ4_NL from two on."""
     tokens = list(range(300, 316))
@@ -125,7 +131,15 @@ def write_split(source: Path, out: Path, tensors_per_file: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_tokens"), [("Q8_0", 90), ("F16", 90), ("Q4_0", 50), ("Q4_K_M", 90), ("IQ4_NL", 50)]
+    ("name", "n_tokens"),
+    [
+        ("F16", 90),
+        ("Q4_0", 50),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("Q8_0", 90), ("Q4_K_M", 90), ("IQ4_NL", 50))
+        ),
+    ],
 )
 def test_a_prompt_beside_trees_is_the_prompt_alone(
     name: str, n_tokens: int, tmp_path: Path

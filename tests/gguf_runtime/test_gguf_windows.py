@@ -229,10 +229,10 @@ def test_several_texts_see_what_they_see_in_whole_caches(open_model: Open) -> No
     twins = Twins(open_model, n_texts=3, ctx_size=2048, max_nodes=12)
     for text in range(3):
         twins.prefill(500 + 200 * text, text)
-    for n in range(90):
+    for n in range(36):
         twins.round(*([0, 1, 2], [0, 2], [1])[n % 3])
     twins.go_back(600, 1)
-    for _ in range(20):
+    for _ in range(8):
         twins.round(0, 1, 2)
 
 
@@ -279,7 +279,7 @@ def test_texts_that_go_back_often_see_what_they_see_in_the_whole_cache(open_mode
     """Cells that they free lie before dropped ones: the next guesses take those first."""
     twins = Twins(open_model, n_nodes=60, max_branches=40)
     twins.prefill(200)
-    for n in range(12):
+    for n in range(6):
         for _ in range(4):
             twins.round(0)
         twins.go_back(len(twins.texts[0]) - 10 - n)
@@ -288,10 +288,10 @@ def test_texts_that_go_back_often_see_what_they_see_in_the_whole_cache(open_mode
 def test_where_prompts_differ_is_remembered(open_model: Open) -> None:
     """The first other question reads the common beginning again, the second does not."""
     twins = Twins(open_model)
-    twins.prefill(1500)
-    assert twins.go_back(600) == 600
-    twins.prefill(900)
-    assert twins.go_back(600) == 0
+    twins.prefill(800)
+    assert twins.go_back(300) == 300
+    twins.prefill(500)
+    assert twins.go_back(300) == 0
     twins.prefill(300)
     twins.round(0)
 

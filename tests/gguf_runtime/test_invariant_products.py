@@ -68,7 +68,13 @@ def test_hybrids_and_mixtures(species: Species, is_paged: bool, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "species",
-    [*SPECIES, *(Species(name) for name in ("mamba2", "falcon-h1", "jamba", "rwkv7", "gemma3"))],
+    [
+        *(Species(name) for name in ("rwkv7", "gemma3")),
+        *(
+            pytest.param(species, marks=pytest.mark.slow)
+            for species in (*SPECIES, *map(Species, ("mamba2", "falcon-h1", "jamba")))
+        ),
+    ],
     ids=lambda species: species.name,
 )
 def test_a_prompt_rounds_as_its_tokens_one_by_one(species: Species, tmp_path: Path) -> None:
@@ -84,7 +90,9 @@ def test_a_prompt_rounds_as_its_tokens_one_by_one(species: Species, tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize(
+    "kind", ["F16", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("F32", "BF16"))]
+)
 def test_models_without_quantised_weights(kind: str, is_paged: bool, tmp_path: Path) -> None:
     assert differing_sizes(opened(quantised(kind, tmp_path), is_paged, n_threads=2)) == []
 

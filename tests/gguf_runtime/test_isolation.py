@@ -64,6 +64,15 @@ class TestAnIsolatedModelKeepsState(StateContract):
 
 @pytest.fixture
 def model() -> Iterator[IsolatedModel]:
+    """A model of one test, which may end its process."""
+    opened = isolated()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def living() -> Iterator[IsolatedModel]:
+    """A model of all tests that leave its process alive."""
     opened = isolated()
     yield opened
     opened.close()
@@ -84,28 +93,34 @@ def test_a_process_that_was_killed_blames_no_server(model: IsolatedModel):
             evaluate(model, TokenTree(5), [ROOT])
 
 
-def test_a_failure_of_ours_in_that_process_is_told_as_itself(model: IsolatedModel):
+def test_a_failure_of_ours_in_that_process_is_told_as_itself(living: IsolatedModel):
     """It ended the process, and was told as a server that was lost."""
     for _ in range(2):
         with pytest.raises(AttributeError, match="no attribute 'fly'") as failure:
-            model._call("fly")
+            living._call("fly")
         assert any("isolated.py" in note for note in failure.value.__notes__)
-    prefill(model, [5, 6])
+    prefill(living, [5, 6])
+    living.truncate(0)
 
 
-def test_a_request_to_cancel_that_arrives_late_cancels_no_other_call(model: IsolatedModel):
-    prefill(model, [5, 6])
+def test_a_request_to_cancel_that_arrives_late_cancels_no_other_call(living: IsolatedModel):
+    prefill(living, [5, 6])
     for _ in range(1000):
-        model._control.send(model._n_calls)
+        living._control.send(living._n_calls)
     for _ in range(200):
-        prefill(model, [7])
-    assert model.committed_of(0) == 202
+        prefill(living, [7])
+    assert living.committed_of(0) == 202
+    living.truncate(0)
 
 
-def test_its_process_ends_with_it(model: IsolatedModel):
+def test_its_process_ends_with_it_and_counts_as_ours_until_then():
+    before = process.peak_rss_bytes()
+    model = isolated()
     pid = model._process.pid
+    assert process.peak_rss_bytes() > before + (20 << 20)
     model.close()
     model.close()
+    assert process.peak_rss_bytes() < before + (20 << 20)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with pytest.raises(UsageError, match="closed"):
@@ -138,28 +153,21 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def test_its_memory_counts_as_ours(model: IsolatedModel):
-    ours = process._own_peak_bytes()
-    assert process.peak_rss_bytes() > ours + (20 << 20)
-    model.close()
-    assert process.peak_rss_bytes() < ours + (20 << 20)
-
-
-def test_what_runs_there_is_cancelled_from_any_thread(model: IsolatedModel):
-    tokens = model.vocabulary.encode("a " * 200)[:200]
+def test_what_runs_there_is_cancelled_from_any_thread(living: IsolatedModel):
+    tokens = living.vocabulary.encode("a " * 200)[:200]
     failures: list[Cancelled] = []
 
     def read() -> None:
         try:
             while True:
-                prefill(model, tokens)
-                model.truncate(0)
+                prefill(living, tokens)
+                living.truncate(0)
         except Cancelled as error:
             failures.append(error)
 
     reading = Thread(target=read)
     reading.start()
     while reading.is_alive():
-        Timer(0.01, model.cancel).start()
+        Timer(0.01, living.cancel).start()
         reading.join(0.05)
     assert failures

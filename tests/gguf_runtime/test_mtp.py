@@ -227,6 +227,7 @@ def test_the_text_is_the_target_s_own(files: OwnTexts, is_paged: bool) -> None:
             assert text.speculation.tokens_per_pass > 2 or not files.knows
 
 
+@pytest.mark.parametrize("good", [PLAIN], indirect=True)
 def test_no_flag_names_the_layer(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +265,7 @@ def test_a_layer_that_was_left_out_is_not_named_as_the_draft(
     assert "where memory and settings let it" in captured.err
 
 
+@pytest.mark.parametrize("good", [PLAIN], indirect=True)
 def test_the_layer_is_the_draft_s_memory(good: Path) -> None:
     settings = LoadSettings(model=good, draft=good, memory_budget="8GiB")
     rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(settings).rows}
@@ -285,6 +287,7 @@ def test_a_saved_state_brings_what_the_layer_has_read(good: Path, tmp_path: Path
     check_saved_state(settings, tmp_path, N_TOKENS)
 
 
+@pytest.mark.parametrize("good", [PLAIN], indirect=True)
 def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Path) -> None:
     settings = LoadSettings(model=good, draft=good, memory_budget="8GiB")
     with edgespec.load(settings, LINE) as session:
@@ -309,6 +312,7 @@ def test_turns_are_the_target_s_own(good: Path) -> None:
     assert all(turn.speculation.accepted for turn in turns)
 
 
+@pytest.mark.parametrize("good", [PLAIN], indirect=True)
 def test_models_check_measures_it(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

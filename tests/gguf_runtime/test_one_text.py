@@ -95,7 +95,10 @@ def logits(model: LanguageModel, n_prompt: int = N_PROMPT) -> np.ndarray:
     return alone
 
 
-@pytest.mark.parametrize("name", [*NAMES, "Q5_K_M", "IQ4_XS", "Q4_0"])
+@pytest.mark.parametrize(
+    "name",
+    ["IQ4_XS", "Q4_0", *(pytest.param(n, marks=pytest.mark.slow) for n in (*NAMES, "Q5_K_M"))],
+)
 def test_passes_of_any_size_at_any_budget(name: str, source: Path, tmp_path: Path) -> None:
     path = quantised(name, tmp_path, source)
     expected = logits(resident(path))

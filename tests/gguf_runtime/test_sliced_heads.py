@@ -113,7 +113,13 @@ def test_it_does_not_matter_which_slices_stay_in_memory(
 
 
 @pytest.mark.usefixtures("small_slices")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=() if name in ("gemma2", "qwen3moe") else pytest.mark.slow)
+        for name in ARCHITECTURES
+    ],
+)
 def test_what_a_graph_does_with_the_logits_sees_all_of_them(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +194,7 @@ class TestSlicesKeepThePagingContract(PagingContract):
         model.close()
 
 
+@pytest.mark.slow
 def test_the_smallest_budget_of_a_model_that_is_mostly_head_is_below_half_of_its_size(
     tmp_path: Path,
 ) -> None:

@@ -32,8 +32,15 @@ def run(hub: FakeHub, cache: Path, *arguments: str, **environment: str):
     )
 
 
-def test_pull_prints_where_the_model_is(hub, tmp_path):
-    done = run(hub, tmp_path, "models", "pull", f"{REPO}:q8_0")
+@pytest.fixture(scope="module")
+def pulled(hub, tmp_path_factory):
+    """A cache with the model, and how it was filled."""
+    cache = tmp_path_factory.mktemp("pulled")
+    return cache, run(hub, cache, "models", "pull", f"{REPO}:q8_0")
+
+
+def test_pull_prints_where_the_model_is(hub, pulled):
+    _, done = pulled
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).read_bytes() == hub.repos[REPO]["tiny-Q8_0.gguf"]
 
@@ -55,9 +62,9 @@ def test_a_pair_named_on_a_hub_writes_what_its_files_write(hub, tmp_path):
     assert fetched.stdout == run(hub, tmp_path, *prompt).stdout
 
 
-def test_offline_the_cache_is_used_and_said(hub, tmp_path):
-    run(hub, tmp_path, "models", "pull", f"{REPO}:Q8_0")
-    done = run(hub, tmp_path, "models", "pull", REPO, HF_HUB_OFFLINE="1")
+def test_offline_the_cache_is_used_and_said(hub, pulled):
+    cache, _ = pulled
+    done = run(hub, cache, "models", "pull", REPO, HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE is set; the model in the cache is used" in done.stderr
     assert done.stdout.strip().endswith("tiny-Q8_0.gguf")
 

@@ -29,9 +29,8 @@ def test_jobs_and_results_survive_the_way():
     load = LoadSettings(model=Path("m"), draft=Path("d"), memory_budget=1 << 30)
     request = BaselineRequest(Path("m"), None, ("grüße",), 4, 512, 2, storage_reads)
     texts = replace(row("auto", 1.0).decoded, texts=(TextCost(3, 0.5),), n_passes=2)
-    for value in (request, texts, row("auto", 1.0).decoded):
-        assert launch(partial(replace, value)).result == value
-    assert launch(load.model_copy).result == load
+    values = [request, texts, row("auto", 1.0).decoded, load]
+    assert launch(partial(list, values)).result == values
 
 
 def test_a_result_behind_other_output_is_none():

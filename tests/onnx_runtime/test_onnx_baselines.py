@@ -93,7 +93,7 @@ def private_bytes() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is private and what mapped")
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_mapped_weights_are_not_copied(tmp_path: Path, dtype: str):
     """While it decodes: the largest matrix is converted, and nothing else becomes private.
 

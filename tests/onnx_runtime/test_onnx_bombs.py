@@ -221,5 +221,5 @@ def test_mutations_of_a_graph_end_in_one_line_or_nowhere(tiny: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_two_thousand_mutations_end_in_one_line_or_nowhere(tiny: Path, tmp_path: Path) -> None:
-    check_mutations(tiny, tmp_path, 2000, seed=2)
+def test_six_hundred_mutations_end_in_one_line_or_nowhere(tiny: Path, tmp_path: Path) -> None:
+    check_mutations(tiny, tmp_path, 600, seed=2)

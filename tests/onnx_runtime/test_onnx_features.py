@@ -143,7 +143,14 @@ def test_they_are_those_of_the_same_weights_in_another_runtime() -> None:
 
 
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
-@pytest.mark.parametrize("kind", [{}, {"fused": True}, {"dtype": "float16"}, {"bits": 4}])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"fused": True},
+        {"bits": 4},
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ({}, {"dtype": "float16"})),
+    ],
+)
 def test_asking_changes_no_bit_of_a_logit(
     kind: dict[str, object], is_paged: bool, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_integers_that_cannot_be_computed_are_left_to_onnxruntime(node: onnx.Nod
     assert node.op_type in operators(folded(model, SIZES[:1]))
 
 
+@pytest.mark.slow
 def test_the_shipped_target_computes_the_same_with_two_fifths_fewer_nodes() -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     where = str(TARGET)

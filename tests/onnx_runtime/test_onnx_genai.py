@@ -34,6 +34,7 @@ ROUNDING = {LLAMA: 1e-4, GEMMA: 1e-4, QWEN: 0.2}
 level 4 activations are rounded to eight bits, and a last bit decides which way."""
 
 
+@pytest.mark.slow
 class TestLlamaKeepsTheContract(PortContract):
     atol = ROUNDING[LLAMA]
 
@@ -50,6 +51,7 @@ class TestPagedLlamaKeepsTheContract(PortContract):
         return lambda: open_paged(LLAMA)
 
 
+@pytest.mark.slow
 class TestGenaiFourBitsKeepTheContract(PortContract):
     atol = ROUNDING[QWEN]
 
@@ -84,7 +86,11 @@ class TestPagedGenaiModelKeepsThePagingContract(PagingContract):
         model.close()
 
 
-@pytest.mark.parametrize("share", [None, 0.6, 0.0], ids=["resident", "paged", "smallest"])
+@pytest.mark.parametrize(
+    "share",
+    [None, 0.6, pytest.param(0.0, marks=pytest.mark.slow)],
+    ids=["resident", "paged", "smallest"],
+)
 @pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name)
 def test_logits_of_single_tokens_equal_the_whole_models(
     folder: Path, share: float | None, tmp_path: Path

@@ -65,7 +65,10 @@ def write_twin(target: Gguf, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=PAIRS)
+@pytest.fixture(
+    scope="module",
+    params=["EAGLE-3", pytest.param("DFlash", marks=pytest.mark.slow)],
+)
 def good(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:

@@ -46,6 +46,7 @@ class TestHalfPrecisionWithNothingPinnedKeepsTheContract(ContractOfKind):
     kind: ClassVar = {"dtype": "float16"}
 
 
+@pytest.mark.slow
 class TestWeightsInTheGraphKeepTheContract(ContractOfKind):
     atol = 1e-3
     opened = staticmethod(open_paged)
@@ -75,6 +76,7 @@ class TestFusedRowsKeepTheContract(ContractOfKind):
     kind: ClassVar = {"fused": True}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fed_by_row")
 class TestPagedRowsKeepTheContract(ContractOfKind):
     atol = 1e-4
@@ -82,6 +84,7 @@ class TestPagedRowsKeepTheContract(ContractOfKind):
     kind: ClassVar = {"tied": True}
 
 
+@pytest.mark.slow
 class TestFourBitsKeepTheContract(ContractOfKind):
     atol = 1e-2
     opened = staticmethod(open_resident)

@@ -244,6 +244,7 @@ def test_the_draft_comes_first_and_the_rest_is_the_targets(
     assert 0 < len(plan.segments) < 13
 
 
+@pytest.mark.slow
 @installed
 def test_the_processs_budget_counts_nothing_of_the_gpus(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

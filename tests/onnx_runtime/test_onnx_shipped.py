@@ -76,11 +76,14 @@ def test_texts_in_one_pass_round_as_each_does_alone() -> None:
 class TestResidentExportKeepsTheContract(PortContract):
     atol = HALF_STEPS
 
-    @pytest.fixture(params=[TARGET, DRAFT], ids=["target", "draft"])
+    @pytest.fixture(
+        params=[pytest.param(TARGET, marks=pytest.mark.slow), DRAFT], ids=["target", "draft"]
+    )
     def model_factory(self, request: pytest.FixtureRequest) -> Callable[[], LanguageModel]:
         return lambda: open_resident(request.param, **SIZES)
 
 
+@pytest.mark.slow
 class TestPagedExportKeepsTheContract(PortContract):
     atol = HALF_STEPS
 

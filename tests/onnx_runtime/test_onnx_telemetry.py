@@ -41,5 +41,6 @@ def test_the_environment_of_an_application_stays_as_it_is(tmp_path: Path) -> Non
     assert switch_after_use(tmp_path) == "None"
 
 
+@pytest.mark.slow
 def test_who_wants_it_may_have_it(tmp_path: Path) -> None:
     assert switch_after_use(tmp_path, **{SWITCH: "0"}) == "0"

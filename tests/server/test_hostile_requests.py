@@ -209,7 +209,7 @@ def raw(address: str, path: str, headers: dict[str, bytes], body: bytes) -> byte
     return said.partition(b"\r\n")[0]
 
 
-@pytest.mark.parametrize("n_examples", [40, pytest.param(1400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_examples", [15, pytest.param(400, marks=pytest.mark.slow)])
 def test_bodies(server, n_examples):
     http = httpx.Client(base_url=server[0], timeout=60)
 
@@ -224,7 +224,7 @@ def test_bodies(server, n_examples):
     assert_unharmed(*server)
 
 
-@pytest.mark.parametrize("n_examples", [40, pytest.param(1400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_examples", [15, pytest.param(400, marks=pytest.mark.slow)])
 def test_bodies_of_other_protocols(server, n_examples):
     http = httpx.Client(base_url=server[0], timeout=60)
 
@@ -243,7 +243,7 @@ def test_bodies_of_other_protocols(server, n_examples):
     assert_unharmed(*server)
 
 
-@pytest.mark.parametrize("n_examples", [20, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_examples", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_headers(server, n_examples):
     @settings(max_examples=n_examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(

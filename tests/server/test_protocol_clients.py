@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -13,6 +13,9 @@ import pytest
 from edgespec.server.guarding import Guard
 from edgespec.session.session import Session
 from server_running import TEMPLATE, serving
+
+if TYPE_CHECKING:
+    import anthropic  # two seconds, in every process that collects tests
 
 KEY = "secret"
 CALLS = "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}" + TEMPLATE
@@ -41,6 +44,8 @@ def gpt(address: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def claude(address: str) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0) as client:
         yield client
 
@@ -135,6 +140,8 @@ def test_a_conversation_with_results_of_tools_is_read(claude: anthropic.Anthropi
 def test_errors_are_those_of_the_protocol(
     gpt: openai.OpenAI, claude: anthropic.Anthropic, address: str
 ) -> None:
+    import anthropic
+
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
     with pytest.raises(openai.BadRequestError) as refused:
         gpt.responses.create(model="pair", input=[{"role": "user", "content": [image]}])
@@ -160,6 +167,8 @@ def test_errors_are_those_of_the_protocol(
 def test_a_prompt_that_is_too_long_is_refused_by_both(
     gpt: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
+    import anthropic
+
     long = "word " * 5000
     with pytest.raises(openai.BadRequestError) as refused:
         gpt.responses.create(model="pair", input=long)

@@ -48,27 +48,20 @@ def test_it_answers_until_it_is_told_to_end(number):
     ]
 
 
-def test_a_stream_ends_with_the_server():
-    with start("--drain", "0.5") as process:
+def test_a_key_may_come_from_the_environment_and_a_stream_ends_with_the_server():
+    with start("--drain", "0.5", EDGESPEC_API_KEY="secret") as process:
         address = address_of(process)
+        assert httpx.get(f"{address}/v1/models").status_code == 401
+        http = httpx.Client(headers={"Authorization": "Bearer secret"}, timeout=60)
         asked = {"prompt": "def f(", "max_tokens": 3000, "stream": True, "temperature": 1.3}
-        with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as answer:
+        with http, http.stream("POST", f"{address}/v1/completions", json=asked) as answer:
+            assert answer.status_code == 200
             lines = answer.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         process.stderr.read()
         assert process.wait(60) == 0
-
-
-def test_a_key_may_come_from_the_environment():
-    with start(EDGESPEC_API_KEY="secret") as process:
-        address = address_of(process)
-        assert httpx.get(f"{address}/v1/models").status_code == 401
-        right = {"Authorization": "Bearer secret"}
-        assert httpx.get(f"{address}/v1/models", headers=right).status_code == 200
-        process.terminate()
-        process.stderr.read()
 
 
 @pytest.mark.parametrize(

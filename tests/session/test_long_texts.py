@@ -38,12 +38,13 @@ def pair(kind: str) -> tuple[Path, Path]:
     return MODELS / f"edgespec-target-{names}", MODELS / f"edgespec-draft-{names}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sampling"),
     [
         ("gguf", WARM),
-        pytest.param("gguf", SamplingParams(), marks=pytest.mark.slow),
-        pytest.param("onnx", WARM, marks=pytest.mark.slow),
+        ("gguf", SamplingParams()),
+        ("onnx", WARM),
     ],
 )
 def test_a_draft_that_forgets_changes_no_token_past_the_contexts_end(

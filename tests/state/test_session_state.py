@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from commands_here import Done, run_here
 from edgespec.errors import SessionClosed, StateError
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from test_end_to_end import MIB, big, smallest
+from test_end_to_end import edgespec as edgespec_alone
 
 __all__ = ["big", "smallest"]
 
@@ -108,18 +108,16 @@ def test_a_closed_session_keeps_nothing(tmp_path: Path) -> None:
 # The command line
 
 
-def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edgespec", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == code, done.stderr
+def run(*arguments: object, code: int = 0) -> Done:
+    done = run_here(*arguments)
+    assert done.code == code, done.stderr
     return done
 
 
-@pytest.mark.slow
 def test_generate_reads_a_prompt_once(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
     cached = ("generate", "-p", PROMPT, "-n", 12, "--prompt-cache", path, "--json")
-    first, second = (json.loads(run(*cached).stdout) for _ in range(2))
+    first, second = (run(*cached).json for _ in range(2))
     assert second["text"] == first["text"]
     assert (first["reused_tokens"], first["saved_passes"]) == (0, 0)
     assert second["reused_tokens"] == len(second["prompt_tokens"]) - 1
@@ -131,8 +129,8 @@ def test_generate_reads_a_prompt_once(tmp_path: Path) -> None:
 def test_generate_keeps_the_text_too_where_that_is_wanted(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
     cached = ("--prompt-cache", path, "--prompt-cache-all", "--json", "-n", 12)
-    text = json.loads(run("generate", "-p", PROMPT, *cached).stdout)
-    longer = json.loads(run("generate", "-p", PROMPT + text["text"], *cached).stdout)
+    text = run("generate", "-p", PROMPT, *cached).json
+    longer = run("generate", "-p", PROMPT + text["text"], *cached).json
     assert longer["reused_tokens"] > len(text["prompt_tokens"]) + 5
 
 
@@ -165,26 +163,26 @@ def test_flags_that_cannot_be_meant_are_refused(flags: tuple[str, ...], complain
 
 
 @pytest.mark.parametrize("flags", [(), ("--quiet",)])
-def test_a_disk_that_is_full_costs_no_text(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """A limit on the size of files stands for the disk."""
-    path = tmp_path / "p.state"
-    limited = (
-        "import resource, signal, sys; from edgespec.cli.entry import main\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main())"
-    )
-    command = [sys.executable, "-c", limited, "generate", "-p", PROMPT, "-n", "8"]
-    done = subprocess.run(
-        [*command, "--prompt-cache", str(path), *flags],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
+def test_a_disk_that_is_full_costs_no_text(
+    tmp_path: Path, flags: tuple[str, ...], small_files: None
+) -> None:
+    cached = ("--prompt-cache", tmp_path / "p.state")
+    done = run("generate", "-p", PROMPT, "-n", 8, *cached, *flags, code=1)
     assert done.stdout.strip()
     assert done.stderr.count("p.state cannot be written: File too large") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """A limit on the size of files, which stands for a full disk."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, heard)
 
 
 @pytest.mark.slow
@@ -194,7 +192,7 @@ def test_the_peak_stays_within_the_budget_with_a_state_file(
     path = tmp_path / "p.state"
     paged = ("generate", "-m", big, "-md", PAIR.draft, "-c", 256, "-p", PROMPT, "-n", 8)
     cached = ("--memory-budget", smallest, "--prompt-cache", path, "--prompt-cache-all", "--json")
-    first, second = (json.loads(run(*paged, *cached).stdout) for _ in range(2))
+    first, second = (edgespec_alone(*map(str, (*paged, *cached))).json for _ in range(2))
     for answer in (first, second):
         assert answer["memory"]["peak_bytes"] <= answer["memory"]["budget_bytes"]
     assert path.stat().st_size > MIB
