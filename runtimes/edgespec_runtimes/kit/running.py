@@ -26,8 +26,8 @@ from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.kit.segmented import SegmentedWeights
 
 
-class StopFlag(Protocol):
-    """A library's flag that ends its running computation."""
+class Stoppable(Protocol):
+    """A flag of a library that ends its running computation."""
 
     def set(self) -> None: ...
     def clear(self) -> None: ...
@@ -45,7 +45,7 @@ class RunningModel(ABC):
         self,
         vocabulary: Vocabulary,
         origin: StateOrigin,
-        stop: StopFlag,
+        stop: Stoppable,
         users: Users,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
