@@ -1,7 +1,7 @@
 """Grammars of calls that a request asks for, in the form in which the model's template writes them.
 
 The form is JSON between marks (Hermes, Qwen2.5, Qwen3), or each argument between marks of its own
-(Qwen3-Coder, GLM). Knows no session.
+(Qwen3-Coder, GLM). Where the template has another form, it is JSON alone. Knows no session.
 """
 
 from __future__ import annotations
@@ -44,13 +44,10 @@ _QWEN = _MarkedForm(
 _GLM = _MarkedForm(f"{BEGIN}{{}}", END, f"{KEY}{{}}{KEY_END}", VALUE, VALUE_END, "line_break?")
 
 
-def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Grammar] | None:
-    """Function that returns the grammar of a call of one of several tools in OpenAI's format.
-
-    None for a template whose calls have another form, or no form that is known.
-    """
+def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Grammar]:
+    """Function that returns the grammar of a call of one of several tools in OpenAI's format."""
     if not knows_calls(template):
-        return None
+        return partial(call_grammar, is_marked=False)
     if KEY in template:
         return partial(_grammar, _GLM)
     if "<function=" in template and "<parameter=" in template:

@@ -395,13 +395,7 @@ def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None
             "out",
             "tool_choice",
         )
-    call_grammar = call_grammar_of(prompt.template)
-    if call_grammar is None:
-        raise RequestError(
-            "this model's chat template has no known format of tool calls: set tool_choice to auto",
-            "tool_choice",
-        )
-    return call_grammar(required)
+    return call_grammar_of(prompt.template)(required)
 
 
 def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:

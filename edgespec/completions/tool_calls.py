@@ -40,8 +40,9 @@ def knows_calls(template: str) -> bool:
     return BEGIN in template and "]<]minimax[>[" not in template
 
 
-def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
-    """Grammar of a call of one of `tools`, by their parameter schemas.
+def call_grammar(tools: Sequence[Mapping[str, Any]], is_marked: bool = True) -> Grammar:
+    """Grammar of a call of one of `tools`, by their parameter schemas: an object between marks, or
+    without them.
 
     `tools` are in OpenAI's format. Raises GrammarError for unsupported schemas.
     """
@@ -51,7 +52,7 @@ def call_grammar(tools: Sequence[Mapping[str, Any]]) -> Grammar:
         before = json.dumps(f'{{"name": {name}, "arguments": ', ensure_ascii=False)
         schemas[f"arguments{place}"] = tool["function"].get("parameters") or _NO_PARAMETERS
         calls.append(f'({before} arguments{place} "}}")')
-    begin, end = json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")
+    begin, end = (json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")) if is_marked else ("", "")
     return json_rules(schemas, f"start: {begin} call {end}\ncall: {' | '.join(calls)}\n")
 
 

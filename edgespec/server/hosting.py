@@ -8,6 +8,7 @@ for it have ended. One event loop owns this; knows no HTTP and no memory.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -300,10 +301,12 @@ class ModelHost:
         self._arrange()
 
     def _replaced(
-        self, model: HostedModel, closes: Sequence[Callable[[], None]], place: Place
+        self, model: HostedModel, closes: list[Callable[[], None]], place: Place
     ) -> Served:
         """The loaded model, after those before it have been closed; runs in a thread."""
         close_all(*closes)
+        closes.clear()  # they hold vocabularies of megabytes
+        gc.collect()  # sessions refer to themselves
 
         def report(doing: str, share: float) -> None:
             self._progress = doing, share

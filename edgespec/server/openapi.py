@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgespec import extras
+from edgespec.completions.embeddings import EmbeddingRequest
 from edgespec.completions.protocols.message_requests import CountRequest, MessagesRequest
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestPart
@@ -17,6 +18,7 @@ from edgespec.completions.requests import ChatRequest, CompletionRequest, Reques
 _BODIES: dict[str, tuple[type[RequestPart], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
     "/v1/completions": (CompletionRequest, "Continue texts"),
+    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts"),
     "/v1/responses": (ResponsesRequest, "Answer in OpenAI's Responses"),
     "/v1/messages": (MessagesRequest, "Answer in Anthropic's messages"),
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation"),

@@ -97,10 +97,25 @@ def test_what_cannot_be_asked_for_is_refused(
         ask(session, **fields)
 
 
-def test_a_template_without_calls_is_told_so(session: Session) -> None:
-    session.use_chat_template("{{ tools | tojson }}" + TEMPLATE)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_template_with_another_form_of_calls_is_answered_by_one_in_json(
+    session: Session, stream: bool
+) -> None:
+    session.use_chat_template("{{ tools | tojson }} [TOOL_CALLS]" + TEMPLATE)
     try:
-        with pytest.raises(UsageError, match="no known format of tool calls"):
-            ask(session, tools=[ADD], tool_choice="required")
+        answer = ask(session, tools=[STOP, ADD], tool_choice="required", stream=stream)
+        if stream:
+            deltas = [chunk["choices"][0]["delta"] for chunk in answer]
+            assert not any(delta.get("content") for delta in deltas)
+            calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+            call = {"name": calls[0]["function"]["name"]}
+            call["arguments"] = "".join(call["function"]["arguments"] for call in calls)
+        else:
+            (choice,) = answer["choices"]
+            assert choice["message"]["content"] is None
+            assert choice["finish_reason"] == "tool_calls"
+            call = choice["message"]["tool_calls"][0]["function"]
+        assert call["name"] in {"add", "stop"}
+        assert isinstance(json.loads(call["arguments"]), dict)
     finally:
         session.use_chat_template(WITH_TOOLS)
