@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.hf_api import RepoSibling
 
-from edgespec.hub.choice import HubFile
+from edgespec.hub.files import HubFile
 from edgespec.hub.failures import HubFailure
 
 TIMEOUT_S = 20.0
