@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from edgespec.hub.files import HubFile, HubModel
 
 DEFAULT_VARIANTS = ("q4", "int4")
-"""Variants of a name without one, best first; without such a graph, the one of the shortest name."""
+"""Variants of a name without one, best first; without such a graph, the shortest name."""
 SUFFIX = ".onnx"
 _WHOLE = "model"
 _NO_DECODER = re.compile(
