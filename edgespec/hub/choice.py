@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import ModelError, UsageError
+from edgespec.hub.files import HubFile, HubModel
+from edgespec.hub.onnx_files import onnx_models, variant_of, with_variant
 from edgespec.settings.units import format_size
 
 DEFAULT_QUANT = "Q4_K_M"
@@ -14,10 +16,6 @@ DEFAULT_QUANT = "Q4_K_M"
 
 _REFERENCE = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?", re.ASCII)
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-_QUANT = re.compile(
-    r"(?:^|[-._/])((?:UD-)?I?Q\d(?:_\w+?)?|BF16|F16|F32|FP16|MXFP4(?:_\w+?)?|TQ\d_\d)(?=$|[-./])",
-    re.IGNORECASE,
-)
 _NO_MODEL = re.compile(r"(^|[-._/])(mmproj|imatrix)", re.IGNORECASE)
 """Files that are not language models: image encoders, statistics for quantising."""
 
@@ -45,45 +43,25 @@ def parse_reference(text: str) -> HubReference:
     return HubReference(match[1], match[2])
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """A file of a repository."""
-
-    name: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class HubModel:
-    """A model: one file, or all parts of a split one in order."""
-
-    name: str
-    """Name without `.gguf` and the number of a part."""
-    files: tuple[HubFile, ...]
-
-    @property
-    def quant(self) -> str | None:
-        """Quantisation in the name; None if it has none."""
-        quants = _QUANT.findall(self.name)
-        return quants[-1] if quants else None
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
-
-
 def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
-    """The model that `reference` names. Raises ModelError, which lists the models that exist."""
+    """The model that `reference` names: GGUF if the repository has such models, else ONNX.
+
+    Raises ModelError, which lists the models that exist.
+    """
     everything = list(files)
-    models = gguf_models(everything)
-    if not models:
+    models, graphs = gguf_models(everything), onnx_models(everything)
+    if not models and not graphs:
         raise ModelError(_nothing_here(reference, everything))
     quant = reference.quant or DEFAULT_QUANT
     matching = [model for model in models if _has_quant(model, quant)]
     if not matching and reference.quant is None:
         matching = models[:1]
+    if not matching and (graph := with_variant(graphs, reference.quant)):
+        return graph
     if not matching:
-        others = ", ".join(f"{m.quant or m.name} ({format_size(m.size_bytes)})" for m in models)
+        known = [(model.quant or model.name, model.size_bytes) for model in models]
+        known += [(variant_of(graph), graph.size_bytes) for graph in graphs]
+        others = ", ".join(f"{name} ({format_size(size)})" for name, size in known)
         raise ModelError(f"{reference.repo} has no {reference.quant}; it has: {others}")
     chosen = min(matching, key=lambda model: (len(model.name), model.name))
     _check_parts(reference, chosen)
@@ -121,16 +99,8 @@ def _check_parts(reference: HubReference, model: HubModel) -> None:
 
 def _nothing_here(reference: HubReference, files: Sequence[HubFile]) -> str:
     kinds = sorted({file.name.rsplit(".", 1)[-1] for file in files if "." in file.name})
-    if graph := next((file.name for file in files if file.name.endswith(".onnx")), None):
-        folder = f"DIR/{graph.rpartition('/')[0]}".rstrip("/")
-        return (
-            f"{reference.repo} holds ONNX models, and only GGUF models are fetched by name: "
-            f"`hf download {reference.repo} --local-dir DIR` brings it; put tokenizer.json and "
-            "config.json beside the graph where they are not, and name it with "
-            f"-m {folder}/{graph.rpartition('/')[2]}"
-        )
     content = f"it holds {', '.join(kinds[:8])} files" if kinds else "it is empty"
     return (
-        f"{reference.repo} has no GGUF model ({content}): choose a repository whose name ends in "
-        "-GGUF, or download the files and give their folder with -m"
+        f"{reference.repo} has no GGUF or ONNX model ({content}): choose a repository whose name "
+        "ends in -GGUF, or download the files and give their folder with -m"
     )

@@ -3,7 +3,8 @@
 import pytest
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.hub.choice import HubFile, HubReference, choose, parse_reference
+from edgespec.hub.choice import HubReference, choose, parse_reference
+from edgespec.hub.files import HubFile
 
 
 def chosen(names: list[str], quant: str | None = None) -> list[str]:
@@ -66,13 +67,69 @@ def test_image_encoders_and_statistics_are_no_models():
 
 
 def test_a_repository_without_gguf_says_what_it_has():
-    with pytest.raises(ModelError, match=r"no GGUF model \(it holds json, safetensors files\)"):
+    with pytest.raises(
+        ModelError, match=r"no GGUF or ONNX model \(it holds json, safetensors files\)"
+    ):
         chosen(["config.json", "model.safetensors"])
 
 
-def test_a_repository_of_onnx_models_is_told_how_to_bring_them():
-    way = r"hf download u/r --local-dir DIR.*tokenizer\.json.*-m DIR/onnx/model\.onnx"
-    with pytest.raises(ModelError, match=way):
-        chosen(["config.json", "onnx/model.onnx", "onnx/model.onnx_data"])
-    with pytest.raises(ModelError, match=r"-m DIR/model\.onnx"):
-        chosen(["model.onnx"])
+BROWSER = [
+    "config.json",
+    "README.md",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    *(f"onnx/model{variant}.onnx" for variant in ("", "_fp16", "_int8", "_q4", "_q4f16")),
+    "onnx/model.onnx_data",
+    "onnx/model_q4.onnx_data",
+    "onnx/model_q4f16.onnx_data",
+    "onnx/model_q4f16.onnx_data_1",
+    "onnx/vision_encoder_q4.onnx",
+]
+SETTINGS = ["config.json", "tokenizer.json", "tokenizer_config.json"]
+BUILT = [
+    f"{folder}/{name}"
+    for folder in ("cpu-int4-awq", "cuda/cuda-fp16")
+    for name in ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json")
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "files"),
+    [
+        ("q4", ["onnx/model_q4.onnx", "onnx/model_q4.onnx_data"]),
+        (
+            "Q4F16",
+            [
+                "onnx/model_q4f16.onnx",
+                "onnx/model_q4f16.onnx_data",
+                "onnx/model_q4f16.onnx_data_1",
+            ],
+        ),
+        ("int8", ["onnx/model_int8.onnx"]),
+        ("model", ["onnx/model.onnx", "onnx/model.onnx_data"]),
+        (None, ["onnx/model_q4.onnx", "onnx/model_q4.onnx_data"]),
+    ],
+)
+def test_an_onnx_variant_comes_with_its_weights_and_settings(variant, files):
+    graph, *others = files
+    assert chosen(BROWSER, variant) == [graph, *sorted([*others, *SETTINGS])]
+
+
+def test_a_folder_s_name_names_what_onnxruntime_genai_built():
+    folder = "cpu-int4-awq"
+    expected = ["model.onnx", "genai_config.json", "model.onnx.data", "tokenizer.json"]
+    for variant in (folder, "int4", None):
+        assert chosen(BUILT, variant) == [f"{folder}/{name}" for name in expected]
+
+
+def test_an_onnx_variant_that_is_missing_is_told_with_the_others():
+    with pytest.raises(ModelError, match=r"no q8; it has: model \(5.0 MiB\), q4 .*fp16.*q4f16"):
+        chosen(BROWSER, "q8")
+    with pytest.raises(ModelError, match=r"no q8; it has: cpu-int4-awq .*cuda-fp16"):
+        chosen(BUILT, "q8")
+
+
+def test_gguf_comes_before_onnx_unless_its_name_is_an_onnx_variant_s():
+    both = [*FILES, *BROWSER]
+    assert chosen(both) == ["m-Q4_K_M.gguf"]
+    assert chosen(both, "q4f16")[0] == "onnx/model_q4f16.onnx"

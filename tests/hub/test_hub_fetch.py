@@ -60,6 +60,19 @@ def test_all_parts_of_a_split_model_lie_beside_each_other(hub, tmp_path):
     assert {part.name for part in path.parent.iterdir()} == set(PARTS)
 
 
+def test_an_onnx_model_comes_with_its_weights_and_tokenizer(hub, tmp_path):
+    hub.repos["user/repo-ONNX"] = {
+        name: name.encode() for name in ("tokenizer.json", "onnx/m_q4.onnx", "onnx/m_q4.onnx_data")
+    } | {"onnx/m_fp16.onnx": b"other"}
+    path = fetch(hub, tmp_path, "user/repo-ONNX:q4").path
+    snapshot = tmp_path / "models--user--repo-ONNX/snapshots" / REVISION
+    assert path == snapshot / "onnx/m_q4.onnx"
+    assert {file.name for file in path.parent.iterdir()} == {"m_q4.onnx", "m_q4.onnx_data"}
+    assert (snapshot / "tokenizer.json").read_bytes() == b"tokenizer.json"
+    offline = fetch(hub, tmp_path, "user/repo-ONNX:q4", offline=True)
+    assert offline.path == path
+
+
 def test_progress_goes_from_nothing_to_everything(hub, tmp_path):
     shares = []
     fetch(hub, tmp_path, progress=lambda what, share: shares.append((what, share)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
+from pydantic import Field
+
 from edgespec.errors import UsageError
 from edgespec.settings.base import Names
 from edgespec.settings.options import Flag, RuntimeOptions
@@ -29,6 +31,17 @@ class OnnxOptions(RuntimeOptions):
             f"{{{','.join(get_args(Provider))}}}",
         ),
     ] = "auto"
+
+    accuracy_level: Annotated[
+        Annotated[int, Field(ge=0, le=4)] | None,
+        Flag(
+            "of the target's 4-bit products (MatMulNBits): 1 computes with floats, 4 rounds "
+            "activations to eight bits, which is faster (default: what the file says)",
+            "{0,1,2,3,4}",
+            None,
+            "target",
+        ),
+    ] = None
 
     def check(self, load: LoadSettings, names: Names) -> None:
         if load.gpu_memory_budget is not None and self.provider in IN_PROCESS_MEMORY:

@@ -32,6 +32,11 @@ from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.files.roles import find_roles
 from edgespec_runtimes.onnx.files.source import Source, read_source, refer
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
+from edgespec_runtimes.onnx.graph.accuracy import (
+    has_packed,
+    rounds_to_eight_bits,
+    set_accuracy,
+)
 from edgespec_runtimes.onnx.graph.angles import trimmed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.graph.flow import (
@@ -81,7 +86,8 @@ class PreparedOnnx:
         self._phase = partial(request.phase, seconds=self.seconds)
         self._request = request
         self._stop = StopFlag()
-        self._choice = choose(OnnxOptions.of(request.options).provider)
+        self._options = OnnxOptions.of(request.options)
+        self._choice = choose(self._options.provider)
         self._opened: Deployment | None = None
         self._feature_layers: tuple[int, ...] = ()
 
@@ -91,6 +97,7 @@ class PreparedOnnx:
         with self._phase("graph and vocabulary"):
             source = artifacts.as_bytes(read_source(path))
             self._graph = simplified(source.model, where)
+            self._choose_accuracy()
             self._roles = find_roles(self._graph.graph, where)
             configs = (source.generation_config, source.config, source.genai_config)
             self._vocabulary = read_vocabulary(source.folder, self._roles.n_vocab, configs)
@@ -223,12 +230,31 @@ class PreparedOnnx:
                 "is computed by itself, and a pass saves reading but no computing"
             )
         elif plan is not None and self._request.owner == "target" and self._request.max_nodes > 1:
+            if rounds_to_eight_bits(self._graph.graph):
+                notes.append(
+                    f"{self.info.name} rounds activations of 4-bit products to eight bits (accuracy "
+                    "level 4), those of a batch otherwise than those of single tokens, so a draft may "
+                    "change the text: --accuracy-level 1 computes with floats, and takes longer"
+                )
+                return notes
             notes.append(
                 f"{self.info.name}: onnxruntime rounds several rows otherwise than a single one: "
                 "where two tokens are almost equally likely, a draft or an earlier text may change "
                 "which one is written"
             )
         return notes
+
+    def _choose_accuracy(self) -> None:
+        """Set the accuracy level that was asked for. Raises UsageError if nothing has one."""
+        level = self._options.accuracy_level
+        if level is None or self._request.owner != "target":
+            return
+        if not has_packed(self._graph.graph):
+            raise UsageError(
+                f"--accuracy-level {level}: {self._request.path.name} has no MatMulNBits, whose "
+                "level it is: leave it out"
+            )
+        set_accuracy(self._graph.graph, level)
 
     def _has(self, operators: Sequence[str]) -> bool:
         return self._deployed.fitted.has(operators)
@@ -390,6 +416,8 @@ class PreparedOnnx:
             "--ctx-size": str(self.info.n_ctx),
             "--provider": self._deployed.device.label,
         }
+        if self._options.accuracy_level is not None:
+            settings["--accuracy-level"] = str(self._options.accuracy_level)
         if self._deployed.fitted.buffer_tokens:
             settings["order of the KV cache"] = "by heads"
         return StateOrigin(self._source.files, settings)

@@ -1,0 +1,37 @@
+"""Accuracy level of products with packed 4-bit weights (MatMulNBits): how activations are rounded.
+
+At level 4 they are rounded to eight bits, where the last bit of a float, in which a batch differs
+from a single token, may decide the direction.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper
+
+from edgespec_runtimes.onnx.graph.flow import PACKED
+
+EIGHT_BITS = 4
+_NAME = "accuracy_level"
+
+
+def has_packed(graph: onnx.GraphProto) -> bool:
+    return any(node.op_type in PACKED for node in graph.node)
+
+
+def rounds_to_eight_bits(graph: onnx.GraphProto) -> bool:
+    packed = (node for node in graph.node if node.op_type in PACKED)
+    return any(item.i == EIGHT_BITS for node in packed for item in node.attribute if _is_it(item))
+
+
+def set_accuracy(graph: onnx.GraphProto, level: int) -> None:
+    """Set the level of all packed products in place."""
+    for node in graph.node:
+        if node.op_type in PACKED:
+            kept = [item for item in node.attribute if not _is_it(item)]
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute(_NAME, level)])
+
+
+def _is_it(item: onnx.AttributeProto) -> bool:
+    return item.name == _NAME

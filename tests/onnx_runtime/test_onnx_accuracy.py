@@ -1,0 +1,50 @@
+"""The accuracy level of MatMulNBits can be chosen, and a note names what it costs."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+from pathlib import Path
+
+from edgespec.errors import UsageError
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.options import OnnxOptions
+from edgespec_runtimes.onnx.prepared import PreparedOnnx
+from genai_models import LLAMA, QWEN
+from onnx_models import request
+from session_cases import PLAN
+
+
+def prepared_as(path: Path, owner: str = "target", level: int | None = None) -> PreparedOnnx:
+    asked = request(path, options=OnnxOptions(accuracy_level=level))
+    prepared = runtime.prepare(replace(asked, owner=owner))
+    assert isinstance(prepared, PreparedOnnx)
+    return prepared
+
+
+def levels(prepared: PreparedOnnx) -> set[int]:
+    products = [n for n in prepared._graph.graph.node if n.op_type == "MatMulNBits"]
+    return {item.i for n in products for item in n.attribute if item.name == "accuracy_level"}
+
+
+@pytest.mark.parametrize(("owner", "level"), [("target", 1), ("draft", 4)])
+def test_the_accuracy_level_of_the_target_can_be_chosen(owner: str, level: int) -> None:
+    with closing(prepared_as(QWEN, owner, 1)) as prepared:
+        assert levels(prepared) == {level}
+
+
+def test_a_note_names_products_that_round_a_batch_otherwise() -> None:
+    with closing(prepared_as(QWEN)) as prepared:
+        assert any("--accuracy-level 1" in note for note in prepared.notes(PLAN))
+    with closing(prepared_as(QWEN, level=1)) as prepared:
+        assert not any("--accuracy-level" in note for note in prepared.notes(PLAN))
+
+
+def test_an_accuracy_level_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--accuracy-level 1: .* has no MatMulNBits"):
+        prepared_as(LLAMA, level=1)
