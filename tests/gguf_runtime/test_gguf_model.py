@@ -75,6 +75,7 @@ class TestResidentDraftKeepsTheContract(PortContract):
         return lambda: open_resident(PAIR.draft)
 
 
+@pytest.mark.slow
 class TestPagedTargetKeepsTheContract(PortContract):
     atol = 0.2
 
@@ -83,6 +84,7 @@ class TestPagedTargetKeepsTheContract(PortContract):
         return lambda: open_paged(PAIR.target)
 
 
+@pytest.mark.slow
 class TestTargetWithNothingPinnedKeepsTheContract(PortContract):
     atol = 0.2
 

@@ -81,7 +81,13 @@ def test_another_build_of_llama_cpp_is_another_origin(monkeypatch: pytest.Monkey
     assert loading.build().split()[1:] == ["SSE3"]
 
 
-@pytest.fixture(scope="module", params=["gemma2", "qwen2vl", "lfm2", "qwen35", "mamba2", "rwkv7"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("gemma2", "qwen2vl", "lfm2", "rwkv7"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen35", "mamba2")),
+    ],
+)
 def species(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Windows of attention, positions of several parts, hybrids that can and that cannot go back,
     and no attention at all."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from commands_here import Done, run_here
 from edgespec.cli import entry
 from edgespec.cli.commands.models.making_report import room_line
 from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
@@ -49,33 +50,43 @@ def test_layers_that_matter_together_are_found_out() -> None:
     assert Twins([0.4, 0.01, 0.02, 0.1])._order(2) == [1, 3]
 
 
-def run(tmp_path: Path, *arguments: str) -> int:
-    prompts = tmp_path / "prompts.txt"
+def of_draft(folder: Path) -> list[str]:
+    prompts = folder / "prompts.txt"
     prompts.write_text("def read(path):\n")
     short = ["--prompts", str(prompts), "-n", "6", "--memory-budget", "1GiB", "--quiet"]
-    return entry.main(["models", "draft", TARGET, str(tmp_path / "out.gguf"), *short, *arguments])
+    return ["models", "draft", TARGET, str(folder / "out.gguf"), *short]
+
+
+def run(tmp_path: Path, *arguments: str) -> int:
+    return entry.main([*of_draft(tmp_path), *arguments])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    """The folder with a draft, and what the command said."""
+    folder = tmp_path_factory.mktemp("made")
+    done = run_here(*of_draft(folder), "--size", "4MiB", "--types", "Q4_0,Q2_K", "--json")
+    assert done.code == 0, done.stderr
+    return folder, done
 
 
 @pytest.mark.slow
-def test_a_draft_is_written_and_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tmp_path, "--size", "4MiB", "--types", "Q4_0,Q2_K", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (tmp_path / "out.gguf").stat().st_size == report["made"]["size_bytes"] <= 4 << 20
+def test_a_draft_is_written_and_measured(made: tuple[Path, Done]) -> None:
+    folder, done = made
+    report = done.json
+    assert (folder / "out.gguf").stat().st_size == report["made"]["size_bytes"] <= 4 << 20
     assert {draft["type"] for draft in report["compared"]} == {"Q4_0", "Q2_K"}
-    assert list(tmp_path.glob(".*")) == []
+    assert list(folder.glob(".*")) == []
     assert report["room"]["draft_bytes"] <= report["room"]["max_bytes"]
 
 
 @pytest.mark.slow
 def test_a_draft_of_the_gguf_twin_drafts_for_an_onnx_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: tuple[Path, Done], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path, "--types", "Q4_0", "--json") == 0
-    draft = str(tmp_path / "out.gguf")
-    capsys.readouterr()
-    of_check = ["-n", "6", "--memory-budget", "1GiB", "--prompts", str(tmp_path / "prompts.txt")]
+    folder, _ = made
+    draft = str(folder / "out.gguf")
+    of_check = ["-n", "6", "--memory-budget", "1GiB", "--prompts", str(folder / "prompts.txt")]
     assert entry.main(["models", "check", ONNX, draft, *of_check, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["agreement"]["compared"] == 6
     texts = []

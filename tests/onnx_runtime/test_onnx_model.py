@@ -40,6 +40,7 @@ class TestPagedKeepsTheContract(ContractOfKind):
     opened = staticmethod(open_paged)
 
 
+@pytest.mark.slow
 class TestHalfPrecisionWithNothingPinnedKeepsTheContract(ContractOfKind):
     atol = 0.02
     opened = partial(open_paged, share=0.0)
@@ -67,6 +68,7 @@ class TestBranchesAsRowsKeepTheContract(ContractOfKind):
     opened = staticmethod(open_resident)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fed_by_row")
 class TestFusedRowsKeepTheContract(ContractOfKind):
     """Fused attention takes no padding: each branch is a batch of its own."""

@@ -66,12 +66,14 @@ class TestPartsThatStayKeepTheContract(ContractOfKind):
     opened = staticmethod(open_offloaded)
 
 
+@pytest.mark.slow
 class TestHalfPrecisionCopiedInEveryPassKeepsTheContract(ContractOfKind):
     atol = 0.02
     opened = partial(open_offloaded, gpu_share=0.0, share=0.0)
     kind: ClassVar = {"dtype": "float16"}
 
 
+@pytest.mark.slow
 class TestOffloadedFourBitsKeepTheContract(ContractOfKind):
     """Packed nowhere: their weights are bound as they are."""
 

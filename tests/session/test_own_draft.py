@@ -133,6 +133,15 @@ def test_a_draft_is_deleted_with_what_is_known_about_it(cache: Path) -> None:
     assert kept(cache) == []
 
 
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from edgespec.models.enlarging import enlarge
+
+    path = tmp_path_factory.mktemp("big") / "big.gguf"
+    enlarge(TARGET, path, 200 << 20)
+    return path
+
+
 def budget(big: Path) -> int:
     """A budget that pages the model and has room for a draft, whatever this process takes."""
     alone = session.plan(LoadSettings(model=big, memory_budget="2GiB", ctx_size=512))
@@ -141,12 +150,8 @@ def budget(big: Path) -> int:
 
 @pytest.mark.slow
 def test_it_is_made_once_and_used_from_then_on(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    big: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgespec.models.enlarging import enlarge
-
-    big = cache.parent / "big.gguf"
-    enlarge(TARGET, big, 200 << 20)
     monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: 1e8)
     monkeypatch.setattr(own_draft, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(own_draft, "MIN_MEASURED", 0.0)
@@ -167,11 +172,9 @@ def test_it_is_made_once_and_used_from_then_on(
 
 
 @pytest.mark.slow
-def test_interrupted_work_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgespec.models.enlarging import enlarge
-
-    big = cache.parent / "big.gguf"
-    enlarge(TARGET, big, 200 << 20)
+def test_interrupted_work_leaves_nothing(
+    big: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: 1e8)
     monkeypatch.setattr(own_draft, "MIN_SPEEDUP", 0.0)
 
