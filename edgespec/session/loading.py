@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,21 +21,17 @@ from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
-from edgespec.memory.needs import (
-    FOREST_SIZE,
-    FOREST_TEXTS,
-    TREE_SIZES,
-    ModelNeeds,
-)
+from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES, ModelNeeds
 from edgespec.memory.places import auto_texts, note_on_one_text
-from edgespec.ports import LanguageModel, Progress
+from edgespec.ports import Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.ports.reduced_head import CanBeTrimmed
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.dividing import SessionNeeds
 from edgespec.session.given import checked
-from edgespec.session.pairing import check_one_text, check_pair
+from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.pairing import check_head, check_pair
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
@@ -79,28 +75,6 @@ def open_models(
         _Opening(*checked(settings, engine_settings, progress), trace) as opening,
     ):
         return opening.load()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModels(Closeable):
-    """A target and its draft, loaded under one plan; close them together."""
-
-    target: LanguageModel
-    draft: LanguageModel | None
-    plan: MemoryPlan
-    load_report: dict[str, float]
-    """Seconds by phase of loading, and `total`."""
-    path: Path | None = None
-    """Path of the target."""
-    needs: ModelNeeds | None = None
-    """Memory needs of the target, for other budgets."""
-    budget: int | str = 0
-    """The budget that was asked for, as it was written."""
-
-    def close(self) -> None:
-        """Free everything. Idempotent."""
-        owned = (self.target, self.draft)
-        close_all(*(part.close for part in owned if part is not None))
 
 
 class _Opening(Closeable):
@@ -269,16 +243,7 @@ class _Opening(Closeable):
         draft = self._adopt(draft_runtime.prepare(request_of_draft))
         check_pair(target, draft)
         if isinstance(draft, WantsFeatures):
-            if not isinstance(target, OffersFeatures):
-                raise ModelError(
-                    f"{target.info.name} does not give its hidden states, which the head "
-                    f"{draft.info.name} reads: name a GGUF or ONNX target, or a whole model as "
-                    "the draft"
-                )
-            if settings.draft == settings.model:
-                check_one_text(target.info, "its layer for guessing")
-            elif settings.optional_draft:
-                check_one_text(target.info, "a head")
+            check_head(settings, target, draft)
             if target.info.n_slots > 1:  # a head follows one text
                 target.close()
                 target = runtime.prepare(replace(request, n_texts=1))

@@ -171,8 +171,7 @@ class PreparedOnnx:
 
     def needs(self) -> ModelNeeds:
         deployed, owner = self._deployed, self._request.owner
-        n_layers = len(self._feature_layers)
-        measured = self._session_sizes
+        n_layers, measured = len(self._feature_layers), self._session_sizes
         return ModelNeeds(
             fixed=rows.fixed_rows(owner, self.info, self._cache_bytes),
             batches=tuple(
