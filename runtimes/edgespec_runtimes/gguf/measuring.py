@@ -107,11 +107,8 @@ class MeasuredGguf:
         """Bytes that q8_0 would save in the KV cache; 0 if the cache is not f16, not in the
         process's memory, or belongs to a recurrent model."""
         options = self._options
-        if (
-            not options.cache_type_k == options.cache_type_v == "f16"
-            or options.flash_attn == "off"
-            or not self.info.tree_capable
-        ):
+        is_f16 = options.cache_type_k == options.cache_type_v == "f16"
+        if not is_f16 or options.flash_attn == "off" or not self.info.tree_capable:
             return 0
         caches = (row.nbytes for row in self.needs.fixed if row.what.startswith(KV_CACHE))
         return int(sum(caches) * Q8_0_SAVES)
