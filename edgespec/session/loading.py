@@ -21,7 +21,7 @@ from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
-from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES, ModelNeeds
+from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.memory.places import auto_texts, note_on_one_text
 from edgespec.ports import Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
@@ -140,10 +140,8 @@ class _Opening(Closeable):
                 draft = self._run("draft", lambda: prepared.load(memory_plan, self._progress))
                 on_failure.callback(draft.close)
                 heap.trim_heap()  # memory of loading, before the target needs its own
-            target = self._run(
-                "target",
-                lambda: self._prepared[0].load(memory_plan, self._progress),
-            )
+            first, path = self._prepared[0], self._settings.model.absolute()
+            target = self._run("target", lambda: first.load(memory_plan, self._progress))
             on_failure.callback(target.close)
             for owner, prepared in zip(("target", "draft"), self._prepared, strict=False):
                 for phase, seconds in prepared.seconds.items():
@@ -153,15 +151,8 @@ class _Opening(Closeable):
             notes = dict.fromkeys((*memory_plan.notes, *self._notes(memory_plan)))
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
-            return LoadedModels(
-                target,
-                draft,
-                memory_plan,
-                self._report,
-                self._settings.model.absolute(),
-                self._prepared[0].needs(),
-                self._settings.memory_budget,
-            )
+            needs, budget = first.needs(), self._settings.memory_budget
+            return LoadedModels(target, draft, memory_plan, self._report, path, needs, budget)
 
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         began = time.perf_counter()
@@ -196,10 +187,10 @@ class _Opening(Closeable):
         settings, rules = self._settings, self._engine_settings
         n_threads = settings.threads or process.usable_cores()
         guesses = settings.draft or rules.lookup
-        n_texts = 1
-        if settings.n_parallel != "auto" and not rules.draws_guesses:
-            n_texts = settings.n_parallel
-        sizes = _tree_sizes(rules, n_texts) if guesses else (1,)
+        is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
+        n_texts = int(settings.n_parallel) if is_fixed else 1
+        sizes = (1 + rules.draft_max,) if rules.pins_draft_max else tree_sizes(n_texts)
+        sizes = sizes if guesses else (1,)
         max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
         request = ModelRequest(
             path=settings.model,
@@ -404,10 +395,3 @@ class _Opening(Closeable):
         if self._engine_settings.draws_guesses or follows_one_text:
             return 0
         return sum(prepared.needs().text_bytes for prepared in self._prepared)
-
-
-def _tree_sizes(rules: EngineSettings, n_texts: int) -> tuple[int, ...]:
-    """Tree sizes that the plan may choose for `n_texts` texts, largest first."""
-    if rules.pins_draft_max:
-        return (1 + rules.draft_max,)
-    return (FOREST_SIZE, *TREE_SIZES) if n_texts >= FOREST_TEXTS else TREE_SIZES

@@ -56,8 +56,6 @@ ONE_LINE = ("plamo2",)
 """Architectures for which llama.cpp aborts if a pass has several sequences."""
 KV_CACHE = "KV cache"
 """Label of plan rows for keys and values."""
-Q8_0_SAVES = 1 - 34 / 64
-"""Share of an f16 cache that q8_0 saves: 32 values take 34 bytes instead of 64."""
 MAX_LINES = 4
 """Most lines of a tree that a recurrent target verifies in a pass, each with its own states."""
 
@@ -101,17 +99,6 @@ class MeasuredGguf:
         finally:
             sizes_only.close()
         self.mapped = MappedWeights(header, lambda: self.offloading, stop, mapping)
-
-    @property
-    def saved_by_q8_0(self) -> int:
-        """Bytes that q8_0 would save in the KV cache; 0 if the cache is not f16, not in the
-        process's memory, or belongs to a recurrent model."""
-        options = self._options
-        is_f16 = options.cache_type_k == options.cache_type_v == "f16"
-        if not is_f16 or options.flash_attn == "off" or not self.info.tree_capable:
-            return 0
-        caches = (row.nbytes for row in self.needs.fixed if row.what.startswith(KV_CACHE))
-        return int(sum(caches) * Q8_0_SAVES)
 
     @cached_property
     def needs(self) -> ModelNeeds:
