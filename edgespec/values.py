@@ -6,6 +6,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -119,18 +120,14 @@ class ModelDetails:
     heads: int | None = None
     kv_heads: int | None = None
     context_length: int | None = None
-    """Trained context length in tokens."""
     licence: str | None = None
     equals: str | None = None
     """Name of the original of an enlarged model."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings as in the model's chat format."""
     experts: ExpertDetails | None = None
-    """Details of a mixture's experts."""
     head: HeadDetails | None = None
-    """Details of a head, which guesses from hidden states."""
     own_layers: OwnLayers | None = None
-    """Details of the model's own prediction layers."""
     files: tuple[Path, ...] = ()
     info: ModelInfo | None = None
     """Info of a model that cannot be prepared alone, such as a head without matrices of its own."""
@@ -271,10 +268,9 @@ def total_sources(brought: Iterable[Iterable[SourceStats]]) -> tuple[SourceStats
     """Sums over several texts or rounds, the source with most nodes first."""
     verified: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
-    for sources in brought:
-        for by in sources:
-            verified[by.source] += by.verified
-            accepted[by.source] += by.accepted
+    for by in chain.from_iterable(brought):
+        verified[by.source] += by.verified
+        accepted[by.source] += by.accepted
     return tuple(SourceStats(name, n, accepted[name]) for name, n in verified.most_common())
 
 

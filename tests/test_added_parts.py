@@ -15,7 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import Vocabulary
 from edgespec.settings import options
-from edgespec.settings.config import Keeps
+from edgespec.settings.rule_names import Keeps
 from edgespec.values import ModelInfo
 from engine_cases import GREEDY, PROMPT, counting, finish
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from edgespec import extras
 from edgespec.grammar.specification import Grammar
-from edgespec.settings.config import Keeps
+from edgespec.settings.rule_names import Keeps
 from edgespec.values import FinishReason, GenerationResult, ModelInfo, TokenEvent
 
 Answer = dict[str, Any]

@@ -15,7 +15,7 @@ from edgespec.errors import ContextOverflow, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.text_request import TextRequest
-from edgespec.settings.config import Keeps
+from edgespec.settings.rule_names import Keeps
 from edgespec.values import FinishReason
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edgespec.settings.config import AcceptanceName, Keeps
+from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport, RoundCost, SourceStats, SpeculationStats, Timings
 

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users
+from edgespec.engine.lone_work import LoneWork
 from edgespec.engine.loop import Loop
 from edgespec.engine.request import ActiveRequest, Handover
 from edgespec.engine.slot import Slot
@@ -33,15 +33,6 @@ _WITHIN = (
     "this thread is within a call of the session and would wait for itself: do it when the call "
     "has come back"
 )
-
-
-@dataclass(eq=False, slots=True)
-class LoneWork:
-    """Work with the models in the queue, for a time at which no text is active."""
-
-    work: Callable[[], Any]
-    thread: int
-    done: Future[Any] = field(default_factory=Future)
 
 
 class Scheduler(Closeable):
@@ -138,7 +129,7 @@ class Scheduler(Closeable):
             entry = LoneWork(work, threading.get_ident())
             self._line.append(entry)
             self._wake()
-            result: T = _result(entry.done)
+            result: T = entry.result()
             return result
 
     def between(self, work: Callable[[], T]) -> Future[T]:
@@ -230,7 +221,7 @@ class Scheduler(Closeable):
     def _settle(self) -> None:
         """End the texts that need no further pass, and begin those that have a slot now."""
         while self._errands:
-            _work(self._errands.popleft())
+            self._errands.popleft().do()
         self._end_finished()
         if self._line:
             self._turn_away()
@@ -308,7 +299,7 @@ class Scheduler(Closeable):
                 if self._at_work:
                     return False
                 self._line.remove(entry)
-                _work(entry)
+                entry.do()
                 return True
             if n_free > 0 and n_grammars >= entry.has_grammar:
                 if self._slots.has_one_for(entry):
@@ -376,37 +367,12 @@ def _deliver(slot: Slot) -> None:
 def _let_go(entry: ActiveRequest | LoneWork, error: BaseException | None) -> None:
     """Tell the consumer that the text or work has ended."""
     if isinstance(entry, LoneWork):
-        if entry.done.set_running_or_notify_cancel():
-            entry.done.set_exception(error)
+        entry.give_up(error)
         return
     entry.transcript.cancel()
     entry.forget_grammar()
     entry.ended.set()
     entry.deliver(Handover(is_last=True, failure=error))
-
-
-def _work(entry: LoneWork) -> None:
-    if entry.done.set_running_or_notify_cancel():
-        try:
-            entry.done.set_result(entry.work())
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            entry.done.set_exception(error)
-
-
-def _result(done: Future[T]) -> T:
-    """Wait for the result of lone work; once it has begun, even Ctrl-C waits for its end."""
-    interrupt: BaseException | None = None
-    while not done.done():
-        try:
-            with suppress(TimeoutError):
-                done.exception(POLL_S)
-        except KeyboardInterrupt as error:
-            interrupt = error
-            if done.cancel():
-                break
-    if interrupt is not None:
-        raise interrupt
-    return done.result()
 
 
 def _stop(scheduler: weakref.ref[Scheduler]) -> None:

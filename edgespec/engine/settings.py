@@ -16,13 +16,13 @@ from edgespec.errors import UsageError
 from edgespec.ports import PassPart
 from edgespec.settings.base import Names, PythonNames
 from edgespec.settings.config import (
-    ADDED_ACCEPTANCE,
     USUAL_DRAFT_MAX,
     ContextEnd,
     GenerateSettings,
     Speculation,
 )
 from edgespec.settings.options import added
+from edgespec.settings.rule_names import ADDED_ACCEPTANCE
 from edgespec.values import ModelInfo
 
 PROVISIONAL_FACTOR = 8

@@ -37,6 +37,11 @@ FOREST_SIZE, FOREST_TEXTS = 1 + 192, 4
 """A larger tree size for FOREST_TEXTS or more texts, which share the nodes of a pass."""
 
 
+def tree_sizes(n_texts: int) -> tuple[int, ...]:
+    """Tree sizes that a plan chooses from for `n_texts` texts, largest first."""
+    return (FOREST_SIZE, *TREE_SIZES) if n_texts >= FOREST_TEXTS else TREE_SIZES
+
+
 @dataclass(frozen=True, slots=True)
 class BatchNeeds:
     """Memory for computing with one batch size."""

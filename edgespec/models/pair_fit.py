@@ -24,7 +24,7 @@ from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.features import GivesFeatures, GuessesBlocks, ReadsFeatures
 from edgespec.ports.reduced_head import token_ids_of
-from edgespec.settings.config import FallbackName
+from edgespec.settings.rule_names import FallbackName
 from edgespec.tree import TokenTree
 from edgespec.values import (
     GenerationResult,

@@ -2,7 +2,7 @@
 
 Knows when an expert was used, and nothing of any runtime. `expert_layers` has their extents in
 files, `expert_memory` their addresses, `eviction` the choice of what is dropped, `slice_reads` the
-threads that read.
+threads that read. The module is longer than others, because all its books change under one lock.
 """
 
 from __future__ import annotations

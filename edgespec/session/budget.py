@@ -16,7 +16,7 @@ from edgespec.memory import adjusting, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
 from edgespec.ports.adjusting import AdjustsWeights, IsAdjustable
-from edgespec.session.loading import LoadedModels
+from edgespec.session.loaded_models import LoadedModels
 from edgespec.settings.units import auto_bounds, parse_size
 from edgespec.values import PagingStats
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,21 +21,17 @@ from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
-from edgespec.memory.needs import (
-    FOREST_SIZE,
-    FOREST_TEXTS,
-    TREE_SIZES,
-    ModelNeeds,
-)
+from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.memory.places import auto_texts, note_on_one_text
-from edgespec.ports import LanguageModel, Progress
+from edgespec.ports import Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.ports.reduced_head import CanBeTrimmed
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.dividing import SessionNeeds
 from edgespec.session.given import checked
-from edgespec.session.pairing import check_one_text, check_pair
+from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.pairing import check_head, check_pair
 from edgespec.settings import arguments
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
@@ -79,28 +75,6 @@ def open_models(
         _Opening(*checked(settings, engine_settings, progress), trace) as opening,
     ):
         return opening.load()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModels(Closeable):
-    """A target and its draft, loaded under one plan; close them together."""
-
-    target: LanguageModel
-    draft: LanguageModel | None
-    plan: MemoryPlan
-    load_report: dict[str, float]
-    """Seconds by phase of loading, and `total`."""
-    path: Path | None = None
-    """Path of the target."""
-    needs: ModelNeeds | None = None
-    """Memory needs of the target, for other budgets."""
-    budget: int | str = 0
-    """The budget that was asked for, as it was written."""
-
-    def close(self) -> None:
-        """Free everything. Idempotent."""
-        owned = (self.target, self.draft)
-        close_all(*(part.close for part in owned if part is not None))
 
 
 class _Opening(Closeable):
@@ -166,10 +140,8 @@ class _Opening(Closeable):
                 draft = self._run("draft", lambda: prepared.load(memory_plan, self._progress))
                 on_failure.callback(draft.close)
                 heap.trim_heap()  # memory of loading, before the target needs its own
-            target = self._run(
-                "target",
-                lambda: self._prepared[0].load(memory_plan, self._progress),
-            )
+            first, path = self._prepared[0], self._settings.model.absolute()
+            target = self._run("target", lambda: first.load(memory_plan, self._progress))
             on_failure.callback(target.close)
             for owner, prepared in zip(("target", "draft"), self._prepared, strict=False):
                 for phase, seconds in prepared.seconds.items():
@@ -179,15 +151,8 @@ class _Opening(Closeable):
             notes = dict.fromkeys((*memory_plan.notes, *self._notes(memory_plan)))
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
-            return LoadedModels(
-                target,
-                draft,
-                memory_plan,
-                self._report,
-                self._settings.model.absolute(),
-                self._prepared[0].needs(),
-                self._settings.memory_budget,
-            )
+            needs, budget = first.needs(), self._settings.memory_budget
+            return LoadedModels(target, draft, memory_plan, self._report, path, needs, budget)
 
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         began = time.perf_counter()
@@ -222,10 +187,10 @@ class _Opening(Closeable):
         settings, rules = self._settings, self._engine_settings
         n_threads = settings.threads or process.usable_cores()
         guesses = settings.draft or rules.lookup
-        n_texts = 1
-        if settings.n_parallel != "auto" and not rules.draws_guesses:
-            n_texts = settings.n_parallel
-        sizes = _tree_sizes(rules, n_texts) if guesses else (1,)
+        is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
+        n_texts = int(settings.n_parallel) if is_fixed else 1
+        sizes = (1 + rules.draft_max,) if rules.pins_draft_max else tree_sizes(n_texts)
+        sizes = sizes if guesses else (1,)
         max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
         request = ModelRequest(
             path=settings.model,
@@ -269,16 +234,7 @@ class _Opening(Closeable):
         draft = self._adopt(draft_runtime.prepare(request_of_draft))
         check_pair(target, draft)
         if isinstance(draft, WantsFeatures):
-            if not isinstance(target, OffersFeatures):
-                raise ModelError(
-                    f"{target.info.name} does not give its hidden states, which the head "
-                    f"{draft.info.name} reads: name a GGUF or ONNX target, or a whole model as "
-                    "the draft"
-                )
-            if settings.draft == settings.model:
-                check_one_text(target.info, "its layer for guessing")
-            elif settings.optional_draft:
-                check_one_text(target.info, "a head")
+            check_head(settings, target, draft)
             if target.info.n_slots > 1:  # a head follows one text
                 target.close()
                 target = runtime.prepare(replace(request, n_texts=1))
@@ -439,10 +395,3 @@ class _Opening(Closeable):
         if self._engine_settings.draws_guesses or follows_one_text:
             return 0
         return sum(prepared.needs().text_bytes for prepared in self._prepared)
-
-
-def _tree_sizes(rules: EngineSettings, n_texts: int) -> tuple[int, ...]:
-    """Tree sizes that the plan may choose for `n_texts` texts, largest first."""
-    if rules.pins_draft_max:
-        return (1 + rules.draft_max,)
-    return (FOREST_SIZE, *TREE_SIZES) if n_texts >= FOREST_TEXTS else TREE_SIZES

@@ -29,7 +29,7 @@ from edgespec.ports import Progress
 from edgespec.session import draft_choice, session
 from edgespec.session.draft_choice import MIN_SPEEDUP, DraftCandidate, Speed
 from edgespec.session.frequent_tokens import frequent_tokens
-from edgespec.session.loading import LoadedModels
+from edgespec.session.loaded_models import LoadedModels
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size
 from edgespec.tools import ModelTool, load_tool

@@ -12,7 +12,7 @@ from edgespec.files import cache_folder
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import DRAFT_MODEL, note_before_loading
 from edgespec.paging import disk_speed
-from edgespec.ports.features import WantsFeatures
+from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.ports.reduced_head import FitsVocabulary
 from edgespec.runtimes import PreparedModel
 from edgespec.session import plan_score
@@ -32,6 +32,21 @@ def check_one_text(target: ModelInfo, what: str) -> None:
     """Raise UsageError if `what`, a draft that follows one text, stands in the way of several."""
     if target.n_slots > 1:
         raise UsageError(f"{what} follows one text, and --parallel asks for {target.n_slots}")
+
+
+def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedModel) -> None:
+    """Raise ModelError for a target without hidden states for the head, and UsageError if the head
+    stands in the way of several texts."""
+    if not isinstance(target, OffersFeatures):
+        raise ModelError(
+            f"{target.info.name} does not give its hidden states, which the head "
+            f"{head.info.name} reads: name a GGUF or ONNX target, or a whole model as "
+            "the draft"
+        )
+    if settings.draft == settings.model:
+        check_one_text(target.info, "its layer for guessing")
+    elif settings.optional_draft:
+        check_one_text(target.info, "a head")
 
 
 def note_on_texts(

@@ -1,7 +1,8 @@
 """The entry point for applications: a target and its draft, loaded under one memory budget.
 
 `load` returns a `Session`, `plan` only the memory plan. `loading.py` opens models, `engine/` has
-the loop.
+the loop. The module is longer than others, because one class is what programs see: signatures and
+docstrings for the most part.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from edgespec.session import reserving
 from edgespec.session.budget import BudgetReport, SessionBudget
 from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.in_order import InOrder
-from edgespec.session.loading import LoadedModels, open_models, plan
+from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.loading import open_models, plan
 from edgespec.session.reserving import POOL, STATE_FILES, row_bytes
 from edgespec.session.tokenizing import Tokenizer
 from edgespec.session.warm_start import warm_start

@@ -6,7 +6,6 @@ Knows names and ranges; opens no model and measures no memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -23,104 +22,10 @@ from edgespec.errors import UsageError
 from edgespec.settings.base import Flag, Names, PythonNames, Settings
 from edgespec.settings.draft_name import draft_named
 from edgespec.settings.frozen import FrozenDict
-from edgespec.settings.options import RuntimeOptions, added, declared, option_names
+from edgespec.settings.options import RuntimeOptions, declared, option_names
 from edgespec.settings.parsing import MAX_BIAS, biases, budget, checked_biases, texts_at_once
+from edgespec.settings.rule_names import AcceptanceName, FallbackName, Keeps, PacerName
 from edgespec.settings.units import auto_bounds
-
-
-class RuleName(StrEnum):
-    """Names of one kind of rules."""
-
-    @classmethod
-    def listed(cls) -> str:
-        """The names for a help text."""
-        return ", ".join(cls)
-
-
-class PacerName(RuleName):
-    """Rules that decide which branch of the token tree grows next, in `engine.planning.pacer`."""
-
-    BEST_FIRST = "best-first"
-    LLMCAD = "llmcad"
-    LINEAR = "linear"
-
-
-class FallbackName(RuleName):
-    """Stop rules, which decide when the target verifies: `engine.stop_rules` has them, and the
-    round planner is `marginal`."""
-
-    MARGINAL = "marginal"
-    LLMCAD = "llmcad"
-    FIXED = "fixed"
-    FULL = "full"
-    HSDDW = "hsddw"
-    SPECDECPP = "specdec++"
-    DISCO = "disco"
-    BILD = "bild"
-
-    @classmethod
-    def listed(cls) -> str:
-        first, *others = cls
-        return f"{first}, which weighs measured times, or {', '.join(others)}"
-
-
-class Keeps(StrEnum):
-    """Part of the target's own text that an acceptance rule keeps."""
-
-    DRAWS = "draws"
-    """The text itself: a seed gives what it gives without a draft."""
-    DISTRIBUTION = "distribution"
-    """The distribution of texts: a seed gives another text, as probable as the target has it."""
-    NEITHER = "neither"
-    """The draft changes what is written."""
-
-
-ADDED_ACCEPTANCE = "edgespec.acceptance"
-"""Entry point group of other packages' acceptance rules: subclasses of `AcceptanceRule` by name."""
-
-
-class AcceptanceName(RuleName):
-    """Rules that decide which guesses are accepted, with what each keeps of the target's text;
-    `engine.acceptance` has them."""
-
-    keeps: Keeps
-
-    def __new__(cls, name: str, keeps: Keeps = Keeps.DISTRIBUTION) -> Self:
-        rule = str.__new__(cls, name)
-        rule._value_, rule.keeps = name, keeps
-        return rule
-
-    EXACT_REPLAY = "exact-replay", Keeps.DRAWS
-    REJECTION = "rejection"
-    SPECINFER = "specinfer"
-    SEQUOIA = "sequoia"
-    SPECTR = "spectr"
-    BLOCK = "block"
-    LENIENCE = "lenience", Keeps.NEITHER
-    TYPICAL = "typical", Keeps.NEITHER
-    BILD = "bild", Keeps.NEITHER
-
-    @classmethod
-    def _missing_(cls, value: object) -> Self | None:
-        """The name of another package's rule."""
-        rule = added(ADDED_ACCEPTANCE).get(str(value))
-        if rule is None:
-            return None
-        name = str.__new__(cls, rule.name)
-        name._name_ = name._value_ = rule.name
-        name.keeps = rule.keeps
-        return name
-
-    @classmethod
-    def listed(cls) -> str:
-        draws, distribution, neither = (
-            ", ".join(rule for rule in cls if rule.keeps is kept) for kept in Keeps
-        )
-        return (
-            f"{draws} keeps the target's text; {distribution} keep its distribution, not a seed's "
-            f"text; {neither} CHANGE THE TEXT"
-        )
-
 
 DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""

@@ -22,14 +22,12 @@ from edgespec.grammar.specification import json_schema
 from edgespec.settings.base import Names, nearest, spell
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
-    AcceptanceName,
     ContextEnd,
-    FallbackName,
     GenerateSettings,
     LoadSettings,
-    PacerName,
     Speculation,
 )
+from edgespec.settings.rule_names import AcceptanceName, FallbackName, PacerName
 from edgespec.settings.toml_file import read_config
 from edgespec.settings.units import parse_size
 

@@ -21,7 +21,7 @@ from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports.text_request import TextRequest
-from edgespec.settings.config import AcceptanceName, Keeps
+from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import N_VOCAB, PROMPT, counting, generate
 from fake_model import FakeModel, blend, random_language

@@ -19,7 +19,7 @@ from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Growth
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import Logits, Sampler, SamplingParams, distribution
 from edgespec.engine.settings import EngineSettings
-from edgespec.settings.config import AcceptanceName, Keeps
+from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import finish
 from fake_model import FakeModel, Language, blend, random_language

@@ -17,7 +17,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.text_request import TextRequest
-from edgespec.settings.config import FallbackName
+from edgespec.settings.rule_names import FallbackName
 from engine_cases import (
     COUNTING,
     GREEDY,

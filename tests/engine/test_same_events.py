@@ -21,7 +21,7 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError
 from edgespec.ports.text_request import TextRequest
-from edgespec.settings.config import FallbackName
+from edgespec.settings.rule_names import FallbackName
 from edgespec.values import TokenEvent, TokenLogprobs
 from engine_cases import (
     GREEDY,

@@ -28,8 +28,10 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.jobs import limits
 from edgespec.jobs.launching import drop_cache
-from edgespec.session.loading import LoadedModels, open_models
-from edgespec.settings.config import AcceptanceName, FallbackName, LoadSettings
+from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.loading import open_models
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.rule_names import AcceptanceName, FallbackName
 from edgespec.settings.units import parse_rate, parse_size
 from edgespec.values import GenerationResult
 from engine_cases import finish

@@ -20,7 +20,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.session.loading import open_models
-from edgespec.settings.config import FallbackName, LoadSettings
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.rule_names import FallbackName
 from engine_cases import finish
 
 

@@ -27,7 +27,8 @@ from edgespec.models.embedded import models_folder
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.session.loading import open_models
-from edgespec.settings.config import LoadSettings, PacerName
+from edgespec.settings.config import LoadSettings
+from edgespec.settings.rule_names import PacerName
 from edgespec.values import GenerationResult
 
 KINDS = ("conversation", "code", "prose", "repeating")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import harmonic_mean
 from typing import Any
 
-from edgespec.settings.config import AcceptanceName, FallbackName
+from edgespec.settings.rule_names import AcceptanceName, FallbackName
 from virtual_clock import MACHINES, Machine
 from virtual_pair import LENGTHS, best_fixed, run
 from virtual_text import TEXTS, Text

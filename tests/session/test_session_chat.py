@@ -10,7 +10,8 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError, UsageError
 from edgespec.grammar.specification import json_schema, lark_grammar, regular_expression
 from edgespec.models.embedded import embedded_pair
-from edgespec.settings.config import FallbackName, LoadSettings, SamplingParams
+from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.settings.rule_names import FallbackName
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}

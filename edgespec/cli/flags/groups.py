@@ -9,14 +9,9 @@ from typing import Any, get_origin
 
 from edgespec.chat.sampling import DEFAULTS as CHAT_DEFAULTS
 from edgespec.settings.base import Flag, Settings, descriptions, spell
-from edgespec.settings.config import (
-    ContextEnd,
-    GenerateSettings,
-    LoadSettings,
-    RuleName,
-    Speculation,
-)
+from edgespec.settings.config import ContextEnd, GenerateSettings, LoadSettings, Speculation
 from edgespec.settings.options import declared
+from edgespec.settings.rule_names import RuleName
 
 HUB_NAME = "USER/REPO[:QUANT]"
 MEASURED_TEMPERATURE = f"what chat uses: the model's own, otherwise {CHAT_DEFAULTS['temperature']}"

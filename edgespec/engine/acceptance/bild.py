@@ -10,7 +10,7 @@ import numpy as np
 
 from edgespec.engine.acceptance.rule import AcceptanceRule
 from edgespec.engine.sampling import Logits, Sampler
-from edgespec.settings.config import AcceptanceName
+from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tree import TokenTree
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from edgespec.engine.acceptance.rule import AcceptanceRule
 from edgespec.engine.sampling import Logits, Sampler
-from edgespec.settings.config import AcceptanceName
+from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tree import TokenTree
 
 

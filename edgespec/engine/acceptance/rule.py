@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.engine.sampling import Logits, Probabilities, Sampler, Tokens
-from edgespec.settings.config import AcceptanceName, Keeps
+from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import ROOT, TokenTree
 
 

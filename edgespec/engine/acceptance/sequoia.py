@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from edgespec.engine.acceptance.rule import DrawnGuesses, Growth, drawn, leftover
 from edgespec.engine.sampling import Probabilities, Sampler
-from edgespec.settings.config import AcceptanceName
+from edgespec.settings.rule_names import AcceptanceName
 
 
 class WithoutReplacement(DrawnGuesses):

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.engine.acceptance.rule import DrawnGuesses, Growth, drawn
 from edgespec.engine.sampling import Probabilities, Sampler
-from edgespec.settings.config import AcceptanceName
+from edgespec.settings.rule_names import AcceptanceName
 
 
 class KSequential(DrawnGuesses):

@@ -16,8 +16,8 @@ from edgespec.engine.drafting.recycling import RecyclingDrafter
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GuessesBlocks, ReadsFeatures
-from edgespec.settings.config import Keeps
 from edgespec.settings.options import added
+from edgespec.settings.rule_names import Keeps
 
 DRAFTERS = "edgespec.drafters"
 """Entry point group of other packages' drafters: functions that make a `Drafter` for one slot from

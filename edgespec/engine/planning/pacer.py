@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.engine.drafting.drafter import Guess
-from edgespec.settings.config import PacerName
+from edgespec.settings.rule_names import PacerName
 from edgespec.tree import ROOT, TokenTree
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgespec.engine.stop_rules.rule import RoundSoFar, StopRule
-from edgespec.settings.config import FallbackName
+from edgespec.settings.rule_names import FallbackName
 
 
 @dataclass(frozen=True, slots=True)

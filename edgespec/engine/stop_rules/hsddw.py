@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.stop_rules.rule import RoundSoFar, StopRule
-from edgespec.settings.config import FallbackName
+from edgespec.settings.rule_names import FallbackName
 from edgespec.tree import ROOT
 
 

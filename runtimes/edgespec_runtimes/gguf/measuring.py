@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from edgespec.errors import BudgetError, UsageError
+from edgespec.errors import UsageError
 from edgespec.memory import process
-from edgespec.memory.budget import LOADING, MIB, MemoryRow, SegmentSize
+from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports.kept_features import check_layers, feature_bytes, no_features
@@ -32,10 +32,15 @@ from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH, TI
 from edgespec_runtimes.gguf.llama import devices, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights import row_tables, segments
+from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.experts import expert_sizes
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
-from edgespec_runtimes.gguf.weights.offloading import Offloading, offloading, to_servers
+from edgespec_runtimes.gguf.weights.offloading import (
+    Offloading,
+    offloading,
+    place_layers,
+    to_servers,
+)
 from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
 from edgespec_runtimes.gguf.weights.rounding import has_prompt_tiles
 
@@ -51,8 +56,6 @@ ONE_LINE = ("plamo2",)
 """Architectures for which llama.cpp aborts if a pass has several sequences."""
 KV_CACHE = "KV cache"
 """Label of plan rows for keys and values."""
-Q8_0_SAVES = 1 - 34 / 64
-"""Share of an f16 cache that q8_0 saves: 32 values take 34 bytes instead of 64."""
 MAX_LINES = 4
 """Most lines of a tree that a recurrent target verifies in a pass, each with its own states."""
 
@@ -97,37 +100,22 @@ class MeasuredGguf:
             sizes_only.close()
         self.mapped = MappedWeights(header, lambda: self.offloading, stop, mapping)
 
-    @property
-    def saved_by_q8_0(self) -> int:
-        """Bytes that q8_0 would save in the KV cache; 0 if the cache is not f16, not in the
-        process's memory, or belongs to a recurrent model."""
-        options = self._options
-        is_f16 = options.cache_type_k == options.cache_type_v == "f16"
-        if not is_f16 or options.flash_attn == "off" or not self.info.tree_capable:
-            return 0
-        rows = [row for row in self.needs.fixed if row.what.startswith(KV_CACHE)]
-        return int(sum(row.nbytes for row in rows) * Q8_0_SAVES)
-
     @cached_property
     def needs(self) -> ModelNeeds:
         owner, on_gpu = self._request.owner, self.offloading
-        elsewhere = on_gpu.names
-        if owner == "target":
-            elsewhere |= skipped(self._header)
+        elsewhere = on_gpu.names | (skipped(self._header) if owner == "target" else frozenset())
         resident = resident_weights(self._header, elsewhere)
         kv_bytes = max(sizes.kv_bytes for _, sizes in self.contexts)
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
-        tokens = f"{self.info.n_ctx} tokens"
-        if self.info.n_slots > 1:
-            tokens = f"{self.info.n_slots} texts of {tokens}"
+        n_slots, tokens = self.info.n_slots, f"{self.info.n_ctx} tokens"
+        tokens = f"{n_slots} texts of {tokens}" if n_slots > 1 else tokens
         fixed = [MemoryRow(owner, f"{KV_CACHE} ({tokens})", held_bytes)]
         if on_gpu.has_own_memory:
             fixed = [] if on_gpu.has_cache else fixed
         else:
             fixed.append(MemoryRow(owner, "weights of layers on the GPU", on_gpu.nbytes))
-        if state_bytes := self.checkpoint_bytes:
-            what = f"states at {N_CHECKPOINTS} turns"
-            fixed.append(MemoryRow(owner, what, N_CHECKPOINTS * state_bytes))
+        if nbytes := N_CHECKPOINTS * self.checkpoint_bytes:
+            fixed.append(MemoryRow(owner, f"states at {N_CHECKPOINTS} turns", nbytes))
         if owner == "draft":  # the target's is open during planning, and part of the process's row
             fixed.append(MemoryRow(owner, "vocabulary", self._vocabulary_bytes))
         holds_texts = self._may_hold_texts(self.info.tree_capable)
@@ -139,20 +127,21 @@ class MeasuredGguf:
                 MemoryRow(owner, LOADING, max(resident.loading, on_gpu.loading_bytes)),
             ),
             shared=(*on_gpu.rows, *self._isolation_rows),
-            text_bytes=held_bytes // self.info.n_slots if holds_texts else 0,
+            text_bytes=held_bytes // n_slots if holds_texts else 0,
             texts_alter_prompts=has_prompt_tiles(self._header),
         )
         if not self.info.tree_capable:
             needs = replace(needs, state_bytes=kv_bytes)
         if owner == "draft":
             return needs
+        is_packed = bool(packed_matrices(self._header))
         return replace(
             needs,
             paged=(
                 MemoryRow(owner, "norms and other small tensors", self.mapped.unpaged_bytes),
-                *self._packing_rows,
+                *((MemoryRow(owner, "copy of what is packed", PIECE_BYTES),) * is_packed),
             ),
-            cuts=tuple(tuple(map(self._size_of, groups)) for groups in self.mapped.cuts),
+            cuts=tuple(tuple(group.size for group in groups) for groups in self.mapped.cuts),
             experts=expert_sizes(self.mapped.mixtures),
         )
 
@@ -161,43 +150,20 @@ class MeasuredGguf:
         """Total memory of the GPUs that get layers, without memory of RPC servers or memory shared
         with the process."""
         on_gpu = self.offloading
-        if not on_gpu.names or on_gpu.placement.servers or not on_gpu.has_own_memory:
-            return None
-        found = devices.of_gpus()
-        return GpuMemory(
-            name=", ".join(gpu.name for gpu in found),
-            total_bytes=sum(gpu.total_bytes for gpu in found),
-            free_bytes=sum(gpu.free_bytes for gpu in found),
-            reserved_bytes=0,
-        )
+        has_gpu = on_gpu.names and not on_gpu.placement.servers and on_gpu.has_own_memory
+        return devices.memory_of_gpus() if has_gpu else None
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         """Place the requested layers; returns their rows. Raises BudgetError if they do not fit."""
-        owner = self._request.owner
-        sizes = max((sizes for _, sizes in self.contexts), key=lambda sizes: sizes.total)
-
-        def rows(n_layers: int) -> list[MemoryRow]:
-            there = offloading(self._header, n_layers)
-            kv_share = min(1.0, max(0, n_layers - 1) / self.info.n_layers)
-            return [
-                MemoryRow(owner, "weights of layers", there.nbytes),
-                MemoryRow(owner, "KV cache of layers", int(kv_share * sizes.kv_bytes)),
-                MemoryRow(owner, "compute buffers", sizes.compute_bytes),
-            ]
-
-        def takes(n_layers: int) -> int:
-            return sum(row.nbytes for row in rows(n_layers))
-
-        if takes(self._n_gpu_layers) > gpu_bytes:
-            flag = "-ngld" if owner == "draft" else "-ngl"
-            most = min(self._n_gpu_layers, self.info.n_layers + 1)
-            fitting = next((n for n in range(most - 1, 0, -1) if takes(n) <= gpu_bytes), 0)
-            raise BudgetError(
-                f"{flag} {self._n_gpu_layers} puts {takes(self._n_gpu_layers) / MIB:.0f} MiB on "
-                f"the GPU, where {gpu_bytes / MIB:.0f} are left for the {owner}: "
-                + (f"{flag} {fitting} fits" if fitting else f"leave {flag} out")
-            )
-        return rows(self._n_gpu_layers)
+        _, sizes = max(self.contexts, key=lambda one: one[1].total)
+        return place_layers(
+            self._header,
+            self._request.owner,
+            self._n_gpu_layers,
+            self.info.n_layers,
+            (sizes.kv_bytes, sizes.compute_bytes),
+            gpu_bytes,
+        )
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         width = self._header.integer(self._header.key("embedding_length"), 0)
@@ -209,7 +175,7 @@ class MeasuredGguf:
         self.feature_layers = tuple(layers)
 
     def _shows_its_end(self, layers: Sequence[int]) -> bool:
-        """True if `layers` is the input of the model's own prediction layers (MTP)."""
+        """True if `layers` is the input of the model's own prediction layers."""
         return tuple(layers) == (self.info.n_layers,) and can_guess(self._header)
 
     @cached_property
@@ -302,7 +268,7 @@ class MeasuredGguf:
                 n_batch=n_batch,
                 n_outputs=max_nodes,
                 n_branches=self._n_branches(max_nodes),
-                n_threads=self._n_threads(),
+                n_threads=loading.useful_threads(self._header.weight_bytes, request.n_threads),
                 cache_type_k=self._options.cache_type_k,
                 cache_type_v=self._options.cache_type_v,
                 flash_attn=self._options.flash_attn,
@@ -358,17 +324,9 @@ class MeasuredGguf:
             return 0
         return 1 + longest + (longest if self._state.n_rollback else MAX_LAG)
 
-    def _n_threads(self) -> int:
-        return loading.useful_threads(self._header.weight_bytes, self._request.n_threads)
-
     @property
     def _n_gpu_layers(self) -> int:
         return self._options.gpu_layers_of(self._request.owner)
-
-    def _size_of(self, group: segments.WeightGroup) -> SegmentSize:
-        segment = group.segment
-        slice_of = group.weights[0].entry.name if group.rows else ""
-        return SegmentSize(segment.name, segment.nbytes, segment.slot_bytes, slice_of)
 
     def _batch_needs(
         self, shape: contexts.ContextShape, sizes: contexts.ContextSizes
@@ -429,13 +387,7 @@ class MeasuredGguf:
         nbytes = process.round_up_to_step(self.offloading.process_bytes + logits_bytes)
         return (MemoryRow("process", "process of the target", nbytes),)
 
-    @property
-    def _packing_rows(self) -> tuple[MemoryRow, ...]:
-        if not packed_matrices(self._header):
-            return ()
-        return (MemoryRow(self._request.owner, "copy of what is packed", PIECE_BYTES),)
-
     def _embedding_bytes(self, shape: contexts.ContextShape) -> int:
         tables = [weight for weight in self.mapped.traced if weight.looked_up]
-        n_batch = shape.largest_batch
-        return sum(row_tables.bytes_for(w.entry, n_batch * w.rows_per_token) for w in tables)
+        n_rows = shape.largest_batch
+        return sum(row_tables.bytes_for(w.entry, n_rows * w.rows_per_token) for w in tables)

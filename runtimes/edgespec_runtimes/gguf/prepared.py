@@ -28,7 +28,7 @@ from edgespec_runtimes.gguf.kernels.invariant_products import can_replace_produc
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
-from edgespec_runtimes.gguf.measuring import MeasuredGguf
+from edgespec_runtimes.gguf.measuring import KV_CACHE, MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import paged as weights
@@ -41,6 +41,8 @@ from edgespec_runtimes.gguf.weights.rounding import (
     turn_notes,
 )
 
+Q8_0_SAVES = 1 - 34 / 64
+"""Share of an f16 cache that q8_0 saves: 32 values take 34 bytes instead of 64."""
 LARGE_SHARE = 0.05
 """Savings of at least this share of the budget get a note."""
 INTRODUCTION_S = 5.0
@@ -124,7 +126,12 @@ class PreparedGguf:
 
         It is never chosen automatically.
         """
-        saved_bytes = self._measured.saved_by_q8_0 if self._request.owner == "target" else 0
+        options, is_target = self._options, self._request.owner == "target"
+        is_f16 = options.cache_type_k == options.cache_type_v == "f16"
+        if not (is_target and is_f16 and options.flash_attn != "off" and self.info.tree_capable):
+            return []
+        caches = (row.nbytes for row in self.needs().fixed if row.what.startswith(KV_CACHE))
+        saved_bytes = int(sum(caches) * Q8_0_SAVES)
         is_tight = plan is None or (plan.paged and saved_bytes >= LARGE_SHARE * plan.budget_bytes)
         if saved_bytes < MIB or not is_tight:
             return []

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
-import onnx
 import onnxruntime as ort
 
 from edgespec.errors import EdgespecError, UsageError
@@ -30,18 +29,16 @@ from edgespec_runtimes.onnx.batches import Batcher
 from edgespec_runtimes.onnx.cache import KeyValueCache
 from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.files.roles import find_roles
-from edgespec_runtimes.onnx.files.source import Source, read_source, refer
+from edgespec_runtimes.onnx.files.source import Source, read_source, with_weights
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.accuracy import (
     has_packed,
-    rounds_to_eight_bits,
     set_accuracy,
 )
 from edgespec_runtimes.onnx.graph.angles import trimmed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.graph.flow import (
     BATCH_SCALED,
-    MIXTURES,
     PACKED,
     angle_switch,
     simplified,
@@ -60,6 +57,7 @@ from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.details import context_length
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
 from edgespec_runtimes.onnx.prepare.measuring import SessionSize, session_sizes
+from edgespec_runtimes.onnx.prepare.notes import paging_notes, rounding_notes
 from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.offloading import OffloadedWeights
@@ -171,8 +169,7 @@ class PreparedOnnx:
 
     def needs(self) -> ModelNeeds:
         deployed, owner = self._deployed, self._request.owner
-        n_layers = len(self._feature_layers)
-        measured = self._session_sizes
+        n_layers, measured = len(self._feature_layers), self._session_sizes
         return ModelNeeds(
             fixed=rows.fixed_rows(owner, self.info, self._cache_bytes),
             batches=tuple(
@@ -213,36 +210,12 @@ class PreparedOnnx:
             self._opened.close()
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
-        notes = self._deployed.notes
-        if self._source.unbound and self._request.owner == "target":
-            notes.append(
-                f"{self.info.name} has {' and '.join(self._source.unbound)} weights, which "
-                "onnxruntime takes from files only: it cannot be paged, and needs all in memory"
-            )
-        if self._request.owner == "target" and self._has(MIXTURES):
-            notes.append(
-                f"{self.info.name} is a mixture of experts: ONNX models are paged by whole layers, "
-                "experts that no token chose included; a GGUF file of it reads far less"
-            )
-        if self._has(BATCH_SCALED):
-            notes.append(
-                f"{self.info.name} scales activations over a batch: to keep its text, each token "
-                "is computed by itself, and a pass saves reading but no computing"
-            )
-        elif plan is not None and self._request.owner == "target" and self._request.max_nodes > 1:
-            if rounds_to_eight_bits(self._graph.graph):
-                notes.append(
-                    f"{self.info.name} rounds activations of 4-bit products to eight bits (accuracy "
-                    "level 4), those of a batch otherwise than those of single tokens, so a draft may "
-                    "change the text: --accuracy-level 1 computes with floats, and takes longer"
-                )
-                return notes
-            notes.append(
-                f"{self.info.name}: onnxruntime rounds several rows otherwise than a single one: "
-                "where two tokens are almost equally likely, a draft or an earlier text may change "
-                "which one is written"
-            )
-        return notes
+        name, fitted = self.info.name, self._deployed.fitted
+        is_target = self._request.owner == "target"
+        verifies = plan is not None and is_target and self._request.max_nodes > 1
+        paging = paging_notes(name, self._source, fitted) if is_target else []
+        rounding = rounding_notes(name, self._graph.graph, fitted, verifies)
+        return [*self._deployed.notes, *paging, *rounding]
 
     def _choose_accuracy(self) -> None:
         """Set the accuracy level that was asked for. Raises UsageError if nothing has one."""
@@ -305,7 +278,7 @@ class PreparedOnnx:
                         rows_of = EmbeddingTable(self._source, self._source.weights[table])
                         on_failure.callback(rows_of.close)
                         tables.append((name, rows_of))
-            model, folder = _with_weights(whole, self._source)
+            model, folder = with_weights(whole, self._source)
             for name in dict.fromkeys(self._feature_names):
                 model.graph.output.add(name=name)
             make = partial(
@@ -342,7 +315,6 @@ class PreparedOnnx:
             return self._load_resident(progress)
 
     def _load_paged(self, plan: MemoryPlan, progress: Progress | None) -> LanguageModel:
-        trace = self._request.trace
         with self._phase("pinned weights"), ExitStack() as on_failure:
             fitted = self._deployed.fitted
             tables = []
@@ -358,7 +330,7 @@ class PreparedOnnx:
                 self._deployed.in_memory,
                 shares_of(plan),
                 self._stop.is_set,
-                trace,
+                self._request.trace,
             )
             on_failure.callback(weights.close)
             weights.fill(progress)
@@ -380,19 +352,15 @@ class PreparedOnnx:
         tables: Sequence[tuple[str, EmbeddingTable]],
     ) -> LanguageModel:
         """A model that owns all of these."""
-        fitted = self._deployed.fitted
-        sizes = fitted.sizes
-        layer_inputs = None
+        fitted, n_slots, layer_inputs = self._deployed.fitted, self.info.n_slots, None
+        sizes, by_heads = fitted.sizes, bool(fitted.buffer_tokens)
         if self._feature_layers:
-            names, width = self._feature_names, fitted.cut.hidden_size
-            layer_inputs = LayerInputs(self._feature_layers, names, width)
+            width = fitted.cut.hidden_size
+            layer_inputs = LayerInputs(self._feature_layers, self._feature_names, width)
         decoder = Decoder(
             pieces,
             self._roles,
-            [
-                KeyValueCache(self._roles, self._capacity, bool(fitted.buffer_tokens))
-                for _ in range(self.info.n_slots)
-            ],
+            [KeyValueCache(self._roles, self._capacity, by_heads) for _ in range(n_slots)],
             self._stop,
             session,
             weights,
@@ -421,14 +389,3 @@ class PreparedOnnx:
         if self._deployed.fitted.buffer_tokens:
             settings["order of the KV cache"] = "by heads"
         return StateOrigin(self._source.files, settings)
-
-
-def _with_weights(model: onnx.ModelProto, source: Source) -> tuple[onnx.ModelProto, Path]:
-    """The graph with references to weights below one folder, and this folder."""
-    folder, places = source.references()
-    whole = onnx.ModelProto()
-    whole.CopyFrom(model)
-    for tensor in whole.graph.initializer:
-        if tensor.name in places:
-            refer(tensor, places[tensor.name])
-    return whole, folder

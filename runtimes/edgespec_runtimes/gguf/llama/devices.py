@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from edgespec.errors import EdgespecError, ModelError
+from edgespec.runtimes import GpuMemory
 from edgespec_runtimes.gguf.llama import ggml, rpc, trial_process
 
 ANSWER_S = 20.0
@@ -35,6 +36,17 @@ class DeviceMemory:
     round_trip_s: float = 0.0
     process_bytes: int = 0
     """Bytes of a process that is connected to it and has no model."""
+
+
+def memory_of_gpus() -> GpuMemory:
+    """Memory of all GPUs that can get layers, together. Raises EdgespecError."""
+    found = of_gpus()
+    return GpuMemory(
+        name=", ".join(gpu.name for gpu in found),
+        total_bytes=sum(gpu.total_bytes for gpu in found),
+        free_bytes=sum(gpu.free_bytes for gpu in found),
+        reserved_bytes=0,
+    )
 
 
 def of_gpus() -> list[DeviceMemory]:

@@ -176,6 +176,43 @@ def to_servers(
     )
 
 
+def place_layers(
+    header: GgufFile,
+    owner: str,
+    n_wanted: int,
+    n_layers: int,
+    context_bytes: tuple[int, int],
+    gpu_bytes: int,
+) -> list[MemoryRow]:
+    """Plan rows of `n_wanted` layers on GPUs. Raises BudgetError if they do not fit.
+
+    `context_bytes` are the sizes of the whole KV cache and of compute buffers.
+    """
+    kv_bytes, compute_bytes = context_bytes
+
+    def rows(n: int) -> list[MemoryRow]:
+        kv_share = min(1.0, max(0, n - 1) / n_layers)
+        return [
+            MemoryRow(owner, "weights of layers", offloading(header, n).nbytes),
+            MemoryRow(owner, "KV cache of layers", int(kv_share * kv_bytes)),
+            MemoryRow(owner, "compute buffers", compute_bytes),
+        ]
+
+    def takes(n: int) -> int:
+        return sum(row.nbytes for row in rows(n))
+
+    if takes(n_wanted) > gpu_bytes:
+        flag = "-ngld" if owner == "draft" else "-ngl"
+        most = min(n_wanted, n_layers + 1)
+        fitting = next((n for n in range(most - 1, 0, -1) if takes(n) <= gpu_bytes), 0)
+        raise BudgetError(
+            f"{flag} {n_wanted} puts {takes(n_wanted) / MIB:.0f} MiB on "
+            f"the GPU, where {gpu_bytes / MIB:.0f} are left for the {owner}: "
+            + (f"{flag} {fitting} fits" if fitting else f"leave {flag} out")
+        )
+    return rows(n_wanted)
+
+
 def _n_layers(header: GgufFile) -> int:
     """The number of layers, including prediction layers (MTP)."""
     found = (_LAYER.match(tensor.name) for tensor in header.tensors)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import EdgespecError
+from edgespec.memory.budget import SegmentSize
 from edgespec.paging.reader import BLOCK_BYTES, READ_BYTES, Extent, Segment
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
@@ -205,6 +206,13 @@ class WeightGroup:
     weights: tuple[TracedWeight, ...]
     rows: range | None = None
     """Rows of the segment's only weight; None: whole weights."""
+
+    @property
+    def size(self) -> SegmentSize:
+        """Its size for the memory plan."""
+        name, whole = self.segment.name, self.weights[0].entry.name
+        slice_of = whole if self.rows else ""
+        return SegmentSize(name, self.segment.nbytes, self.segment.slot_bytes, slice_of)
 
 
 def cut(

@@ -307,3 +307,14 @@ def read_text(path: Path, max_bytes: int) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelError(f"{path} cannot be read: {reason}") from error
+
+
+def with_weights(model: onnx.ModelProto, source: Source) -> tuple[onnx.ModelProto, Path]:
+    """The graph with references to weights below one folder, and this folder."""
+    folder, places = source.references()
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    for tensor in whole.graph.initializer:
+        if tensor.name in places:
+            refer(tensor, places[tensor.name])
+    return whole, folder

@@ -1,0 +1,48 @@
+"""Work with the models that is no text: it waits in the engine's queue, and has one result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.concurrency.owning import POLL_S
+
+
+@dataclass(eq=False, slots=True)
+class LoneWork:
+    """Work with the models in the queue, for a time at which no text is active."""
+
+    work: Callable[[], Any]
+    thread: int
+    done: Future[Any] = field(default_factory=Future)
+
+    def do(self) -> None:
+        """Do the work, in the engine's thread."""
+        if self.done.set_running_or_notify_cancel():
+            try:
+                self.done.set_result(self.work())
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+                self.done.set_exception(error)
+
+    def give_up(self, error: BaseException | None) -> None:
+        """End the work that is not done any more."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(error)
+
+    def result(self) -> Any:
+        """Wait for the result; once the work has begun, even Ctrl-C waits for its end."""
+        interrupt: BaseException | None = None
+        while not self.done.done():
+            try:
+                with suppress(TimeoutError):
+                    self.done.exception(POLL_S)
+            except KeyboardInterrupt as error:
+                interrupt = error
+                if self.done.cancel():
+                    break
+        if interrupt is not None:
+            raise interrupt
+        return self.done.result()

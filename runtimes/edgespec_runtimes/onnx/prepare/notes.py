@@ -1,0 +1,49 @@
+"""Notes for the user on how a decoder is paged, and how it rounds."""
+
+from __future__ import annotations
+
+import onnx
+
+from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.graph.accuracy import rounds_to_eight_bits
+from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES
+from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
+
+
+def paging_notes(name: str, source: Source, fitted: FittedDecoder) -> list[str]:
+    """Notes on a target that cannot be paged, or only as a whole."""
+    notes = []
+    if source.unbound:
+        notes.append(
+            f"{name} has {' and '.join(source.unbound)} weights, which onnxruntime takes from "
+            "files only: it cannot be paged, and needs all in memory"
+        )
+    if fitted.has(MIXTURES):
+        notes.append(
+            f"{name} is a mixture of experts: ONNX models are paged by whole layers, experts that "
+            "no token chose included; a GGUF file of it reads far less"
+        )
+    return notes
+
+
+def rounding_notes(
+    name: str, graph: onnx.GraphProto, fitted: FittedDecoder, verifies: bool
+) -> list[str]:
+    """Notes on rounding by the rows of a pass; `verifies` if the model verifies guesses."""
+    if fitted.has(BATCH_SCALED):
+        return [
+            f"{name} scales activations over a batch: to keep its text, each token is computed by "
+            "itself, and a pass saves reading but no computing"
+        ]
+    if not verifies:
+        return []
+    if rounds_to_eight_bits(graph):
+        return [
+            f"{name} rounds activations of 4-bit products to eight bits (accuracy level 4), those "
+            "of a batch otherwise than those of single tokens, so a draft may change the text: "
+            "--accuracy-level 1 computes with floats, and takes longer"
+        ]
+    return [
+        f"{name}: onnxruntime rounds several rows otherwise than a single one: where two tokens "
+        "are almost equally likely, a draft or an earlier text may change which one is written"
+    ]
