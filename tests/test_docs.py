@@ -13,6 +13,7 @@ import edgespec
 from edgespec import errors
 from edgespec.cli.flags import parser
 from edgespec.models.embedded import embedded_pair
+from embedding_files import write_encoder
 
 ROOT = Path(__file__).parents[1]
 PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -162,6 +163,8 @@ def test_programs_of_the_pages_run(
     pair = embedded_pair()
     for name, model in (("big.gguf", pair.target), ("small.gguf", pair.draft)):
         (tmp_path / name).symlink_to(model)
+    if "nomic-embed-text.gguf" in program:
+        write_encoder(tmp_path / "nomic-embed-text.gguf")
     monkeypatch.chdir(tmp_path)
     settings = edgespec.LoadSettings(model="big.gguf", draft="small.gguf")
     exec(program, {"settings": settings, "edgespec": edgespec})

@@ -40,8 +40,8 @@ _WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,6})\"?\s*(?=$|[,;])", re.I
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a request says about its model."""
+class AskedModel:
+    """The model that a request names, and how it would wait for it."""
 
     model: HostedModel
     streams: bool = False
@@ -92,14 +92,14 @@ class Answers:
 
     async def wanted(
         self, request: Request, body: bytearray, embeds: bool | None = False
-    ) -> Wanted:
+    ) -> AskedModel:
         """The model that a request names, of the kind that it asks for. Raises Refusal.
 
         With one model, the body is not decoded for this.
         """
         wait_s = preferred_wait_s(request.headers)
         if len(self._host.models) == 1:
-            return Wanted(self._host.named(None, embeds), wait_s=wait_s)
+            return AskedModel(self._host.named(None, embeds), wait_s=wait_s)
 
         def read() -> tuple[str | None, bool]:
             content = decoded(body)
@@ -109,7 +109,7 @@ class Answers:
 
         async with self._queue.preparing:
             name, streams = await in_thread(read, lambda: None)
-        return Wanted(self._host.named(name, embeds), streams, wait_s)
+        return AskedModel(self._host.named(name, embeds), streams, wait_s)
 
     async def _complete(self, request: Request, door: Door) -> Response:
         async with AsyncExitStack() as stack:

@@ -23,7 +23,7 @@ from edgespec.session.asynchronous import in_thread
 from edgespec.values import PagingStats
 
 Place = Literal["alone", "beside"]
-"""Where a model is: with the budget for itself, or in the room that another one leaves."""
+"""Place of a model: with the budget for itself, or in the room that another one leaves."""
 SUFFIX = ".gguf"
 """Ending of a name that requests may leave out."""
 
@@ -173,7 +173,7 @@ class ModelHost:
         return {"value": "unloaded", **failed}
 
     def told_progress(self, model: HostedModel) -> str:
-        """What is being done until `model` answers, for people."""
+        """Words about the work until `model` answers, for people."""
         if self._loading is None:
             return f"{model.name} waits for the requests to the model before it"
         doing, share = self._progress
@@ -321,7 +321,7 @@ class ModelHost:
         return served
 
     def _taken_out(self, places: Sequence[Place]) -> list[Callable[[], None]]:
-        """What closes the models at `places`, which are no longer there."""
+        """Functions that close the models at `places`, which are no longer there."""
         seats = [self._seats.pop(place) for place in places]
         for seat in seats:
             self._left = _added(self._left, seat.served.paging)

@@ -78,7 +78,7 @@ class Server:
         self._answer_limits = answer_limits
         self._queue = Queue(max_waiting)
         self.named = model if len(models) < 2 else f"{len(models)} models"
-        """What is served, for people."""
+        """Name of the model, or number of models, for people."""
         if not models:
             info = session.target if session else None
             models = [

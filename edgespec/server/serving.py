@@ -117,7 +117,7 @@ class ServedText:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What a list of models tells of it while it is loaded."""
+        """Fields of a list of models while it is loaded."""
         return {
             "context_length": self.target.n_ctx,
             "sampling": self.completions.sampling,
@@ -156,7 +156,7 @@ class ServedVectors:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What a list of models tells of it while it is loaded."""
+        """Fields of a list of models while it is loaded."""
         return {"context_length": self.target.n_ctx, "dimensions": self.embedder.n_values}
 
     def cancel(self) -> None:

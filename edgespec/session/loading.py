@@ -91,7 +91,7 @@ class _Opening(Closeable):
         self._engine_settings = engine_settings
         self._progress = None if progress is None else self._ending(progress)
         self._ended_by: BaseException | None = None
-        """What the progress callback raised, which ends loading."""
+        """Exception of the progress callback, which ends loading."""
         self._trace = trace
         self._budget_bytes = process.resolve_budget(settings.memory_budget)
         self._prepared: list[PreparedModel] = []

@@ -272,7 +272,7 @@ def hosted(models: ModelList) -> list[HostedModel]:
 
 
 def loader(models: ModelList) -> Callable[[HostedModel, bool, Progress], LoadedModel]:
-    """What loads a model of a list for a server."""
+    """A function that loads a model of a list for a server."""
     from edgespec.server.running import LoadedModel
     from edgespec.session.session import Session
 

@@ -1,0 +1,79 @@
+"""`edgespec serve` with several models as a process: its memory over changes, and its end."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from edgespec.models.embedded import embedded_pair
+from embedding_files import write_encoder
+
+MIB = 1 << 20
+BUDGET = 220
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("models")
+    for name in ("a", "b"):
+        shutil.copy(embedded_pair().target, found / f"{name}.gguf")
+    write_encoder(found / "vectors.gguf")
+    return found
+
+
+def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
+    flags = ("--models-dir", str(folder), "--memory-budget", f"{BUDGET}MiB", "-np", "1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgespec", "serve", "--port", "0", *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"(http://[^/ ]+)/v1", line):
+            return process, found[1]
+    raise AssertionError("it ended without an address")
+
+
+def memory(process: subprocess.Popen[str], what: str) -> float:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = re.search(rf"{what}:\s+(\d+)", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_the_same_after_ten_changes_and_below_the_budget(folder: Path) -> None:
+    process, url = start(folder)
+    with process, httpx.Client(base_url=url, timeout=120) as client:
+        taken = []
+        for number in range(10):
+            body = {"model": "ab"[number % 2], "prompt": "def f(", "max_tokens": 4}
+            assert client.post("/v1/completions", json=body).status_code == 200
+            vectors = client.post("/v1/embeddings", json={"model": "vectors", "input": "rain"})
+            assert vectors.status_code == 200
+            taken.append(memory(process, "VmRSS"))
+        assert taken[-1] <= taken[3] + 4
+        assert memory(process, "VmHWM") <= BUDGET
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_model_of_the_folder_that_is_damaged_ends_nothing(folder: Path) -> None:
+    (folder / "damaged.gguf").write_bytes(b"GGUF")
+    process, url = start(folder)
+    with process, httpx.Client(base_url=url, timeout=120) as client:
+        body = {"prompt": "def f(", "max_tokens": 1}
+        assert client.post("/v1/completions", json={"model": "damaged", **body}).status_code == 500
+        assert client.post("/v1/completions", json={"model": "a", **body}).status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
