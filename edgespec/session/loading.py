@@ -96,6 +96,8 @@ class LoadedModels(Closeable):
     """Memory needs of the target, for other budgets."""
     budget: int | str = 0
     """The budget that was asked for, as it was written."""
+    prefix_cache: tuple[Path, int] | None = None
+    """Folder of the prefix cache and its most bytes."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
@@ -187,7 +189,13 @@ class _Opening(Closeable):
                 self._settings.model.absolute(),
                 self._prepared[0].needs(),
                 self._settings.memory_budget,
+                self._prefix_cache,
             )
+
+    @property
+    def _prefix_cache(self) -> tuple[Path, int] | None:
+        folder = self._settings.prefix_cache
+        return None if folder is None else (folder, self._settings.prefix_cache_size)
 
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         began = time.perf_counter()
