@@ -351,6 +351,8 @@ class TokenEvent:
     round: int
     logprobs: TokenLogprobs | None = None
     """Log probabilities, if requested."""
+    source: str = "target"
+    """Name of the drafter that had guessed it: `draft`, `lookup`, `recycled` ..., or `target`."""
 
 
 @dataclass(frozen=True, slots=True)

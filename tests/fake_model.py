@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from edgespec.errors import Cancelled, UsageError
+from edgespec.errors import Cancelled, StateError, UsageError
 from edgespec.ports import PassPart, Progress, Vocabulary, check_token
 from edgespec.ports.features import Take
 from edgespec.ports.state import Read, StateOrigin, Write
@@ -24,6 +24,8 @@ from edgespec.values import ModelInfo, PagingStats, PassReport
 Language = Callable[[tuple[int, ...]], np.ndarray]
 """Function from a context to the logits after it, float32 [n_vocab]."""
 
+FAKE_BLOCK_TOKENS = 4
+"""Tokens of a block of saved keys and values."""
 PATIENCE_S = 5.0
 """Longest wait of a test for another thread."""
 
@@ -326,6 +328,24 @@ class FakeModel:
             read(memoryview(piece))
             tokens.append(int.from_bytes(piece, "little"))
         of.committed = tokens
+
+    @property
+    def block_tokens(self) -> int:
+        return FAKE_BLOCK_TOKENS if self.info.tree_capable else 0
+
+    def write_block(self, begin: int, slot: int) -> memoryview:
+        assert not self._is_running, "a block while another call runs"
+        block = self._texts[slot].committed[begin : begin + FAKE_BLOCK_TOKENS]
+        assert len(block) == FAKE_BLOCK_TOKENS, "a block that is not committed"
+        return memoryview(np.array(block, "<i4").tobytes())
+
+    def read_block(self, content: memoryview, slot: int) -> None:
+        of = self._texts[slot]
+        assert not self._is_running, "a block while another call runs"
+        assert not of.cells, "a block with provisional nodes around"
+        if content.nbytes != 4 * FAKE_BLOCK_TOKENS:
+            raise StateError("a block of another size")
+        of.committed += np.frombuffer(content, "<i4").tolist()
 
     def paging(self) -> PagingStats:
         return PagingStats()

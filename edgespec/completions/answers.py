@@ -156,6 +156,11 @@ def text_choice(
     }
 
 
+def origins(events: Iterable[TokenEvent]) -> list[Answer]:
+    """The text that each token added, and the drafter that had guessed it."""
+    return [{"text": event.text, "by": event.source} for event in events]
+
+
 def chat_logprobs(events: Iterable[TokenEvent], piece_of: PieceOf) -> Answer | None:
     """Log probabilities of a chat choice; None if none were requested."""
     content = [

@@ -46,6 +46,8 @@ class Delivery:
     """Bytes that the request takes from the shared memory pool while it runs."""
     marks: Answer = field(default_factory=dict)
     """Additional fields of the response that are known before its texts."""
+    tells_origins: bool = False
+    """True if a stream tells of each token who had guessed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,12 @@ class Completion(Closeable):
         """A choice of a chunk without text."""
         raise NotImplementedError
 
+    def _with_origins(self, choice: Answer, events: Sequence[TokenEvent]) -> Answer:
+        """A choice of a chunk, with the sources of its tokens if they are wanted."""
+        if not self._delivery.tells_origins:
+            return choice
+        return choice | {"origins": answers.origins(events)}
+
 
 class ChatCompletion(Completion):
     """A running chat request; each choice is an assistant message."""
@@ -302,15 +310,19 @@ class ChatCompletion(Completion):
             waiting.append(event)
             n_characters += len(event.text)
             for delta in writer.stream(event.text):
-                yield answers.chat_delta(delta, None, waiting, self._piece_of)
+                yield self._delta(delta, None, waiting)
                 waiting = []
         # a cancelled text may have text that was held back
         rest = writer.push(self.result.text[n_characters:])
         for delta in [*rest, *writer.finish()]:
-            yield answers.chat_delta(delta, None, waiting, self._piece_of)
+            yield self._delta(delta, None, waiting)
             waiting = []
         reason = self._finish_reason(writer.has_calls)
-        yield answers.chat_delta({}, reason, waiting, self._piece_of)
+        yield self._delta({}, reason, waiting)
+
+    def _delta(self, delta: Answer, reason: str | None, events: Sequence[TokenEvent]) -> Answer:
+        choice = answers.chat_delta(delta, reason, events, self._piece_of)
+        return self._with_origins(choice, events)
 
 
 class TextCompletion(Completion):
@@ -340,10 +352,15 @@ class TextCompletion(Completion):
                 continue
             waiting.append(event)
             if event.text:
-                yield answers.text_choice(event.text, None, waiting, self._piece_of, offset)
+                yield self._part(event.text, None, waiting, offset)
                 n_characters += len(event.text)
                 offset += len(event.text)
                 waiting = []
         rest = self.result.text[n_characters:]
-        reason = self._finish_reason()
-        yield answers.text_choice(rest, reason, waiting, self._piece_of, offset)
+        yield self._part(rest, self._finish_reason(), waiting, offset)
+
+    def _part(
+        self, text: str, reason: str | None, events: Sequence[TokenEvent], offset: int
+    ) -> Answer:
+        choice = answers.text_choice(text, reason, events, self._piece_of, offset)
+        return self._with_origins(choice, events)

@@ -133,6 +133,8 @@ class CommonRequest(RequestPart):
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
     """llama.cpp's field: a stream tells how much of the prompt has been read."""
+    return_origins: bool | None = None
+    """Our own field: a stream tells of each token who had guessed it."""
     max_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)

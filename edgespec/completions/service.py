@@ -16,6 +16,7 @@ from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers
 from edgespec.completions.answers import Envelope
+from edgespec.completions.clients import current_client
 from edgespec.completions.completion import (
     ChatCompletion,
     ChoiceSource,
@@ -249,6 +250,7 @@ class Completions:
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
             runs_ahead=self._writes_ahead or not request.stream,
+            owner=current_client(),
         )
 
         def follow(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:
@@ -354,6 +356,7 @@ class Completions:
             one if is_one else self._n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
             answers.grammar_marks(grammar),
+            bool(request.stream and request.return_origins),
         )
 
 

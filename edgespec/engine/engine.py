@@ -24,6 +24,7 @@ from edgespec.engine.stream import Stream
 from edgespec.errors import SessionClosed
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
+from edgespec.ports.prefixes import PrefixStore
 from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import PagingStats
@@ -58,12 +59,13 @@ class Engine(Closeable):
         release: Callable[[], None] = nothing,
         n_grammars: int | None = None,
         name: str = "the engine",
+        prefixes: PrefixStore | None = None,
     ) -> None:
         """`drafters` guess in addition to the draft model, in the first text only.
 
         The models are borrowed, unless `release` frees them at the end. At most `n_grammars`
         requests with grammars run at a time. `observer` makes what records the corrections of a
-        text. `name` is the subject of error messages.
+        text. `name` is the subject of error messages. Texts are stored in `prefixes`.
         """
         settings = settings or EngineSettings()
         check_drafters(settings, draft, drafters)
@@ -74,7 +76,9 @@ class Engine(Closeable):
         self._rules = settings.rules_for(target.info)
         draft_in_use = None if reason else draft
         max_nodes = self._rules.max_nodes
-        self._slots = Slots(target, draft_in_use, drafters, settings, max_nodes, clock, trace)
+        self._slots = Slots(
+            target, draft_in_use, drafters, settings, max_nodes, clock, trace, prefixes
+        )
         self._shift = settings.shift
         grower = self._slots.all[0].grower
         self._planner = StoredPlanner(target, draft, grower, settings, state_store)

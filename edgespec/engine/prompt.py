@@ -46,8 +46,10 @@ def read_prompt(
     keeper = request.terms.keeper if request.held is None else None
     if keeper is not None:
         keeper.before_prompt(prompt, request.tally)
-    slot.rewind(reusable(slot, prompt[:-1]))
+    _reuse(slot, request, prompt[:-1])
     reused = len(slot.committed)
+    if request.held is None:
+        slot.n_known = reused
     _tell(request, reused)
     unread = prompt[reused:-1]
     report = None
@@ -79,6 +81,38 @@ def read_prompt(
     if keeper is not None:
         keeper.after_prompt(len(unread), request.tally)
     slot.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
+
+
+def _reuse(slot: Slot, request: ActiveRequest, text: Sequence[int]) -> None:
+    """Keep the prefix of `text` that the slot holds, or load a longer one that is stored."""
+    n_held, prefixes = reusable(slot, text, request.terms.owner), slot.prefixes
+    if n_held < len(slot.committed):
+        while slot.store_block():
+            slot.check_cancelled()
+    slot.rewind(n_held)
+    slot.owner = request.terms.owner
+    if prefixes is None or request.held is not None or request.terms.keeper is not None:
+        return
+    if trouble := prefixes.take_trouble():
+        request.tally.note(trouble)
+    prefixes.begin(slot.owner)
+    is_tiled = _is_tiled(slot, text)
+    if slot.target.info.prompt_tile and not is_tiled:
+        return
+    text = text[: _most_reusable(slot, text)]
+    n_available = prefixes.n_available(text)
+    if n_available <= n_held:
+        return
+    with slot.trace.span(Track.ENGINE, "load a prefix").note(tokens=n_available):
+        slot.rewind(n_held - n_held % prefixes.block_tokens)
+        text, n_held = text[:n_available], len(slot.committed)
+        n_held = prefixes.load(text, n_held, slot.check_cancelled)
+        slot.committed[:] = text[:n_held]
+        slot.n_tiled = n_held if is_tiled else 0
+        if slot.grower is not None:
+            n_leading = slot.grower.n_leading
+            prefixes.load_draft(text[:n_held], n_leading, slot.check_cancelled)
+            slot.n_drafted = slot.grower.n_leading
 
 
 def _tell(request: ActiveRequest, n_read: float) -> None:
@@ -245,18 +279,24 @@ def is_read(slot: Slot, request: ActiveRequest) -> bool:
     return len(slot.committed) >= len(request.reading) - 1
 
 
-def reusable(slot: Slot, text: Sequence[int]) -> int:
-    """Number of leading tokens of `text` whose KV the target holds exactly as reading all of
-    `text` would compute it, so that earlier texts do not change the output."""
-    info = slot.target.info
+def reusable(slot: Slot, text: Sequence[int], owner: str) -> int:
+    """Number of leading tokens of a text of `owner` whose KV the target holds exactly as reading
+    all of `text` would compute it, so that earlier texts do not change the output."""
+    if slot.owner != owner:
+        return 0
     reused = common_length(slot.committed, text)
     if _is_tiled(slot, text):
         reused = min(reused, slot.n_tiled)
         if reused < len(text):
-            reused = min(reused, len(text) - info.prompt_tile)
+            reused = min(reused, _most_reusable(slot, text))
     elif slot.n_tiled:
         reused = 0
     return reused
+
+
+def _most_reusable(slot: Slot, text: Sequence[int]) -> int:
+    """Most leading tokens of `text` after which the rest is computed as a part of all of it."""
+    return len(text) - slot.target.info.prompt_tile if _is_tiled(slot, text) else len(text)
 
 
 def _is_tiled(slot: Slot, text: Sequence[int]) -> bool:

@@ -29,6 +29,8 @@ T = TypeVar("T")
 GATHERING_SHARE = 0.02
 """Fraction of the usual pass time for which a pass waits for new texts after places became free, as
 a text that begins later waits for a whole pass."""
+STORING_S = 5.0
+"""Longest time in which texts are stored before the thread ends."""
 _WITHIN = (
     "this thread is within a call of the session and would wait for itself: do it when the call "
     "has come back"
@@ -211,12 +213,23 @@ class Scheduler(Closeable):
             try:
                 self._settle()
                 if not self._is_wanted:
+                    if self._slots.store_block():
+                        continue
                     return True
                 if not self._gathers():
                     self._advance()
+                    self._slots.store_block()
             except BaseException as error:  # noqa: BLE001 - raised to the consumers
                 self._end_all(error)
+        self._store_rest()
         return False
+
+    def _store_rest(self) -> None:
+        """Store what is not stored yet, as far as the time for it suffices."""
+        until = self._loop.clock() + STORING_S
+        with suppress(Exception):
+            while self._loop.clock() < until and self._slots.store_block():
+                pass
 
     def _settle(self) -> None:
         """End the texts that need no further pass, and begin those that have a slot now."""

@@ -18,6 +18,7 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round, begin_round
 from edgespec.engine.settings import RoundRules
 from edgespec.ports import LanguageModel, PassPart, Progress
+from edgespec.ports.prefixes import PrefixPlace
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PagingStats, TokenEvent
@@ -33,8 +34,11 @@ class Slot:
         grower: TreeGrower | None,
         clock: Callable[[], float],
         trace: Trace,
+        prefixes: PrefixPlace | None = None,
     ) -> None:
+        """`prefixes` is where texts are stored."""
         self.target = target
+        self.prefixes = prefixes
         self.number = number
         self.grower = grower
         self.clock = clock
@@ -45,6 +49,11 @@ class Slot:
         """Committed tokens computed in tiles of `prompt_tile`, as long prompts are."""
         self.n_drafted = 0
         """Committed tokens that the drafters have read."""
+        self.owner = ""
+        """Client whose text is committed."""
+        self.n_known: int | None = None
+        """Committed tokens of the text that is written here which were computed before it; None
+        before its prompt is read."""
         self.running: ActiveRequest | None = None
         """The request whose text is written here."""
         self.last_use = 0
@@ -115,6 +124,16 @@ class Slot:
         self.n_drafted = min(self.n_drafted, len(self.committed))
         if self.grower is not None:
             self.grower.rewind(len(self.committed))
+        if self.prefixes is not None:
+            self.prefixes.rewind(len(self.committed))
+
+    def store_block(self) -> bool:
+        """Store the next block of the committed text that is not stored; False if there is none."""
+        if self.prefixes is None:
+            return False
+        n_tokens = self.n_tiled if self.target.info.prompt_tile else len(self.committed)
+        n_leading = self.grower.n_leading if self.grower is not None else 0
+        return self.prefixes.keep(self.committed, n_tokens, min(n_leading, len(self.committed)))
 
     def cancel(self) -> None:
         """Make a running call of a model raise Cancelled soon; callable from any thread."""
@@ -146,9 +165,13 @@ class Slot:
         self.paging_before, self.begun = self.target.paging(), self.clock()
         if self.grower is not None:
             self.grower.begin_text(request.sampler)
+            self.grower.begin_client(request.terms.owner)
 
     def end_text(self) -> None:
-        """Keep the models' tokens, and nothing of the text."""
+        """Keep the models' tokens, and nothing of the text but what drafters remember."""
+        if self.grower is not None and self.n_known is not None:
+            self.grower.end_text(self.committed[self.n_known :])
+        self.n_known = None
         self.running = self.tail = self.round = self._reading = self._rest = None
 
     def prepare(self, n_others: int, rules: RoundRules, planner: RoundPlanner) -> None:

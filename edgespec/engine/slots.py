@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.engine.drafting.drafter import Drafter
+from edgespec.engine.drafting.history import History
 from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.prompt import reusable
@@ -15,6 +16,7 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
 from edgespec.ports import LanguageModel
+from edgespec.ports.prefixes import PrefixStore
 from edgespec.tracing.spans import Trace
 
 
@@ -30,18 +32,21 @@ class Slots:
         max_nodes: int,
         clock: Callable[[], float],
         trace: Trace,
+        prefixes: PrefixStore | None = None,
     ) -> None:
         """All slots of the target; `drafters` guess in the first. At most
-        `max_nodes` are used, and one if all drawn guesses must be verified."""
+        `max_nodes` are used, and one if all drawn guesses must be verified. Texts are stored in
+        `prefixes`."""
         self._model = target
         self._draft = draft
-        mixer = Mixer()
+        mixer, history = Mixer(), History()
         self.all: list[Slot] = []
         for number in range(target.info.n_slots):
             its_draft = draft if draft is not None and number < draft.info.n_slots else None
             others = () if number else drafters
-            grower = line_up(target, its_draft, others, settings, mixer, number)
-            self.all.append(Slot(target, number, grower, clock, trace))
+            grower = line_up(target, its_draft, others, settings, mixer, number, history)
+            place = prefixes.place(number) if prefixes is not None else None
+            self.all.append(Slot(target, number, grower, clock, trace, place))
         self.usable = self.all[: 1 if settings.draws_guesses else max_nodes]
         """Those in which requests run."""
         self._n_begun = 0
@@ -64,6 +69,10 @@ class Slots:
         slot.begin_text(request)
         return slot
 
+    def store_block(self) -> bool:
+        """Store a block of a text that is not stored yet; False if there is none."""
+        return any(slot.store_block() for slot in self.usable)
+
     def give_back(self, request: ActiveRequest) -> None:
         """Free the slot in which `request` runs, if it has one."""
         for slot in self.usable:
@@ -75,21 +84,24 @@ class Slots:
         then shares the longest prefix of the prompt that any slot has."""
         if len(self.usable) == 1 or request.terms.keeper is not None:
             return self.usable[0]
-        prompt = request.prompt[:-1]
-        best = max(self.usable, key=lambda slot: reusable(slot, prompt))
-        n_shared = reusable(best, prompt)
+        prompt, owner = request.prompt[:-1], request.terms.owner
+        best = max(self.usable, key=lambda slot: reusable(slot, prompt, owner))
+        n_shared = reusable(best, prompt, owner)
         free = (slot for slot in self.usable if slot.running is None)
         oldest = min(free, key=lambda slot: slot.last_use)
         if best is oldest or (best.running is None and n_shared == len(best.committed) > 0):
             return best
-        if n_shared > reusable(oldest, prompt):
+        if n_shared > reusable(oldest, prompt, owner):
             self._share(best, oldest, n_shared)
         return oldest
 
     def _share(self, source: Slot, target: Slot, n_tokens: int) -> None:
         """Share the KV of the first tokens of `source` with `target`."""
         model, draft = self._model, self._draft
+        while target.store_block():
+            pass
         target.rewind(0)
+        target.owner = source.owner
         model.share(source.number, target.number, n_tokens)
         n_tokens = model.committed_of(target.number)
         target.committed = source.committed[:n_tokens]

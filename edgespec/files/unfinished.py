@@ -57,6 +57,36 @@ def unfinished_file(out: Path, alone: bool = True, is_private: bool = False) -> 
 
 
 @contextmanager
+def quick_file(out: Path) -> Iterator[Callable[[int], int]]:
+    """Yield a function that creates a private file with further flags and returns its descriptor.
+
+    The file replaces `out` when the block ends, and is deleted if the block fails. It is not
+    flushed: after a power failure it may be incomplete, which its contents must tell. Raises
+    OSError.
+    """
+    part = _random_part(out.parent)
+    opened: list[int] = []
+
+    def create(flags: int) -> int:
+        opened.append(_open(part, os.O_WRONLY | os.O_CREAT | flags, PRIVATE_MODE))
+        with suppress(BlockingIOError):
+            _lock(opened[-1])
+        return opened[-1]
+
+    try:
+        yield create
+        if fcntl is None:
+            os.close(opened.pop())
+        part.replace(out)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+@contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
     """Yield a hidden folder in `beside` with a random name, deleted when the block ends."""
     sweep(beside)

@@ -58,3 +58,29 @@ class KeepsState(Protocol):
         Raises StateError for pieces that `write_state` of this model cannot have written, and then
         leaves nothing committed.
         """
+
+
+@runtime_checkable
+class KeepsBlocks(Protocol):
+    """Optional protocol of a model: the KV of blocks of a text's tokens can be saved one by one.
+
+    A block depends on all tokens up to its end, and on nothing else.
+    """
+
+    @property
+    def state_origin(self) -> StateOrigin: ...
+
+    @property
+    def block_tokens(self) -> int:
+        """Number of tokens of each block, with about 1 MiB of keys and values; 0 if this model's
+        state has no parts."""
+
+    def write_block(self, begin: int, slot: int) -> memoryview:
+        """The keys and values of the `block_tokens` committed tokens from `begin` on."""
+
+    def read_block(self, content: memoryview, slot: int) -> None:
+        """Append a block, whose memory the caller may reuse, to the committed prefix of a slot.
+
+        Raises StateError for content that `write_block` of this model cannot have written, and then
+        leaves the prefix as it was.
+        """

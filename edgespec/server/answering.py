@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from edgespec.completions.answers import Answer
+from edgespec.completions.clients import asked_by
 from edgespec.completions.completion import Completion
 from edgespec.completions.decoding import decoded
 from edgespec.completions.protocols.dialect import Asked
@@ -170,7 +171,8 @@ class _OneAnswer:
         def prepare() -> Preparation | Refusal:
             try:
                 asked = dialect.read(decoded(self._body))
-                return asked, asked.start()
+                with asked_by(self._request.state.client):
+                    return asked, asked.start()
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
                 return detached(failures.refusal_of(error, self._request))
 

@@ -110,7 +110,7 @@ class Service:
         async def guarded(request: Request) -> Response:
             try:
                 if needs_key:
-                    self._guard.check_key(request.headers)
+                    request.state.client = self._guard.check_key(request.headers)
                 return await handler(request)
             except ClientDisconnect:
                 self._figures.cancelled += 1

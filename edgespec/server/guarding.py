@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ class Guard:
     host: str
     """Address that the server binds."""
     api_key: str | None = None
+    """Key that clients must send, or several, one a line."""
     allowed_hosts: frozenset[str] = frozenset()
     """Host names that requests may give besides the address."""
     max_body_bytes: int | None = None
@@ -93,17 +95,26 @@ class Guard:
     def _allows(self, origin: str) -> bool:
         return "*" in self.allowed_origins or origin.lower() in self.allowed_origins
 
-    def check_key(self, headers: Mapping[str, str]) -> None:
-        """Raise Refusal for a wrong key, compared in constant time against timing attacks."""
+    @property
+    def api_keys(self) -> list[str]:
+        """The keys; empty if clients need none."""
+        lines = (self.api_key or "").splitlines()
+        return [line.strip() for line in lines if line.strip()]
+
+    def check_key(self, headers: Mapping[str, str]) -> str:
+        """The name of the client that sent a right key, which does not tell the key; empty if
+        clients need none.
+
+        Raises Refusal for a wrong one. Keys are compared in constant time against timing attacks.
+        """
         if self.api_key is None:
-            return
+            return ""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = headers.get("x-api-key", "")
         # headers are bytes that were read as Latin-1; the key is UTF-8
-        right = hmac.compare_digest(
-            key.strip().encode("latin-1", "replace"), self.api_key.strip().encode()
-        )
+        sent = key.strip().encode("latin-1", "replace")
+        right = [one for one in self.api_keys if hmac.compare_digest(sent, one.encode())]
         if not right:
             raise Refusal(
                 401,
@@ -111,6 +122,7 @@ class Guard:
                 "`X-Api-Key: KEY`",
                 code="invalid_api_key",
             )
+        return hashlib.sha256(right[0].encode()).hexdigest()
 
 
 def is_local(host: str) -> bool:

@@ -22,9 +22,12 @@ _FILES = {
     "view.js": "text/javascript",
     "library.js": "text/javascript",
     "engine.js": "text/javascript",
+    "math.js": "text/javascript",
+    "origins.js": "text/javascript",
     "marked.umd.js": "text/javascript",
     "purify.min.js": "text/javascript",
     "highlight.min.js": "text/javascript",
+    "temml.min.js": "text/javascript",
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

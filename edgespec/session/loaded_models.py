@@ -26,6 +26,8 @@ class LoadedModels(Closeable):
     """Memory needs of the target, for other budgets."""
     budget: int | str = 0
     """The budget that was asked for, as it was written."""
+    prefix_cache: tuple[Path, int] | None = None
+    """Folder of the prefix cache and its most bytes."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""

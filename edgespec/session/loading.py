@@ -152,7 +152,21 @@ class _Opening(Closeable):
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
             needs, budget = first.needs(), self._settings.memory_budget
-            return LoadedModels(target, draft, memory_plan, self._report, path, needs, budget)
+            return LoadedModels(
+                target,
+                draft,
+                memory_plan,
+                self._report,
+                path,
+                needs,
+                budget,
+                self._prefix_cache,
+            )
+
+    @property
+    def _prefix_cache(self) -> tuple[Path, int] | None:
+        folder = self._settings.prefix_cache
+        return None if folder is None else (folder, self._settings.prefix_cache_size)
 
     def _run(self, phase: str, call: Callable[[], T]) -> T:
         began = time.perf_counter()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edgespec.engine.drafting import history
 from edgespec.engine.encoding import max_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -50,7 +51,7 @@ def reserved_rows(
     """
     rows = []
     if settings.draft is not None or engine_settings.lookup:
-        nbytes = SAMPLING_BYTES_PER_TOKEN * target.info.n_vocab
+        nbytes = SAMPLING_BYTES_PER_TOKEN * target.info.n_vocab + history.BYTES
         rows.append(MemoryRow("process", "sampling", nbytes))
     n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
     if grammars:

@@ -43,6 +43,7 @@ from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.state.keeper import StateKeeper
+from edgespec.state.prefixes import PrefixCache
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStats
@@ -113,6 +114,9 @@ class Session(Closeable):
             texts = TrainingTexts(cache_folder.learnt())
             keep = partial(texts.keep, target.info, draft.info, models.path)
             observer = partial(Corrections, keep)
+        self._prefixes: PrefixCache | None = None
+        if models.prefix_cache is not None:
+            self._prefixes = PrefixCache(*models.prefix_cache, target, draft)
         self._engine = Engine(
             target,
             draft,
@@ -123,6 +127,7 @@ class Session(Closeable):
             release=close_models,
             n_grammars=row_bytes(models.plan, POOL) // GRAMMAR_BYTES or None,
             name="the session",
+            prefixes=self._prefixes,
         )
         self._budget = SessionBudget(models, self._engine)
         room_bytes = row_bytes(models.plan, STATE_FILES)
@@ -402,6 +407,12 @@ class Session(Closeable):
         request = CompletionRequest.parse({"prompt": text, "stream": stream} | fields)
         completion = Completions(self).text(request)
         return completion if stream else completion.whole()
+
+    def warn_with(self, tell: Callable[[str], None]) -> None:
+        """Call `tell`, in any thread, with warnings that are about no single text; otherwise they
+        are notes of the next text's result."""
+        if self._prefixes is not None:
+            self._prefixes.folder.tell = tell
 
     @property
     def has_state(self) -> bool:

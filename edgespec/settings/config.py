@@ -23,7 +23,14 @@ from edgespec.settings.base import Flag, Names, PythonNames, Settings
 from edgespec.settings.draft_name import draft_named
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
-from edgespec.settings.parsing import MAX_BIAS, biases, budget, checked_biases, texts_at_once
+from edgespec.settings.parsing import (
+    MAX_BIAS,
+    biases,
+    budget,
+    checked_biases,
+    disk_size,
+    texts_at_once,
+)
 from edgespec.settings.rule_names import AcceptanceName, FallbackName, Keeps, PacerName
 from edgespec.settings.units import auto_bounds
 
@@ -31,6 +38,7 @@ DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
 ABOUT_THE_DRAFT = frozenset({"threads_draft", "ctx_size_draft"})
 """Settings of `LoadSettings` that need a draft."""
+DEFAULT_PREFIX_CACHE_BYTES = 4 << 30
 DEFAULT_DRAFT_CTX_SIZE = 2048
 """Most that `ctx_size_draft = 0` asks for: a longer memory hardly helps guesses."""
 INT32_MAX = (1 << 31) - 1
@@ -98,6 +106,11 @@ class LoadSettings(Settings):
     """Keep memory for a model that is loaded beside this session, such as an embedding model."""
     state_files: bool = False
     """Keep memory for state files; only models with recurrent state need it."""
+    prefix_cache: Path | None = None
+    """Store what was computed for texts in this folder, where later prompts that begin alike find
+    it, also after a restart; not for models with recurrent state or sliding windows."""
+    prefix_cache_size: Annotated[int, BeforeValidator(disk_size)] = DEFAULT_PREFIX_CACHE_BYTES
+    """Most bytes of the prefix cache, whose least recently used texts go first. Default: 4GiB."""
 
     if TYPE_CHECKING:  # pydantic converts, which type checkers do not know
 
@@ -124,6 +137,8 @@ class LoadSettings(Settings):
             state_files: bool = False,
             most_body_bytes: int | None = None,
             beside_bytes: int = 0,
+            prefix_cache: str | Path | None = None,
+            prefix_cache_size: int | str = ...,
             **of_runtimes: Any,
         ) -> None: ...
 
@@ -135,6 +150,10 @@ class LoadSettings(Settings):
             if self.draft is None and getattr(self, name):
                 names: Names = info.context or self.names
                 raise UsageError(f"{names.of(name)} needs a draft: name one with --model-draft")
+        if "prefix_cache_size" in self.model_fields_set and self.prefix_cache is None:
+            names = info.context or self.names
+            size, folder = names.of("prefix_cache_size"), names.of("prefix_cache")
+            raise UsageError(f"{size} needs {folder}, the folder that it limits")
         return self
 
     @model_validator(mode="before")

@@ -54,6 +54,14 @@ def budget(value: object, info: ValidationInfo) -> object:
     return n_bytes
 
 
+def disk_size(value: object, info: ValidationInfo) -> object:
+    """The bytes of a size on disk."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return value
+    names = info.context or Settings.names
+    return parse_size(value, named=names.with_value(info.field_name or "", value))
+
+
 def biases(value: object) -> object:
     """llama.cpp's `TOKEN_ID+BIAS` and `TOKEN_ID-BIAS`, one or a list of them, as a mapping."""
     if isinstance(value, str):

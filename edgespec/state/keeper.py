@@ -20,7 +20,7 @@ from edgespec.errors import StateError, UsageError
 from edgespec.extras import installed_version
 from edgespec.files.sampled import sampled_digest
 from edgespec.ports import LanguageModel
-from edgespec.ports.state import KeepsState
+from edgespec.ports.state import KeepsState, StateOrigin
 from edgespec.state.file import Header, ModelState, StateReader, differences, opened, written
 
 if TYPE_CHECKING:
@@ -185,9 +185,11 @@ class StateKeeper:
     @cached_property
     def _states(self) -> tuple[ModelState, ModelState | None]:
         assert isinstance(self._target, KeepsState)
-        target = _state_of(self._target, self._target)
+        target = state_of(self._target.info.name, self._target.state_origin)
         draft = self._draft
-        return target, _state_of(draft, draft) if isinstance(draft, KeepsState) else None
+        if not isinstance(draft, KeepsState):
+            return target, None
+        return target, state_of(draft.info.name, draft.state_origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +238,10 @@ def instruction_sets(root: Path = Path("/")) -> str:
     return platform.machine()
 
 
-def _state_of(model: LanguageModel, keeps: KeepsState) -> ModelState:
-    origin = keeps.state_origin
+def state_of(name: str, origin: StateOrigin) -> ModelState:
+    """The state of a model's empty cache. Raises StateError if its files cannot be read."""
     try:
         of_files = sampled_digest(origin.files)
     except OSError as error:
-        raise StateError(f"{model.info.name} cannot be read: {error}") from error
-    return ModelState(
-        name=model.info.name, fingerprint=of_files, settings=dict(origin.settings), n_tokens=0
-    )
+        raise StateError(f"{name} cannot be read: {error}") from error
+    return ModelState(name=name, fingerprint=of_files, settings=dict(origin.settings), n_tokens=0)

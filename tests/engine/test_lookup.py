@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.engine.drafting import history
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.lookup import KINDS, MAX_MATCH, LookupDrafter, TextIndex, kind_of
+from edgespec.engine.drafting.history import BYTES, N_CLIENTS, History
+from edgespec.engine.drafting.lookup import KINDS, LookupDrafter, kind_of
 from edgespec.engine.drafting.mixer import Mixer
+from edgespec.engine.drafting.text_index import MAX_MATCH, TextIndex
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.ports.text_request import TextRequest
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
 from fake_model import FakeModel, fixed_text, random_language
@@ -145,7 +149,13 @@ def test_a_source_that_is_wrong_fades() -> None:
 
 def test_a_place_is_of_some_kind_however_much_is_the_same() -> None:
     lengths = range(2, MAX_MATCH + 1)
-    assert {kind_of(alike, sole) for alike in lengths for sole in (True, False)} == set(KINDS)
+    yes_or_no = (True, False)
+    assert set(KINDS) == {
+        kind_of(alike, is_sole, is_others)
+        for alike in lengths
+        for is_sole in yes_or_no
+        for is_others in yes_or_no
+    }
 
 
 def test_hits_of_a_kind_are_recalled_and_soon_overruled() -> None:
@@ -196,3 +206,77 @@ def test_a_target_that_cannot_drop_tokens_is_left_alone() -> None:
     with Engine(target, settings=EngineSettings(lookup=True)) as engine:
         result = finish(engine.generate([1, 2, 1, 2], GREEDY, 10))
     assert result.speculation.drafted == 0
+
+
+# Recent texts
+
+
+def after_others(history: History, client: str, text: Sequence[int]) -> list[int] | None:
+    """What a text of `client` that has just begun expects next."""
+    drafter = LookupDrafter(history=history)
+    drafter.begin_client(client)
+    drafter.catch_up(text[:-1])
+    tree = TokenTree(text[-1], 16)
+    drafter.step(tree, [ROOT])
+    return guessed(drafter, tree, ROOT)
+
+
+def test_a_clients_earlier_text_is_looked_up() -> None:
+    history = History()
+    history.of("anna").add([1, 2, 3, 4, 5])
+    assert after_others(history, "anna", [9, 2, 3, 4]) == [5]
+
+
+def test_another_clients_text_is_not() -> None:
+    history = History()
+    history.of("anna").add([1, 2, 3, 4, 5])
+    assert after_others(history, "bert", [9, 2, 3, 4]) is None
+
+
+def test_the_text_itself_comes_first_where_it_matches_as_long() -> None:
+    history = History()
+    history.of("").add([1, 2, 3, 4, 5])
+    assert after_others(history, "", [2, 3, 4, 6, 2, 3, 4]) == [6]
+
+
+def test_two_matching_tokens_of_another_text_are_too_few() -> None:
+    history = History()
+    history.of("").add([1, 2, 3, 4, 5])
+    assert after_others(history, "", [9, 3, 4]) is None
+
+
+def test_recent_texts_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "N_TOKENS", 8)
+    recent = history.RecentTexts()
+    recent.add(range(8))
+    for begin in range(100, 200, 8):
+        recent.add(range(begin, begin + 8))
+    assert recent.after([1, 2, 3]) == []
+    assert recent.after([197, 198, 199, 200]) == [(201, 4)]
+    assert BYTES <= 4 << 20
+
+
+def test_the_client_that_asked_longest_ago_is_forgotten() -> None:
+    kept = History()
+    for client in range(N_CLIENTS):
+        kept.of(str(client)).add([1, 2, 3, 4])
+    kept.of("0")
+    kept.of("another")
+    assert kept.of("0").after([1, 2, 3]) == [(4, 3)]
+    assert kept.of("1").after([1, 2, 3]) == []
+
+
+def test_an_engine_looks_up_its_last_answer_for_the_same_client_only() -> None:
+    """The same prompt again: the second time, its answer is guessed; not for another client."""
+    target = FakeModel(random_language(5, 200, order=3), 200, n_ctx=128)
+    with Engine(target, None, EngineSettings(lookup=True, step_aside=False)) as engine:
+
+        def n_passes(client: str) -> int:
+            before = target.n_passes
+            request = engine.admit(TextRequest(tuple(range(20)), GREEDY, 24, owner=client))
+            list(engine.run(request))
+            return target.n_passes - before
+
+        first, again, other = n_passes("anna"), n_passes("anna"), n_passes("bert")
+    assert again < 0.7 * first
+    assert other > 1.2 * again

@@ -75,6 +75,7 @@ def add_to(parser: ArgumentParser) -> None:
     _add_access(group)
     groups.flag(group, "--alias NAME", "name of the model in answers")
     groups.add(group, LoadSettings, adjustable_budget="")
+    groups.add(group, LoadSettings, prefix_cache="DIR", prefix_cache_size="SIZE")
     _add_limits(group)
     output = parser.add_argument_group("output")
     groups.flag(output, "--log-json", "log each request as a JSON object on one line")
@@ -88,7 +89,11 @@ def _add_access(group: _ArgumentGroup) -> None:
         "key that clients must send; other users can see flags, so prefer --api-key-file or "
         f"the environment variable {KEY_VARIABLE}",
     )
-    groups.flag(group, "--api-key-file FILE", "the same, from a file")
+    groups.flag(
+        group,
+        "--api-key-file FILE",
+        "the same, from a file; several keys, one a line, are for clients whose texts stay apart",
+    )
     groups.flag(
         group,
         "--allowed-host NAME",
@@ -213,6 +218,7 @@ def _serving_one(
     name = _name(args)
     settings = settings_from(args, n_parallel=PARALLEL)
     loaded = stack.enter_context(settings.opened(console, template))
+    loaded.warn_with(console.note)
     server = new_server(
         loaded,
         model=name or loaded.target.name,
@@ -232,7 +238,7 @@ def _serving_several(
 ) -> tuple[Server, str]:
     """A server of several models, with the first one loaded, and its budget for people."""
     known = ModelList(args, console, template, n_parallel=PARALLEL)
-    of_list, load = hosted(known), loader(known)
+    of_list, load = hosted(known), loader(known, console.note)
     first, begun = known.first, None
     if first is not None:
         begun = load(of_list[0], False, console.progress)
@@ -271,8 +277,11 @@ def hosted(models: ModelList) -> list[HostedModel]:
     ]
 
 
-def loader(models: ModelList) -> Callable[[HostedModel, bool, Progress], LoadedModel]:
-    """A function that loads a model of a list for a server."""
+def loader(
+    models: ModelList, tell: Callable[[str], None] | None = None
+) -> Callable[[HostedModel, bool, Progress], LoadedModel]:
+    """A function that loads a model of a list for a server; `tell` is called with warnings of
+    sessions."""
     from edgespec.server.running import LoadedModel
     from edgespec.session.session import Session
 
@@ -283,6 +292,8 @@ def loader(models: ModelList) -> Callable[[HostedModel, bool, Progress], LoadedM
         loaded, leaves_room = models.load(one, progress, beside)
         sampling = None
         if isinstance(loaded, Session):
+            if tell is not None:
+                loaded.warn_with(tell)
             sampling = _sampling(models.settings(one).generate, loaded.chat_sampling)
         return LoadedModel(loaded, sampling, leaves_room)
 

@@ -10,7 +10,7 @@ import numpy as np
 from edgespec.engine.acceptance.rule import AcceptanceRule
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Logits
-from edgespec.tree import ROOT, TokenTree
+from edgespec.tree import ROOT, TARGET, TokenTree
 from edgespec.values import TokenEvent
 
 
@@ -62,7 +62,8 @@ def accept(
             break
         path.append(node)
         round_ = len(request.tally.outcomes)
-        events.append(transcript.take(token, "draft", round_, sampler.latest_logprobs))
+        event = transcript.take(token, "draft", round_, sampler.latest_logprobs)
         node = tree.child(node, token)
-    events[-1] = replace(events[-1], origin="target")
+        events.append(event if node is None else replace(event, source=tree.source[node]))
+    events[-1] = replace(events[-1], origin="target", source=TARGET)
     return Accepted(tuple(path), tuple(events), failure)

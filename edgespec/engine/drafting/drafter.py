@@ -53,6 +53,18 @@ class DryRuns(Protocol):
         as read."""
 
 
+@runtime_checkable
+class RemembersTexts(Protocol):
+    """A drafter that guesses from earlier texts: of the same client only, as the time of an answer
+    would tell others what was guessed."""
+
+    def begin_client(self, client: str) -> None:
+        """The next text is one of `client`: use no text of others from now on."""
+
+    def end_text(self, new: Sequence[int]) -> None:
+        """A text has ended; `new` are its tokens that no earlier text had computed."""
+
+
 class Drafter(Protocol):
     """Guesses the tokens after nodes of a tree, which several drafters may share.
 

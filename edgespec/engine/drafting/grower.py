@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.engine.drafting.drafter import Drafter, DryRuns, Opinion
+from edgespec.engine.drafting.drafter import Drafter, DryRuns, Opinion, RemembersTexts
 from edgespec.engine.drafting.forced import SOURCE as FORCED
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.model import ModelDrafter
@@ -81,6 +81,18 @@ class TreeGrower:
             sampler = Sampler(SamplingParams())
         for drafter in self._drafters:
             drafter.begin_text(sampler)
+
+    def begin_client(self, client: str) -> None:
+        """The next text is one of `client`."""
+        for drafter in self._drafters:
+            if isinstance(drafter, RemembersTexts):
+                drafter.begin_client(client)
+
+    def end_text(self, new: Sequence[int]) -> None:
+        """A text has ended, of which no earlier text had computed the tokens `new`."""
+        for drafter in self._drafters:
+            if isinstance(drafter, RemembersTexts):
+                drafter.end_text(new)
 
     def prepare(self, committed: Sequence[int], root_token: int) -> list[Complaint]:
         """Determine which drafters can guess after `committed` and `root_token`; the others drop

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.history import History
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.model import ModelDrafter
@@ -31,8 +32,10 @@ def line_up(
     settings: EngineSettings,
     mixer: Mixer | None = None,
     slot: int = 0,
+    history: History | None = None,
 ) -> TreeGrower | None:
-    """A grower with the drafters of one slot, the draft model first; None without any."""
+    """A grower with the drafters of one slot, the draft model first; None without any. `history`
+    has recent texts of all slots."""
     info = target.info
     if not info.verifies_guesses:
         return None
@@ -50,7 +53,7 @@ def line_up(
             DrawingDrafter(draft, growth, temperature, info.n_vocab, eog_tokens, info.n_ctx)
         )
     if draft is not None if settings.lookup is None else settings.lookup:
-        guessing += [LookupDrafter(eog_tokens), RecyclingDrafter(eog_tokens)]
+        guessing += [LookupDrafter(eog_tokens, history), RecyclingDrafter(eog_tokens)]
         guessing += [new(info, target.vocabulary) for new in added(DRAFTERS).values()]
     if draft is not None:
         terms = settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens

@@ -1,4 +1,5 @@
-"""Guesses from the text itself: the tokens that followed earlier occurrences of its last tokens.
+"""Guesses from the text itself and from recent ones of the same client: the tokens that followed
+earlier occurrences of its last tokens.
 
 Like Saxena's prompt lookup and llama.cpp's n-gram modes, but with several continuations, at any
 node of a tree. Owns an index of the text; knows no model.
@@ -7,100 +8,38 @@ node of a tree. Owns an index of the text; knows no model.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.free import Answer, FreeDrafter
+from edgespec.engine.drafting.history import History, RecentTexts
+from edgespec.engine.drafting.text_index import MAX_MATCH, TextIndex
 from edgespec.tree import TokenTree
 
-MIN_MATCH = 2
-"""Fewest matching tokens of an occurrence."""
-MAX_MATCH = 24
-"""Most tokens that are compared."""
 N_CANDIDATES = 4
 FADING = 0.9
 """Weight of an occurrence relative to the next later one."""
 
 
-class TextIndex:
-    """Index of token pairs with about nine bytes per token, as hash chains like those of LZ77.
-
-    A table has the last position of each pair, and each position links to the previous one of the
-    same pair. Positions are then compared backwards.
-    """
-
-    n_heads = 1 << 15
-    max_places = 24
-    """Most positions that one search compares, the last ones first."""
-    max_full_matches = 3
-    """Number of matches of `MAX_MATCH` tokens that ends a search."""
-
-    def __init__(self) -> None:
-        self.tokens: array[int] = array("i")
-        self._before: array[int] = array("i")
-        """For each position the previous one with the same hash, or -1."""
-        self._heads: array[int] = array("i", [-1]) * self.n_heads
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def append(self, token: int) -> None:
-        place = len(self.tokens)
-        self.tokens.append(token)
-        if place == 0:
-            self._before.append(-1)
-            return
-        head = self._head(self.tokens[place - 1], token)
-        self._before.append(self._heads[head])
-        self._heads[head] = place
-
-    def truncate(self, n_tokens: int) -> None:
-        for place in range(len(self.tokens) - 1, n_tokens - 1, -1):
-            if place:
-                head = self._head(self.tokens[place - 1], self.tokens[place])
-                self._heads[head] = self._before[place]
-        del self.tokens[n_tokens:]
-        del self._before[n_tokens:]
-
-    def places(self, words: Sequence[int]) -> list[tuple[int, int]]:
-        """Earlier positions at which the text ended like `words`, the last ones first, each with
-        the number of matching tokens."""
-        if len(words) < MIN_MATCH:
-            return []
-        tokens, found, n_whole = self.tokens, [], 0
-        place = self._heads[self._head(words[-2], words[-1])]
-        for _ in range(self.max_places):
-            if place < 0:
-                break
-            alike = 0
-            for back, word in enumerate(reversed(words)):
-                if back > place or tokens[place - back] != word:
-                    break
-                alike += 1
-            if alike >= MIN_MATCH and place + 1 < len(tokens):
-                found.append((place, alike))
-                n_whole += alike == MAX_MATCH
-                if n_whole == self.max_full_matches:
-                    break
-            place = self._before[place]
-        return found
-
-    def _head(self, one: int, other: int) -> int:
-        return (one * 0x9E3779B1 ^ other * 0x85EBCA6B) >> 7 & (self.n_heads - 1)
-
-
 _BY_LENGTH = {2: 0.3, 3: 0.4, 4: 0.5, 6: 0.6, 10: 0.7, MAX_MATCH: 0.8}
 """Prior hit rates by the upper bound of the number of matching tokens."""
-KINDS = {f"{most}{end}": rate for most, rate in _BY_LENGTH.items() for end in ("", "!")}
+_OTHERS = "other "
+"""Prefix of kinds of answers from other texts."""
+KINDS = {
+    f"{origin}{most}{end}": rate
+    for most, rate in _BY_LENGTH.items()
+    for end in ("", "!")
+    for origin in ("", _OTHERS)
+}
 
 
-def kind_of(alike: int, is_sole: bool) -> str:
-    """Kind of an answer with `alike` matching tokens; `is_sole` if there is one continuation."""
+def kind_of(alike: int, is_sole: bool, is_others: bool = False) -> str:
+    """Kind of an answer with `alike` matching tokens; `is_sole` if there is one continuation,
+    `is_others` if it is from another text."""
     most = next(most for most in _BY_LENGTH if alike <= most)
-    return f"{most}{'!' if is_sole else ''}"
+    return f"{_OTHERS if is_others else ''}{most}{'!' if is_sole else ''}"
 
 
 def voted(places: Sequence[tuple[int, int]]) -> tuple[int, list[int], list[float]]:
@@ -134,16 +73,28 @@ def weighed(answer: Answer, luck: Sequence[float]) -> Answer:
 
 
 class LookupDrafter(FreeDrafter):
-    """Implements `Drafter` with the text so far, prompt included."""
+    """Implements `Drafter` with the text so far, prompt included, and with recent texts."""
 
     source = "lookup"
     kinds = KINDS
 
-    def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, eog_tokens: frozenset[int] = frozenset(), history: History | None = None
+    ) -> None:
+        """`history` has recent texts, among them those of other slots."""
         super().__init__(eog_tokens)
+        self._history = history
+        self._recent: RecentTexts | None = None
         self._index = TextIndex()
         self._words: dict[int, tuple[int, ...]] = {}
         """Last tokens of the text down to a node, by key of the node."""
+
+    def begin_client(self, client: str) -> None:
+        self._recent = None if self._history is None else self._history.of(client)
+
+    def end_text(self, new: Sequence[int]) -> None:
+        if self._recent is not None:
+            self._recent.add(new)
 
     def answer(self, tree: TokenTree, node: int) -> Answer | None:
         words, depth = self._words_at(tree, node), int(tree.depth[node])
@@ -152,12 +103,19 @@ class LookupDrafter(FreeDrafter):
     def _answer_after(
         self, words: Sequence[int], n_ahead: int, ahead: Sequence[int] = ()
     ) -> Answer | None:
-        places = self._index.places(words)
-        if not places:
+        said = [
+            (self._index.tokens[place + 1], alike) for place, alike in self._index.places(words)
+        ]
+        longest = max((alike for _, alike in said), default=0)
+        is_others = False
+        if self._recent is not None and longest < MAX_MATCH:
+            others = self._recent.after(words)
+            is_others = max((alike for _, alike in others), default=0) > longest
+            said = others if is_others else said
+        if not said:
             return None
-        said = [(self._index.tokens[place + 1], alike) for place, alike in places]
         alike, tokens, shares = voted(said)
-        kind = kind_of(alike, is_sole=len(tokens) == 1)
+        kind = kind_of(alike, len(tokens) == 1, is_others)
         luck = self._sampler.luck(tokens, n_ahead, ahead)
         return weighed(Answer(kind, tokens, shares), luck)
 

@@ -70,6 +70,15 @@ class RecyclingDrafter(FreeDrafter):
         self._after_token = SuccessorTable()
         self._n_read = 0
         self._before_root = -1
+        self._client = ""
+
+    def begin_client(self, client: str) -> None:
+        if client != self._client:
+            self._client = client
+            self._after_pair, self._after_token = SuccessorTable(), SuccessorTable()
+
+    def end_text(self, new: Sequence[int]) -> None:
+        """Its logits are in the tables already."""
 
     def answer(self, tree: TokenTree, node: int) -> Answer | None:
         token = int(tree.token[node])

@@ -4,6 +4,7 @@ import { ask, errorOf, events } from "./api.js";
 import { Conversation, SAMPLING, current } from "./conversation.js";
 import * as engine from "./engine.js";
 import { download, drawLibrary } from "./library.js";
+import { addOrigins, legend } from "./origins.js";
 import { Shown, clear, copy, showError, toEnd } from "./view.js";
 
 const MOST_ATTACHED = 256 * 1024;  /* bytes of a file that becomes text of a message */
@@ -16,6 +17,8 @@ let edited = null;     /* the place of the message that is being edited */
 let contextLength = Infinity;
 let defaults = { temperature: 0 };  /* the model's own sampling */
 
+let showing = null;    /* the answer that grows, on the page */
+
 /* Draws the whole conversation; only its latest answer can be written again. */
 function draw() {
   clear();
@@ -26,7 +29,23 @@ function draw() {
     else if (place === messages.length - 1) actions.Regenerate = regenerate;
     new Shown(message, converses).offer(actions);
   });
+  drawLegend();
   keep();
+}
+
+function drawLegend() {
+  const runs = [...conversation.messages, conversation.growing].map(message => message?.origins || []);
+  $("guesses-legend").replaceChildren(...legend(runs));
+}
+
+/* Tints what was guessed, and by whom, or shows answers as they are meant to be read. */
+function toggleGuesses() {
+  const isOn = document.body.classList.toggle("guesses");
+  $("toggle-guesses").setAttribute("aria-pressed", String(isOn));
+  $("guesses-legend").hidden = !isOn;
+  if (conversation.running) showing?.draw();
+  else draw();
+  drawLegend();
 }
 
 /* Keeps the conversation, and shows it in the list. */
@@ -79,14 +98,14 @@ async function converse(question, earlier, isRepeated = false) {
   const mine = conversation;
   const isCurrent = () => mine === conversation;
   const before = mine.messages;
-  const answer = { role: "assistant", content: "", reasoning: "" };
+  const answer = { role: "assistant", content: "", reasoning: "", origins: [] };
   mine.messages = [...earlier, { role: "user", content: question }];
   mine.running = new AbortController();
   mine.growing = answer;
   mine.changed = Date.now();
   draw();
   toEnd();
-  const shown = new Shown(answer, converses, true);
+  const shown = showing = new Shown(answer, converses, true);
   const meter = new Meter();
   let isCut = false, failure = "";
   setRunning(true);
@@ -105,6 +124,7 @@ async function converse(question, earlier, isRepeated = false) {
         const delta = choice.delta || { content: choice.text };
         answer.content += delta.content || "";
         answer.reasoning += delta.reasoning_content || "";
+        addOrigins(answer.origins, choice.origins);
         if (delta.content || delta.reasoning_content) {
           meter.writes();
           shown.grow();
@@ -180,6 +200,13 @@ class Meter {
   }
 }
 
+/* Opens or closes the list on a narrow window, with the focus in what is seen. */
+function list(isOpen) {
+  document.body.classList.toggle("listing", isOpen);
+  $("open-library").setAttribute("aria-expanded", String(isOpen));
+  $(isOpen ? "close-library" : "open-library").focus();
+}
+
 function setRunning(isRunning) {
   document.body.classList.toggle("running", isRunning);
   $("send").hidden = isRunning;
@@ -233,7 +260,8 @@ $("text").addEventListener("keydown", event => {
 });
 document.addEventListener("keydown", event => {
   if (event.key !== "Escape" || event.isComposing) return;
-  if (conversation.running) stop();
+  if (document.body.classList.contains("listing")) list(false);
+  else if (conversation.running) stop();
   else endEditing();
 });
 $("stop").addEventListener("click", stop);
@@ -241,8 +269,9 @@ $("new").addEventListener("click", () => {
   const { system, sampling } = conversation;
   open(new Conversation({ system, sampling: { ...sampling } }));
 });
-$("open-library").addEventListener("click", () => document.body.classList.add("listing"));
-$("close-library").addEventListener("click", () => document.body.classList.remove("listing"));
+$("open-library").addEventListener("click", () => list(true));
+$("close-library").addEventListener("click", () => list(false));
+$("toggle-guesses").addEventListener("click", toggleGuesses);
 $("toggle-engine").addEventListener("click", () => engine.show($("engine").hidden));
 $("attach").addEventListener("click", () => $("files").click());
 $("files").addEventListener("change", async () => {

@@ -14,7 +14,7 @@ export class Conversation {
     this.id = kept.id || `${Date.now().toString(36)}${Math.random().toString(36).slice(2, 8)}`;
     this.name = kept.name || "";          /* what a reader called it */
     this.changed = kept.changed || Date.now();
-    this.messages = kept.messages || [];  /* role, content, and an answer's reasoning */
+    this.messages = kept.messages || [];  /* role, content, an answer's reasoning, and who guessed it */
     this.system = kept.system || "";
     this.sampling = kept.sampling || {};  /* what a reader has set; the rest is the model's own */
     this.running = null;                  /* what aborts the request under way */
@@ -28,7 +28,8 @@ export class Conversation {
 
   /* The body of the request for an answer to the latest message. */
   request(converses, temperature, mostContinued) {
-    const body = { stream: true, stream_options: { include_usage: true }, return_progress: true };
+    const body = { stream: true, stream_options: { include_usage: true }, return_progress: true,
+      return_origins: true };
     Object.assign(body, this.sampling);
     if (temperature >= 0) body.temperature = temperature;
     if (converses) {

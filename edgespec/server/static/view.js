@@ -1,5 +1,8 @@
 /* Shows messages in the log, and follows the newest text. Knows no server. */
 
+import { ATTRIBUTES, FORMULAS, TAGS } from "./math.js";
+import { tinted } from "./origins.js";
+
 const NEAR_PX = 40;  /* a reader who is this near to the end follows the text */
 const log = document.getElementById("log");
 let follows = true;
@@ -8,13 +11,15 @@ let latestTop = 0;
 /* What a model writes is Markdown; HTML in it is text. The sanitiser lets through what Markdown
    makes and nothing that loads or runs. */
 const asText = token => token.text.replace(/[&<>]/g, sign => `&#${sign.charCodeAt(0)};`);
-marked.use({ gfm: true, breaks: true, renderer: { html: asText, image: asText } });
+marked.use({ gfm: true, breaks: true, renderer: { html: asText, image: asText }, extensions: FORMULAS });
 const ALLOWED = {
   ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6",
     "hr", "input", "li", "ol", "p", "pre", "strong", "table", "tbody", "td", "th", "thead", "tr",
-    "ul", "#text"],
-  ALLOWED_ATTR: ["align", "checked", "class", "disabled", "href", "rel", "start", "target", "title", "type"],
+    "ul", "#text", ...TAGS],
+  ALLOWED_ATTR: ["align", "checked", "class", "disabled", "href", "rel", "start", "target", "title", "type",
+    ...ATTRIBUTES],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ADD_URI_SAFE_ATTR: ["align", "start", ...ATTRIBUTES],  /* hold no addresses */
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
@@ -107,7 +112,8 @@ export class Shown {
 
   draw() {
     this.isDue = false;
-    const { role, content, reasoning } = this.message;
+    const { role, content, reasoning, origins } = this.message;
+    const isTinted = document.body.classList.contains("guesses") && origins?.length;
     if (role === "user") {
       this.said = this.said || part("user", content, this.element);
     } else {
@@ -118,7 +124,9 @@ export class Shown {
       }
       if (content) {
         this.said = this.said || part(this.converses ? "assistant" : "assistant plain", "", this.element);
-        if (this.converses) showMarkdown(this.said, content, !this.isGrowing);
+        this.said.classList.toggle("tinted", Boolean(isTinted));
+        if (isTinted) this.said.replaceChildren(...tinted(origins));
+        else if (this.converses) showMarkdown(this.said, content, !this.isGrowing);
         else this.said.textContent = content;
       }
     }

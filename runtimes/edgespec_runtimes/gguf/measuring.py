@@ -198,6 +198,11 @@ class MeasuredGguf:
         return max(sizes.state_bytes for _, sizes in self.contexts) if is_target else 0
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values of one token, at least."""
+        return min(-(-sizes.kv_bytes // shape.n_cells) for shape, sizes in self.contexts)
+
+    @property
     def unplanned(self) -> int:
         """Index of the context for loading without a plan: one line, as nothing is paged."""
         branches = [shape.n_branches for shape, _ in self.contexts]

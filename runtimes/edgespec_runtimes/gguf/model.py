@@ -68,13 +68,14 @@ class GgufModel(RunningModel):
         prompts_are_invariant: bool = False,
         feature_layers: Sequence[int] = (),
         checkpoint_bytes: int = 0,
+        token_bytes: int = 0,
     ) -> None:
         """Products with matrices of `weight_types` are made batch invariant; stacked experts have
         `expert_types` of them.
 
         `prompts_are_invariant`: a prompt rounds the same whatever prefix of it was reused.
         `feature_layers`: layers whose inputs can be given. `checkpoint_bytes`: size of each
-        checkpoint of recurrent state.
+        checkpoint of recurrent state. `token_bytes`: keys and values of a token.
         """
         super().__init__(vocabulary, origin, stop, model.users, clock)
         self._model = model
@@ -93,6 +94,7 @@ class GgufModel(RunningModel):
             ),
             used_share=weights.used_share if weights else info.used_share,
         )
+        self._token_bytes = token_bytes
         on_node = weights.on_node if weights else None
         callback = weights.callback if weights else None
         if feature_layers:
@@ -311,6 +313,24 @@ class GgufModel(RunningModel):
                 self._memory.clear()
                 self._texts.clear()
                 raise
+
+    @property
+    def block_tokens(self) -> int:
+        has_parts = self.info.tree_capable and self._windows is None
+        return state.block_tokens(self._token_bytes) if has_parts else 0
+
+    def write_block(self, begin: int, slot: int) -> memoryview:
+        with self._users.use():
+            home = self._texts.all[slot].home
+            return state.write_block(self._memory, home, begin, begin + self.block_tokens)
+
+    def read_block(self, content: memoryview, slot: int) -> None:
+        with self._users.use():
+            self._texts.layout.put_in_order()
+            text, n_tokens = self._texts.all[slot], self.block_tokens
+            begin = text.n_committed
+            state.read_block(self._memory, text.home, begin, begin + n_tokens, content)
+            self._texts.take_block(slot, n_tokens)
 
     @property
     def expert_shares(self) -> Sequence[bytes]:

@@ -271,6 +271,7 @@ class PreparedGguf:
                     prompts_are_invariant=self._prompts_are_invariant,
                     feature_layers=self._measured.feature_layers,
                     checkpoint_bytes=self._measured.checkpoint_bytes,
+                    token_bytes=self._measured.token_bytes,
                 )
             if self._measured.is_remote:
                 with self._phase("sizes of passes"):

@@ -21,6 +21,8 @@ _STEP = struct.Struct("<I")
 _RUN = struct.Struct("<II")
 """Half-open range of positions."""
 Runs = Sequence[tuple[int, int]]
+MAX_BLOCK_TOKENS = 64
+"""Most tokens of a block: a shorter rest of a prefix is computed again."""
 
 
 def state_bytes(memory: LlamaMemory, has_parts: bool) -> int:
@@ -75,6 +77,29 @@ def read(
         end = min(begin + step, n_tokens)
         memory.restore_from(_next(pieces), HOME, begin, end)
         take(end - begin, held)
+
+
+def block_tokens(token_bytes: int) -> int:
+    """Tokens of a block, a power of two; their keys and values take about PIECE_BYTES."""
+    most = min(MAX_BLOCK_TOKENS, PIECE_BYTES // max(1, token_bytes))
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def write_block(memory: LlamaMemory, sequence: int, begin: int, end: int) -> memoryview:
+    """The keys and values of the committed positions from `begin` to `end` of a sequence."""
+    return memoryview(memory.save(sequence, begin, end)).cast("B")
+
+
+def read_block(
+    memory: LlamaMemory, sequence: int, begin: int, end: int, content: memoryview
+) -> None:
+    """Append a block to a sequence. Raises StateError, and leaves the sequence as it was."""
+    buffer = (ctypes.c_uint8 * content.nbytes).from_buffer(content)
+    try:
+        memory.restore_from(buffer, sequence, begin, end)
+    except BaseException:
+        memory.drop_spare()
+        raise
 
 
 def _next(pieces: Read) -> Any:

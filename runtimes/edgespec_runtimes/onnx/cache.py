@@ -15,12 +15,15 @@ import numpy as np
 from onnx import helper
 
 from edgespec.concurrency.owning import Closeable
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError, StateError, UsageError
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.ort.sessions import Bound
 
 KEY, VALUE = 0, 1
+BLOCK_BYTES = 1 << 20
+MAX_BLOCK_TOKENS = 64
+"""Most tokens of a block: a shorter rest of a prefix is computed again."""
 
 
 class KeyValueCache(Closeable):
@@ -144,6 +147,28 @@ class KeyValueCache(Closeable):
             for run in range(n_runs):
                 block: Any = (ctypes.c_uint8 * n_bytes).from_address(start + run * head_bytes)
                 yield memoryview(block).cast("B")
+
+    @property
+    def block_tokens(self) -> int:
+        """Number of tokens of a block, a power of two, with about `BLOCK_BYTES`."""
+        n_layers, parts = self.entries.shape[:2]
+        token_bytes = int(n_layers * parts * self._token_bytes)
+        most = min(MAX_BLOCK_TOKENS, BLOCK_BYTES // max(1, token_bytes))
+        return 1 << max(0, most.bit_length() - 1)
+
+    def block(self, begin: int) -> memoryview:
+        """A copy of the keys and values of the committed tokens of a block."""
+        end = begin + self.block_tokens
+        return memoryview(self.entries[:, :, begin:end].tobytes())
+
+    def append_block(self, content: memoryview) -> None:
+        """Append a block to the prefix. Raises StateError for one of another size."""
+        begin, n_tokens = self.n_committed, self.block_tokens
+        into = self.entries[:, :, begin : begin + n_tokens]
+        if content.nbytes != into.nbytes or into.shape[2] != n_tokens:
+            raise StateError(f"a block has {content.nbytes:,} bytes, not {into.nbytes:,}")
+        into[:] = np.frombuffer(content, into.dtype).reshape(into.shape)
+        self.extend(n_tokens)
 
     def close(self) -> None:
         self._chains.clear()

@@ -144,6 +144,18 @@ class OnnxModel(RunningModel):
                     read(block[begin : begin + PIECE_BYTES])
             self._caches[0].extend(n_tokens)
 
+    @property
+    def block_tokens(self) -> int:
+        return self._caches[0].block_tokens
+
+    def write_block(self, begin: int, slot: int) -> memoryview:
+        with self._users.use():
+            return self._caches[slot].block(begin)
+
+    def read_block(self, content: memoryview, slot: int) -> None:
+        with self._users.use():
+            self._caches[slot].append_block(content)
+
     def _release(self) -> None:
         super()._release()
         self._decoder.close()

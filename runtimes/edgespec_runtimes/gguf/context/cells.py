@@ -68,6 +68,10 @@ class LlamaMemory:
         self.copy(self._spare, sequence, begin, end)
         self.remove(self._spare, -1, -1)
 
+    def drop_spare(self) -> None:
+        """Free the cells that a failed `restore_from` left."""
+        self.remove(self._spare, -1, -1)
+
     def whole_bytes(self, sequence: int) -> int:
         """Bytes of a whole sequence, including recurrent state."""
         return int(lib.llama_state_seq_get_size(self._context, sequence))

@@ -85,6 +85,10 @@ class Texts:
             windows.take_saved(branches.cells[begin:], begin, held)
             self.layout.give_back(at_once=True)
 
+    def take_block(self, text: int, n_tokens: int) -> None:
+        """Append `n_tokens` restored tokens to a text, in a cache whose layers have no windows."""
+        self.all[text].extend(n_tokens)
+
     def share(self, source: int, target: int, n_tokens: int) -> None:
         """Let the empty text `target` share the first `n_tokens` of `source`, or fewer if window
         layers have freed the last ones."""
