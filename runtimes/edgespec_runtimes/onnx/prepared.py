@@ -232,8 +232,8 @@ class PreparedOnnx:
         elif plan is not None and self._request.owner == "target" and self._request.max_nodes > 1:
             if rounds_to_eight_bits(self._graph.graph):
                 notes.append(
-                    f"{self.info.name} rounds activations of 4-bit products to eight bits (accuracy "
-                    "level 4), those of a batch otherwise than those of single tokens, so a draft may "
+                    f"{self.info.name} rounds activations of 4-bit products to eight bits "
+                    "(accuracy level 4), a batch otherwise than single tokens, so a draft may "
                     "change the text: --accuracy-level 1 computes with floats, and takes longer"
                 )
                 return notes
