@@ -366,11 +366,12 @@ class PortContract:
         """Memory that was released may belong to another model by the second call."""
         model = kept_open.model(request, model_factory)
         kept_open.give_away(model)
-        totals = model.paging()
-        model.close()
-        n_threads = threading.active_count()
+        n_passes = model.paging().passes
+        model.close()  # weights are read ahead until here
+        totals, n_threads = model.paging(), threading.active_count()
         model.close()
         assert model.paging() == totals
+        assert totals.passes == n_passes
         assert threading.active_count() == n_threads
         another = kept_open.model(request, model_factory)
         model.close()

@@ -25,7 +25,8 @@ from edgespec_runtimes.gguf.prepared import PreparedGguf
 from paging_contract import PagingContract, load_paged, one_by_one
 from port_contract import PortContract
 from state_contract import StateContract
-from test_end_to_end import big, generate, plan
+from test_end_to_end import big, generate, of_plan
+from test_end_to_end import edgespec as edgespec_alone
 
 __all__ = ["big"]
 
@@ -144,7 +145,7 @@ def test_what_its_library_takes_is_measured():
 def test_the_process_stays_within_the_budget(big: Path, n_layers: int):
     """A driver that computes on the CPU takes what is on the device from the process, too."""
     layers = ("-ngl", str(n_layers), "-ngld", str(n_layers))
-    smallest = plan(big, *layers)["smallest_bytes"]
+    smallest = edgespec_alone(*of_plan(big), *layers).json["smallest_bytes"]
     budget = smallest + 8 * MIB
     done = generate("-m", big, "-md", PAIR.draft, "--memory-budget", str(budget), *layers)
     is_software = "llvmpipe" in ggml.device_name(gpu.find() or 0)

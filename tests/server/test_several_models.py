@@ -8,7 +8,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-import anthropic
 import httpx
 import numpy as np
 import openai
@@ -109,6 +108,8 @@ def test_an_unknown_model_is_a_404_in_every_protocols_form(url: str) -> None:
         ):
             send(client)
     message = {"role": "user", "content": "one"}
+    import anthropic  # two seconds, in every process that collects tests
+
     with anthropic.Anthropic(base_url=url, api_key="none") as client:
         with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
             client.messages.create(model="x", messages=[message], max_tokens=1)
