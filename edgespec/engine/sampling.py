@@ -241,7 +241,7 @@ class Sampler:
         if places is None and len(logits) <= MAX_COMPARED:
             places = np.arange(len(logits))
         if places is not None:
-            return places, logits[places] + self._scaled_noise(position, places, tokens)
+            return self._best_scores(logits, position, k, places, tokens)
         places = top_tokens(logits, max(k, N_FAVOURITES))
         scores = logits[places] + self._scaled_noise(position, places)
         bound = np.partition(scores, -k)[-k]
@@ -249,6 +249,21 @@ class Sampler:
         others = np.setdiff1d(self._noise.above(level, position, len(logits)), places)
         reached = logits[others] + self._scaled_noise(position, others)
         return np.concatenate((places, others)), np.concatenate((scores, reached))
+
+    def _best_scores(
+        self, logits: Logits, position: int, k: int, places: Tokens, tokens: Tokens | None
+    ) -> tuple[Tokens, Probabilities]:
+        """The scores of `places`: of many, only the `k` highest of each chunk of them."""
+        found, scores = [], []
+        for begin in range(0, len(places), CHUNK):
+            chunk = places[begin : begin + CHUNK]
+            reached = logits[chunk] + self._scaled_noise(position, chunk, tokens)
+            if len(places) > CHUNK:
+                best = np.sort(top_tokens(reached, k))
+                chunk, reached = chunk[best], reached[best]
+            found.append(chunk)
+            scores.append(reached)
+        return np.concatenate(found), np.concatenate(scores)
 
     def _scaled_noise(
         self, position: int, places: Tokens, tokens: Tokens | None = None
@@ -273,9 +288,13 @@ def distribution(
     tokens = _kept(logits, params, best)
     if tokens is None:
         tokens = np.arange(len(logits))
-    weights = np.exp((logits[tokens].astype(np.float64) - best) / params.temperature)
-    tokens, weights = tokens[weights > 0], weights[weights > 0]
-    return tokens, weights / weights.sum()
+    weights = logits[tokens].astype(np.float64)
+    weights -= best
+    weights /= params.temperature
+    possible = np.exp(weights, out=weights) > 0
+    tokens, weights = tokens[possible], weights[possible]
+    weights /= weights.sum()
+    return tokens, weights
 
 
 def _kept(logits: Logits, params: SamplingParams, best: float) -> Tokens | None:
@@ -310,10 +329,13 @@ def top_tokens(logits: NDArray[np.floating], k: int) -> Tokens:
     k-th highest logit, and few more than k logits reach it.
     """
     k = min(k, len(logits))
+    if k == len(logits):
+        return np.argsort(-logits, kind="stable")
     width = max(1, len(logits) // (32 * k))
     n_blocks = len(logits) // width
     maxima = logits[: n_blocks * width].reshape(n_blocks, width).max(axis=1)
-    bound = np.partition(maxima, n_blocks - k)[n_blocks - k]
+    maxima.partition(n_blocks - k)
+    bound = maxima[n_blocks - k]
     reach = np.flatnonzero(logits >= bound)
     best_first: Tokens = reach[np.argsort(-logits[reach], kind="stable")[:k]]
     return best_first
@@ -377,6 +399,7 @@ def _nucleus(logits: Logits, best_first: Tokens | None, p: float, best: float) -
         reached = _reached(logits, best_first, best)
         while reached[-1] < enough and k < len(logits):
             k *= 8
+            del best_first, reached  # a large vocabulary's are megabytes
             best_first = top_tokens(logits, k)
             reached = _reached(logits, best_first, best)
     return best_first[: int(np.searchsorted(reached, enough)) + 1]
@@ -384,7 +407,10 @@ def _nucleus(logits: Logits, best_first: Tokens | None, p: float, best: float) -
 
 def _reached(logits: Logits, tokens: Tokens, best: float) -> Probabilities:
     """Cumulative weights of `tokens`, relative to that of the `best` logit."""
-    return np.cumsum(np.exp(logits[tokens].astype(np.float64) - best))
+    weights = logits[tokens].astype(np.float64)
+    weights -= best
+    reached: Probabilities = np.cumsum(np.exp(weights, out=weights), out=weights)
+    return reached
 
 
 def _total_weight(logits: Logits, best: float) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from edgespec.engine.acceptance import ExactReplay
 from edgespec.engine.drafting import history
 from edgespec.engine.encoding import max_characters
 from edgespec.engine.settings import EngineSettings
@@ -31,9 +32,12 @@ BESIDE = "a model beside"
 """Plan row: memory for a model that is loaded beside the session."""
 TEXTS_TO_LEARN = "texts to learn from"
 """Plan row: memory for the corrections that `learn` records."""
-SAMPLING_BYTES_PER_TOKEN = 24
-"""Memory per token of the vocabulary for a draw beside what guesses hold: adjusted logits in single
-and double precision, and tokens in order."""
+SAMPLING_BYTES_PER_TOKEN, RULE_BYTES_PER_TOKEN = 32, 80
+"""Memory per token of the vocabulary for a draw: adjusted logits in single and double precision,
+and tokens in order, where filters leave most of a flat distribution. Acceptance rules that compare
+probabilities hold those of target and draft besides, and what is left of them."""
+DRAWN_IN_HEADROOM_BYTES = 4 << 20
+"""Memory of a draw that the headroom holds where nothing guesses."""
 STATE_FILES = "state files"
 """Plan row: buffers for the largest piece of a state file."""
 
@@ -50,8 +54,11 @@ def reserved_rows(
     `grammars`: memory for structured answers is kept.
     """
     rows = []
-    if settings.draft is not None or engine_settings.lookup:
-        nbytes = SAMPLING_BYTES_PER_TOKEN * target.info.n_vocab + history.BYTES
+    replays = engine_settings.acceptance_rule is ExactReplay
+    nbytes = target.info.n_vocab * (SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN)
+    guesses = settings.draft is not None or engine_settings.lookup
+    nbytes += history.BYTES if guesses else -DRAWN_IN_HEADROOM_BYTES
+    if nbytes > 0:
         rows.append(MemoryRow("process", "sampling", nbytes))
     n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
     if grammars:

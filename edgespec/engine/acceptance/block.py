@@ -31,23 +31,31 @@ class BlockVerification(DrawnGuesses):
             yield from super().picks(tree, after, sampler)
             return
         nodes, guesses = _line(tree, after)
-        p = [
-            dense(*sampler.distribution(after[node], guesses[:depth]), len(after[node]))
-            for depth, node in enumerate(nodes)
-        ]
-        q = [dense(*tree.draws[node][:2], len(p[0])) for node in nodes[:-1]]
-        weights, length = [1.0], 0
+
+        def target(depth: int) -> Probabilities:
+            """The target's distribution after a node; one is in memory at a time."""
+            logits = after[nodes[depth]]
+            return dense(*sampler.distribution(logits, guesses[:depth]), len(logits))
+
+        def draft(depth: int) -> Probabilities:
+            return dense(*tree.draws[nodes[depth]][:2], len(after[nodes[depth]]))
+
+        weights, length, p = [1.0], 0, target(0)
         for depth, guess in enumerate(guesses):
-            weights.append(min(1.0, weights[-1] * p[depth][guess] / q[depth][guess]))
-            is_last = depth + 1 == len(guesses)
-            chance = weights[-1] if is_last else survival(weights[-1], p[depth + 1], q[depth + 1])
+            weights.append(min(1.0, weights[-1] * p[guess] / draft(depth)[guess]))
+            if depth + 1 == len(guesses):
+                chance = weights[-1]
+            else:
+                p = target(depth + 1)
+                chance = survival(weights[-1], p, draft(depth + 1))
             if sampler.uniform() < chance:
                 length = depth + 1
+        p = target(length)  # before the sampler accepts what is yielded
         yield from guesses[:length]
-        rest = p[length]
+        rest = p
         if length < len(guesses):
-            rest = np.maximum(weights[length] * p[length] - q[length], 0.0)
-        yield drawn(rest if rest.any() else p[length], sampler)
+            rest = np.maximum(weights[length] * p - draft(length), 0.0)
+        yield drawn(rest if rest.any() else p, sampler)
 
     def choose(
         self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler

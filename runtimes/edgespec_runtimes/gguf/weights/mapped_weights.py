@@ -66,9 +66,10 @@ class MappedWeights:
             finer = segments.cut(streamable, largest // parts)
             if len(finer) > len(cuts[-1]):
                 cuts.append(finer)
-        divided = segments.cut(streamable, segments.MIN_SLICE_BYTES, divides_layers=True)
-        if segments.largest_slot(divided) < segments.largest_slot(cuts[-1]):
-            cuts.append(divided)
+        for nbytes in (segments.MIN_SLICE_BYTES, segments.MIN_SLICE_BYTES // 2):
+            divided = segments.cut(streamable, nbytes, divides_layers=True)
+            if segments.largest_slot(divided) < segments.largest_slot(cuts[-1]):
+                cuts.append(divided)
         return cuts
 
     @property

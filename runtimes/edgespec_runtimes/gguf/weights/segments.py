@@ -26,7 +26,8 @@ SMALL_BYTES = BLOCK_BYTES
 """Smaller matrices, such as norms and biases, stay in memory."""
 MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 MIN_SLICE_BYTES = READ_BYTES
-"""Smallest slice: each one costs a read and a stop of the computation."""
+"""Smallest slice but where the budget is smaller still: each one costs a read and a stop of the
+computation."""
 ROWS_ALIKE = 64
 """Granularity of rows in slices, a multiple of 4, 8 and 16: ggml chooses kernels by the number of
 rows modulo these."""
@@ -221,7 +222,8 @@ def cut(
     """Cut weights, in order of use, at layer boundaries and into pieces of `largest_bytes`.
 
     None cuts only at layer boundaries. An output head is divided into slices no larger than the
-    largest other segment; so are matrices of layers if it `divides_layers`.
+    largest other segment; so are matrices of layers if it `divides_layers`, in slices of
+    `largest_bytes`.
     """
     groups: list[list[TracedWeight]] = []
     for weight in weights:
@@ -234,7 +236,8 @@ def cut(
         groups.append([weight])
     whole = [group for group in groups if not _can_be_sliced(group, divides_layers)]
     sizes = [sum(w.entry.nbytes for w in group) for group in whole]
-    slice_bytes = max([MIN_SLICE_BYTES, *sizes])
+    least = largest_bytes if largest_bytes and divides_layers else MIN_SLICE_BYTES
+    slice_bytes = max([least, *sizes])
     found = []
     for group in groups:
         is_large = group[0].entry.nbytes > slice_bytes

@@ -1,0 +1,92 @@
+"""Everything that touches as many numbers as the vocabulary has stays within the plan's row for it,
+per token of a flat distribution, which filters leave most of."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.engine.acceptance import ACCEPTANCE_RULES
+from edgespec.engine.sampling import Sampler, SamplingParams, token_logprobs
+from edgespec.session.reserving import RULE_BYTES_PER_TOKEN, SAMPLING_BYTES_PER_TOKEN
+from edgespec.settings.config import AcceptanceName
+from edgespec.tree import ROOT, Draws, TokenTree
+
+N_VOCAB, N_GUESSES = 1 << 17, 6
+LOGITS = np.random.default_rng(0).normal(size=N_VOCAB).astype(np.float32)
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.999},
+    {"temperature": 1.0, "min_p": 0.001},
+    {"temperature": 1.0, "top_k": N_VOCAB},
+    {"temperature": 0.7, "repeat_penalty": 1.2},
+    {"temperature": 1.0, "top_p": 0.99, "logit_bias": {7: -100.0}},
+    {"repeat_penalty": 1.2},
+]
+
+
+class Half:
+    """A constraint that allows every second token."""
+
+    mask = np.arange(N_VOCAB) % 2 == 0
+
+    def allowed(self, ahead: Sequence[int] = ()) -> np.ndarray:
+        return self.mask
+
+
+def bytes_per_token(work: Callable[[], object]) -> float:
+    work()  # imports and caches
+    tracemalloc.start()
+    work()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / N_VOCAB
+
+
+def sampler(**params: Any) -> Sampler:
+    return Sampler(SamplingParams(**params), prompt=(1, 2, 3))
+
+
+@pytest.mark.parametrize("constraint", [None, Half()], ids=["free", "constrained"])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_draw_stays_within_the_row(way: dict[str, Any], constraint: Any) -> None:
+    drawing = Sampler(SamplingParams(**way), prompt=(1, 2, 3), constraint=constraint)
+    assert bytes_per_token(lambda: drawing.draw(LOGITS)) <= SAMPLING_BYTES_PER_TOKEN
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_guess_by_logits_stays_within_the_row(way: dict[str, Any]) -> None:
+    guessing = sampler(**way)
+    used = bytes_per_token(lambda: guessing.foresee(LOGITS, 8, 1, (5,)))
+    assert used <= SAMPLING_BYTES_PER_TOKEN
+
+
+def test_log_probabilities_stay_within_the_row() -> None:
+    assert bytes_per_token(lambda: token_logprobs(LOGITS, 3, 20)) <= SAMPLING_BYTES_PER_TOKEN
+
+
+def line() -> TokenTree:
+    """A line of guesses, each drawn from a distribution of the draft's."""
+    tree, node = TokenTree(0), ROOT
+    some = np.arange(64)
+    for guess in range(N_GUESSES):
+        tree.draws[node] = Draws(some, np.full(64, 1 / 64), (guess,))
+        node = tree.add(node, guess, 0.5)
+    return tree
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
+@pytest.mark.parametrize("rule", [rule for rule in AcceptanceName if rule != "exact-replay"])
+def test_a_rule_that_compares_probabilities_stays_within_its_row(
+    rule: str, way: dict[str, Any]
+) -> None:
+    tree = line()
+    after = dict.fromkeys(range(N_GUESSES + 1), LOGITS)
+    picks = ACCEPTANCE_RULES[AcceptanceName(rule)]().picks
+    assert bytes_per_token(lambda: list(picks(tree, after, sampler(**way)))) <= RULE_BYTES_PER_TOKEN
