@@ -1,4 +1,7 @@
-"""Frozen values that are passed between modules, without behaviour beyond arithmetic."""
+"""Frozen values that are passed between modules, without behaviour beyond arithmetic.
+
+The module is longer than others, because it is their list.
+"""
 
 from __future__ import annotations
 

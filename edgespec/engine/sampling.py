@@ -1,9 +1,7 @@
 """The sampler: picks a token from logits, the same for every runtime, with and without a draft.
 
-Owns the noise of the draws and the window of recent tokens. Knows no model and no tree.
-
-Filters run in llama.cpp's order (common/sampling.cpp): logit bias, penalties, top-k, top-p
-(Holtzman et al., arXiv 1904.09751), min-p (Nguyen et al., arXiv 2407.01082), temperature.
+Owns the noise of the draws and the window of recent tokens. Knows no model and no tree; filters are
+in `filters`.
 """
 
 from __future__ import annotations
@@ -15,26 +13,30 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from edgespec.engine.filters import (
+    CHUNK,
+    Logits,
+    Probabilities,
+    Tokens,
+    adjusted,
+    best_logit,
+    kept,
+    token_logprobs,
+    top_tokens,
+)
 from edgespec.engine.noise import Noise
-from edgespec.errors import GrammarError, ModelError
+from edgespec.errors import GrammarError
 from edgespec.ports.text_request import Constraint
 from edgespec.settings.config import SamplingParams
 from edgespec.values import TokenLogprobs
 
-__all__ = ["Foreseen", "Sampler", "SamplingParams", "distribution", "top_tokens"]
-
-Logits = NDArray[np.float32]
-Tokens = NDArray[np.int64]
-Probabilities = NDArray[np.float64]
+__all__ = ["Foreseen", "Sampler", "SamplingParams", "distribution"]
 
 MAX_COMPARED = 8192
 """Largest vocabulary whose tokens are all compared in a draw without filters."""
 N_FAVOURITES = 64
 """Number of most probable tokens that are compared first, so that few others can win a draw."""
-CHUNK = 1 << 14
-"""Logits that are turned into weights at once."""
 
 
 class Foreseen(NamedTuple):
@@ -94,7 +96,7 @@ class Sampler:
         params = self.params
         if temperature is not None:
             params = params.model_copy(update={"temperature": temperature})
-        _best(logits)  # damaged logits are an error, even of forbidden tokens
+        best_logit(logits)  # damaged logits are an error, even of forbidden tokens
         return distribution(self._allowed(logits), params, self._with(ahead))
 
     def draw(self, logits: Logits) -> int:
@@ -103,10 +105,10 @@ class Sampler:
             best = int(logits.argmax())
             if math.isfinite(logits[best]):
                 return best
-        _best(logits)  # damaged logits are an error, even of forbidden tokens
+        best_logit(logits)  # damaged logits are an error, even of forbidden tokens
         self.params.check_vocabulary(len(logits))
-        logits = _adjusted(self._allowed(logits), self.params, self._recent)
-        _best(logits)
+        logits = adjusted(self._allowed(logits), self.params, self._recent)
+        best_logit(logits)
         if self.params.temperature == 0:
             return int(logits.argmax())
         tokens, scores = self._scores(logits, self.n_accepted, 1)
@@ -133,10 +135,10 @@ class Sampler:
         `tokens`, [len(tokens)], or of a prefix of the vocabulary. Raises ModelError if the highest
         is not finite.
         """
-        _best(logits)
+        best_logit(logits)
         if n_ahead >= 0:
             logits = self._foreseeably_allowed(logits, ahead, tokens)
-        logits = _adjusted(logits, self.params, self._with(ahead), tokens)
+        logits = adjusted(logits, self.params, self._with(ahead), tokens)
         best = float(logits.max())
         if not math.isfinite(best):
             return Foreseen([], [])
@@ -237,7 +239,7 @@ class Sampler:
     ) -> tuple[Tokens, Probabilities]:
         """Places in `logits` that pass the filters and their `logit + temperature * noise`, the `k`
         highest among them. `tokens` are those of the places, by default the places themselves."""
-        places = _kept(logits, self.params, float(logits.max()))
+        places = kept(logits, self.params, float(logits.max()))
         if places is None and len(logits) <= MAX_COMPARED:
             places = np.arange(len(logits))
         if places is not None:
@@ -281,11 +283,11 @@ def distribution(
     Raises ModelError if no logit is finite, and UsageError if a bias names an unknown token.
     """
     params.check_vocabulary(len(logits))
-    logits = _adjusted(logits, params, recent)
-    best = _best(logits)
+    logits = adjusted(logits, params, recent)
+    best = best_logit(logits)
     if params.temperature == 0:
         return np.array([logits.argmax()], np.int64), np.ones(1)
-    tokens = _kept(logits, params, best)
+    tokens = kept(logits, params, best)
     if tokens is None:
         tokens = np.arange(len(logits))
     weights = logits[tokens].astype(np.float64)
@@ -295,125 +297,3 @@ def distribution(
     tokens, weights = tokens[possible], weights[possible]
     weights /= weights.sum()
     return tokens, weights
-
-
-def _kept(logits: Logits, params: SamplingParams, best: float) -> Tokens | None:
-    """Tokens that pass top-k, top-p and min-p, ascending; None for all. `best` is the highest
-    logit."""
-    best_first = top_tokens(logits, params.top_k) if params.top_k else None
-    if params.top_p < 1:
-        best_first = _nucleus(logits, best_first, params.top_p, best)
-    if params.min_p > 0:
-        bound = best + math.log(params.min_p)
-        if best_first is None:
-            return np.flatnonzero(logits >= bound)
-        best_first = best_first[logits[best_first] >= bound]
-    return None if best_first is None else np.sort(best_first)
-
-
-def token_logprobs(logits: Logits, token: int, n_top: int) -> TokenLogprobs:
-    """Log probabilities of `token` and of the `n_top` best, by softmax of the target's logits."""
-    best = float(logits.max())
-    log_total = best + math.log(_total_weight(logits, best))
-    top = top_tokens(logits, n_top) if n_top else ()
-    return TokenLogprobs.of(
-        float(logits[token]) - log_total,
-        ((int(other), float(logits[other]) - log_total) for other in top),
-    )
-
-
-def top_tokens(logits: NDArray[np.floating], k: int) -> Tokens:
-    """Ids of the `k` highest logits, best first, lower ids first among equals.
-
-    It avoids sorting the vocabulary: the k-th highest of many block maxima is a lower bound of the
-    k-th highest logit, and few more than k logits reach it.
-    """
-    k = min(k, len(logits))
-    if k == len(logits):
-        return np.argsort(-logits, kind="stable")
-    width = max(1, len(logits) // (32 * k))
-    n_blocks = len(logits) // width
-    maxima = logits[: n_blocks * width].reshape(n_blocks, width).max(axis=1)
-    maxima.partition(n_blocks - k)
-    bound = maxima[n_blocks - k]
-    reach = np.flatnonzero(logits >= bound)
-    best_first: Tokens = reach[np.argsort(-logits[reach], kind="stable")[:k]]
-    return best_first
-
-
-def _best(logits: Logits) -> float:
-    """The highest logit. Raises ModelError if one is not a number, or the highest is not finite."""
-    best = float(logits.max())
-    if not math.isfinite(best):
-        raise ModelError(
-            f"the model's best logit is {best}: its weights are damaged, or every token is "
-            "forbidden by logit_bias"
-        )
-    return best
-
-
-def _adjusted(
-    logits: Logits,
-    params: SamplingParams,
-    recent: Iterable[int],
-    tokens: Tokens | None = None,
-) -> Logits:
-    """Logits of `tokens`, by default of a prefix of the vocabulary, with biases and penalties.
-
-    The repetition penalty (Keskar et al., arXiv 1909.05858) also lowers negative logits.
-    """
-    if not params.logit_bias and not params.penalises:
-        return logits
-    logits = logits.copy()
-    if params.logit_bias:
-        biased = np.array([*params.logit_bias])
-        places, found = _places(biased, len(logits), tokens)
-        logits[places] += np.array([*params.logit_bias.values()], np.float32)[found]
-    if params.penalises:
-        seen, counts = np.unique(np.fromiter(recent, np.int64), return_counts=True)
-        places, found = _places(seen, len(logits), tokens)
-        old = logits[places]
-        old = np.where(old <= 0, old * params.repeat_penalty, old / params.repeat_penalty)
-        logits[places] = old - counts[found] * params.frequency_penalty - params.presence_penalty
-    return logits
-
-
-def _places(wanted: Tokens, n_logits: int, tokens: Tokens | None) -> tuple[Tokens, Tokens]:
-    """Places of `wanted` tokens among `n_logits`, and which of them were found."""
-    if tokens is None:
-        found = np.flatnonzero(wanted < n_logits)
-        return wanted[found], found
-    _, places, found = np.intersect1d(tokens, wanted, assume_unique=True, return_indices=True)
-    return places, found
-
-
-def _nucleus(logits: Logits, best_first: Tokens | None, p: float, best: float) -> Tokens:
-    """The smallest set of best tokens with total probability `p`, of `best_first` or of all."""
-    if best_first is not None:
-        reached = _reached(logits, best_first, best)
-        enough = p * reached[-1]
-    else:
-        enough = p * _total_weight(logits, best)
-        k = 256
-        best_first = top_tokens(logits, k)
-        reached = _reached(logits, best_first, best)
-        while reached[-1] < enough and k < len(logits):
-            k *= 8
-            del best_first, reached  # a large vocabulary's are megabytes
-            best_first = top_tokens(logits, k)
-            reached = _reached(logits, best_first, best)
-    return best_first[: int(np.searchsorted(reached, enough)) + 1]
-
-
-def _reached(logits: Logits, tokens: Tokens, best: float) -> Probabilities:
-    """Cumulative weights of `tokens`, relative to that of the `best` logit."""
-    weights = logits[tokens].astype(np.float64)
-    weights -= best
-    reached: Probabilities = np.cumsum(np.exp(weights, out=weights), out=weights)
-    return reached
-
-
-def _total_weight(logits: Logits, best: float) -> float:
-    """Sum of exp(logits - best), with memory for a chunk of the vocabulary."""
-    chunks = (logits[begin : begin + CHUNK] for begin in range(0, len(logits), CHUNK))
-    return float(sum(np.exp(chunk - np.float32(best)).sum(dtype=np.float64) for chunk in chunks))

@@ -1,7 +1,7 @@
 """Opens a target and its draft under one memory budget: headers, plan, weights.
 
 Knows the order of loading and the owners of what is loaded; runtimes, planning and the loop are
-elsewhere.
+elsewhere. The module is longer than others, because each step undoes those before it if it fails.
 """
 
 from __future__ import annotations

@@ -38,7 +38,10 @@ def settings(*flags: str):
     ],
 )
 def test_a_model_is_called_what_was_typed(flags, name):
-    assert serve._name(parsed(*flags)) == name
+    args = parsed(*flags)
+    if "model" in args:  # one of a list
+        [args.model] = args.model
+    assert serve._name(args) == name
 
 
 def test_requests_are_sampled_as_recommended_unless_flags_say_otherwise():

@@ -17,7 +17,8 @@ import pytest
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Growth
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import Logits, Sampler, SamplingParams, distribution
+from edgespec.engine.filters import Logits
+from edgespec.engine.sampling import Sampler, SamplingParams, distribution
 from edgespec.engine.settings import EngineSettings
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import ROOT, Draws, TokenTree

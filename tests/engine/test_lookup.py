@@ -212,7 +212,7 @@ def test_a_target_that_cannot_drop_tokens_is_left_alone() -> None:
 
 
 def after_others(history: History, client: str, text: Sequence[int]) -> list[int] | None:
-    """What a text of `client` that has just begun expects next."""
+    """The guess of a text of `client` that has just begun."""
     drafter = LookupDrafter(history=history)
     drafter.begin_client(client)
     drafter.catch_up(text[:-1])

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.sampling import Sampler, SamplingParams, distribution, top_tokens
+from edgespec.engine.filters import top_tokens
+from edgespec.engine.sampling import Sampler, SamplingParams, distribution
 from edgespec.errors import ModelError, UsageError
 
 PROBABILITIES = [0.1, 0.4, 0.05, 0.3, 0.15]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
-from edgespec.engine.sampling import Sampler, SamplingParams, token_logprobs
+from edgespec.engine.filters import token_logprobs
+from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.session.reserving import RULE_BYTES_PER_TOKEN, SAMPLING_BYTES_PER_TOKEN
 from edgespec.settings.config import AcceptanceName
 from edgespec.tree import ROOT, Draws, TokenTree

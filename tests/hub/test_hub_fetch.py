@@ -272,7 +272,7 @@ def test_a_commit_that_is_none_is_refused(hub, tmp_path, commit):
 )
 def test_a_name_that_leads_outside_is_no_file_of_the_repository(hub, tmp_path, name):
     hub.repos[REPO] = {name: MODEL}
-    with pytest.raises(ModelError, match="has no GGUF model"):
+    with pytest.raises(ModelError, match="has no GGUF or ONNX model"):
         fetch(hub, tmp_path / "deep/in/here")
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 

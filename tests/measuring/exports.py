@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def answer(what: str, *arguments: object) -> Any:
-    """What a function of this module prints in a process of its own; its error's last line."""
+    """Output of a function of this module in a process of its own; its error's last line."""
     command = [sys.executable, "-c", CHILD.format(what), *map(str, arguments)]
     folder = Path(__file__).parents[1]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder)

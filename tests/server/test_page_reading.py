@@ -1,4 +1,4 @@
-"""What a reader sees: formulas, guessed words, contrast in both themes; all of it by keyboard."""
+"""The page as a reader sees it: formulas, guessed words, contrast in both themes, by keyboard."""
 
 from __future__ import annotations
 

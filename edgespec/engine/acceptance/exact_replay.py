@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from edgespec.engine.acceptance.rule import AcceptanceRule
-from edgespec.engine.sampling import Logits, Sampler
+from edgespec.engine.filters import Logits
+from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tree import TokenTree
 

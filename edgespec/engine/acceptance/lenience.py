@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.engine.acceptance.rule import DrawnGuesses, drawn, leftover
-from edgespec.engine.sampling import Logits, Probabilities, Sampler
+from edgespec.engine.filters import Logits, Probabilities
+from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tree import TokenTree
 

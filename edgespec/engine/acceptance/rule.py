@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgespec.engine.sampling import Logits, Probabilities, Sampler, Tokens
+from edgespec.engine.filters import Logits, Probabilities, Tokens
+from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import ROOT, TokenTree
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from edgespec.engine.acceptance.rule import DrawnGuesses, Growth, drawn, leftover
-from edgespec.engine.sampling import Probabilities, Sampler
+from edgespec.engine.filters import Probabilities
+from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName
 
 

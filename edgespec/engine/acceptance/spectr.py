@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.engine.acceptance.rule import DrawnGuesses, Growth, drawn
-from edgespec.engine.sampling import Probabilities, Sampler
+from edgespec.engine.filters import Probabilities
+from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName
 
 

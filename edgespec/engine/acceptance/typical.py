@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.engine.acceptance.rule import AcceptanceRule, dense
-from edgespec.engine.sampling import Logits, Sampler
+from edgespec.engine.filters import Logits
+from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tree import TokenTree
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgespec.engine.acceptance.rule import AcceptanceRule
+from edgespec.engine.filters import Logits
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.sampling import Logits
 from edgespec.tree import ROOT, TARGET, TokenTree
 from edgespec.values import TokenEvent
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.engine.acceptance import Accepted
+from edgespec.engine.filters import top_tokens
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.sampling import top_tokens
 from edgespec.files.training_texts import Correction, TrainingText
 from edgespec.tree import TokenTree
 

@@ -16,8 +16,9 @@ from edgespec.engine.acceptance.rule import Growth
 from edgespec.engine.drafting.drafter import Guess, Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.filters import Logits
 from edgespec.engine.planning.pacer import Limits, Pacer
-from edgespec.engine.sampling import Logits, Sampler, SamplingParams, distribution
+from edgespec.engine.sampling import Sampler, SamplingParams, distribution
 from edgespec.ports import LanguageModel
 from edgespec.tree import Draws, TokenTree
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.window import Window
-from edgespec.engine.sampling import Logits, Sampler, SamplingParams
+from edgespec.engine.filters import Logits
+from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.reduced_head import token_ids_of

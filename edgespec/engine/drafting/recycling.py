@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.engine.drafting.free import Answer, FreeDrafter
-from edgespec.engine.sampling import top_tokens
+from edgespec.engine.filters import top_tokens
 from edgespec.tree import ROOT, TokenTree
 
 PAIR, SINGLE = "after the same two tokens", "after the same token"

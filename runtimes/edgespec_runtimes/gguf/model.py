@@ -1,7 +1,7 @@
 """Models on llama.cpp behind the engine's port: draft or target, resident or paged.
 
 `context.rows` assembles the rows of a pass, `context.sequences` assigns branches to sequences, and
-`weights` provides the weights.
+`weights` provides the weights. The module is longer than others, because one class is the port.
 """
 
 from __future__ import annotations
