@@ -85,6 +85,17 @@ def test_every_architecture_has_llama_cpps_own_vectors(architecture: str, tmp_pa
         assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(model)).all()
 
 
+def test_norms_that_llama_cpp_would_die_of_are_refused(tmp_path: Path) -> None:
+    wrong = embedding_model(tmp_path / "wrong", "jina-bert-v2", MEAN)
+    with pytest.raises(ModelError, match="norms 2 KV heads like 4"):
+        plan_embedder(LoadSettings(model=wrong.write(tmp_path / "wrong.gguf")))
+    alike = {"attention.head_count_kv": 4}
+    model = embedding_model(tmp_path / "right", "jina-bert-v2", MEAN, **alike)
+    right = model.write(tmp_path / "right.gguf")
+    with load_embedder(right) as embedder:
+        assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(right)).all()
+
+
 def test_vectors_do_not_depend_on_the_budget(tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model.gguf", feed_forward_length=8192)
     with pytest.raises(BudgetError) as refused:

@@ -80,6 +80,10 @@ BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
 """Spellings of byte tokens, for tokenizers that need a token for every byte."""
 
 
+ALL_HEADS_ALIKE = "jina-bert-v2"
+"""Architecture whose norm of keys llama.cpp takes to be as wide as that of queries."""
+
+
 def validate(header: GgufFile, as_draft: bool = False, embeds: bool = False) -> None:
     """Raise ModelError for a model on which llama.cpp would crash. Only a draft may be a head; with
     `embeds`, the model must turn texts into vectors instead of writing them."""
@@ -142,6 +146,10 @@ def _check_attention(header: GgufFile) -> None:
             raise _wrong(
                 header, f"layer {layer} has {n_heads} heads, which share {n_kv_heads} KV heads"
             )
+        key_norm = f"blk.{layer}.attn_k_norm.weight"
+        if header.architecture == ALL_HEADS_ALIKE and key_norm in header.tensors_by_name:
+            if n_heads != n_kv_heads:
+                raise _wrong(header, f"layer {layer} norms {n_kv_heads} KV heads like {n_heads}")
     if len(set(zip(heads, kv_heads, strict=True))) > 1:
         _check_heads_fit(header, heads, kv_heads)
 
