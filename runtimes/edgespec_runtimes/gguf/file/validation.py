@@ -147,9 +147,9 @@ def _check_attention(header: GgufFile) -> None:
                 header, f"layer {layer} has {n_heads} heads, which share {n_kv_heads} KV heads"
             )
         key_norm = f"blk.{layer}.attn_k_norm.weight"
-        if header.architecture == ALL_HEADS_ALIKE and key_norm in header.tensors_by_name:
-            if n_heads != n_kv_heads:
-                raise _wrong(header, f"layer {layer} norms {n_kv_heads} KV heads like {n_heads}")
+        is_alike = header.architecture == ALL_HEADS_ALIKE and key_norm in header.tensors_by_name
+        if is_alike and n_heads != n_kv_heads:
+            raise _wrong(header, f"layer {layer} norms {n_kv_heads} KV heads like {n_heads}")
     if len(set(zip(heads, kv_heads, strict=True))) > 1:
         _check_heads_fit(header, heads, kv_heads)
 
