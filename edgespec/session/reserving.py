@@ -35,9 +35,8 @@ TEXTS_TO_LEARN = "texts to learn from"
 SAMPLING_BYTES_PER_TOKEN, RULE_BYTES_PER_TOKEN = 32, 80
 """Memory per token of the vocabulary for a draw: adjusted logits in single and double precision,
 and tokens in order, where filters leave most of a flat distribution. Acceptance rules that compare
-probabilities hold those of target and draft besides, and what is left of them."""
-DRAWN_IN_HEADROOM_BYTES = 4 << 20
-"""Memory of a draw that the headroom holds where nothing guesses."""
+probabilities hold those of target and draft besides, and what is left of them. Before the first
+draw, texts of the tokens take the same memory while a model is loaded."""
 STATE_FILES = "state files"
 """Plan row: buffers for the largest piece of a state file."""
 
@@ -56,10 +55,9 @@ def reserved_rows(
     rows = []
     replays = engine_settings.acceptance_rule is ExactReplay
     nbytes = target.info.n_vocab * (SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN)
-    guesses = settings.draft is not None or engine_settings.lookup
-    nbytes += history.BYTES if guesses else -DRAWN_IN_HEADROOM_BYTES
-    if nbytes > 0:
-        rows.append(MemoryRow("process", "sampling", nbytes))
+    if settings.draft is not None or engine_settings.lookup:
+        nbytes += history.BYTES
+    rows.append(MemoryRow("process", "sampling", nbytes))
     n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
     if grammars:
         rows.append(MemoryRow("process", GRAMMARS, _grammar_library_bytes(target)))

@@ -82,7 +82,7 @@ LOSSY = [str(name) for name in ACCEPTANCE_RULES if name != "exact-replay"]
 
 
 @dataclass(frozen=True)
-class BudgetRun:
+class RandomRun:
     """One process: its model, and what it is asked for."""
 
     model: str
@@ -110,15 +110,15 @@ class Outcome:
     worst: float = 0.0
     n_tokens: int = 0
     faults: list[str] = field(default_factory=list)
-    texts: dict[tuple[str, ...], dict[str, list[BudgetRun]]] = field(
+    texts: dict[tuple[str, ...], dict[str, list[RandomRun]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
 
 
-def random_runs(models: list[str], n_runs: int, seed: int) -> Iterator[BudgetRun]:
+def random_runs(models: list[str], n_runs: int, seed: int) -> Iterator[RandomRun]:
     chance = random.Random(seed)
     for _ in range(n_runs):
-        yield BudgetRun(
+        yield RandomRun(
             chance.choice(models),
             chance.choice((0.0, 0.0, 0.3, 0.7, 1.0)),
             chance.choice(list(SAMPLINGS)),
@@ -137,7 +137,7 @@ class Runner:
         self._folder = folder
         self._sizes: dict[str, tuple[int, int]] = {}
 
-    def run(self, run: BudgetRun) -> str:
+    def run(self, run: RandomRun) -> str:
         """A line of the table; adds to `outcome`."""
         load, rules = self._settings(run)
         try:
@@ -166,7 +166,7 @@ class Runner:
             if len(found) > 1
         ]
 
-    def _settings(self, run: BudgetRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _settings(self, run: RandomRun) -> tuple[dict[str, Any], dict[str, Any]]:
         target, draft = self._files(run.model)
         load: dict[str, Any] = {"model": str(target), "ctx_size": 128, "threads": 1}
         load |= {"grammars": run.extra == "grammar", "logprobs": run.extra == "logprobs"}
@@ -203,7 +203,7 @@ class Runner:
             self._sizes[key] = said["smallest"], said["whole"]
         return self._sizes[key]
 
-    def _child(self, spec: dict[str, Any], run: BudgetRun | None) -> Any:
+    def _child(self, spec: dict[str, Any], run: RandomRun | None) -> Any:
         ask: dict[str, Any] = {"max_tokens": self._n_tokens}
         if run is not None:
             ask |= {"prompts": PROMPTS[run.prompts], "sampling": SAMPLINGS[run.sampling]}

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import llama_cpp.llama_cpp as lib
 import numpy as np
 
 from edgespec.concurrency.owning import close_all
@@ -31,6 +30,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables

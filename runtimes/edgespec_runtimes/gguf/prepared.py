@@ -250,6 +250,7 @@ class PreparedGguf:
             with self._phase("context"):
                 chat = chat_format(self._header, self._token_table)
                 vocabulary = GgufVocabulary(model, self._token_table, chat)
+                self.__dict__.pop("_token_table", None)  # 88 bytes a token beside the context
                 info = replace(
                     self.info,
                     max_nodes=shape.n_outputs,
