@@ -119,8 +119,9 @@ def test_json_is_forced_only_where_the_template_writes_it(compiler):
 
 
 @pytest.mark.parametrize("template", ["", "[TOOL_CALLS]", "]<]minimax[>[<tool_call>", "<arg_key>"])
-def test_other_forms_are_not_forced(template):
-    assert call_grammar_of(template) is None
+def test_calls_of_other_forms_are_json_without_marks(compiler, template):
+    assert accepts(compiler, template, '{"name": "now", "arguments": {}}', TOOLS[1:])
+    assert not accepts(compiler, template, "now", TOOLS[1:])
 
 
 @pytest.mark.parametrize(

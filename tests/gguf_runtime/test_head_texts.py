@@ -249,7 +249,7 @@ def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Files) -> N
 def test_a_target_of_another_runtime_is_refused_with_a_next_step(
     good: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.session.loading.OffersFeatures", type("Nobody", (), {}))
+    monkeypatch.setattr("edgespec.session.pairing.OffersFeatures", type("Nobody", (), {}))
     with pytest.raises(ModelError, match="name a GGUF or ONNX target"):
         open_models(good.settings())
 
