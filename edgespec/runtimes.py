@@ -47,7 +47,7 @@ class ModelRequest:
     """Most nodes in one `evaluate`."""
     max_branches: int
     n_threads: int
-    n_texts: int = 1
+    n_slots: int = 1
     """Texts to hold at once, each of `ctx_size` tokens; a runtime that cannot holds one."""
     fewer_nodes: tuple[int, ...] = ()
     """The plan may choose one of these instead of `max_nodes`; larger first."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil  # noqa: F401 - tests that change sys.platform would import another system's
 import pytest
 from hypothesis import settings
 

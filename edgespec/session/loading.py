@@ -213,7 +213,7 @@ class _Opening(Closeable):
             max_nodes=max_nodes,
             max_branches=min(MAX_BRANCHES, max_nodes) if guesses else 1,
             n_threads=n_threads,
-            n_texts=n_texts,
+            n_slots=n_texts,
             fewer_nodes=tuple(fewer_nodes),
             batch_size=settings.batch_size,
             budget_bytes=self._budget_bytes,
@@ -251,7 +251,7 @@ class _Opening(Closeable):
             check_head(settings, target, draft)
             if target.info.n_slots > 1:  # a head follows one text
                 target.close()
-                target = runtime.prepare(replace(request, n_texts=1))
+                target = runtime.prepare(replace(request, n_slots=1))
                 self._cleanup.callback(target.close)
                 self._prepared[0] = target
             assert isinstance(target, OffersFeatures)

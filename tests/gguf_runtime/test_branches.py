@@ -76,14 +76,14 @@ class Harness:
     """Decodes what `Branches` places and checks every node's view."""
 
     def __init__(
-        self, n_sequences: int, prefix: int, n_texts: int = 1, n_cells: int = 1 << 20
+        self, n_sequences: int, prefix: int, n_slots: int = 1, n_cells: int = 1 << 20
     ) -> None:
         self.cells = FakeCells()
-        self.texts = Texts(n_texts, n_sequences - 1, n_cells, self.cells)
+        self.texts = Texts(n_slots, n_sequences - 1, n_cells, self.cells)
         self.branches = self.texts.all[HOME]
-        self.prefixes: list[list[int]] = [[] for _ in range(n_texts)]
-        self.kept: list[set[int]] = [set() for _ in range(n_texts)]
-        for text in range(n_texts):
+        self.prefixes: list[list[int]] = [[] for _ in range(n_slots)]
+        self.kept: list[set[int]] = [set() for _ in range(n_slots)]
+        for text in range(n_slots):
             self.read(text, prefix)
 
     def read(self, text: int, n_tokens: int) -> None:
@@ -285,7 +285,7 @@ def test_cells_that_a_rewound_text_frees_are_filled_before_those_behind_dropped_
 
 
 def test_a_shared_prefix_is_kept_once_and_outlives_its_first_text() -> None:
-    harness = Harness(4, prefix=3, n_texts=2)
+    harness = Harness(4, prefix=3, n_slots=2)
     harness.texts.truncate({1: 0})
     harness.texts.share(0, 1, 2)
     harness.prefixes[1] = harness.prefixes[0][:2]
@@ -302,14 +302,14 @@ def test_a_shared_prefix_is_kept_once_and_outlives_its_first_text() -> None:
 @given(data=st.data())
 def test_texts_stay_in_order_whatever_the_others_do(data: st.DataObject) -> None:
     """Random rounds of several texts, of which some are cut, shared and moved in between."""
-    n_texts, n_branches = data.draw(st.integers(2, 3)), 5
-    harness = Harness(n_branches, 1, n_texts, n_cells=data.draw(st.integers(60, 120)))
+    n_slots, n_branches = data.draw(st.integers(2, 3)), 5
+    harness = Harness(n_branches, 1, n_slots, n_cells=data.draw(st.integers(60, 120)))
     keeps = data.draw(st.booleans())
     next_key = 0
     trees: dict[int, TokenTree] = {}
     for _ in range(data.draw(st.integers(1, 8))):
         parts = []
-        for text in range(n_texts):
+        for text in range(n_slots):
             if len(harness.prefixes[text]) > 14 or not data.draw(st.booleans()):
                 if data.draw(st.booleans()):
                     harness.truncate(text, data.draw(st.integers(0, len(harness.prefixes[text]))))

@@ -37,13 +37,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(layers=4).write(tmp_path_factory.mktemp("features") / "target.gguf")
 
 
-def prepare(path: Path, n_texts: int = 1) -> PreparedGguf:
-    request = head_request(path, "target", batch_size=8, n_texts=n_texts)
+def prepare(path: Path, n_slots: int = 1) -> PreparedGguf:
+    request = head_request(path, "target", batch_size=8, n_slots=n_slots)
     return runtime.prepare(request)
 
 
-def open_resident(path: Path, n_texts: int = 1, gives: bool = True) -> GgufModel:
-    prepared = prepare(path, n_texts)
+def open_resident(path: Path, n_slots: int = 1, gives: bool = True) -> GgufModel:
+    prepared = prepare(path, n_slots)
     try:
         if gives:
             prepared.offer_features(LAYERS, 64)
@@ -83,7 +83,7 @@ class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
 
     @pytest.fixture
     def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(path, n_texts=2)
+        return lambda: open_resident(path, n_slots=2)
 
 
 def test_they_are_what_llama_cpp_itself_gives(path: Path) -> None:
@@ -115,7 +115,7 @@ def test_asking_changes_no_logit(path: Path) -> None:
 
 
 def test_another_text_gives_none(path: Path) -> None:
-    with closing(open_resident(path, n_texts=2)) as model:
+    with closing(open_resident(path, n_slots=2)) as model:
         check_another_text_gives_none(model, LAYERS)
 
 

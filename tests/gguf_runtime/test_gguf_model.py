@@ -39,7 +39,7 @@ KV_BYTES_PER_CELL = 3072
 """Bytes of the embedded target's keys and values, of all layers in half precision."""
 
 
-def request(path: Path, n_texts: int = 1) -> ModelRequest:
+def request(path: Path, n_slots: int = 1) -> ModelRequest:
     return ModelRequest(
         path=path,
         owner="target",
@@ -49,20 +49,20 @@ def request(path: Path, n_texts: int = 1) -> ModelRequest:
         n_threads=2,
         options=GgufOptions(flash_attn="on"),
         batch_size=32,
-        n_texts=n_texts,
+        n_slots=n_slots,
     )
 
 
-def open_resident(path: Path, n_texts: int = 1) -> LanguageModel:
-    prepared = runtime.prepare(request(path, n_texts))
+def open_resident(path: Path, n_slots: int = 1) -> LanguageModel:
+    prepared = runtime.prepare(request(path, n_slots))
     try:
         return prepared.load(None)
     finally:
         prepared.close()
 
 
-def open_paged(path: Path, share: float = 0.5, n_texts: int = 1) -> GgufModel:
-    model = load_paged(runtime.prepare(request(path, n_texts)), share)
+def open_paged(path: Path, share: float = 0.5, n_slots: int = 1) -> GgufModel:
+    model = load_paged(runtime.prepare(request(path, n_slots)), share)
     assert isinstance(model, GgufModel)
     return model
 
@@ -98,7 +98,7 @@ class TestSlotsOfAResidentTarget(SlotsContract):
 
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_resident(PAIR.target, n_texts=3)
+        return lambda: open_resident(PAIR.target, n_slots=3)
 
 
 class TestSlotsOfAPagedTarget(SlotsContract):
@@ -106,7 +106,7 @@ class TestSlotsOfAPagedTarget(SlotsContract):
 
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(PAIR.target, n_texts=3)
+        return lambda: open_paged(PAIR.target, n_slots=3)
 
 
 @pytest.fixture
@@ -332,8 +332,9 @@ def test_fewer_nodes_take_less_and_are_loaded_when_they_are_planned() -> None:
 
 def test_no_tree_is_planned_that_rounds_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulates a platform whose kernels cannot be chosen: 64 rows and more go through tiles."""
-    monkeypatch.setattr(sys, "platform", "win32")
     wanted = dataclasses.replace(request(PAIR.target), max_nodes=97, fewer_nodes=(65, 49))
+    runtime.prepare(wanted).close()  # finds this platform's libraries
+    monkeypatch.setattr(sys, "platform", "win32")
     with closing(runtime.prepare(wanted)) as prepared:
         assert [batch.max_nodes for batch in prepared.needs().batches] == [49]
 

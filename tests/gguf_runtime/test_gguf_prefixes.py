@@ -45,7 +45,7 @@ def k_quants(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantised("Q4_K_M", tmp_path_factory.mktemp("Q4_K_M"))
 
 
-def opened(path: Path, is_paged: bool, n_texts: int) -> LanguageModel:
+def opened(path: Path, is_paged: bool, n_slots: int) -> LanguageModel:
     prepared = runtime.prepare(
         ModelRequest(
             path,
@@ -55,7 +55,7 @@ def opened(path: Path, is_paged: bool, n_texts: int) -> LanguageModel:
             max_branches=4,
             n_threads=1,
             batch_size=128,
-            n_texts=n_texts,
+            n_slots=n_slots,
         )
     )
     return load_paged(prepared) if is_paged else prepared.load(None)
@@ -91,16 +91,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "is_paged", "n_texts"), CASES)
+@pytest.mark.parametrize(("kind", "is_paged", "n_slots"), CASES)
 def test_stored_prefixes_change_no_text(
     kind: str,
     is_paged: bool,
-    n_texts: int,
+    n_slots: int,
     tmp_path: Path,
     k_quants: Path,
 ) -> None:
     path = k_quants if kind == "Q4_K_M" else embedded_pair().target
-    with closing(opened(path, is_paged, n_texts)) as target:
+    with closing(opened(path, is_paged, n_slots)) as target:
         cold = written(target, None, [*PROMPTS.values()])
         written(target, tmp_path, [PROMPT])
         stored = written(target, tmp_path, [*PROMPTS.values()])

@@ -145,7 +145,7 @@ def test_a_prompt_beside_trees_is_the_prompt_alone(
     name: str, n_tokens: int, tmp_path: Path
 ) -> None:
     tokens = [300 + 7 * n % 150 for n in range(n_tokens + 1)]
-    wanted = replace(request(quantised(name, tmp_path), n_texts=2), batch_size=128)
+    wanted = replace(request(quantised(name, tmp_path), n_slots=2), batch_size=128)
     model = load_paged(runtime.prepare(wanted), 0.5)
     assert isinstance(model, GgufModel)
     try:
@@ -169,7 +169,7 @@ def test_a_long_prompt_rounds_alike_wherever_its_cells_begin(tmp_path: Path) -> 
     """Tiles of attention are 64 cells, counted from the first one of the cache: other texts there
     decided how a prompt of K-quants was added up."""
     tokens = [300 + 7 * n % 150 for n in range(181)]
-    wanted = replace(request(quantised("Q4_K_M", tmp_path), n_texts=2), batch_size=128)
+    wanted = replace(request(quantised("Q4_K_M", tmp_path), n_slots=2), batch_size=128)
     model = load_paged(runtime.prepare(wanted), 0.5)
     assert isinstance(model, GgufModel)
     try:

@@ -161,13 +161,13 @@ class Twins:
     """A model that gives back and one with whole caches, which do the same and see the same."""
 
     def __init__(
-        self, open_model: Open, n_texts: int = 1, n_nodes: int = 9, **settings: Any
+        self, open_model: Open, n_slots: int = 1, n_nodes: int = 9, **settings: Any
     ) -> None:
         settings |= {"max_nodes": max(n_nodes, settings.get("max_nodes", 0))}
-        self.lean = open_model(n_texts=n_texts, **settings)
-        self.whole = open_model(whole=True, n_texts=n_texts, **settings)
-        self.texts: list[list[int]] = [[] for _ in range(n_texts)]
-        self._rng, self._n_nodes = np.random.default_rng(1), n_nodes // n_texts
+        self.lean = open_model(n_slots=n_slots, **settings)
+        self.whole = open_model(whole=True, n_slots=n_slots, **settings)
+        self.texts: list[list[int]] = [[] for _ in range(n_slots)]
+        self._rng, self._n_nodes = np.random.default_rng(1), n_nodes // n_slots
 
     def token(self) -> int:
         return int(self._rng.integers(1, 250))
@@ -226,7 +226,7 @@ def test_trees_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
 
 
 def test_several_texts_see_what_they_see_in_whole_caches(open_model: Open) -> None:
-    twins = Twins(open_model, n_texts=3, ctx_size=2048, max_nodes=12)
+    twins = Twins(open_model, n_slots=3, ctx_size=2048, max_nodes=12)
     for text in range(3):
         twins.prefill(500 + 200 * text, text)
     for n in range(36):
@@ -237,7 +237,7 @@ def test_several_texts_see_what_they_see_in_whole_caches(open_model: Open) -> No
 
 
 def test_a_shared_beginning_is_read_again_if_it_was_given_back(open_model: Open) -> None:
-    twins = Twins(open_model, n_texts=2, ctx_size=2048, max_nodes=8)
+    twins = Twins(open_model, n_slots=2, ctx_size=2048, max_nodes=8)
     twins.prefill(300)
     for n_tokens, is_held in ((290, True), (100, False)):
         for model in (twins.lean, twins.whole):
@@ -251,7 +251,7 @@ def test_a_shared_beginning_is_read_again_if_it_was_given_back(open_model: Open)
 
 
 def test_a_prompt_that_is_read_in_parts_has_one_end(open_model: Open) -> None:
-    twins = Twins(open_model, n_texts=2, ctx_size=2048, max_nodes=8)
+    twins = Twins(open_model, n_slots=2, ctx_size=2048, max_nodes=8)
     for _ in range(3):
         twins.prefill(60)
     assert set(twins.lean._texts.all[0].ends) == {180}

@@ -69,11 +69,11 @@ def opened(path: Path, is_paged: bool = False, **options: object) -> OnnxModel:
 class ContractOfAnExport(FeaturesContract):
     atol = 1e-4
     is_paged = False
-    n_texts = 1
+    n_slots = 1
 
     @pytest.fixture
     def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
-        return lambda: opened(path, self.is_paged, layers=self.layers, n_texts=self.n_texts)
+        return lambda: opened(path, self.is_paged, layers=self.layers, n_slots=self.n_slots)
 
 
 class TestAResidentExportGivesFeatures(ContractOfAnExport):
@@ -83,7 +83,7 @@ class TestAResidentExportGivesFeatures(ContractOfAnExport):
 class TestTheFirstOfSeveralTextsOfAPagedExportGivesFeatures(ContractOfAnExport):
     layers = LAYERS
     is_paged = True
-    n_texts = 2
+    n_slots = 2
 
 
 class TestAPagedFusedGraphGivesFeatures(ContractOfAnExport):
@@ -163,7 +163,7 @@ def test_asking_changes_no_bit_of_a_logit(
 
 
 def test_another_text_gives_none(path: Path) -> None:
-    with closing(opened(path, n_texts=2)) as model:
+    with closing(opened(path, n_slots=2)) as model:
         check_another_text_gives_none(model, LAYERS)
 
 

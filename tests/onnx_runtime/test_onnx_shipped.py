@@ -46,12 +46,12 @@ class TestSlotsOfAPagedExport(SlotsContract):
 
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: open_paged(TARGET, n_texts=3, **SIZES)
+        return lambda: open_paged(TARGET, n_slots=3, **SIZES)
 
 
 def test_texts_in_one_pass_round_as_each_does_alone() -> None:
     """Rows of several texts are batches of their own; the weights are read once for all."""
-    model = open_paged(TARGET, share=0.0, n_texts=3, **SIZES)
+    model = open_paged(TARGET, share=0.0, n_slots=3, **SIZES)
     try:
         prompts = [[300 + 17 * n + i for i in range(20 + n)] for n in range(3)]
         trees = [TokenTree(prompt[0]) for prompt in prompts]

@@ -241,7 +241,7 @@ class MeasuredGguf:
             max_rollback=longest,
             max_nodes=request.max_nodes if tree_capable else 1 + n_lines * longest,
             max_branches=request.max_branches if tree_capable else n_lines,
-            n_slots=request.n_texts if self._may_hold_texts(tree_capable) else 1,
+            n_slots=request.n_slots if self._may_hold_texts(tree_capable) else 1,
         )
 
     def _may_hold_texts(self, tree_capable: bool) -> bool:
@@ -280,7 +280,7 @@ class MeasuredGguf:
                 n_rollback=self._state.n_rollback,
                 line_rows=self._rows_of_a_line,
                 has_spare=info.tree_capable,
-                n_texts=info.n_slots,
+                n_slots=info.n_slots,
                 frees_cells=self._frees_cells,
             )
             for max_nodes in self._numbers_of_nodes

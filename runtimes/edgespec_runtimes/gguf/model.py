@@ -86,9 +86,9 @@ class GgufModel(RunningModel):
         self.info = replace(
             info,
             prompt_batch=shape.n_batch,
-            n_slots=shape.n_texts,
+            n_slots=shape.n_slots,
             prompts_share_passes=(
-                (shape.n_texts > 1 or not info.tree_capable)
+                (shape.n_slots > 1 or not info.tree_capable)
                 and prompts_are_invariant
                 and not feature_layers
             ),
@@ -120,16 +120,16 @@ class GgufModel(RunningModel):
             cache_types,
             weight_types,
             expert_types,
-            shape.n_texts == 1,
+            shape.n_slots == 1,
             weights.backends if weights else (),
         )
         self._prompts_are_invariant = prompts_are_invariant
         if prompts_are_invariant and shape.n_batch >= MIN_TILED_BATCH:
             self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
         n_branches = shape.n_branches - 1
-        spare = shape.n_texts + n_branches
+        spare = shape.n_slots + n_branches
         self._memory = LlamaMemory(self._context, spare, self._windows)
-        self._texts = Texts(shape.n_texts, n_branches, shape.n_cells, self._memory, self._windows)
+        self._texts = Texts(shape.n_slots, n_branches, shape.n_cells, self._memory, self._windows)
         self._recurrent = RecurrentText(
             self._memory, self._texts, checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )

@@ -165,11 +165,11 @@ def _one_text(request: ModelRequest, head: HeadShape) -> ModelRequest:
     max_ctx = max(request.max_ctx, request.target_ctx)
     if head.block is None:
         batch_size = min(request.batch_size or BATCH_SIZE, BATCH_SIZE)
-        return replace(request, n_texts=1, max_ctx=max_ctx, batch_size=batch_size)
+        return replace(request, n_slots=1, max_ctx=max_ctx, batch_size=batch_size)
     size = head.block.size
     return replace(
         request,
-        n_texts=1,
+        n_slots=1,
         max_nodes=size,
         max_branches=1,
         batch_size=size,

@@ -262,7 +262,7 @@ class PreparedOnnx:
             size_bytes=source.weight_bytes,
             max_nodes=request.max_nodes,
             max_branches=request.max_branches,
-            n_slots=request.n_texts,
+            n_slots=request.n_slots,
         )
 
     def _load_resident(self, progress: Progress | None) -> LanguageModel:

@@ -79,20 +79,20 @@ class ContextShape:
     """Most rows of a branch that is computed as a separate line; 0 if branches share rows."""
     has_spare: bool = False
     """True if there is a spare sequence for cells that are dropped, moved or saved."""
-    n_texts: int = 1
+    n_slots: int = 1
     frees_cells: bool = False
     """True if sliding-window layers free cells outside all windows."""
 
     @property
     def n_cells(self) -> int:
-        return self.n_texts * self.n_ctx
+        return self.n_slots * self.n_ctx
 
     @property
     def n_seq(self) -> int:
         """Number of sequences: one per text and further branch, and the spare one; without rollback
         also one for the first of several rows."""
         is_apart = not self.n_rollback and (self.n_branches > 1 or self.line_rows > 0)
-        return self.n_texts + self.n_branches - 1 + (self.has_spare or is_apart)
+        return self.n_slots + self.n_branches - 1 + (self.has_spare or is_apart)
 
     @property
     def n_rows(self) -> int:
@@ -174,7 +174,7 @@ def window_shape(n_window: int, shape: ContextShape) -> WindowShape | None:
     if not shape.frees_cells or not n_window:
         return None
     n_loose = MIN_WASTE + shape.n_outputs
-    window = WindowShape(n_window, shape.n_ctx, shape.n_texts, n_loose, shape.largest_batch)
+    window = WindowShape(n_window, shape.n_ctx, shape.n_slots, n_loose, shape.largest_batch)
     return window if window.n_seen + window.n_latest < shape.n_cells else None
 
 

@@ -27,7 +27,7 @@ class Texts:
 
     def __init__(
         self,
-        n_texts: int,
+        n_slots: int,
         n_branches: int,
         n_cells: int,
         memory: SequenceMemory,
@@ -37,10 +37,10 @@ class Texts:
 
         `windows` are the cells of sliding-window layers, if they free cells.
         """
-        self.layout = CellLayout(memory, n_cells, n_texts + n_branches, windows)
-        self._free: list[int] = list(range(n_texts, n_texts + n_branches))[::-1]
+        self.layout = CellLayout(memory, n_cells, n_slots + n_branches, windows)
+        self._free: list[int] = list(range(n_slots, n_slots + n_branches))[::-1]
         """Empty sequences for branches."""
-        self.all: list[Branches] = [Branches(text, self) for text in range(n_texts)]
+        self.all: list[Branches] = [Branches(text, self) for text in range(n_slots)]
         self.layout.texts += self.all
 
     def clear(self) -> None:

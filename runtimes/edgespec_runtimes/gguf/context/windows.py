@@ -64,7 +64,7 @@ class WindowShape(NamedTuple):
     n_window: int
     """Window size in tokens."""
     n_ctx: int
-    n_texts: int
+    n_slots: int
     n_loose: int
     """Most unused cells between cells in use."""
     n_batch: int
@@ -78,7 +78,7 @@ class WindowShape(NamedTuple):
     @property
     def n_seen(self) -> int:
         """Number of kept cells, including unused ones between them."""
-        return self.n_texts * self.n_runs * (self.n_window + SLACK_TOKENS) + self.n_loose
+        return self.n_slots * self.n_runs * (self.n_window + SLACK_TOKENS) + self.n_loose
 
     @property
     def n_latest(self) -> int:
@@ -91,7 +91,7 @@ class WindowShape(NamedTuple):
         row_bytes = max(1, total_bytes // max(1, n_tensors * n_cells))
         page = mmap.PAGESIZE
         # cells of several texts may alternate
-        seen_bytes = self.n_seen * (max(row_bytes, page) if self.n_texts > 1 else row_bytes)
+        seen_bytes = self.n_seen * (max(row_bytes, page) if self.n_slots > 1 else row_bytes)
         of_tensor = seen_bytes + self.n_latest * row_bytes + 2 * page * (self.n_runs + 1)
         return min(total_bytes, n_tensors * of_tensor)
 
