@@ -137,12 +137,13 @@ def ask(browser: Browser, text: str) -> None:
 
 
 @contextmanager
-def page_alone(chat: bool = True) -> Iterator[str]:
-    """The address of a server that has the page and names a model, and cannot answer."""
+def page_alone(chat: bool = True, *others: dict[str, object]) -> Iterator[str]:
+    """The address of a server that has the page and names a model, or several, and cannot
+    answer."""
     model = {"id": "m", "chat": chat, "context_length": 100, "sampling": {"temperature": 0.5}}
 
     async def models(request: Request) -> JSONResponse:
-        return JSONResponse({"data": [model]})
+        return JSONResponse({"data": [*others, model]})
 
     routes = [Route("/", page), Route("/page/{name}", page), Route("/v1/models", models)]
     server = HttpServer(Starlette(routes=routes), ClientLimits(), 32, shutdown_s=1)

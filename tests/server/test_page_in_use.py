@@ -502,3 +502,34 @@ def test_the_state_tells_how_much_of_the_prompt_is_read_and_how_fast_it_writes(p
     state = page.run("return document.querySelector('#state').textContent")
     assert state.startswith("2,000 tokens read, 12 written, ")
     assert state.endswith(" tokens a second")
+
+
+OTHER = {"id": "other", "kind": "text", "status": {"value": "unloaded"}}
+VECTORS = {"id": "vectors", "kind": "embedding", "status": {"value": "unloaded"}}
+
+
+def test_a_reader_chooses_among_the_models_that_write(browser) -> None:
+    with page_alone(True, OTHER, VECTORS) as address:
+        browser.open(address)
+        browser.until("document.querySelector('#model').options.length === 2")
+        names = "return [...document.querySelector('#model').options].map(one => one.value)"
+        assert browser.run(names) == ["other", "m"]
+        browser.run(
+            "const model = document.querySelector('#model'); model.value = 'm';"
+            "model.dispatchEvent(new Event('change'))"
+        )
+        browser.until("document.title === 'm'")
+        answering(browser, "Hello.")
+        ask(browser, "Hi")
+        browser.until("window.asked.length")
+        assert browser.run("return window.asked[0].model") == "m"
+        browser.run("window.end()")
+
+
+def test_a_server_of_one_model_is_not_asked_for_it_by_name(page) -> None:
+    assert page.run("return document.querySelector('#model').hidden")
+    answering(page, "Hello.")
+    ask(page, "Hi")
+    page.until("window.asked.length")
+    assert page.run("return window.asked[0].model") is None
+    page.run("window.end()")

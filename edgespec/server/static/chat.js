@@ -13,6 +13,7 @@ const $ = id => document.getElementById(id);
 const number = value => value.toLocaleString("en");
 let conversation = new Conversation();
 let converses = true;  /* false for a model without a chat template, which continues text */
+let named = "";        /* the model that requests name, where there are several */
 let edited = null;     /* the place of the message that is being edited */
 let contextLength = Infinity;
 let defaults = { temperature: 0 };  /* the model's own sampling */
@@ -111,7 +112,7 @@ async function converse(question, earlier, isRepeated = false) {
   setRunning(true);
   await engine.answerBegins();
   try {
-    const body = mine.request(converses, $("temperature").valueAsNumber, MOST_CONTINUED);
+    const body = mine.request(converses, $("temperature").valueAsNumber, MOST_CONTINUED, named);
     const options = { method: "POST", body, signal: mine.running.signal };
     const response = await ask(converses ? "v1/chat/completions" : "v1/completions", options);
     if (!response.ok) throw new Error(await errorOf(response));
@@ -152,6 +153,7 @@ async function converse(question, earlier, isRepeated = false) {
       : "The answer was cut off: the server allows no more tokens or time.");
   }
   engine.answerEnds();
+  if (named) learn().catch(() => {});
   if (!meter.nTokens) $("state").textContent = answer.content ? "stopped" : "";
   if (!answer.content && !isRepeated) giveBack(question);
   $("text").focus();
@@ -316,25 +318,70 @@ function showSettings() {
 
 addEventListener("pagehide", () => conversation.keep(converses));
 
-function continueText() {
-  converses = false;
-  $("text").placeholder = "Write the beginning of a text; Enter continues it, Shift+Enter breaks the line";
-  $("send").textContent = "Continue";
-  $("note").hidden = false;
-  $("system").hidden = true;
+/* A conversation, or a text that goes on where the model has no chat template. */
+function setConverses(does) {
+  converses = does;
+  $("text").placeholder = does
+    ? "Write a message; Enter sends, Shift+Enter breaks the line"
+    : "Write the beginning of a text; Enter continues it, Shift+Enter breaks the line";
+  $("send").textContent = does ? "Send" : "Continue";
+  $("note").hidden = does;
+  $("system").hidden = !does;
 }
 
-function begin(model) {
-  $("name").textContent = model.id;
-  contextLength = model.context_length;
-  if (!model.chat) continueText();
+/* Talks with a model from now on. One that is not loaded says only then whether it converses. */
+function use(model) {
+  const did = converses;
+  $("name").textContent = document.title = model.id;
+  contextLength = model.context_length ?? Infinity;
   defaults = { temperature: 0, ...model.sampling };
+  setConverses(model.chat ?? true);
+  if (did !== converses) {
+    conversation.running?.abort();
+    conversation.keep(did);
+    conversation = new Conversation();
+  }
   if (!conversation.messages.length) conversation = current(converses);
   if (conversation.messages.at(-1)?.role === "user") giveBack(conversation.messages.pop().content);
   showSettings();
   draw();
   toEnd();
-  document.title = model.id;
 }
 
-ask("v1/models").then(response => response.json()).then(models => begin(models.data[0])).catch(() => {});
+async function writingModels() {
+  const { data } = await (await ask("v1/models")).json();
+  return data.filter(model => model.kind !== "embedding");
+}
+
+/* Begins with the model that is loaded; several models are a choice. */
+async function begin() {
+  const models = await writingModels();
+  const first = models.find(model => model.status?.value === "loaded") || models[0];
+  if (models.length > 1) {
+    named = first.id;
+    $("model").replaceChildren(...models.map(({ id }) => new Option(id, id, false, id === named)));
+    $("model").hidden = false;
+    $("name").hidden = true;
+  }
+  use(first);
+}
+
+async function chosen() {
+  return (await writingModels()).find(model => model.id === named);
+}
+
+async function chooseModel() {
+  named = $("model").value;
+  use(await chosen());
+}
+
+/* What a model says of itself once it is loaded. */
+async function learn() {
+  const model = await chosen();
+  if (model.chat === false && converses) return use(model);
+  contextLength = model.context_length ?? Infinity;
+  defaults = { temperature: 0, ...model.sampling };
+}
+
+$("model").addEventListener("change", chooseModel);
+begin().catch(() => {});

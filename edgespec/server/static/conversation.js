@@ -27,10 +27,11 @@ export class Conversation {
   }
 
   /* The body of the request for an answer to the latest message. */
-  request(converses, temperature, mostContinued) {
+  request(converses, temperature, mostContinued, model) {
     const body = { stream: true, stream_options: { include_usage: true }, return_progress: true,
       return_origins: true };
     Object.assign(body, this.sampling);
+    if (model) body.model = model;
     if (temperature >= 0) body.temperature = temperature;
     if (converses) {
       body.messages = this.messages.map(({ role, content }) => ({ role, content }));
