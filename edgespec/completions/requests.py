@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from edgespec.completions import llama_fields
@@ -28,6 +37,10 @@ _TEMPLATE_ARGUMENTS = frozenset(
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 """One prompt as text or tokens, or several prompts."""
+ONE_OR_MORE_TEXTS = WithJsonSchema(
+    TypeAdapter(str | list[int] | list[str | list[int]]).json_schema()
+)
+"""The schema of a text or of several, each as text or tokens."""
 
 
 class RequestError(UsageError):
@@ -149,7 +162,9 @@ class CommonRequest(RequestPart):
     """llama.cpp's field: end-of-generation tokens are never sampled."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_stops)
+        list[Annotated[str, Field(min_length=1)]] | None,
+        BeforeValidator(_as_stops),
+        WithJsonSchema(TypeAdapter(str | list[str] | None).json_schema()),
     ] = Field(default=None, max_length=MAX_STOPS)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
@@ -287,7 +302,7 @@ def _as_prompts(value: object) -> object:
 class CompletionRequest(CommonRequest):
     """A request to `/v1/completions`."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts), ONE_OR_MORE_TEXTS]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None

@@ -219,6 +219,15 @@ def test_what_is_nowhere_is_not_found(client):
     assert "GET" in refused(client.get(CHAT), 405)
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [(CHAT, "POST"), ("/v1/models", "GET, HEAD"), ("/v1/budget", "GET, HEAD, POST")],
+)
+def test_a_wrong_method_is_told_which_are_right(client, path, allowed):
+    answer = client.delete(path)
+    assert (answer.status_code, answer.headers.get("Allow")) == (405, allowed)
+
+
 def test_a_prompt_longer_than_the_context_is_refused(client):
     messages = [{"role": "user", "content": "word " * 20_000}]
     response = client.post(CHAT, json={"messages": messages})
