@@ -10,7 +10,8 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from edgespec.completions.requests import ONE_OR_MORE_TEXTS, RequestError, RequestPart, validated
+from edgespec.completions.request_schemas import TEXTS
+from edgespec.completions.requests import RequestError, RequestPart, validated
 from edgespec.errors import ContextOverflow
 from edgespec.values import ModelInfo
 
@@ -32,7 +33,7 @@ class EmbeddingRequest(RequestPart):
         list[str | list[int]],
         BeforeValidator(_as_texts),
         Field(min_length=1, max_length=MAX_TEXTS),
-        ONE_OR_MORE_TEXTS,
+        TEXTS,
     ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)

@@ -14,14 +14,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
-    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from edgespec.completions import llama_fields
+from edgespec.completions.request_schemas import CHAT_MESSAGES, STOPS, TEXTS
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 from edgespec.settings.config import INT32_MAX, SamplingParams
@@ -37,10 +36,6 @@ _TEMPLATE_ARGUMENTS = frozenset(
 
 Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 """One prompt as text or tokens, or several prompts."""
-ONE_OR_MORE_TEXTS = WithJsonSchema(
-    TypeAdapter(str | list[int] | list[str | list[int]]).json_schema()
-)
-"""The schema of a text or of several, each as text or tokens."""
 
 
 class RequestError(UsageError):
@@ -164,7 +159,7 @@ class CommonRequest(RequestPart):
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None,
         BeforeValidator(_as_stops),
-        WithJsonSchema(TypeAdapter(str | list[str] | None).json_schema()),
+        STOPS,
     ] = Field(default=None, max_length=MAX_STOPS)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
@@ -213,7 +208,7 @@ class CommonRequest(RequestPart):
 class ChatRequest(CommonRequest):
     """A request to `/v1/chat/completions`."""
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], CHAT_MESSAGES]
     max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -302,7 +297,7 @@ def _as_prompts(value: object) -> object:
 class CompletionRequest(CommonRequest):
     """A request to `/v1/completions`."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts), ONE_OR_MORE_TEXTS]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts), TEXTS]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
@@ -361,7 +356,7 @@ def _request_error(
     first, *others = [(_place(details, content), details) for details in error.errors()]
     same = [other for other in others if first[0][:1] == other[0][:1] != []]
     path, details = max([first, *same], key=lambda found: len(found[0]))
-    param = ".".join(path) or None
+    param = ".".join(path) if path else None
     kind, reason = details["type"], details["msg"]
     if kind == "extra_forbidden":
         known = [field.alias or name for name, field in request.model_fields.items()]

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgespec import extras
+from edgespec.completions import llama_fields
 from edgespec.completions.embeddings import EmbeddingRequest
 from edgespec.completions.protocols.message_requests import CountRequest, MessagesRequest
 from edgespec.completions.protocols.response_requests import ResponsesRequest
@@ -43,7 +44,7 @@ _TAKES_MORE = (ChatRequest, CompletionRequest)
 """Requests that also take fields of llama.cpp and vLLM."""
 _BUDGET_BODY: Schema = {
     "type": "object",
-    "properties": {FIELD: {"type": ["integer", "string"]}},
+    "properties": {FIELD: {"anyOf": [{"type": "integer", "minimum": 1}, TEXT]}},
     "required": [FIELD],
     "additionalProperties": False,
 }
@@ -75,7 +76,7 @@ def document() -> dict[str, Any]:
     )
     schemas = definitions["$defs"]
     for lenient in _TAKES_MORE:
-        schemas[lenient.__name__]["additionalProperties"] = True
+        schemas[lenient.__name__]["properties"] |= llama_fields.SCHEMAS
     paths: dict[str, dict[str, Any]] = {}
     for path, (model, summary) in _BODIES.items():
         body = _body(references[model, "validation"])

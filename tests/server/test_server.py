@@ -199,6 +199,8 @@ def test_a_name_that_somebody_else_gave_this_machine_is_refused(client):
         (b'{"messages": [{"role": "king", "content": "a"}]}', "unknown"),
         (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": -3}', "max_tokens"),
         (b'{"messages": [{"role": "user", "content": "a"}], "hm": 1}', "unknown field 'hm'"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "": 1}', "unknown field ''"),
+        (b'{"messages": [], "continue_final_message": true}', "no message to continue"),
         (b'{"messages": [{"role": "user", "content": "a"}], "seed": 1e400}', "seed"),
         (b'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"99999": 1}}', "token"),
         (
