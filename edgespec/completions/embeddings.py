@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from edgespec.completions.request_schemas import TEXTS
+from edgespec.completions.protocols.request_schemas import TEXTS
 from edgespec.completions.requests import RequestError, RequestPart, validated
 from edgespec.errors import ContextOverflow
 from edgespec.values import ModelInfo

@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from edgespec.completions import llama_fields
-from edgespec.completions.request_schemas import CHAT_MESSAGES, STOPS, TEXTS
+from edgespec.completions.protocols.request_schemas import CHAT_MESSAGES, STOPS, TEXTS
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 from edgespec.settings.config import INT32_MAX, SamplingParams

@@ -20,7 +20,7 @@ from edgespec.completions.protocols.contents import (
     part_text,
     text_field,
 )
-from edgespec.completions.request_schemas import TURNS
+from edgespec.completions.protocols.request_schemas import TURNS
 from edgespec.completions.requests import (
     MAX_STOPS,
     ChatRequest,

@@ -18,7 +18,7 @@ from edgespec.completions.protocols.contents import (
     part_text,
     text_field,
 )
-from edgespec.completions.request_schemas import ITEMS
+from edgespec.completions.protocols.request_schemas import ITEMS
 from edgespec.completions.requests import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
