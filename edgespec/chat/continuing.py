@@ -24,11 +24,15 @@ def continues(
     continue_final_message: bool | None,
 ) -> bool:
     """True if the last message is to be continued. Raises UsageError for arguments that exclude
-    each other."""
+    each other, and if there is no message."""
     if add_generation_prompt and continue_final_message:
         raise UsageError(
             "add_generation_prompt and continue_final_message are both true: a text can begin an "
             "answer or continue the last message"
+        )
+    if continue_final_message and not messages:
+        raise UsageError(
+            "there is no message to continue: send one, or leave continue_final_message out"
         )
     if continue_final_message is not None or add_generation_prompt is not None:
         return bool(continue_final_message)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from pydantic import BeforeValidator, Field
 
+from edgespec.completions.protocols.request_schemas import TEXTS
 from edgespec.completions.requests import RequestError, RequestPart, validated
 from edgespec.errors import ContextOverflow
 from edgespec.values import ModelInfo
@@ -32,6 +33,7 @@ class EmbeddingRequest(RequestPart):
         list[str | list[int]],
         BeforeValidator(_as_texts),
         Field(min_length=1, max_length=MAX_TEXTS),
+        TEXTS,
     ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)

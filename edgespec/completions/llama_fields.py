@@ -61,6 +61,13 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Accepted values, which do not change the text, by field; null is accepted for all fields."""
 KNOWN = (*_WITHOUT_EFFECT, *_NEUTRAL, "n_predict", "json_schema")
+SCHEMAS: Mapping[str, dict[str, Any]] = {
+    **{name: {} for name in sorted(_WITHOUT_EFFECT)},
+    **{name: {"enum": [*values, None]} for name, values in _NEUTRAL.items()},
+    "n_predict": {"type": ["integer", "null"], "minimum": -1, "maximum": INT32_MAX},
+    "json_schema": {"type": ["object", "null"]},
+}
+"""JSON schemas of the known fields."""
 
 
 class FieldError(ValueError):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from edgespec.completions import llama_fields
+from edgespec.completions.protocols.request_schemas import CHAT_MESSAGES, STOPS, TEXTS
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
 from edgespec.settings.config import INT32_MAX, SamplingParams
@@ -149,7 +150,9 @@ class CommonRequest(RequestPart):
     """llama.cpp's field: end-of-generation tokens are never sampled."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 64)
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_stops)
+        list[Annotated[str, Field(min_length=1)]] | None,
+        BeforeValidator(_as_stops),
+        STOPS,
     ] = Field(default=None, max_length=MAX_STOPS)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
@@ -198,7 +201,7 @@ class CommonRequest(RequestPart):
 class ChatRequest(CommonRequest):
     """A request to `/v1/chat/completions`."""
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], CHAT_MESSAGES]
     max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -287,7 +290,7 @@ def _as_prompts(value: object) -> object:
 class CompletionRequest(CommonRequest):
     """A request to `/v1/completions`."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts), TEXTS]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
@@ -346,7 +349,7 @@ def _request_error(
     first, *others = [(_place(details, content), details) for details in error.errors()]
     same = [other for other in others if first[0][:1] == other[0][:1] != []]
     path, details = max([first, *same], key=lambda found: len(found[0]))
-    param = ".".join(path) or None
+    param = ".".join(path) if path else None
     kind, reason = details["type"], details["msg"]
     if kind == "extra_forbidden":
         known = [field.alias or name for name, field in request.model_fields.items()]

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from edgespec.completions import tokenizing
 from edgespec.completions.answers import Answer
@@ -124,7 +124,9 @@ class Service:
     async def _not_found(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         message = f"there is nothing at {request.method} {request.url.path}"
-        return self._failures.refuse(Refusal(status, message, code="not_found"), request)
+        headers = {"Allow": allowed} if (allowed := _allowed(request)) else None
+        refusal = Refusal(status, message, code="not_found", headers=headers)
+        return self._failures.refuse(refusal, request)
 
     async def _health(self, request: Request) -> Response:
         if self._failures.loss is not None:
@@ -243,3 +245,14 @@ class Service:
         if not isinstance(served := self._host.current, ServedText):
             raise overloaded("no model that writes texts is loaded", "not_loaded")
         return served
+
+
+def _allowed(request: Request) -> str:
+    """Methods that the routes of a request's path take; empty if there are none."""
+    found = {
+        method
+        for route in request.app.routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods
+    }
+    return ", ".join(sorted(found))

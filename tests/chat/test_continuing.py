@@ -64,6 +64,11 @@ def test_both_arguments_exclude_each_other() -> None:
         prompt(said("a"), add_generation_prompt=True, continue_final_message=True)
 
 
+def test_a_conversation_without_messages_has_none_to_continue() -> None:
+    with pytest.raises(UsageError, match="no message to continue"):
+        prompt(continue_final_message=True)
+
+
 def test_a_message_of_the_user_is_continued_on_request_only() -> None:
     assert prompt(QUESTION).text == "<user>Hi<end>\n<assistant>"
     assert prompt(QUESTION, continue_final_message=True).text == "<user>Hi"

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,16 +17,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgespec.cli.console import Console
+from edgespec.cli.model_list import ModelList
+from edgespec.completions.embeddings import EmbeddingRequest
 from edgespec.completions.llama_fields import KNOWN
 from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.memory import cgroups
 from edgespec.settings.units import parse_size
-from server_running import TEMPLATE
+from embedding_files import write_encoder
+from gguf_files import tiny_llama
+from server_running import TEMPLATE, serving_list
 
 BUDGET = "224MiB"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+VECTORS, SIZE = "/v1/embeddings", "/v1/budget"
 RESPONSES, TURNS, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 ANSWERS = {200, 400, 403, 404, 405, 408, 413, 503}
 FIELDS = sorted(
@@ -142,6 +149,17 @@ TURN_BODIES = bodies_of(
     ),
     "max_tokens",
 )
+VECTOR_BODIES = st.builds(
+    lambda texts, fields: json.dumps({"model": "vectors", "input": texts, **fields}).encode(
+        errors="surrogatepass"
+    ),
+    st.one_of(PROMPTS, VALUES),
+    st.dictionaries(st.sampled_from(sorted(EmbeddingRequest.model_fields)), VALUES, max_size=1),
+)
+BUDGET_BODIES = st.builds(
+    lambda size: json.dumps({"memory_budget": size}).encode(errors="surrogatepass"),
+    st.one_of(VALUES, st.sampled_from(["auto", "50%", "1e400", "-5", "nan", "²MiB", "auto:1-2"])),
+)
 HEADERS = st.dictionaries(
     st.sampled_from(
         [
@@ -193,6 +211,17 @@ def server() -> Iterator[tuple[str, int]]:
             assert process.wait(60) == 0
 
 
+@pytest.fixture(scope="module")
+def of_vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of two models, one of which embeds."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny_llama().write(folder / "one.gguf")
+    write_encoder(folder / "vectors.gguf")
+    args = Namespace(memory_budget="400MiB", quiet=True, models_dir=str(folder))
+    with serving_list(ModelList(args, Console(quiet=True), None, n_parallel="1")) as address:
+        yield address
+
+
 def raw(address: str, path: str, headers: dict[str, bytes], body: bytes) -> bytes:
     """The first line of what the server says to bytes that no client would write."""
     url = urlsplit(address)
@@ -241,6 +270,22 @@ def test_bodies_of_other_protocols(server, n_examples):
     with http:
         attack()
     assert_unharmed(*server)
+
+
+@pytest.mark.parametrize("n_examples", [15, pytest.param(200, marks=pytest.mark.slow)])
+def test_bodies_about_vectors_and_budgets(of_vectors, n_examples):
+    http = httpx.Client(base_url=of_vectors, timeout=60)
+
+    @settings(max_examples=n_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(path=st.sampled_from([VECTORS, SIZE]), vectors=VECTOR_BODIES, sizes=BUDGET_BODIES)
+    def attack(path: str, vectors: bytes, sizes: bytes) -> None:
+        answer = http.post(path, content=vectors if path == VECTORS else sizes)
+        assert answer.status_code in ANSWERS, answer.text
+        assert answer.json()
+
+    with http:
+        attack()
+        assert http.post(VECTORS, json={"input": "hello world"}).status_code == 200
 
 
 @pytest.mark.parametrize("n_examples", [10, pytest.param(200, marks=pytest.mark.slow)])

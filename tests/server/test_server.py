@@ -199,6 +199,8 @@ def test_a_name_that_somebody_else_gave_this_machine_is_refused(client):
         (b'{"messages": [{"role": "king", "content": "a"}]}', "unknown"),
         (b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": -3}', "max_tokens"),
         (b'{"messages": [{"role": "user", "content": "a"}], "hm": 1}', "unknown field 'hm'"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "": 1}', "unknown field ''"),
+        (b'{"messages": [], "continue_final_message": true}', "no message to continue"),
         (b'{"messages": [{"role": "user", "content": "a"}], "seed": 1e400}', "seed"),
         (b'{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"99999": 1}}', "token"),
         (
@@ -217,6 +219,15 @@ def test_rubbish_gets_one_error_and_the_server_goes_on(client, body, complaint):
 def test_what_is_nowhere_is_not_found(client):
     assert "there is nothing at GET /v2" in refused(client.get("/v2"), 404)
     assert "GET" in refused(client.get(CHAT), 405)
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [(CHAT, "POST"), ("/v1/models", "GET, HEAD"), ("/v1/budget", "GET, HEAD, POST")],
+)
+def test_a_wrong_method_is_told_which_are_right(client, path, allowed):
+    answer = client.delete(path)
+    assert (answer.status_code, answer.headers.get("Allow")) == (405, allowed)
 
 
 def test_a_prompt_longer_than_the_context_is_refused(client):

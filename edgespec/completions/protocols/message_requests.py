@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,8 +17,10 @@ from edgespec.completions.protocols.contents import (
     as_list,
     as_object,
     as_text,
+    part_text,
     text_field,
 )
+from edgespec.completions.protocols.request_schemas import TURNS
 from edgespec.completions.requests import (
     MAX_STOPS,
     ChatRequest,
@@ -66,7 +68,7 @@ class CountRequest(RequestPart):
     """A request to `/v1/messages/count_tokens`."""
 
     model: str
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), TURNS]
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
@@ -174,7 +176,7 @@ class _Turns:
             [system]
             if isinstance(system, str)
             else [
-                as_text([block], f"system.{place}", "system", _TEXT)
+                part_text(block, f"system.{place}", "system", _TEXT)
                 for place, block in enumerate(system)
             ]
         )
@@ -197,7 +199,7 @@ class _Turns:
             case "user":
                 self._user(places)
             case "system":
-                texts = [as_text([block], at, "messages", _TEXT) for block, at in places]
+                texts = [part_text(block, at, "messages", _TEXT) for block, at in places]
                 self.messages.append({"role": "system", "content": "".join(texts)})
             case _:
                 raise RequestError(f"{where}.role must be user or assistant", "messages")
@@ -247,7 +249,7 @@ def _user_text(block: Mapping[str, Any], where: str) -> str:
         source = as_object(block.get("source"), f"{where}.source", "messages")
         if source.get("type") == "text":
             return text_field(source, "data", f"{where}.source", "messages")
-    return as_text([block], where, "messages", _TEXT)
+    return part_text(block, where, "messages", _TEXT)
 
 
 def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ session.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from edgespec.completions.protocols.contents import (
     part_text,
     text_field,
 )
+from edgespec.completions.protocols.request_schemas import ITEMS
 from edgespec.completions.requests import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
@@ -72,7 +73,7 @@ class ResponsesRequest(RequestPart):
     """A request to `/v1/responses`."""
 
     model: str
-    input: str | list[Any]
+    input: Annotated[str | list[Any], ITEMS]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None

@@ -186,3 +186,9 @@ def test_a_budget_of_thinking_is_one_of_reasoning() -> None:
     thinking = {"type": "enabled", "budget_tokens": 7}
     fields = MessagesRequest.parse(asked(thinking=thinking)).chat_request()
     assert fields.reasoning_budget == 7
+
+
+def test_an_error_tells_the_place_of_its_block() -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "image"}]
+    with pytest.raises(RequestError, match=r"^messages\.0\.content\.1 is of type 'image'"):
+        MessagesRequest.parse(asked(messages=[{"role": "user", "content": content}])).chat_request()
