@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -26,6 +28,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(embedded_pair().target, found / f"{name}.gguf")
     write_encoder(found / "vectors.gguf")
     return found
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server over the models of a folder, and a client; it does not outlive a failure."""
+    process, url = start(folder)
+    with process, httpx.Client(base_url=url, timeout=120) as client:
+        try:
+            yield process, client
+        except BaseException:
+            process.kill()
+            raise
 
 
 def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
@@ -52,8 +66,7 @@ def memory(process: subprocess.Popen[str], what: str) -> float:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_the_same_after_ten_changes_and_below_the_budget(folder: Path) -> None:
-    process, url = start(folder)
-    with process, httpx.Client(base_url=url, timeout=120) as client:
+    with serving(folder) as (process, client):
         taken = []
         for number in range(10):
             body = {"model": "ab"[number % 2], "prompt": "def f(", "max_tokens": 4}
@@ -70,8 +83,7 @@ def test_memory_is_the_same_after_ten_changes_and_below_the_budget(folder: Path)
 @pytest.mark.slow
 def test_a_model_of_the_folder_that_is_damaged_ends_nothing(folder: Path) -> None:
     (folder / "damaged.gguf").write_bytes(b"GGUF")
-    process, url = start(folder)
-    with process, httpx.Client(base_url=url, timeout=120) as client:
+    with serving(folder) as (process, client):
         body = {"prompt": "def f(", "max_tokens": 1}
         assert client.post("/v1/completions", json={"model": "damaged", **body}).status_code == 500
         assert client.post("/v1/completions", json={"model": "a", **body}).status_code == 200
