@@ -40,6 +40,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the first case of each costly test among the fast ones; the others are slow."""
+    begun = set()
+    for item in items:
+        if item.get_closest_marker("costly"):
+            name = item.nodeid.partition("[")[0]
+            if name in begun:
+                item.add_marker("slow")
+            begun.add(name)
+
+
 def pytest_collection_finish() -> None:
     """Take modules and ten thousand tests out of every later garbage collection."""
     gc.collect()

@@ -43,6 +43,7 @@ def paged(request: pytest.FixtureRequest, tmp_path: Path) -> LanguageModel:
     return load_paged(find(path).prepare(wanted), 0.5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("use", USES)
 def test_a_closed_model_refuses_to_be_used(paged: LanguageModel, use: str) -> None:
     prefill(paged, [1, 2, 3])

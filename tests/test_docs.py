@@ -156,6 +156,7 @@ def test_flags_that_the_pages_name_exist() -> None:
     assert not named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", SNIPPETS, ids=lambda program: SNIPPETS[program][0])
 def test_programs_of_the_pages_run(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,7 @@ def test_with_a_model_it_says_what_limits_it(
     assert "computing limits the speed" in capsys.readouterr().out
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [

@@ -47,6 +47,7 @@ def run(name: str, *arguments: object) -> str:
     return written.getvalue()
 
 
+@pytest.mark.slow
 def test_a_streamed_text_is_what_the_target_writes_alone():
     pair = embedded_pair()
     written = run("stream.py", pair.target, pair.draft, "import ")
@@ -54,6 +55,7 @@ def test_a_streamed_text_is_what_the_target_writes_alone():
         assert written == "import " + session.generate("import ", max_tokens=64).text
 
 
+@pytest.mark.slow
 def test_texts_of_one_event_loop_are_those_written_alone():
     pair = embedded_pair()
     written = run("two_at_once.py", pair.target, pair.draft, "import ", "class Queue:")
@@ -62,6 +64,7 @@ def test_texts_of_one_event_loop_are_those_written_alone():
     assert written == "".join(f"{text}\n" for text in texts)
 
 
+@pytest.mark.slow
 def test_each_prompt_of_a_file_gets_its_text(tmp_path):
     pair, file = embedded_pair(), tmp_path / "prompts.txt"
     prompts = ["import ", "class Queue:", "def f("]
@@ -72,6 +75,7 @@ def test_each_prompt_of_a_file_gets_its_text(tmp_path):
     assert written == "".join(f"{text!r}\n" for text in texts)
 
 
+@pytest.mark.slow
 def test_the_file_of_requests_is_answered(tmp_path):
     answers = tmp_path / "answers.jsonl"
     assert run_here("batch", EXAMPLES / "requests.jsonl", answers).code == 0
@@ -82,6 +86,7 @@ def test_the_file_of_requests_is_answered(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_client_prints_what_the_server_streams():
     with served_pair(memory_budget="1GiB") as session, serving(session) as address:
         question = {"role": "user", "content": "write gcd"}
@@ -90,6 +95,7 @@ def test_the_client_prints_what_the_server_streams():
     assert written == expected["choices"][0]["message"]["content"] + "\n"
 
 
+@pytest.mark.slow
 def test_the_web_application_streams_and_tells_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,6 +116,7 @@ def test_the_web_application_streams_and_tells_its_memory(
         assert written == session.generate("import ", max_tokens=12).text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="the service has a Unix socket")
 def test_the_service_answers_and_ends_when_it_is_told(tmp_path):
     pair, path = embedded_pair(), tmp_path / "socket"

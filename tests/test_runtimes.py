@@ -47,6 +47,7 @@ def test_what_is_missing_is_named_when_no_runtime_knows_the_model(model: Path) -
         runtimes.find(other)
 
 
+@pytest.mark.slow
 def test_the_runtime_after_which_a_models_files_are_named_is_asked_first(tmp_path: Path) -> None:
     """Every ONNX model imported llama.cpp first, which was asked first."""
     (tmp_path / "model.onnx").touch()

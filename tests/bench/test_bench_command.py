@@ -381,6 +381,7 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, capsys):
     assert "llama.cpp" not in capsys.readouterr().out + picture.read_text()
 
 
+@pytest.mark.slow
 def test_a_budget_that_cannot_work_is_exit_code_4(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
     assert entry.main(["bench", "--memory", "50%", "--modes", "auto", "--quick"]) == 4

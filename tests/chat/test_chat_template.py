@@ -174,6 +174,7 @@ def test_a_value_that_is_in_itself_is_stopped():
         render("{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "source",
     [

@@ -47,6 +47,7 @@ contents = st.lists(
 ).map("".join)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("show", TEMPLATES)
 @settings(max_examples=30)
 @given(said=st.lists(contents, min_size=1, max_size=3))

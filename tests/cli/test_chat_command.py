@@ -158,6 +158,7 @@ class PseudoTerminal:
         return self.process.wait(60)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
     terminal = PseudoTerminal(tmp_path)
     terminal.until("/help lists keys and commands")

@@ -47,6 +47,7 @@ def test_the_output_of_a_command_comes_back() -> None:
     assert words.decode().strip() == str(embedded_pair().draft)
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_says_so_itself(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         demo.command("generate", "-m", "nothing.gguf", "-p", "x")

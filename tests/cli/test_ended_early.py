@@ -66,6 +66,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["edgespec.cli", "argparse", "pydantic", "numpy", "llama_cpp"])
 def test_ctrl_c_during_an_import_is_one_line(name: str):
     code = INTERRUPTED_IMPORT.format(name=name)

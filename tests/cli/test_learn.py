@@ -33,6 +33,7 @@ def told() -> list[Finding]:
     return [found for found in machine._cache() if found.what == "texts to learn from"]
 
 
+@pytest.mark.slow
 def test_a_text_is_kept_shown_and_forgotten(learnt: Path, capsys: pytest.CaptureFixture[str]):
     assert entry.main(["generate", "-p", "def add(", "-n", "8", "--quiet"]) == 0
     assert not learnt.exists() and not told()

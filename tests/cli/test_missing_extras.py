@@ -151,6 +151,7 @@ def test_the_command_installs_from_the_clone_that_runs(monkeypatch: pytest.Monke
     assert f"install -e '{clone.name}[serve]'" in extras.install_command("serve")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("told", "source"),
     [

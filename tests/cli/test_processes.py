@@ -39,6 +39,7 @@ NOT_FOR_A_TEXT = (
 NOT_FOR_A_GGUF_TEXT = ("baselines", "head", "isolation", "lending", "prepared_head")
 
 
+@pytest.mark.slow
 def test_a_text_imports_what_it_uses():
     """A few dozen modules more are a MiB of every budget."""
     code = (
@@ -76,6 +77,7 @@ def test_closed_streams_do_no_harm():
     assert subprocess.run(command, shell=True, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_embedded_pair_answers_within_its_budget():
     """The whole program in a process of its own: two promises that only a process can keep."""
     pytest.importorskip("llama_cpp")
@@ -92,6 +94,7 @@ def wait_for_text(process: subprocess.Popen[bytes]) -> bytes:
     return process.stdout.read(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
 )

@@ -67,6 +67,7 @@ def test_an_address_that_is_not_this_machines_is_refused(host: str, said: str, r
     assert line.startswith(f"edgespec: error: --host {host}: ") and said in line
 
 
+@pytest.mark.slow
 @needs_rpc
 def test_a_name_of_this_machine_will_do_and_a_signal_ends_it():
     """llama.cpp takes numbers only."""

@@ -45,6 +45,7 @@ MOST = requests.max_answer_tokens(20)
 SERVICE = Completions(RoomySession(), max_logged_tokens=requests.max_answer_tokens)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("n_others", [0, 5, 20])
 def test_what_is_allowed_fits_into_the_row(n_others: int) -> None:
     top = [(100_000 + i, -0.123456789 * i) for i in range(n_others)]

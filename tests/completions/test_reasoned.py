@@ -43,6 +43,7 @@ def ask(session: Session, template: str = OPENS, **fields: Any) -> Any:
     return session.create_chat_completion(messages, **SHORT | {"temperature": 0} | fields)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("template", [OPENS, TOLD, OPENS.replace("<think>\n", "[THINK]")])
 @pytest.mark.parametrize("fields", [SHORT, LONG])
 def test_the_content_is_the_json(session: Session, template: str, fields: Any) -> None:

@@ -62,6 +62,7 @@ with edgespec.load(settings) as session:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 def test_a_fork_is_told_that_the_session_is_its_parent_s_which_goes_on() -> None:
     done = subprocess.run(

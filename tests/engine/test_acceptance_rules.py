@@ -39,6 +39,7 @@ def pair() -> tuple[FakeModel, FakeModel]:
     return FakeModel(LANGUAGE, N_VOCAB), FakeModel(OTHER, N_VOCAB)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rule", [*KEEPING, AcceptanceName.TYPICAL])
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_greedy_text_is_the_targets_own(rule: str, penalty: float) -> None:
@@ -48,6 +49,7 @@ def test_greedy_text_is_the_targets_own(rule: str, penalty: float) -> None:
     assert drafted.speculation.accepted > 10
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rule", OTHERS)
 def test_a_rule_that_changes_the_text_is_told(rule: str) -> None:
     result = generate(*pair(), acceptance=rule)
@@ -64,6 +66,7 @@ def test_exact_replay_needs_no_note() -> None:
     assert (result.speculation.acceptance, result.speculation.keeps) == ("exact-replay", "draws")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rule", OTHERS)
 def test_a_seed_gives_the_same_text_again(rule: str) -> None:
     """Settings under which trees are the same; rules that heed the clock grow others each time."""
@@ -72,6 +75,7 @@ def test_a_seed_gives_the_same_text_again(rule: str) -> None:
     assert one.tokens == again.tokens
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rule", OTHERS)
 @pytest.mark.parametrize("fallback", ["marginal", "fixed", "llmcad"])
 def test_a_text_ends_where_it_should(rule: str, fallback: str) -> None:

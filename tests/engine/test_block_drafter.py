@@ -125,6 +125,7 @@ def drafter() -> tuple[FakeBlockHead, BlockDrafter]:
     return head, guesses
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize("step_aside", [False, True])

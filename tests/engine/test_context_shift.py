@@ -58,6 +58,7 @@ def test_after_a_shift_the_text_is_what_the_model_writes_after_what_is_left(
     assert result.dropped_tokens > 100
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
 @pytest.mark.parametrize("draft_ctx", [32, 40, 512])
 def test_a_draft_changes_no_token_of_a_text_that_shifts(

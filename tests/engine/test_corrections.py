@@ -58,6 +58,7 @@ def test_a_correction_is_what_the_target_said_where_no_guess_was_right() -> None
         assert sorted(one.probabilities, reverse=True) == list(one.probabilities)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
 def test_neither_text_nor_guesses_depend_on_it(sampling: object) -> None:
     results = []

@@ -146,6 +146,7 @@ def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
     assert claimed == {*LINES, *TREES}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "term", "broken"),
     [
@@ -172,6 +173,7 @@ def test_a_rule_that_is_wrong_by_one_term_is_found_out(
     assert how_wrong(ACCEPTANCE_RULES[name](), N_BROKEN, temperature=1.0) > 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rejection", "specinfer"])
 def test_guesses_that_were_ranked_are_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Today's guesses, the best ones, are no draws from q."""

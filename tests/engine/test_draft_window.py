@@ -30,6 +30,7 @@ def drafted(draft_ctx: int = 64, **settings: Any) -> GenerationResult:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
 def test_a_text_longer_than_the_drafts_context_stays_the_same(
@@ -41,6 +42,7 @@ def test_a_text_longer_than_the_drafts_context_stays_the_same(
     assert not pair.notes
 
 
+@pytest.mark.slow
 def test_guesses_are_as_good_as_with_a_context_for_all() -> None:
     window, whole = drafted(), drafted(draft_ctx=512)
     assert window.speculation.target_passes <= 1.05 * whole.speculation.target_passes < 200
@@ -61,6 +63,7 @@ def test_a_text_costs_the_draft_about_two_tokens_more_for_each_in_a_small_window
     assert 400 < sum(draft.prefilled) < 2.2 * 400
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("n_kept", [2, 150, 240, 259])
 def test_a_text_that_begins_like_the_last_one_is_the_same(n_kept: int) -> None:
     prompt = [*LONG[:n_kept], 3, 1, 4]

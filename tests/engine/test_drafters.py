@@ -86,6 +86,7 @@ def test_a_drafter_without_a_model_saves_passes() -> None:
     assert result.speculation.tokens_per_pass > 4
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("stride", [1, 3])
 def test_a_drafter_beside_a_model_changes_no_token(stride: int) -> None:
     language = random_language(2, N_VOCAB)
@@ -101,6 +102,7 @@ def test_a_drafter_beside_a_model_changes_no_token(stride: int) -> None:
         assert draft.n_provisional == 0
 
 
+@pytest.mark.slow
 def test_two_models_grow_one_tree() -> None:
     language = random_language(2, N_VOCAB)
     drafts = [

@@ -68,6 +68,7 @@ class TestFakeModelKeepsItsState(StateContract):
 # Nothing about the draft changes the text
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
@@ -139,6 +140,7 @@ def test_a_draft_changes_no_token(
     assert_nothing_provisional(draft)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pacer", PACERS)
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 def test_drafting_beside_the_pass_changes_no_token(pacer: str, sampling: SamplingParams) -> None:

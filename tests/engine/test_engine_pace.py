@@ -98,11 +98,13 @@ def test_a_draft_that_never_helps_costs_a_few_percent_of_a_long_text() -> None:
     assert seconds < 1.05 * 1500
 
 
+@pytest.mark.slow
 def test_a_draft_that_helps_goes_on() -> None:
     seconds, _ = timed(800, 0.01, COUNTING, COUNTING)
     assert seconds < 0.2 * 800
 
 
+@pytest.mark.slow
 def test_stepping_aside_and_back_changes_no_token() -> None:
     language = random_language(5, N_VOCAB)
     half_right = blend(language, random_language(6, N_VOCAB), 0.5)

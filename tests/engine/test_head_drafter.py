@@ -102,6 +102,7 @@ def test_a_fake_head_is_a_head() -> None:
     assert not isinstance(FakeModel(DRAFT, N_VOCAB), ReadsFeatures)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("lookup", [False, True])
 def test_the_text_is_the_target_s_own(temperature: float, lookup: bool) -> None:
@@ -114,6 +115,7 @@ def test_the_text_is_the_target_s_own(temperature: float, lookup: bool) -> None:
     assert head.n_predicted > 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("draft_limits", [(1, 1), (3, 2), (64, 32)])
 @pytest.mark.parametrize("n_ctx", [1, 7, 20])
@@ -129,6 +131,7 @@ def test_no_limit_of_the_head_changes_a_token(
     assert_nothing_provisional(target, head)
 
 
+@pytest.mark.slow
 def test_a_head_grows_the_tree_beside_the_pass() -> None:
     head = FakeHead()
     target = FakeModel(TARGET, N_VOCAB, stall_share=0.9, hook=waits_for_steps_of(head, 3))
@@ -138,6 +141,7 @@ def test_a_head_grows_the_tree_beside_the_pass() -> None:
     assert_nothing_provisional(target, head)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("n_steps", [0, 1, 5, 9])
 def test_a_head_that_fails_leaves_an_engine_that_works(n_steps: int) -> None:
     def fail(model: FakeModel) -> None:
@@ -154,6 +158,7 @@ def test_a_head_that_fails_leaves_an_engine_that_works(n_steps: int) -> None:
     assert tuple(tokens) == run(None)[0].tokens
 
 
+@pytest.mark.slow
 def test_accepted_tokens_are_read_again_with_the_target_s_features() -> None:
     """The committed tokens of the head were all evaluated or read when theirs were known."""
     head, target = FakeHead(), FakeModel(TARGET, N_VOCAB)
@@ -163,6 +168,7 @@ def test_accepted_tokens_are_read_again_with_the_target_s_features() -> None:
     assert head.committed == target.committed[: len(head.committed)]
 
 
+@pytest.mark.slow
 def test_turns_that_share_a_beginning_read_the_rest_alone() -> None:
     prompts = [PROMPT, [*PROMPT[:4], 17, 3, 8, 12], [*PROMPT[:4], 17, 3, 1], [4], PROMPT[:2]]
     results = run(FakeHead(), n_tokens=20, prompts=prompts)

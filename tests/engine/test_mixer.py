@@ -91,6 +91,7 @@ def test_a_draft_that_yields_no_number_is_reported() -> None:
         drafter._opinion(0, np.array([0.0, np.nan], np.float32), 0, ())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("temperature", [0.2, 0.35, 0.7, 1.0, 2.0])
 def test_the_draft_s_own_temperature_is_found(temperature: float) -> None:
     assert temperature_of(taught(temperature, 400)) == pytest.approx(temperature, rel=0.25)
@@ -139,6 +140,7 @@ OPINIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(OPINIONS, st.integers(0, 9)), max_size=30), OPINIONS)
 def test_confidences_are_a_distribution_best_first(
     seen: list[tuple[list[Opinion], int]], opinions: list[Opinion]

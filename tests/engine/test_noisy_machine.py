@@ -14,6 +14,7 @@ from virtual_text import TEXTS
 N_TOKENS = 48
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("slower", [0.5, 2.0])
 @pytest.mark.parametrize("machine", ["resident", "resident, repacked"])
 def test_texts_on_a_slower_or_faster_machine_teach_as_much(machine: str, slower: float) -> None:
@@ -25,6 +26,7 @@ def test_texts_on_a_slower_or_faster_machine_teach_as_much(machine: str, slower:
     assert other == pytest.approx(alike, rel=0.02)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("text", ["medium", "useless"])
 def test_passes_that_others_hold_up_mislead_no_text(text: str) -> None:
     """The first pass was slow: one row seemed to cost as much as eight, 0.73 and 0.82 of none."""
@@ -61,6 +63,7 @@ def test_a_slow_beginning_costs_a_text_little_of_its_gain() -> None:
     assert drafted >= 1.5 * alone
 
 
+@pytest.mark.slow
 def test_texts_that_were_hard_to_guess_do_not_keep_an_easy_one_from_guesses() -> None:
     """Their rounds counted as rounds of this text, and the draft's confidences, low after them, hid
     how often it was right: 0.99 of no draft."""
@@ -74,6 +77,7 @@ def test_texts_that_were_hard_to_guess_do_not_keep_an_easy_one_from_guesses() ->
     assert harmonic_mean(rates) >= 1.05
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "machine", ["resident", "resident, tiny", "resident, tiny, 20 ms away", "80 %", "mixture"]
 )

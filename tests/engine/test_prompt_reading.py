@@ -55,6 +55,7 @@ def written(target: TwoKernels, engine: Engine, prompt: Sequence[int]) -> None:
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)
 
 
+@pytest.mark.slow
 @given(
     texts=st.lists(prompts, min_size=1, max_size=5),
     tree_capable=st.booleans(),
@@ -73,6 +74,7 @@ def test_kernels_follow_from_the_prompt(
             assert set(target.kernels[n_read:]) == {"r"}
 
 
+@pytest.mark.slow
 @given(texts=st.lists(prompts, min_size=2, max_size=2))
 def test_where_all_tokens_round_alike_nothing_is_read_twice(texts: list[list[int]]) -> None:
     target = TwoKernels(tile=0)

@@ -82,6 +82,7 @@ def line() -> TokenTree:
     return tree
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
 @pytest.mark.parametrize("rule", [rule for rule in AcceptanceName if rule != "exact-replay"])
 def test_a_rule_that_compares_probabilities_stays_within_its_row(

@@ -58,6 +58,7 @@ def together(engine: Engine, *texts: Callable[[], Any]) -> list[Any]:
         return [future.result(timeout=60) for future in [pool.submit(text) for text in texts]]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_text_among_others_is_the_text_alone(data: st.DataObject) -> None:

@@ -48,6 +48,7 @@ def learnt_in(
     return content
 
 
+@pytest.mark.slow
 def test_all_sampling_temperatures_share_what_is_learnt(tmp_path: Path) -> None:
     content = learnt_in(tmp_path, GREEDY, WARM)
     assert len([name for name in content if not name.startswith("rounds@")]) == 1
@@ -62,6 +63,7 @@ def test_the_next_run_goes_on_from_there(tmp_path: Path) -> None:
     assert learnt_in(tmp_path, WARM)["confidences"] != first
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "content",
     [
@@ -187,6 +189,7 @@ def test_costs_are_remembered_for_the_same_disk_and_threads(tmp_path: Path) -> N
     assert contention_of(tmp_path, Streamed(330.0)) == 3.0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("mb_per_s", "n_threads"), [(2000.0, 2), (40.0, 2), (300.0, 1)])
 def test_costs_are_not_believed_of_another_disk_or_other_threads(
     tmp_path: Path, mb_per_s: float, n_threads: int
@@ -195,6 +198,7 @@ def test_costs_are_not_believed_of_another_disk_or_other_threads(
     assert contention_of(tmp_path, Streamed(mb_per_s, n_threads)) == 1.0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "rules", [{"fallback": "full"}, {"pacer": "llmcad"}, {"draft_max": 1}, {"overlap": False}]
 )

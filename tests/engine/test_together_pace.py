@@ -49,6 +49,7 @@ def test_texts_at_once_are_not_slower_for_being_guessed_at(machine: str, text: s
     assert drafted >= 0.92 * plain
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
     "machine",
@@ -61,6 +62,7 @@ def test_texts_that_come_one_by_one_lose_little_by_guesses(machine: str, text: s
     assert drafted >= 0.92 * plain
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("text", "times"), [("good", 2.3), ("medium", 5.0), ("useless", 7.0)])
 def test_eight_texts_share_what_a_slow_disk_reads(text: str, times: float) -> None:
     """Guesses fill one text's pass with rows that eight texts share: a good draft brings eight
@@ -94,6 +96,7 @@ def seconds_of(result: GenerationResult) -> float:
     return result.timings.prompt_s + result.timings.decode_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["good", "medium"])
 def test_eight_texts_have_a_use_for_more_nodes_than_one(kind: str) -> None:
     few, _ = together(FOR_EIGHT, TEXTS[kind], 24, 8, max_nodes=TREE_SIZES[0])

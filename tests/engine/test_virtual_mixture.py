@@ -33,6 +33,7 @@ def gain(routing: Routing, share: str, draft: str, seed: int, read_s: float = 0.
     return drafted.tokens_per_s / alone.tokens_per_s
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("draft", [pytest.param("good", marks=pytest.mark.slow), "useless"])
@@ -44,12 +45,14 @@ def test_guesses_cost_what_is_promised_at_most(
     assert gain(ROUTINGS[routing], share, draft, seed) >= 0.94
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("routing", "at_least"), [("half kept", 1.1), ("most kept", 1.2)])
 def test_guesses_pay_where_a_pass_reads_what_all_tokens_use(routing: str, at_least: float) -> None:
     """Experts that neighbours share stay in memory for the next token, guesses or none."""
     assert gain(ROUTINGS[routing], "25 %", "good", 0, read_s=0.1) >= at_least
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kept", [0.0, 0.5])
 def test_guesses_pay_on_a_mixture_of_few_experts(kept: float) -> None:
     """The rules of fine-grained experts held them back: 1.0, with trees that nobody verified."""

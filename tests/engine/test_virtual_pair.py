@@ -28,6 +28,7 @@ def gain(machine: str, text: Text, n_tokens: int, temperature: float = 0.0) -> f
     return drafted.tokens_per_s / alone.tokens_per_s
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "machine",
     [
@@ -45,6 +46,7 @@ def test_a_token_that_is_guessed_second_is_not_taken_for_a_line_that_stands(mach
     assert gain(machine, replace(TEXTS["good"], swapped=True), 64) >= 0.92
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("machine", "at_least"),
     [
@@ -60,6 +62,7 @@ def test_a_good_draft_is_found_and_used(machine: str, at_least: float) -> None:
     assert gain(machine, replace(TEXTS["good"], seed=2), 128) >= at_least
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("machine", ["50 %", "80 %, 300 MB/s", "50 %, 1 thread"])
 def test_drafting_beside_passes_does_not_slow_a_text_down(machine: str) -> None:
     beside, alone = (
@@ -86,6 +89,7 @@ def test_a_prompt_of_few_tokens_makes_no_guess_look_free(machine: str, n_prompt:
     assert gain(machine, text, 48) >= 0.94
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["50 %", "80 %", "80 %, 300 MB/s"])
 def test_bursts_of_other_work_do_not_make_trees_smaller(machine: str) -> None:
     calm, disturbed = (

@@ -64,6 +64,7 @@ READS_S = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @READS_S
 def test_free_guesses_do_not_slow_a_text_down(read_s: float) -> None:
     rules = {"step_aside": False}

@@ -51,6 +51,7 @@ def blocks(header: GgufFile, name: str, run: int) -> np.ndarray:
     return raw.reshape(tensor.shape[1], tensor.shape[0] // run, -1)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("model", "mib", "factor", "rounding"),
     [

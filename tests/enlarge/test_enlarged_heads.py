@@ -45,6 +45,7 @@ def guesses(target: Path, head: Path) -> np.ndarray:
         return evaluate(reads, TokenTree(TEXT[-1], 2), [ROOT])[0]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("own", [(), ("token_embd.weight",), ("output.weight",)])
 @pytest.mark.parametrize("mib", [1.4, 5])
 def test_it_guesses_the_same(tmp_path: Path, own: tuple[str, ...], mib: float) -> None:

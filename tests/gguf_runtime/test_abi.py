@@ -52,6 +52,7 @@ def test_no_library_is_mapped_twice() -> None:
     assert sum(name.startswith("libggml-cpu") for name in names) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_libraries_elsewhere_are_followed(tmp_path: Path) -> None:
     """llama-cpp-python loads those that LLAMA_CPP_LIB_PATH names; two registries knew half each."""
@@ -61,6 +62,7 @@ def test_libraries_elsewhere_are_followed(tmp_path: Path) -> None:
     assert {path.parent for path in found} == {elsewhere}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [None, pytest.param(b"no library", marks=pytest.mark.slow)],

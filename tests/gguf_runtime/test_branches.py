@@ -298,6 +298,7 @@ def test_a_shared_prefix_is_kept_once_and_outlives_its_first_text() -> None:
     assert harness.cells.seen(1) == [-1, -2, -1003, -1004]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_texts_stay_in_order_whatever_the_others_do(data: st.DataObject) -> None:

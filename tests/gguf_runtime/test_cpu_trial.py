@@ -222,6 +222,7 @@ def test_a_frozen_application_is_not_started(
     assert run_trial.times == 0
 
 
+@pytest.mark.slow
 def test_the_installed_library_shows_whether_its_packed_products_work():
     """The trial's parent survives if they do not."""
     trial = cpu.run_trial(trial_process.command("cpu"))
@@ -264,6 +265,7 @@ def test_weights_stay_out_of_packing_buffers_where_those_do_not_work(
     assert set(buffers(PAIR.target)) == {"CPU"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packs", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "kind", ["Q4_0", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Q8_0", "Q4_K_M"))]

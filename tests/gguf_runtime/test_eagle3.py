@@ -161,6 +161,7 @@ def test_the_line_of_its_guesses_is_the_reference_s(pair: tuple[GgufHead, HeadAr
     check_line(*pair)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize(
     "names",

@@ -57,6 +57,7 @@ def llama_cpps_own(model: Path, **settings: object) -> np.ndarray:
     return np.array([llama.embed(text) for text in TEXTS], np.float32)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pooling", [MEAN, CLS, LAST])
 def test_vectors_are_llama_cpps_own_for_every_pooling(pooling: int, tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model.gguf", pooling=pooling)
@@ -64,6 +65,7 @@ def test_vectors_are_llama_cpps_own_for_every_pooling(pooling: int, tmp_path: Pa
         assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(model)).all()
 
 
+@pytest.mark.slow
 def test_a_decoder_that_pools_has_llama_cpps_own_vectors(files: dict[str, Path]) -> None:
     model = files["decoder"]
     with load_embedder(model) as embedder:
@@ -85,6 +87,7 @@ def test_every_architecture_has_llama_cpps_own_vectors(architecture: str, tmp_pa
         assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(model)).all()
 
 
+@pytest.mark.slow
 def test_norms_that_llama_cpp_would_die_of_are_refused(tmp_path: Path) -> None:
     wrong = embedding_model(tmp_path / "wrong", "jina-bert-v2", MEAN)
     with pytest.raises(ModelError, match="norms 2 KV heads like 4"):
@@ -96,6 +99,7 @@ def test_norms_that_llama_cpp_would_die_of_are_refused(tmp_path: Path) -> None:
         assert (np.array(embedder.embed(TEXTS), np.float32) == llama_cpps_own(right)).all()
 
 
+@pytest.mark.slow
 def test_vectors_do_not_depend_on_the_budget(tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model.gguf", feed_forward_length=8192)
     with pytest.raises(BudgetError) as refused:

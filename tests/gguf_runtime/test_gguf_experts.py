@@ -76,6 +76,7 @@ def test_a_token_reads_the_experts_that_it_chooses_and_no_others(name: str, file
         model.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
@@ -118,6 +119,7 @@ def line(tokens: Sequence[int]) -> tuple[TokenTree, list[int]]:
     return tree, nodes
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
 @pytest.mark.parametrize("name", ["deepseek2", "glm4moe", "granitemoe"])
 def test_a_prompt_rounds_as_in_a_resident_model(name: str, share: float, files: Path) -> None:
@@ -177,6 +179,7 @@ def test_a_tree_of_many_nodes_an_expert_has_the_logits_of_one_node_a_pass(
         model.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, MOST_EXPERTS])
 def test_a_prompt_rounds_alike_whatever_the_batch(share: float, files: Path) -> None:
     """The rows of a batch that chose one expert decided about the kernel that multiplied them."""
@@ -201,6 +204,7 @@ class TestAMixtureKeepsThePagingContract(PagingContract):
     """Its dense weights streamed, its experts read one by one."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_a_prompt_reads_each_expert_once_a_batch(share: float, files: Path) -> None:
     """All of a layer's experts fit, or come in rounds; those of all layers never fit."""
@@ -218,6 +222,7 @@ def test_a_prompt_reads_each_expert_once_a_batch(share: float, files: Path) -> N
         model.close()
 
 
+@pytest.mark.slow
 def test_a_round_that_cannot_be_read_ends_the_pass_and_nothing_else(paged: GgufModel) -> None:
     tokens = list(range(300, 310))
     expected = one_by_one(paged, tokens)
@@ -282,6 +287,7 @@ def test_a_file_that_was_cut_short_is_told(files: Path, tmp_path: Path) -> None:
         model.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [pytest.param(0.1, marks=pytest.mark.slow), 0.3, 0.6])
 def test_no_more_experts_are_read_than_an_ideal_lru_reads(share: float, files: Path) -> None:
     """Token by token, on the routing that llama.cpp itself shows, with room for as many."""

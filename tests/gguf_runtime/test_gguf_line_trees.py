@@ -108,6 +108,7 @@ def test_rounds_of_trees_give_the_logits_of_single_tokens(
     alone.close()
 
 
+@pytest.mark.costly
 def test_a_tree_is_one_pass(target: LanguageModel) -> None:
     tree = TokenTree(5, 64)
     for n in range(3):
@@ -117,6 +118,7 @@ def test_a_tree_is_one_pass(target: LanguageModel) -> None:
     assert (target.last_report.passes, target.last_report.n_tokens) == (1, 3 * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "sampling", "room"),
     [

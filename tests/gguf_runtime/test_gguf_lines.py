@@ -92,6 +92,7 @@ def test_a_drafted_text_is_llama_cpps_own(target: LanguageModel, hybrid: Path) -
     assert result.speculation.tokens_per_pass > 1.5
 
 
+@pytest.mark.costly
 def test_a_drawn_text_is_the_one_without_a_draft(target: LanguageModel) -> None:
     alone = generate(target, prompt=PROMPT, sampling=WARM, max_tokens=N_TOKENS)
     draft = draft_of(alone.tokens, target.info.n_vocab)

@@ -59,6 +59,7 @@ def write(engine: Engine, sampling: SamplingParams) -> GenerationResult:
     return finish(engine.generate(PROMPT, sampling, max_tokens=24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["greedy", pytest.param("sampled", marks=pytest.mark.slow)])
 def test_paged_experts_and_guesses_change_no_token(
     alone: Engine, drafted: Engine, sampling: str
@@ -74,6 +75,7 @@ def test_some_experts_are_there_and_others_are_read(drafted: Engine) -> None:
     assert 0.1 < experts.hit_rate < 1.0
 
 
+@pytest.mark.slow
 def test_a_second_start_reads_the_usual_experts_before_the_first_pass(
     big: Path, own_cache_folder: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_without_layers_on_a_gpu_there_is_no_such_row():
     assert not library_bytes(planned())
 
 
+@pytest.mark.slow
 def test_a_budget_without_room_for_it_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
     least = planned().smallest_bytes
@@ -115,6 +116,7 @@ def test_the_plan_divides_the_memory_of_the_device():
     assert 0 < found.gpu_planned_bytes <= found.gpu_budget_bytes
 
 
+@pytest.mark.slow
 def test_more_layers_than_its_budget_holds_are_refused_with_the_number_that_fits():
     layers_bytes = planned(n_gpu_layers=4).gpu_planned_bytes
     budget = f"{layers_bytes}B"
@@ -189,6 +191,7 @@ def test_models_without_layers_there_start_no_gpus_library():
     assert ctypes.c_void_p.from_address(params.devices).value is None
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("n_gpu_layers", [1, 3, 6])
 def test_what_stays_is_paged_and_computes_the_same(gpu_device: int, n_gpu_layers: int):
     """To the last bit where the same kernels do, as a server's."""

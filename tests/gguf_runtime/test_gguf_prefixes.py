@@ -91,6 +91,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "is_paged", "n_slots"), CASES)
 def test_stored_prefixes_change_no_text(
     kind: str,

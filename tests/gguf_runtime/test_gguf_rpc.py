@@ -147,12 +147,14 @@ def planned(server: str, **options: object) -> MemoryPlan:
     return session.plan(LoadSettings.model_validate(given | {"rpc": server} | options))
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_a_server_holds_and_that_it_rounds_by_itself(rpc_server: str):
     notes = planned(rpc_server).notes
     assert any(f"{rpc_server} holds layers 0 to 5" in note for note in notes)
     assert any(f"layers of it are computed by {rpc_server}, and" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_weights_that_are_there_are_not_planned_here(rpc_server: str):
     weights = [
         sum(row.nbytes for row in planned(server).rows if row.what == "weights")
@@ -161,6 +163,7 @@ def test_weights_that_are_there_are_not_planned_here(rpc_server: str):
     assert weights[0] - weights[1] > 0.9 * LAYER_BYTES * TARGET.n_layers
 
 
+@pytest.mark.slow
 def test_trees_stay_smaller_than_a_servers_tiles(rpc_server: str):
     """Its processor cannot be told to keep from them."""
     request = ModelRequest(
@@ -229,6 +232,7 @@ def stranger(said: bytes) -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.costly
 @needs_rpc
 @pytest.mark.parametrize(
     ("said", "error"),
@@ -256,6 +260,7 @@ def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch
         prepared(f"127.0.0.1:{listener.getsockname()[1]}").needs()
 
 
+@pytest.mark.slow
 def test_the_process_that_asks_may_take_longer_to_start_than_a_server_to_answer(
     rpc_server: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -273,6 +278,7 @@ def test_a_machine_too_busy_to_ask_blames_no_server(monkeypatch: pytest.MonkeyPa
         devices.of_servers(("127.0.0.1:1",))
 
 
+@pytest.mark.slow
 def test_a_round_trip_to_a_server_is_counted_once(rpc_server: str):
     """Each question made a connection of its own, which is a round trip more."""
     with delayed(rpc_server, 0.3) as address:
@@ -280,6 +286,7 @@ def test_a_round_trip_to_a_server_is_counted_once(rpc_server: str):
     assert 0.3 <= found.round_trip_s < 0.58
 
 
+@pytest.mark.slow
 def test_a_pass_of_a_new_size_waits_for_no_more_round_trips(
     rpc_server: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -301,6 +308,7 @@ def test_a_pass_of_a_new_size_waits_for_no_more_round_trips(
     assert min(seconds[2:]) < seconds[1] + 0.09
 
 
+@pytest.mark.slow
 @needs_rpc
 def test_reading_a_prompt_lasts_until_the_servers_have_computed_it():
     """No logits are fetched, and the next pass seemed to take what the prompt took."""
@@ -399,6 +407,7 @@ def test_a_server_may_be_killed_at_any_moment(moment: int):
             killing.join()
 
 
+@pytest.mark.slow
 @needs_rpc
 def test_a_server_lends_what_its_budget_leaves():
     with running("120MiB") as (address, _):

@@ -102,6 +102,7 @@ def test_twenty_turns_read_only_what_is_new(open_model: Open, n_rows: list[int])
         assert ask(engine, prompt) == answer
 
 
+@pytest.mark.costly
 def test_a_cancelled_answer_leaves_the_prompt(open_model: Open, n_rows: list[int]) -> None:
     prompt = question(1) * 4
     model = open_model()

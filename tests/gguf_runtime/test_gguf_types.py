@@ -76,6 +76,7 @@ def test_every_quantisation_pages_bit_for_bit(name: str, tmp_path: Path) -> None
     assert_pages_like_llama_cpp(quantised(name, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -225,6 +225,7 @@ def test_trees_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
     assert not cells_of(twins.lean).held[100:500].any()
 
 
+@pytest.mark.slow
 def test_several_texts_see_what_they_see_in_whole_caches(open_model: Open) -> None:
     twins = Twins(open_model, n_slots=3, ctx_size=2048, max_nodes=12)
     for text in range(3):
@@ -275,6 +276,7 @@ def test_a_turn_goes_back_to_where_a_prompt_ended(open_model: Open) -> None:
     twins.round(0)
 
 
+@pytest.mark.slow
 def test_texts_that_go_back_often_see_what_they_see_in_the_whole_cache(open_model: Open) -> None:
     """Cells that they free lie before dropped ones: the next guesses take those first."""
     twins = Twins(open_model, n_nodes=60, max_branches=40)
@@ -285,6 +287,7 @@ def test_texts_that_go_back_often_see_what_they_see_in_the_whole_cache(open_mode
         twins.go_back(len(twins.texts[0]) - 10 - n)
 
 
+@pytest.mark.slow
 def test_where_prompts_differ_is_remembered(open_model: Open) -> None:
     """The first other question reads the common beginning again, the second does not."""
     twins = Twins(open_model)
@@ -296,6 +299,7 @@ def test_where_prompts_differ_is_remembered(open_model: Open) -> None:
     twins.round(0)
 
 
+@pytest.mark.slow
 def test_an_answer_that_failed_leaves_what_was_there(open_model: Open) -> None:
     model = open_model()
     prefill(model, text_of(700))
@@ -337,6 +341,7 @@ def test_turns_are_those_of_a_new_session(drafted: bool, open_model: Open) -> No
             assert ask(engine, prompt, 60) == answer
 
 
+@pytest.mark.slow
 def test_a_saved_text_goes_on_in_another_process(open_model: Open) -> None:
     model, rest = open_model(), text_of(30, seed=2)
     prefill(model, text_of(1300))
@@ -357,6 +362,7 @@ def test_a_saved_text_goes_on_in_another_process(open_model: Open) -> None:
     assert other.committed_of(0) == 0
 
 
+@pytest.mark.slow
 def test_half_a_saved_text_leaves_nothing(open_model: Open) -> None:
     model = open_model()
     prefill(model, text_of(1300))

@@ -23,6 +23,7 @@ def trials(own_cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Libr
     return found
 
 
+@pytest.mark.slow
 def test_a_device_that_computes_makes_a_process_grow(rpc_server: str):
     measured = gpu.measure(trial(rpc_server))
     assert measured.nbytes is not None and measured.note is None

@@ -164,6 +164,7 @@ def test_a_head_is_prepared_once_for_the_whole_text(
     assert owners == ["target", "draft"]
 
 
+@pytest.mark.slow
 def test_turns_and_texts_at_once_are_the_target_s_own(good: Files) -> None:
     prompts = [PROMPT, (*PROMPT[:4], 17, 3, 8), (*PROMPT[:4], 17, 3, 1, 2, 3), (4,), PROMPT[:2]]
     sampling = SamplingParams(temperature=0)
@@ -179,6 +180,7 @@ def test_turns_and_texts_at_once_are_the_target_s_own(good: Files) -> None:
             assert [result.tokens for result in many] == alone
 
 
+@pytest.mark.costly
 def test_a_saved_state_brings_the_head_s_own(good: Files, tmp_path: Path) -> None:
     check_saved_state(good.settings(), tmp_path, N_TOKENS)
 
@@ -211,6 +213,7 @@ def test_matrices_of_the_target_are_in_the_plan(kind: str, tmp_path: Path) -> No
         assert not any(rows.get(("draft", other)) for other in set(matrices.values()) - {what})
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", PAIRS)
 def test_a_head_that_borrows_saves_passes(kind: str, tmp_path: Path) -> None:
     target, head = PAIRS[kind]()
@@ -221,6 +224,7 @@ def test_a_head_that_borrows_saves_passes(kind: str, tmp_path: Path) -> None:
     assert result.speculation.tokens_per_pass > 3
 
 
+@pytest.mark.slow
 def test_models_check_measures_a_head(
     good: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +238,7 @@ def test_models_check_measures_a_head(
     assert measured["trees"][-1]["tokens_per_pass"] > 3
 
 
+@pytest.mark.costly
 def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Files) -> None:
     with edgespec.load(good.settings(), ALONE) as session:
         whole = session.generate(PROMPT, SamplingParams(temperature=0), 20).tokens

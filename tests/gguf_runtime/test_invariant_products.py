@@ -66,6 +66,7 @@ def test_hybrids_and_mixtures(species: Species, is_paged: bool, tmp_path: Path) 
     assert differing_sizes(opened(write_model(tmp_path / "m.gguf", species), is_paged)) == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "species",
     [
@@ -89,6 +90,7 @@ def test_a_prompt_rounds_as_its_tokens_one_by_one(species: Species, tmp_path: Pa
     model.close()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize(
     "kind", ["F16", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("F32", "BF16"))]

@@ -78,6 +78,7 @@ def living() -> Iterator[IsolatedModel]:
     opened.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_an_error_of_every_call(model: IsolatedModel):
     os.kill(model._process.pid, signal.SIGABRT)
     for _ in range(2):
@@ -86,6 +87,7 @@ def test_a_process_that_dies_is_an_error_of_every_call(model: IsolatedModel):
     model.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_blames_no_server(model: IsolatedModel):
     os.kill(model._process.pid, signal.SIGKILL)
     for _ in range(2):
@@ -113,6 +115,7 @@ def test_a_request_to_cancel_that_arrives_late_cancels_no_other_call(living: Iso
     living.truncate(0)
 
 
+@pytest.mark.slow
 def test_its_process_ends_with_it_and_counts_as_ours_until_then():
     before = process.peak_rss_bytes()
     model = isolated()
@@ -127,6 +130,7 @@ def test_its_process_ends_with_it_and_counts_as_ours_until_then():
         prefill(model, [1, 2])
 
 
+@pytest.mark.slow
 def test_its_process_ends_with_ours():
     """It would hold its memory, and a server, for ever."""
     code = (
@@ -153,6 +157,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_what_runs_there_is_cancelled_from_any_thread(living: IsolatedModel):
     tokens = living.vocabulary.encode("a " * 200)[:200]
     failures: list[Cancelled] = []

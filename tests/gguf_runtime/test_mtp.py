@@ -128,6 +128,7 @@ class TestAPagedTargetGivesItsLastState(FeaturesContract):
         return lambda: open_target(plain, is_paged=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("architecture", [HYBRID, PLAIN])
 def test_features_are_what_llama_cpp_itself_gives(architecture: str, tmp_path: Path) -> None:
     received = Received()
@@ -173,6 +174,7 @@ class LayerDriver:
         return logits.astype(np.float32), np.ctypeslib.as_array(states, (n, 256)).copy()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("architecture", [HYBRID, PLAIN])
 def test_every_branch_of_a_tree_is_llama_cpp_s_own_line(architecture: str, tmp_path: Path) -> None:
     path = write_guessing(tmp_path / "m.gguf", architecture)
@@ -227,6 +229,7 @@ def test_the_text_is_the_target_s_own(files: OwnTexts, is_paged: bool) -> None:
             assert text.speculation.tokens_per_pass > 2 or not files.knows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("good", [PLAIN], indirect=True)
 def test_no_flag_names_the_layer(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -251,6 +254,7 @@ def least_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{alone.smallest_bytes}B"
 
 
+@pytest.mark.slow
 def test_a_layer_that_was_left_out_is_not_named_as_the_draft(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +286,7 @@ def test_the_layer_is_the_draft_s_memory(good: Path) -> None:
     assert weights < header.weight_bytes - skipped // 2
 
 
+@pytest.mark.costly
 def test_a_saved_state_brings_what_the_layer_has_read(good: Path, tmp_path: Path) -> None:
     settings = LoadSettings(model=good, draft=good, memory_budget="8GiB", state_files=True)
     check_saved_state(settings, tmp_path, N_TOKENS)
@@ -301,6 +306,7 @@ def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Path) -> No
             assert session.generate(PROMPT, GREEDY, 16).tokens == whole
 
 
+@pytest.mark.slow
 def test_turns_are_the_target_s_own(good: Path) -> None:
     prompts = [PROMPT, (*PROMPT[:4], 17, 3, 8), (*PROMPT[:4], 17, 3, 1, 2), (4,), PROMPT[:2]]
     with edgespec.load(LoadSettings(model=good, memory_budget="8GiB")) as session:
@@ -312,6 +318,7 @@ def test_turns_are_the_target_s_own(good: Path) -> None:
     assert all(turn.speculation.accepted for turn in turns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("good", [PLAIN], indirect=True)
 def test_models_check_measures_it(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -325,6 +332,7 @@ def test_models_check_measures_it(
     assert measured["trees"][-1]["tokens_per_pass"] > 2
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("architecture", "changes", "said"),
     [

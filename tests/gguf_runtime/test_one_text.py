@@ -95,6 +95,7 @@ def logits(model: LanguageModel, n_prompt: int = N_PROMPT) -> np.ndarray:
     return alone
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
     ["IQ4_XS", "Q4_0", *(pytest.param(n, marks=pytest.mark.slow) for n in (*NAMES, "Q5_K_M"))],
@@ -110,6 +111,7 @@ def test_weights_of_four_bit_floats(tmp_path: Path) -> None:
     assert np.array_equal(logits(resident(path), 5), logits(paged(path), 5))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
 def test_a_head_that_is_tied_to_embeddings(kind: str, tmp_path: Path) -> None:
     """llama.cpp packs a copy of them, which a paged model does not have."""
@@ -117,6 +119,7 @@ def test_a_head_that_is_tied_to_embeddings(kind: str, tmp_path: Path) -> None:
     assert np.array_equal(logits(resident(path), 5), logits(paged(path), 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Q4_0", pytest.param("Q4_K_M", marks=pytest.mark.slow)])
 def test_stacked_experts(name: str, tmp_path: Path) -> None:
     """llama.cpp packs them, and paged ones are read one by one."""

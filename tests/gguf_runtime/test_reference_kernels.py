@@ -65,6 +65,7 @@ def test_a_prompt_rounds_alike_whatever_the_batch(n_tokens: int) -> None:
     assert all(np.array_equal(logits[0], other) for other in logits)
 
 
+@pytest.mark.slow
 def test_a_tree_of_many_nodes_has_the_logits_of_one_node_a_pass() -> None:
     """They differed by tenths from 64 nodes on."""
     together, alone = logits_of_both(opened(), n_prompt=40, n_nodes=80)

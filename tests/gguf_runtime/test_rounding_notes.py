@@ -95,6 +95,7 @@ def test_a_refusal_for_want_of_memory_does_not_speak_of_rounding(tmp_path: Path)
     assert notes(replace(REQUEST, path=path, ctx_size=0), plan=None) == []
 
 
+@pytest.mark.slow
 def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
     assert "42 of its matrices are IQ4_NL, as stored" in note
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("plan", [PLAN, PAGED], ids=["resident", "paged"])
 def test_k_quants_need_no_note(plan: MemoryPlan, tmp_path: Path) -> None:
     assert notes(replace(REQUEST, path=quantised("Q4_K_M", tmp_path)), plan) == []

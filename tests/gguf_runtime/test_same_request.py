@@ -146,6 +146,7 @@ def fresh_run(
     return watched.seen, expected
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("n_tokens", LENGTHS)
 def test_the_next_turn_is_the_conversation_read_at_once(
     target: LanguageModel, n_tokens: int
@@ -160,6 +161,7 @@ def test_the_next_turn_is_the_conversation_read_at_once(
     assert continued == fresh_run(target, conversation)[1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("n_tokens", LENGTHS)
 def test_with_a_draft_and_without_one(target: LanguageModel, n_tokens: int) -> None:
     """In first and in second turns."""
@@ -192,6 +194,7 @@ def test_from_a_prompt_cache(target: LanguageModel, n_tokens: int, tmp_path: Pat
     assert tokens == expected
 
 
+@pytest.mark.slow
 def test_a_model_in_memory(path: Path) -> None:
     target = opened(path, 17, is_paged=False)
     for n_tokens in (5, 65, 300):

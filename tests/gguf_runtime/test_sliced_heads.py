@@ -96,6 +96,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MIN_SLICE_BYTES", SLICE_BYTES)
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.7, 0.95])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
@@ -112,6 +113,7 @@ def test_it_does_not_matter_which_slices_stay_in_memory(
     every.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize(
     "architecture",
@@ -165,6 +167,7 @@ def test_slices_share_less_than_the_rows_that_64_leaves_over(tmp_path: Path) -> 
     assert sum(map(len, rows)) == 601 + (len(rows) - 1) * (601 % 64)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "F16"])
 def test_slices_of_layers_have_the_logits_of_whole_layers(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def first_logits(draft: Path) -> tuple[np.ndarray, np.ndarray | None]:
         return evaluate(models.draft, tree, [0, 1, 2]).copy(), token_ids_of(models.draft, n_vocab)
 
 
+@pytest.mark.slow
 def test_its_logits_are_those_of_the_whole_model(trimmed: Path) -> None:
     (whole, every), (some, rated) = first_logits(TARGET), first_logits(trimmed)
     assert every is None
@@ -73,6 +74,7 @@ def test_the_text_is_the_targets(trimmed: Path, temperature: float, acceptance: 
         assert texts[0] == texts[1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("what", ["vocabulary", "logits (33 nodes)", "weights"])
 def test_it_takes_less_memory_than_the_whole_model(trimmed: Path, what: str) -> None:
     def planned(draft: Path) -> int:

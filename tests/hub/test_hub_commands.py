@@ -39,12 +39,14 @@ def pulled(hub, tmp_path_factory):
     return cache, run(hub, cache, "models", "pull", f"{REPO}:q8_0")
 
 
+@pytest.mark.slow
 def test_pull_prints_where_the_model_is(hub, pulled):
     _, done = pulled
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).read_bytes() == hub.repos[REPO]["tiny-Q8_0.gguf"]
 
 
+@pytest.mark.slow
 def test_pull_tells_programs_what_it_fetched(hub, tmp_path):
     done = run(hub, tmp_path, "models", "pull", f"{REPO}:Q4_0", "--json")
     told = json.loads(done.stdout)

@@ -38,6 +38,7 @@ def test_a_result_behind_other_output_is_none():
         launch(partial(print, "a library says hello", flush=True))
 
 
+@pytest.mark.slow
 def test_a_process_reads_a_file_until_it_has_read_enough(tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(bytes(3_000_001))
@@ -47,6 +48,7 @@ def test_a_process_reads_a_file_until_it_has_read_enough(tmp_path: Path):
     assert 0 <= launched.others <= 1
 
 
+@pytest.mark.slow
 def test_an_error_of_the_system_comes_back(tmp_path: Path):
     with pytest.raises(EdgespecError, match="No such file"):
         launch(partial(read_raw, tmp_path / "none", 1))

@@ -108,6 +108,7 @@ def test_a_target_that_moved_must_be_named(kept: TrainingTexts, tmp_path: Path) 
     assert adapting.training_data(PAIR.draft, PAIR.target).target == PAIR.target
 
 
+@pytest.mark.slow
 def test_it_shows_the_check_before_and_after(
     kept: TrainingTexts,
     trained: list[TrainingText],
@@ -148,6 +149,7 @@ def test_nothing_is_overwritten(
     assert out.read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -196,6 +198,7 @@ def test_without_pytorch_it_says_how_to_install_it(
     assert "adapting a draft needs PyTorch" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failing_process_is_one_error(tmp_path: Path) -> None:
     source = tmp_path / "missing.gguf"
     with pytest.raises(EdgespecError):

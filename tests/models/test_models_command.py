@@ -187,6 +187,7 @@ def test_a_file_that_is_no_model_is_a_model_error(capsys) -> None:
     assert "not a model of an installed runtime" in refusal(capsys, 3, "show", __file__)
 
 
+@pytest.mark.slow
 def test_a_pair_is_measured_at_five_tree_sizes(capsys, prompts: Path) -> None:
     found = check(capsys, prompts, "target")
     assert [tree["drafted_nodes"] for tree in found["trees"]] == [1, 4, 8, 16, 32]
@@ -195,6 +196,7 @@ def test_a_pair_is_measured_at_five_tree_sizes(capsys, prompts: Path) -> None:
     assert all(1 <= tree["tokens_per_pass"] <= 8 for tree in found["trees"])
 
 
+@pytest.mark.slow
 def test_greedy_texts_and_sampled_ones_are_measured(capsys, prompts: Path) -> None:
     found = check(capsys, prompts, "target")
     sampled = found["sampled"]
@@ -203,6 +205,7 @@ def test_greedy_texts_and_sampled_ones_are_measured(capsys, prompts: Path) -> No
     assert check(capsys, prompts, "target", "--temp", "0")["sampled"] is None
 
 
+@pytest.mark.slow
 def test_several_drafts_are_compared(capsys: pytest.CaptureFixture[str], prompts: Path) -> None:
     flags = ["--prompts", prompts, "-n", "4", "-c", "64", "-t", "1"]
     found = models(capsys, "check", "target", "draft", "target", *flags)
@@ -213,6 +216,7 @@ def test_several_drafts_are_compared(capsys: pytest.CaptureFixture[str], prompts
     assert found["drafts"][1]["sampled"]["agreement"]["top_1"] == 1
 
 
+@pytest.mark.slow
 def test_a_draft_that_does_not_fit_is_left_out_of_a_comparison(
     capsys: pytest.CaptureFixture[str], prompts: Path, tmp_path: Path
 ) -> None:
@@ -290,6 +294,7 @@ def test_what_cannot_be_meant_is_refused(capsys, flags: str, message: str) -> No
     assert message in refusal(capsys, 2, "check", "target", "draft", *flags.split())
 
 
+@pytest.mark.slow
 def test_the_answer_is_readable(capsys, prompts: Path) -> None:
     command = f"models check target draft -n 4 -c 64 -t 1 --quiet --prompts {prompts}"
     assert entry.main(command.split()) == 0

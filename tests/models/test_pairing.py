@@ -79,6 +79,7 @@ def test_replaying_a_text_takes_the_passes_that_the_target_would_have_taken() ->
         )
 
 
+@pytest.mark.slow
 def test_a_sampled_text_is_replayed_with_its_noise() -> None:
     replayed = measure(
         FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB), [PROMPT], N_TOKENS, silent, PENALISED
@@ -109,6 +110,7 @@ def test_a_draft_that_is_the_target_draws_every_sampled_token() -> None:
     assert same.trees[0].tokens_per_pass == 2
 
 
+@pytest.mark.slow
 def test_larger_trees_yield_more() -> None:
     found = fit(FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB))
     yields = [tree.tokens_per_pass for tree in found.trees]
@@ -116,6 +118,7 @@ def test_larger_trees_yield_more() -> None:
     assert yields[-1] > yields[0]
 
 
+@pytest.mark.slow
 def test_the_target_writes_each_text_once() -> None:
     target = FakeModel(OURS, N_VOCAB)
     found = fit(target, FakeModel(NEAR, N_VOCAB))
@@ -123,6 +126,7 @@ def test_the_target_writes_each_text_once() -> None:
     assert sum(target.prefilled) <= sum(len(prompt) - 1 for prompt in PROMPTS)
 
 
+@pytest.mark.slow
 def test_nothing_provisional_is_left() -> None:
     target, draft = FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB)
     fit(target, draft)
@@ -158,6 +162,7 @@ def test_recurrent_models_cannot_be_paired(role: str) -> None:
         fit(**models)
 
 
+@pytest.mark.slow
 def test_progress_goes_from_nothing_towards_everything() -> None:
     shares: dict[str, list[float]] = {}
     measure(

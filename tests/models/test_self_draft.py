@@ -97,6 +97,7 @@ def test_a_draft_of_the_gguf_twin_drafts_for_an_onnx_target(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_an_onnx_target_is_told_of_its_twin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

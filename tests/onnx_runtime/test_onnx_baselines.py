@@ -65,6 +65,7 @@ def test_the_runtime_offers_them(model: Path):
     assert runtime.baselines.run("resident", request(model.parent)).tokens
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["mmap", "resident"])
 def test_the_text_is_onnxruntimes(tmp_path: Path, kind: str, name: str):
@@ -92,6 +93,7 @@ def private_bytes() -> int:
     return int(kib) << 10
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is private and what mapped")
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_mapped_weights_are_not_copied(tmp_path: Path, dtype: str):

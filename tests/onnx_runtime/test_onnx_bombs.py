@@ -216,6 +216,7 @@ def check_mutations(tiny: Path, tmp_path: Path, n: int, seed: int) -> None:
         assert peak < MAX_PEAK, name
 
 
+@pytest.mark.slow
 def test_mutations_of_a_graph_end_in_one_line_or_nowhere(tiny: Path, tmp_path: Path) -> None:
     check_mutations(tiny, tmp_path, 40, seed=1)
 

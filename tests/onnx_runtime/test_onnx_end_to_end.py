@@ -53,6 +53,7 @@ def generate(big: Path, small: Path | None, budget: str) -> Done:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more_mib", [80, *(pytest.param(mib, marks=pytest.mark.slow) for mib in (2, 30, 1000))]
 )

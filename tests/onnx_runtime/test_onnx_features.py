@@ -129,6 +129,7 @@ def test_they_are_the_sums_that_enter_a_layer(folder: Path, is_paged: bool, tmp_
     assert np.allclose(rows, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_they_are_those_of_the_same_weights_in_another_runtime() -> None:
     """The embedded target in half precision, and in Q8_0 where llama.cpp computes it."""
     gguf = pytest.importorskip("edgespec_runtimes.gguf", reason="the GGUF runtime is not installed")
@@ -142,6 +143,7 @@ def test_they_are_those_of_the_same_weights_in_another_runtime() -> None:
     assert ((ours * theirs).sum(-1) / lengths).min() > 0.99
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize(
     "kind",
@@ -179,6 +181,7 @@ def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> N
     assert none == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("layers", "n_values", "said"),
     [((1, 2, 4), WIDTH, "of 1 to 3"), ((0, 1, 2), WIDTH, "of 1 to 3"), (LAYERS, 96, "read")],

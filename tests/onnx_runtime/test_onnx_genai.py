@@ -86,6 +86,7 @@ class TestPagedGenaiModelKeepsThePagingContract(PagingContract):
         model.close()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "share",
     [None, 0.6, pytest.param(0.0, marks=pytest.mark.slow)],
@@ -103,6 +104,7 @@ def test_logits_of_single_tokens_equal_the_whole_models(
     model.close()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name)
 def test_drafted_greedy_texts_equal_the_whole_models(folder: Path, tmp_path: Path) -> None:
     """The model drafts for itself, so that its guesses stand and trees are committed."""
@@ -144,6 +146,7 @@ def test_a_pass_reads_a_table_that_lookup_and_head_share_once() -> None:
     assert sum(streamed(LLAMA, ctx_size=256).values()) == pytest.approx(whole, rel=0.02)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("n_ctx", [64, 256])
 def test_a_tree_fits_at_the_end_of_a_context(n_ctx: int, folder: Path, tmp_path: Path) -> None:

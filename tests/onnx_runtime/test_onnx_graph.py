@@ -54,6 +54,7 @@ def test_every_layer_has_a_piece_with_its_own_weights(
         assert not layers & {str(other) for other in range(4) if other != i}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "fused" not in kind], ids=str)
 def test_layers_of_one_structure_share_one_graph(tmp_path: Path, kind: dict[str, object]) -> None:
     layers = [p.graph for p in cut_of(tmp_path, **kind).pieces if p.name.startswith("layer")]

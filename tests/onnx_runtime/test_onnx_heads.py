@@ -90,6 +90,7 @@ def settings_of(target: Path, head: Path | None, n_parallel: int = 1) -> LoadSet
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize("kind", HEADS)
 def test_the_text_is_the_target_s_own(
@@ -117,6 +118,7 @@ def test_the_text_is_the_target_s_own(
             assert text.speculation.verified > 0
 
 
+@pytest.mark.slow
 def test_a_head_that_knows_its_target_saves_passes(good: tuple[Path, Path]) -> None:
     with edgespec.load(settings_of(*good), LINE) as session:
         result = session.generate(PROMPT, GREEDY, N_TOKENS)
@@ -124,6 +126,7 @@ def test_a_head_that_knows_its_target_saves_passes(good: tuple[Path, Path]) -> N
     assert [source.source for source in result.speculation.sources] == ["draft"]
 
 
+@pytest.mark.slow
 def test_turns_and_texts_at_once_are_the_target_s_own(good: tuple[Path, Path]) -> None:
     target, head = good
     prompts = [PROMPT, (*PROMPT[:4], 17, 3, 8), (*PROMPT[:4], 17, 3, 1, 2, 3), (4,), PROMPT[:2]]
@@ -139,10 +142,12 @@ def test_turns_and_texts_at_once_are_the_target_s_own(good: tuple[Path, Path]) -
         assert [result.tokens for result in many] == alone
 
 
+@pytest.mark.slow
 def test_a_saved_state_brings_the_head_s_own(good: tuple[Path, Path], tmp_path: Path) -> None:
     check_saved_state(settings_of(*good), tmp_path, N_TOKENS)
 
 
+@pytest.mark.slow
 def test_what_they_cost_is_in_the_plan(good: tuple[Path, Path]) -> None:
     rows = {(row.owner, row.what): row.nbytes for row in edgespec.plan(settings_of(*good)).rows}
     assert rows["target", "features (3 layers)"] > 0

@@ -43,6 +43,7 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_llama(tmp_path / "packed", hidden=128, ffn=512, vocab=4096, bits=4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are measured on Linux")
 def test_a_packed_model_is_measured_once(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = runtime.prepare(request(packed))

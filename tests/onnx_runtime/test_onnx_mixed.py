@@ -47,14 +47,17 @@ def text(model: Path, draft: Path | None, **settings: object) -> tuple[int, ...]
         return result.tokens
 
 
+@pytest.mark.slow
 def test_a_gguf_draft_leaves_the_text_of_an_onnx_target_alone(gguf: Path, onnx: Path) -> None:
     assert text(onnx, gguf) == text(onnx, None)
 
 
+@pytest.mark.slow
 def test_an_onnx_draft_leaves_the_text_of_a_gguf_target_alone(gguf: Path, onnx: Path) -> None:
     assert text(gguf, onnx) == text(gguf, None)
 
 
+@pytest.mark.slow
 def test_options_for_a_gguf_target_do_not_disturb_an_onnx_draft(gguf: Path, onnx: Path) -> None:
     text(gguf, onnx, cache_type_k="f32", flash_attn="on")
 
@@ -64,6 +67,7 @@ def test_a_provider_is_refused_for_gguf(gguf: Path) -> None:
         text(gguf, None, provider="cpu")
 
 
+@pytest.mark.slow
 def test_a_provider_for_an_onnx_target_does_not_disturb_a_gguf_draft(
     gguf: Path, onnx: Path
 ) -> None:

@@ -116,6 +116,7 @@ class TestFourBitsOnCudaKeepTheContract(ContractOfKind):
     kind: ClassVar = {"bits": 4}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("gpu_share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_logits_equal_the_whole_models_wherever_weights_are(
@@ -131,6 +132,7 @@ def test_logits_equal_the_whole_models_wherever_weights_are(
     model.close()
 
 
+@pytest.mark.slow
 def test_a_pass_reads_what_stays_neither_on_the_device_nor_in_memory(
     models: Callable[..., Path],
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_pass_reads_what_stays_neither_on_the_device_nor_in_memory(
     assert stats.streamed_bytes <= per_pass <= 1.3 * stats.streamed_bytes
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", [{}, {"dtype": "float16"}, {"bits": 4}, {"tied": True}])
 def test_what_is_taken_on_the_device_is_what_was_planned(
     models: Callable[..., Path], kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -200,6 +203,7 @@ def test_what_stays_on_the_device_takes_no_memory_of_the_process(
     prepared.close()
 
 
+@pytest.mark.slow
 def test_half_precision_is_not_converted_there(models: Callable[..., Path]) -> None:
     def paged_bytes() -> int:
         return sum(row.nbytes for row in prepared.needs().paged if "single" in row.what)
@@ -214,6 +218,7 @@ def test_half_precision_is_not_converted_there(models: Callable[..., Path]) -> N
     prepared.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", ["target", "draft"])
 def test_what_finds_no_room_is_computed_by_the_cpu_and_says_so(
     models: Callable[..., Path], owner: str
@@ -289,6 +294,7 @@ def test_a_provider_that_onnxruntime_drops_in_silence_is_named(
     prepared.close()
 
 
+@pytest.mark.slow
 def test_what_fails_in_the_processs_memory_is_computed_by_the_cpu(
     models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

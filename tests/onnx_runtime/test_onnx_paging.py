@@ -54,6 +54,7 @@ def text(model: OnnxModel, n: int) -> list[int]:
     return model.vocabulary.encode(2 * TEXT)[:n]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_paged_logits_equal_the_whole_models(kind: str, tmp_path: Path) -> None:
     path = write_llama(tmp_path, dtype=kind)
@@ -110,6 +111,7 @@ def test_fewer_nodes_take_less_and_are_loaded_when_they_are_planned(folder: Path
     prepared.close()
 
 
+@pytest.mark.slow
 def test_a_prompt_of_several_batches_takes_one_pass(paged: OnnxModel) -> None:
     """The batches follow each other through a layer while its weights are there."""
     tokens = text(paged, 40)
@@ -157,6 +159,7 @@ def test_the_plan_names_every_kind_of_memory(folder: Path) -> None:
     prepared.close()
 
 
+@pytest.mark.slow
 def test_the_smallest_budget_that_is_named_works_though_batches_grow_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +175,7 @@ def test_the_smallest_budget_that_is_named_works_though_batches_grow_with_it(
     assert plan.planned_bytes <= smallest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.6, 2.0])
 def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
     share: float, tmp_path: Path

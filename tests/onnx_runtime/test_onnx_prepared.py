@@ -30,6 +30,7 @@ class TestPreparedOnnxKeepsTheContract(PreparedContract):
         return lambda: runtime.prepare(request(folder, ctx_size=512))
 
 
+@pytest.mark.slow
 def test_a_target_that_is_drafted_for_says_how_onnxruntime_rounds(folder: Path) -> None:
     def rounding_notes(max_nodes: int, owner: str) -> list[str]:
         changed = replace(request(folder, ctx_size=512), max_nodes=max_nodes, owner=owner)

@@ -231,6 +231,7 @@ def settings(pair: tuple[Path, Path], **more: object) -> LoadSettings:
     )
 
 
+@pytest.mark.slow
 @installed
 def test_the_draft_comes_first_and_the_rest_is_the_targets(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
@@ -260,6 +261,7 @@ def test_the_processs_budget_counts_nothing_of_the_gpus(
     assert "planned on the GPU" in "\n".join(plan_table(on_gpu))
 
 
+@pytest.mark.slow
 @installed
 def test_a_draft_that_does_not_fit_leaves_the_gpu_to_the_target(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
@@ -285,6 +287,7 @@ def test_the_text_is_the_same_wherever_it_is_computed(
         assert running.generate("the other one", max_tokens=24).tokens == expected
 
 
+@pytest.mark.slow
 @installed
 def test_a_gpu_budget_without_a_gpu_is_refused(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
@@ -296,6 +299,7 @@ def test_a_gpu_budget_without_a_gpu_is_refused(
         settings(pair, gpu_memory_budget="1GiB", provider="cpu")
 
 
+@pytest.mark.slow
 @installed
 def test_a_gpu_budget_beyond_the_gpu_is_refused(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

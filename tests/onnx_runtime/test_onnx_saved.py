@@ -124,6 +124,7 @@ def ways(path: Path) -> list[Callable[[Path], LanguageModel]]:
     return [open_resident] if read_source(path).unbound else [open_resident, open_paged]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exported", "save"),
     [(kind, save) for kind, saves in SAVES.items() for save in saves],
@@ -147,6 +148,7 @@ def copied(exported: Path, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("kind", "per_channel", "beside"),
     [

@@ -49,6 +49,7 @@ class TestSlotsOfAPagedExport(SlotsContract):
         return lambda: open_paged(TARGET, n_slots=3, **SIZES)
 
 
+@pytest.mark.slow
 def test_texts_in_one_pass_round_as_each_does_alone() -> None:
     """Rows of several texts are batches of their own; the weights are read once for all."""
     model = open_paged(TARGET, share=0.0, n_slots=3, **SIZES)

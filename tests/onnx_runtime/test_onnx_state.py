@@ -40,6 +40,7 @@ class TestPagedOnnxInManyPieces(StateContract):
         return lambda: open_paged(path)
 
 
+@pytest.mark.slow
 def test_what_a_paged_model_kept_serves_one_in_memory(path: Path) -> None:
     """onnxruntime fuses what it has in one session, which rounds in its own way."""
     text, more = list(range(30, 30 + N_KEPT)), [1, 2, 3, 4]

@@ -37,6 +37,7 @@ def test_nothing_is_told_and_no_device_gets_a_number(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("deviceid*")]
 
 
+@pytest.mark.slow
 def test_the_environment_of_an_application_stays_as_it_is(tmp_path: Path) -> None:
     assert switch_after_use(tmp_path) == "None"
 

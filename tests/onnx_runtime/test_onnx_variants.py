@@ -119,6 +119,7 @@ def older_function(model: onnx.ModelProto) -> None:
     model.opset_import.append(helper.make_opsetid("local", 1))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "edit",
     [ids_reshaped, branch_chosen, logits_chosen, reversed_nodes, older_function],

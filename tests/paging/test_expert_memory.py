@@ -71,6 +71,7 @@ def test_pages_move_and_their_old_place_is_empty() -> None:
         assert bytes(memory.view(0, 2)) == b"\0\0"
 
 
+@pytest.mark.costly
 def test_memory_stays_within_the_capacity_whatever_the_sizes_of_slices(
     kernel: str, tmp_path: Path
 ) -> None:

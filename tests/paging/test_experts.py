@@ -33,6 +33,7 @@ from least_recent import LeastRecent
 from traces import read, spans, trace_in_memory
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_what_was_chosen_is_there_whatever_was_chosen_before(

@@ -43,6 +43,7 @@ def slots(address: str) -> tuple[int, int]:
     return found["requests_in_progress"], found["slots_processing"]
 
 
+@pytest.mark.slow
 def test_eight_requests_with_schemas_are_all_answered() -> None:
     with pair(n_parallel=8, grammars=True, logprobs=True) as session, serving(session) as address:
         scheduler, most = session._engine.scheduler, [0]

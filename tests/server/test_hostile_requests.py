@@ -272,6 +272,7 @@ def test_bodies_of_other_protocols(server, n_examples):
     assert_unharmed(*server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_examples", [15, pytest.param(200, marks=pytest.mark.slow)])
 def test_bodies_about_vectors_and_budgets(of_vectors, n_examples):
     http = httpx.Client(base_url=of_vectors, timeout=60)
@@ -288,6 +289,7 @@ def test_bodies_about_vectors_and_budgets(of_vectors, n_examples):
         assert http.post(VECTORS, json={"input": "hello world"}).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_examples", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_headers(server, n_examples):
     @settings(max_examples=n_examples, deadline=None, suppress_health_check=list(HealthCheck))

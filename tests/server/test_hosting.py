@@ -138,6 +138,7 @@ def test_all_who_wait_for_a_model_are_answered_before_it_leaves_again(world: Wor
     assert world.host.n_loads == 3
 
 
+@pytest.mark.slow
 def test_two_clients_that_ask_in_turn_are_both_answered(world: World) -> None:
     async def client(model: HostedModel) -> None:
         for _ in range(10):

@@ -28,6 +28,7 @@ def chunks(lines: list[str]) -> list[dict]:
     return [json.loads(one) for one in data]
 
 
+@pytest.mark.slow
 def test_who_waits_in_line_for_a_stream_has_its_headers(session):
     asked = LONG | {"ignore_eos": True, "max_tokens": 3000}
     with serving(session) as address, stream(address, asked) as first:

@@ -32,6 +32,7 @@ def test_the_document_needs_no_key(address: str) -> None:
     assert served.status_code == 200 and served.json() == document()
 
 
+@pytest.mark.slow
 def test_every_route_of_the_document_answers(address: str) -> None:
     """Empty bodies are refused, which is an answer; 404 would be none."""
     right = {"Authorization": "Bearer secret"}

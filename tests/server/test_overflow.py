@@ -38,6 +38,7 @@ def chat(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize(
     ("path", "body", "param"),

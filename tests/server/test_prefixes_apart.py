@@ -38,6 +38,7 @@ def session(folder: Path) -> Iterator[Session]:
         yield loaded
 
 
+@pytest.mark.slow
 def test_each_key_has_prefixes_of_its_own(session: Session) -> None:
     with serving(session, Guard("127.0.0.1", api_key="anna\nbert\n")) as address:
         assert cached(address, "anna") == 0

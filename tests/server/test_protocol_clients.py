@@ -50,6 +50,7 @@ def claude(address: str) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
+@pytest.mark.slow
 def test_the_three_protocols_give_one_text(gpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
     chat = gpt.chat.completions.create(model="pair", messages=[TURN], max_tokens=20)
     response = gpt.responses.create(model="pair", input="the moon", max_output_tokens=20)

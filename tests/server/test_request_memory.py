@@ -57,6 +57,7 @@ def test_the_pool_holds_any_one_request(grammars, answers, n_texts, mib):
     assert requests.pool_bytes(grammars * GRAMMAR_BYTES, answers, n_texts) == mib * MIB
 
 
+@pytest.mark.slow
 def test_spare_memory_for_grammars_is_kept_only_where_the_budget_has_it():
     def plan(budget: int | str, spare: bool):
         target = embedded_pair().target

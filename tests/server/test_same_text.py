@@ -95,6 +95,7 @@ def test_a_conversation_is_answered_alike(
     assert "".join(delta.get("content", "") for delta in deltas) == expected  # type: ignore[union-attr, attr-defined]
 
 
+@pytest.mark.slow
 def test_what_nobody_says_is_as_the_model_recommends(session: Session) -> None:
     with session.chat(MESSAGES, SamplingParams(seed=7, **session.chat_sampling), 8) as generation:
         expected = "".join(event.text for event in generation)

@@ -48,6 +48,7 @@ def test_it_answers_until_it_is_told_to_end(number):
     ]
 
 
+@pytest.mark.slow
 def test_a_key_may_come_from_the_environment_and_a_stream_ends_with_the_server():
     with start("--drain", "0.5", EDGESPEC_API_KEY="secret") as process:
         address = address_of(process)

@@ -241,6 +241,7 @@ def test_a_stream_that_cannot_begin_has_a_status(client):
     assert "knows no tools" in refused(client.post(CHAT, json=asked), 400)
 
 
+@pytest.mark.slow
 def test_twenty_clients_at_once_get_their_own_answers(client, session):
     def ask(n: int) -> str:
         messages = [{"role": "user", "content": f"number {n}"}]

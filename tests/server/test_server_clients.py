@@ -53,6 +53,7 @@ def raw(address: str, asked: dict) -> socket.socket:
     return connection
 
 
+@pytest.mark.costly
 def test_a_client_that_leaves_a_stream_ends_its_generation(address):
     before = figure(address, "generated_tokens_total")
     with httpx.stream(

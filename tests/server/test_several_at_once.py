@@ -141,6 +141,7 @@ def test_a_full_queue_is_busy_for_those_who_come_last(target: FakeModel, session
         assert {answer.result().status_code for answer in answers} == {200}
 
 
+@pytest.mark.slow
 def test_two_hundred_clients_that_vanish_leave_nothing(session: Session) -> None:
     chance = random.Random(5)
     with serving(session) as address:

@@ -56,6 +56,7 @@ def ask(url: str, model: str, **headers: str) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_list_has_all_models_with_what_they_need(url: str) -> None:
     found = {one["id"]: one for one in httpx.get(f"{url}/v1/models").json()["data"]}
     assert list(found) == ["broken", "one", "two", "vectors"]
@@ -65,6 +66,7 @@ def test_the_list_has_all_models_with_what_they_need(url: str) -> None:
     assert found["broken"]["status"]["failed"]
 
 
+@pytest.mark.slow
 def test_each_request_is_answered_by_the_model_that_it_names(url: str) -> None:
     for name in ("one", "two.gguf", "one"):
         answer = ask(url, name)
@@ -73,12 +75,14 @@ def test_each_request_is_answered_by_the_model_that_it_names(url: str) -> None:
         assert state == {"value": "loaded"}
 
 
+@pytest.mark.slow
 def test_an_answer_tells_how_long_its_model_was_loaded(url: str) -> None:
     ask(url, "one")
     assert "load;dur=" in ask(url, "two").headers["Server-Timing"]
     assert "Server-Timing" not in ask(url, "two").headers
 
 
+@pytest.mark.slow
 def test_a_client_that_prefers_not_to_wait_is_told_when_to_come_again(url: str) -> None:
     ask(url, "one")
     refused = ask(url, "two", Prefer="wait=0")
@@ -88,6 +92,7 @@ def test_a_client_that_prefers_not_to_wait_is_told_when_to_come_again(url: str) 
     assert ask(url, "two", Prefer="wait=60").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_stream_waits_for_its_model(client: openai.OpenAI, url: str) -> None:
     ask(url, "one")
     chunks = client.completions.create(model="two", prompt="one", max_tokens=2, stream=True)
@@ -212,6 +217,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
         listed(models_dir=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_first_model_that_is_named_has_to_fit(folder: Path) -> None:
     args = Namespace(model=[str(folder / "one.gguf"), str(folder / "two.gguf")])
     args.memory_budget, args.quiet = "20MiB", True

@@ -128,6 +128,7 @@ def test_what_comes_after_a_refusal_keeps_no_connection(session):
         drip(one, b"a")
 
 
+@pytest.mark.slow
 def test_who_takes_no_answer_does_not_keep_the_session(session):
     body = json.dumps({"prompt": "a", "max_tokens": 250, "stream": True, "logprobs": 20})
     host = "127.0.0.1"

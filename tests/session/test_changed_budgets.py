@@ -69,6 +69,7 @@ def session() -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.slow
 def test_memory_is_given_back_in_the_middle_of_a_text(tmp_path: Path) -> None:
     """Resident memory as another process sees it."""
     model = tiny_llama(embedding=1024, layers=4, ffn=2048, hollow=True)
@@ -94,6 +95,7 @@ def test_memory_is_given_back_in_the_middle_of_a_text(tmp_path: Path) -> None:
     assert child.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_changes", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_many_changes_in_a_row_leave_the_text(session: Session, n_changes: int) -> None:
     expected = session.generate(PROMPT, DRAWN, max_tokens=n_changes).tokens
@@ -109,6 +111,7 @@ def test_many_changes_in_a_row_leave_the_text(session: Session, n_changes: int) 
     assert session.generate(PROMPT, DRAWN, max_tokens=n_changes).tokens == expected
 
 
+@pytest.mark.slow
 def test_changes_from_another_thread_do_not_wait_for_the_texts_end(session: Session) -> None:
     smallest, whole = session.budget.smallest_bytes, session.plan.planned_bytes
     expected = session.generate(PROMPT, max_tokens=60).tokens

@@ -35,6 +35,7 @@ def ends(session: Session) -> int:
     return token
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "content",
     [

@@ -91,6 +91,7 @@ def test_an_error_of_the_models_is_raised(target: FakeModel) -> None:
             next(results)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("end", ["close", "cancel", "forget", "session"])
 def test_ended_early_nothing_goes_on(target: FakeModel, end: str) -> None:
     begun, _ = holds_passes(target)

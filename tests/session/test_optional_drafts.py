@@ -57,6 +57,7 @@ def test_a_budget_that_holds_the_target_alone_is_enough() -> None:
     assert not planned(least).has_draft
 
 
+@pytest.mark.slow
 def test_one_that_was_asked_for_is_used_and_told_of() -> None:
     plan = planned(planned("4GiB", optional=False).smallest_bytes, optional=False)
     assert plan.has_draft

@@ -114,6 +114,7 @@ def test_closing_in_the_middle_ends_all(target: FakeModel) -> None:
     assert session.is_closed
 
 
+@pytest.mark.slow
 def test_clients_that_vanish_at_random_leave_nothing(target: FakeModel) -> None:
     """Eighty requests of ten threads: closed, cancelled, dropped, or read to the end."""
     draft = new_draft(2)

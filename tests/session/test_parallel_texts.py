@@ -45,6 +45,7 @@ def written(session: Session, n: int) -> tuple[int, ...]:
     return session.generate(PROMPTS[n % 4], sampling, N_TOKENS).tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_draft", [False, True])
 def test_texts_at_once_are_those_one_after_the_other(has_draft: bool) -> None:
     """Greedy and sampled ones, more than there are places for, twice over the same models."""
@@ -68,6 +69,7 @@ def test_the_plan_says_what_several_texts_take() -> None:
         assert one.plan.smallest_bytes < three.plan.smallest_bytes
 
 
+@pytest.mark.slow
 def test_auto_is_what_the_budget_affords(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
     settings = LoadSettings(model=embedded_pair().target, n_parallel="auto", ctx_size=128)
@@ -78,6 +80,7 @@ def test_auto_is_what_the_budget_affords(monkeypatch: pytest.MonkeyPatch) -> Non
     assert plan(tight).n_parallel < AUTO_TEXTS[-1]
 
 
+@pytest.mark.slow
 def test_places_that_cost_a_text_alone_nothing_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them where the weights stay in memory, one where another would drive weights out."""
     monkeypatch.setattr(process, "footprint_bytes", lambda: 64 * MIB)
@@ -100,6 +103,7 @@ def test_the_plan_says_what_a_place_takes() -> None:
     assert one.text_bytes == two.text_bytes == kv_bytes(two) - kv_bytes(one)
 
 
+@pytest.mark.slow
 def test_several_texts_have_more_nodes_where_memory_is_better_spent_on_them() -> None:
     files = embedded_pair()
 

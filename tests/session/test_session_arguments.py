@@ -16,6 +16,7 @@ pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 from gguf_files import tiny_llama
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_path_is_a_model_that_decodes_alone(kind: type, tmp_path: Path) -> None:
     path = kind(tiny_llama().write(tmp_path / "tiny.gguf"))

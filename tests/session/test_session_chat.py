@@ -234,6 +234,7 @@ def test_an_answer_within_a_schema_that_explodes_ends_with_one_error(session):
     assert session.generate("a", max_tokens=1).tokens
 
 
+@pytest.mark.slow
 def test_tokens_that_a_grammar_forces_are_guessed_for_free(always_guessing):
     names = {"const": "a constant that nobody could guess, 1729 and 4104"}
     with always_guessing.stream("data = ", max_tokens=80, grammar=json_schema(names)) as events:

@@ -49,6 +49,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list
         yield path, tokens, turn(session, tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [PAIR.draft, None])
 def test_the_next_turn_is_that_of_the_session_which_went_on(first, draft: Path | None) -> None:
     path, tokens, expected = first
@@ -67,12 +68,14 @@ def test_state_of_another_model_is_refused_and_the_session_goes_on(first) -> Non
         assert session.generate("def f(", max_tokens=4).text == text
 
 
+@pytest.mark.slow
 def test_state_of_another_context_is_refused(first) -> None:
     path, _, _ = first
     with load(ctx_size=256) as session, pytest.raises(StateError, match="--ctx-size"):
         session.load_state(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_thread", [False, True], ids=["its own thread", "another thread"])
 def test_state_waits_for_the_text_that_is_being_made(
     first, tmp_path: Path, in_thread: bool
@@ -97,6 +100,7 @@ def test_state_waits_for_the_text_that_is_being_made(
         assert saved == [len(session.encode("def f(")) + n_tokens - 1]
 
 
+@pytest.mark.slow
 def test_a_closed_session_keeps_nothing(tmp_path: Path) -> None:
     session = load()
     session.generate("def f(", max_tokens=2)
@@ -114,6 +118,7 @@ def run(*arguments: object, code: int = 0) -> Done:
     return done
 
 
+@pytest.mark.slow
 def test_generate_reads_a_prompt_once(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
     cached = ("generate", "-p", PROMPT, "-n", 12, "--prompt-cache", path, "--json")
@@ -126,6 +131,7 @@ def test_generate_reads_a_prompt_once(tmp_path: Path) -> None:
     assert f"{second['reused_tokens']} of them kept from before (1 pass saved)" in said
 
 
+@pytest.mark.slow
 def test_generate_keeps_the_text_too_where_that_is_wanted(tmp_path: Path) -> None:
     path = tmp_path / "p.state"
     cached = ("--prompt-cache", path, "--prompt-cache-all", "--json", "-n", 12)
@@ -162,6 +168,7 @@ def test_flags_that_cannot_be_meant_are_refused(flags: tuple[str, ...], complain
     assert complaint in run("generate", "-p", "x", *flags, code=2).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--quiet",)])
 def test_a_disk_that_is_full_costs_no_text(
     tmp_path: Path, flags: tuple[str, ...], small_files: None

@@ -124,6 +124,7 @@ def test_instruction_sets_are_what_libraries_choose_kernels_by(
     assert instruction_sets(tmp_path) == expected
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found(kept: Path) -> None:
     content = kept.read_bytes()
     pair = StatefulPair()

@@ -270,6 +270,7 @@ def test_the_sums_are_those_of_the_statistics(paged: tuple[list[Event], PagingSt
     assert stall_s == pytest.approx(stats.stall_s, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache_folder")  # where passes were timed before, none is timed
 def test_the_command_line_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("llama_cpp")
@@ -286,6 +287,7 @@ def test_the_command_line_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureF
     assert n_passes == 1 + n_timed + len(spans(events, "round"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")
 def test_ctrl_c_leaves_a_whole_trace(tmp_path: Path):
     """The trace goes through a pipe: the command cannot end its text while nobody reads."""

@@ -44,6 +44,7 @@ def figures() -> TrialFigures:
         return run_trial(trial())
 
 
+@pytest.mark.slow
 def test_a_trial_reports_its_figures_within_the_budget(figures: TrialFigures) -> None:
     assert (figures.n_texts, figures.n_tokens) == (2, 12)
     assert figures.tokens_per_s > 0 and figures.tokens_per_pass >= 1
@@ -65,6 +66,7 @@ def test_a_trial_samples_as_its_job_says(monkeypatch: pytest.MonkeyPatch) -> Non
     assert written == [warm]
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_is_refused_as_everywhere() -> None:
     with pytest.raises(BudgetError) as refused:
         run_trial(trial(1 << 20))
@@ -80,6 +82,7 @@ def test_options_of_a_runtime_reach_the_process() -> None:
     assert sent.load.as_given() == load.as_given()
 
 
+@pytest.mark.slow
 def test_a_layer_that_loading_leaves_out_is_no_draft_to_try(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     from zoo_files import write_guessing
@@ -97,6 +100,7 @@ def test_figures_survive_the_pipe() -> None:
     assert launch(partial(replace, figures)).result == figures
 
 
+@pytest.mark.slow
 def test_a_plan_comes_from_a_process_like_a_trials(figures: TrialFigures) -> None:
     job = trial()
     plan = plan_trial(job.load, job.engine)

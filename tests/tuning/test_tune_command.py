@@ -33,6 +33,7 @@ BUDGET = "200MiB"
 TUNE = ("tune", "--memory-budget", "200MiB")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("flags", "exit_code", "says"),
     [
@@ -88,6 +89,7 @@ def synthetic(monkeypatch: pytest.MonkeyPatch) -> FormulaTrialRunner:
     return runner
 
 
+@pytest.mark.slow
 def test_interrupted_tuning_leaves_nothing(
     synthetic: FormulaTrialRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -151,6 +153,7 @@ def drafts_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path | Non
     return chosen
 
 
+@pytest.mark.slow
 def test_a_target_s_own_layer_competes_with_the_drafts_that_are_named(
     drafts_of: Callable[..., Any], tmp_path: Path
 ):
@@ -163,6 +166,7 @@ def test_a_target_s_own_layer_competes_with_the_drafts_that_are_named(
     assert drafts_of("-m", target, "--no-draft") == (None, [])
 
 
+@pytest.mark.slow
 def test_a_layer_that_was_left_out_does_not_compete(
     drafts_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -175,6 +179,7 @@ def test_a_layer_that_was_left_out_does_not_compete(
     assert drafts_of("-m", target, "--memory-budget", least) == (None, [])
 
 
+@pytest.mark.slow
 def test_the_first_draft_that_fits_is_the_default(drafts_of: Callable[..., Any], tmp_path: Path):
     from gguf_files import tiny_llama
 
