@@ -126,13 +126,21 @@ class ModelHost:
     def named(self, name: str | None, embeds: bool | None = None) -> HostedModel:
         """The model that a request names; a server's only one answers to every name.
 
-        Without a name it is one that is loaded, otherwise the first. `embeds` says which kind is
-        asked for. Raises Refusal for a name that is unknown and for one of the other kind.
+        A request without a name means the only one of its kind. `embeds` says which kind is asked
+        for. Raises Refusal for a name that is missing or unknown, and for one of the other kind.
         """
         found: HostedModel | None = self.models[0] if len(self.models) == 1 else None
         if found is None and name is None:
             right = [m for m in self.models if embeds is None or m.embeds == embeds]
-            found = next((m for m in right if self._seat_of(m)), next(iter(right), None))
+            if len(right) != 1:  # the text must not depend on which one happens to be loaded
+                known = ", ".join(model.name for model in right or self.models)
+                raise Refusal(
+                    400,
+                    f"the request names no model: give model, one of {known}",
+                    code="missing_required_parameter",
+                    param="model",
+                )
+            found = right[0]
         elif found is None:
             names = (name, f"{name}{SUFFIX}", str(name).removesuffix(SUFFIX))
             found = next((m for one in names for m in self.models if m.name == one), None)
