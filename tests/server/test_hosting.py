@@ -76,7 +76,7 @@ def world() -> Iterator[World]:
 
 
 def run(steps: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(steps, 10))
+    asyncio.run(asyncio.wait_for(steps, 60))  # only ends a test that would wait for ever
 
 
 async def until(is_so: Callable[[], bool]) -> None:

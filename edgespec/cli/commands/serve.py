@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import extras, runtimes
+from edgespec import extras
 from edgespec.cli.commands.request_log import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, groups
 from edgespec.cli.flags.values import number, read_text, whole
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import model_path, settings_from
-from edgespec.cli.model_list import ModelList
+from edgespec.cli.invocation import settings_from
+from edgespec.cli.model_list import PARALLEL, ModelList, is_one
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.settings.config import GenerateSettings, LoadSettings, Sampling
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 32
-PARALLEL = "auto"
-"""The default number of texts at once."""
 DRAIN_S = 30
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 
@@ -175,7 +173,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         )
         limits = partial(serving.AnswerLimits, max_s=max_s, reasoning_tokens=reasoning)
         with loading.answered_while_loading(listener, guard, log, running.CLIENT_LIMITS):
-            open_server = _serving_one if _is_one(args) else _serving_several
+            open_server = _serving_one if is_one(args) else _serving_several
             server, budget = open_server(args, console, template, stack, new_server, limits)
         address = _address(listener)
         console.note(
@@ -188,22 +186,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             server.run(listener)
     console.note("stopped")
     return 0
-
-
-def _is_one(args: argparse.Namespace) -> bool:
-    """True if there is one model, which writes texts; `model` is no list then."""
-    typed = getattr(args, "model", [])
-    if "models_dir" in args or len(typed) > 1:
-        if "hf_repo" in args:
-            raise UsageError("-hf names one model, and -m others: fetch it, and name it with -m")
-        return False
-    if not typed:
-        return True
-    path = model_path(typed[0])
-    if path.suffix == ".gguf" and path.exists() and runtimes.embeds(path):
-        return False
-    args.model = typed[0]
-    return True
 
 
 def _serving_one(
