@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from edgespec.session.embedding import Embedder as Embedder
     from edgespec.session.embedding import load_embedder as load_embedder
     from edgespec.session.generation import Generation as Generation
+    from edgespec.session.models import Models as Models
     from edgespec.session.session import Session as Session
     from edgespec.session.session import load as load
     from edgespec.session.session import plan as plan
@@ -63,6 +64,7 @@ _NAMES = {
     "session.asynchronous": ("AsyncSession",),
     "session.embedding": ("Embedder", "load_embedder"),
     "session.generation": ("Generation",),
+    "session.models": ("Models",),
     "session.session": ("Session", "load", "plan"),
     "settings.config": ("LoadSettings",),
     "state.prompt_cache": ("PromptCache",),

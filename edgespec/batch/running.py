@@ -53,32 +53,47 @@ class BatchCounts:
     """Requests answered by earlier runs with an error."""
 
 
+def starting(completions: Completions) -> Callable[[BatchRequest], Completion]:
+    """A function that starts the completion of a request."""
+
+    def start(request: BatchRequest) -> Completion:
+        parsed = request.parse()
+        if isinstance(parsed, ChatRequest):
+            return completions.chat(parsed)
+        return completions.text(parsed)
+
+    return start
+
+
 class BatchRun:
-    """One run over the lines of a file."""
+    """One run over lines of a file."""
 
     def __init__(
         self,
-        completions: Completions,
+        start: Callable[[BatchRequest], Completion],
         lines: Iterator[tuple[int, bytes | None]],
         write: Callable[[bytes], None],
         cancel: Callable[[], None],
         earlier: Answered,
         n_at_once: int = 1,
         pool_bytes: int = 0,
+        so_far: BatchCounts | None = None,
+        seen: KeySet | None = None,
     ) -> None:
-        """`lines` come from `numbered_lines`, with None for lines that are too long.
+        """`start` is `starting(completions)`. `lines` come from `numbered_lines`, with None for
+        lines that are too long. `so_far` and `seen` are those of runs over other lines of the file.
 
         `write` appends a line to the output; `cancel` ends all generations of the session soon.
         Running requests take up to `pool_bytes` for grammars and large answers; 0: unlimited.
         """
-        self._completions = completions
+        self._start = start
         self._lines = lines
         self._write_line = write
         self._cancel = cancel
         self._earlier_answers = earlier
         self._n_at_once = n_at_once
         self._pool = BytePool(pool_bytes or sys.maxsize)
-        self._seen = KeySet()
+        self._seen = KeySet() if seen is None else seen
         self._reading = threading.Lock()
         self._at_input: list[threading.Thread] = []
         """Threads that wait for a line, possibly for ever if the input is a pipe."""
@@ -89,7 +104,7 @@ class BatchRun:
         self._n_model_failures = 0
         """Consecutive failures."""
         self.is_stopping = False
-        self.counts = BatchCounts()
+        self.counts = so_far or BatchCounts()
 
     def run(self, show: Callable[[BatchCounts], None] = lambda counts: None) -> BatchCounts:
         """Answer all lines. `show` is called in this thread, ten times a second.
@@ -219,9 +234,3 @@ class BatchRun:
     def _check_going(self) -> None:
         if self.is_stopping:
             raise Cancelled("the batch was stopped")
-
-    def _start(self, request: BatchRequest) -> Completion:
-        parsed = request.parse()
-        if isinstance(parsed, ChatRequest):
-            return self._completions.chat(parsed)
-        return self._completions.text(parsed)

@@ -1,4 +1,4 @@
-"""The models that a server is told: their names and kinds, what they need, and how each is loaded.
+"""The models of a server or a batch: names and kinds, what they need, how each is loaded.
 
 One list for the page, the routes and `batch`; the models share one budget.
 """
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from edgespec.session.embedding import Embedder
     from edgespec.session.session import Session
 
+PARALLEL = "auto"
+"""The default number of texts at once."""
 MOST_BESIDE = 0.25
 """Largest share of the budget that is kept for an embedding model beside another model."""
 _LATER_PART = "-of-"
@@ -48,13 +50,36 @@ class ListedModel:
     """Reason why it cannot be planned."""
 
 
+def is_one(args: argparse.Namespace) -> bool:
+    """True if there is one model, which writes texts; `args.model` is no list then."""
+    typed = getattr(args, "model", [])
+    if "models_dir" in args or len(typed) > 1:
+        if "hf_repo" in args:
+            raise UsageError("-hf names one model, and -m others: fetch it, and name it with -m")
+        return False
+    if not typed:
+        return True
+    path = model_path(typed[0])
+    if path.suffix == ".gguf" and path.exists() and runtimes.embeds(path):
+        return False
+    args.model = typed[0]
+    return True
+
+
 class ModelList:
     """The models of a command line, each with the settings of its flags."""
 
     def __init__(
-        self, args: argparse.Namespace, console: Console, template: str | None, **defaults: str
+        self,
+        args: argparse.Namespace,
+        console: Console,
+        template: str | None,
+        has_vectors: bool = True,
+        **defaults: str,
     ) -> None:
-        """Find the models. Raises UsageError and ModelError."""
+        """Find the models. `has_vectors`: requests may ask for vectors beside texts. Raises
+        UsageError and ModelError."""
+        self._has_vectors = has_vectors
         self._args = args
         self._console = console
         self._template = template
@@ -63,7 +88,7 @@ class ModelList:
         for flag, name in (("-md", "draft"), ("-hfd", "hf_repo_draft"), ("--alias", "alias")):
             if name in args:
                 raise UsageError(
-                    f"{flag} names something of one model, and several are served: leave it out"
+                    f"{flag} names something of one model, and there are several: leave it out"
                 )
         found = dict(self._found())
         if not found:
@@ -104,7 +129,7 @@ class ModelList:
     def room_bytes(self) -> int:
         """Memory that models which write leave to an embedding model; 0 if there is none, or if it
         takes more than a quarter of the budget."""
-        if not any(not model.embeds for model in self.models):
+        if not self._has_vectors or all(model.embeds for model in self.models):
             return 0
         return max((need for need in self._needs_beside.values()), default=0)
 
@@ -117,29 +142,35 @@ class ModelList:
     ) -> tuple[Session | Embedder, bool]:
         """The loaded model, and true if it leaves room for one beside it. Raises the errors of
         `edgespec.load`."""
-        from edgespec.session import embedding, session
+        from edgespec.session import embedding
 
-        settings = self.settings(model)
-        heap.trim_heap()
         if model.embeds:
-            load = settings.load
+            heap.trim_heap()
+            load = self.settings(model).load
             if beside:
                 base_bytes = process.round_up_to_step(process.footprint_bytes())
                 load = load.model_copy(update={"memory_budget": base_bytes + self.room_bytes})
             return embedding.load_embedder(load, progress), False
-        loaded, leaves_room = None, False
         if self.room_bytes:
-            roomy = settings.load.model_copy(update={"beside_bytes": self.room_bytes})
             try:
-                loaded, leaves_room = session.load(roomy, settings.engine, progress), True
+                return self.load_text(model, progress, self.room_bytes), True
             except BudgetError:
                 heap.trim_heap()
-        if loaded is None:
-            loaded = session.load(settings.load, settings.engine, progress)
+        return self.load_text(model, progress), False
+
+    def load_text(self, model: ListedModel, progress: Progress, beside_bytes: int = 0) -> Session:
+        """A loaded model that writes texts, beside which there are `beside_bytes`. Raises the
+        errors of `edgespec.load`."""
+        from edgespec.session import session
+
+        settings = self.settings(model)
+        heap.trim_heap()
+        load = settings.load.model_copy(update={"beside_bytes": beside_bytes})
+        loaded = session.load(load, settings.engine, progress)
         for note in loaded.plan.notes:
             self._console.note(f"note: {note}")
         loaded.use_chat_template(self._template)
-        return loaded, leaves_room
+        return loaded
 
     def _found(self) -> Iterator[tuple[str, Path]]:
         """Names and paths, those of -m first."""

@@ -50,6 +50,20 @@ class AskedModel:
     """Most seconds that the client waits for the model; None: as long as it takes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Parts of a server that its routes share."""
+
+    host: ModelHost
+    bodies: RequestBodies
+    queue: Queue
+    figures: ServerFigures
+    """Counts the generations of the host's models."""
+    failures: Failures
+    max_s: float | None = None
+    """Most seconds of an answer from its turn on; None: no limit."""
+
+
 def preferred_wait_s(headers: Mapping[str, str]) -> float | None:
     """Seconds that a client would wait, by the header `Prefer: wait=N` (RFC 7240)."""
     found = _WAIT.search(headers.get("prefer", ""))
@@ -59,22 +73,13 @@ def preferred_wait_s(headers: Mapping[str, str]) -> float | None:
 class Answers:
     """Answers requests for text, as many at once as the queue has slots."""
 
-    def __init__(
-        self,
-        host: ModelHost,
-        bodies: RequestBodies,
-        queue: Queue,
-        figures: ServerFigures,
-        failures: Failures,
-        max_s: float | None = None,
-    ) -> None:
-        """An answer takes at most `max_s` seconds from its turn on."""
-        self._host = host
-        self._bodies = bodies
-        self._queue = queue
-        self._figures = figures
-        self._failures = failures
-        self._max_s = max_s
+    def __init__(self, shared: Shared) -> None:
+        self._host = shared.host
+        self._bodies = shared.bodies
+        self._queue = shared.queue
+        self._figures = shared.figures
+        self._failures = shared.failures
+        self._max_s = shared.max_s
         self._closing: set[asyncio.Future[None]] = set()
         """Tasks that end generations; referenced here because event loops keep weak references."""
 

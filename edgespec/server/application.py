@@ -29,16 +29,13 @@ from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.message_requests import CountRequest
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.memory import heap, process, requests
-from edgespec.server.answering import Answers, Handler, loading_time
-from edgespec.server.bodies import RequestBodies
+from edgespec.server.answering import Answers, Handler, Shared, loading_time
 from edgespec.server.budget_request import budget_of
-from edgespec.server.failures import Failures
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
-from edgespec.server.hosting import HostedModel, ModelHost
+from edgespec.server.hosting import HostedModel
 from edgespec.server.openapi import openapi
 from edgespec.server.page import page
-from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import DOORS, ServedText, ServedVectors
 from edgespec.session.asynchronous import in_thread
 from edgespec.session.tokenizing import Tokenizer
@@ -47,25 +44,14 @@ from edgespec.session.tokenizing import Tokenizer
 class Service:
     """The routes and their shared state."""
 
-    def __init__(
-        self,
-        host: ModelHost,
-        guard: Guard,
-        bodies: RequestBodies,
-        queue: Queue,
-        figures: ServerFigures,
-        failures: Failures,
-        max_s: float | None = None,
-    ) -> None:
-        """`figures` counts the generations of the host's models, which take at most `max_s`
-        seconds each."""
-        self._host = host
+    def __init__(self, shared: Shared, guard: Guard) -> None:
+        self._host = shared.host
         self._guard = guard
-        self._bodies = bodies
-        self._queue = queue
-        self._figures = figures
-        self._failures = failures
-        self._answers = Answers(host, bodies, queue, figures, failures, max_s)
+        self._bodies = shared.bodies
+        self._queue = shared.queue
+        self._figures = shared.figures
+        self._failures = shared.failures
+        self._answers = Answers(shared)
         self._embedding = asyncio.Lock()
         """Held while vectors are computed, whose answer has memory of its own in the plan."""
         self._created = int(time.time())

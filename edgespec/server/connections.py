@@ -38,6 +38,8 @@ def limited(limits: ClientLimits, max_requests: int) -> dict[str, Any]:
     attributes = {"limits": limits, "max_connections": max_requests + limits.connections}
     return {
         "http": type("Connection", (_Connection,), attributes),
+        # uvicorn's own is 5 s, which is when clients such as httpx close theirs
+        "timeout_keep_alive": limits.headers_s,
         "limit_concurrency": max_requests + limits.connections // 2 + 1,  # uvicorn refuses this one
     }
 

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from edgespec.completions.protocols.model_names import model_named, not_loaded
 from edgespec.completions.refusals import RETRY_AFTER_S, Refusal, overloaded
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
@@ -24,8 +25,6 @@ from edgespec.values import PagingStats
 
 Place = Literal["alone", "beside"]
 """Place of a model: with the budget for itself, or in the room that another one leaves."""
-SUFFIX = ".gguf"
-"""Ending of a name that requests may leave out."""
 
 
 class Served(Protocol):
@@ -124,34 +123,8 @@ class ModelHost:
         return total
 
     def named(self, name: str | None, embeds: bool | None = None) -> HostedModel:
-        """The model that a request names; a server's only one answers to every name.
-
-        Without a name it is one that is loaded, otherwise the first. `embeds` says which kind is
-        asked for. Raises Refusal for a name that is unknown and for one of the other kind.
-        """
-        found: HostedModel | None = self.models[0] if len(self.models) == 1 else None
-        if found is None and name is None:
-            right = [m for m in self.models if embeds is None or m.embeds == embeds]
-            found = next((m for m in right if self._seat_of(m)), next(iter(right), None))
-        elif found is None:
-            names = (name, f"{name}{SUFFIX}", str(name).removesuffix(SUFFIX))
-            found = next((m for one in names for m in self.models if m.name == one), None)
-        if found is None:
-            known = ", ".join(model.name for model in self.models)
-            raise Refusal(
-                404,
-                f"this server has no model {name!r}; it has {known}",
-                code="model_not_found",
-                param="model",
-            )
-        if embeds is not None and found.embeds != embeds:
-            does = (
-                "turns texts into vectors: ask /v1/embeddings, or name a model that writes"
-                if found.embeds
-                else "writes texts: name an embedding model"
-            )
-            raise Refusal(400, f"{found.name} {does}", code="wrong_kind_of_model", param="model")
-        return found
+        """The model that a request names, see `model_named`. Raises Refusal."""
+        return model_named(self.models, name, embeds)
 
     def served(self, model: HostedModel) -> Any:
         """The loaded model; None while it is not in memory."""
@@ -208,7 +181,7 @@ class ModelHost:
 
     async def _seated(self, model: HostedModel, wait_s: float | None) -> _Seat:
         if model.is_unusable:
-            raise _not_loaded(model, str(model.error))
+            raise not_loaded(model.name, str(model.error))
         self._loop = asyncio.get_running_loop()
         waiting = _Waiting(model, self._loop.create_future())
         self._waiting.append(waiting)
@@ -297,7 +270,7 @@ class ModelHost:
             if failure is None:
                 self._answer(waiting, self._seats[place])
             elif not self._is_ending:
-                self._answer(waiting, _not_loaded(model, failure))
+                self._answer(waiting, not_loaded(model.name, failure))
         self._arrange()
 
     def _replaced(
@@ -348,10 +321,6 @@ def _added(total: PagingStats, more: PagingStats) -> PagingStats:
         bytes_read=total.bytes_read + more.bytes_read,
         stall_s=total.stall_s + more.stall_s,
     )
-
-
-def _not_loaded(model: HostedModel, reason: str) -> Refusal:
-    return Refusal(500, f"{model.name} cannot be loaded: {reason}", code="model_not_loaded")
 
 
 def _told(error: BaseException) -> str:

@@ -189,7 +189,7 @@ class ServerFigures:
             ),
             ("clients_gone_total", "counter", "Requests given up by clients", self.cancelled),
             ("passes_total", "counter", "Passes over paged weights", paging.passes),
-            ("bytes_read_total", "counter", "Weights read from storage", paging.bytes_read),
+            ("read_bytes_total", "counter", "Weights read from storage", paging.bytes_read),
             ("stall_seconds_total", "counter", "Compute waited for weights", paging.stall_s),
             ("model_loads_total", "counter", "Models loaded since the server began", n_loads),
             ("peak_memory_bytes", "gauge", "Peak resident memory", peak_bytes),

@@ -12,6 +12,7 @@ from edgespec.completions.protocols.stored_responses import StoredResponses
 from edgespec.memory import requests
 from edgespec.ports import Progress
 from edgespec.server.access_log import AccessLog, NoLog
+from edgespec.server.answering import Shared
 from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.connections import ClientLimits
@@ -107,15 +108,10 @@ class Server:
                 body_bytes = max(body_bytes, requests.EMBEDDING_BODY_BYTES)
         bodies = RequestBodies(body_bytes, requests.max_held_bytes(body_bytes), limits.body_s)
         log = log or NoLog()
-        service = Service(
-            self._host,
-            guard,
-            bodies,
-            self._queue,
-            self._figures,
-            Failures(log),
-            answer_limits.max_s,
+        shared = Shared(
+            self._host, bodies, self._queue, self._figures, Failures(log), answer_limits.max_s
         )
+        service = Service(shared, guard)
         self._drain_s = drain_s
         self._is_over = threading.Event()
         """Set once the server has ended, or must end now."""

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.batch.answered import Answered
 from edgespec.batch.lines import numbered_lines, parse_answer
-from edgespec.batch.running import MAX_MODEL_FAILURES, BatchRun
+from edgespec.batch.running import MAX_MODEL_FAILURES, BatchRun, starting
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.session.session import Session
@@ -37,7 +37,8 @@ def batch(
 ) -> BatchRun:
     file = io.BytesIO("".join(f"{json.dumps(line)}\n" for line in lines).encode())
     numbered = numbered_lines(file, 10_000)
-    return BatchRun(Completions(session), numbered, write, session.cancel, earlier or Answered(), n)
+    start = starting(Completions(session))
+    return BatchRun(start, numbered, write, session.cancel, earlier or Answered(), n)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -173,7 +174,8 @@ def test_a_pipe_that_gives_nothing_more_keeps_no_run_from_stopping() -> None:
 
     written: list[bytes] = []
     with open_session(counting()) as session:
-        run = BatchRun(Completions(session), lines(), written.append, session.cancel, Answered(), 2)
+        start = starting(Completions(session))
+        run = BatchRun(start, lines(), written.append, session.cancel, Answered(), 2)
         failure: list[BaseException] = []
 
         def go() -> None:

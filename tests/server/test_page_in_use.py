@@ -356,7 +356,7 @@ def test_the_panel_tells_of_the_latest_answer(page):
         "const counted = (tokens, accepted, seconds, bytes, stalls) =>"
         " `# HELP edgespec_generated_tokens_total x.\\n"
         "edgespec_generated_tokens_total ${tokens}\\nedgespec_accepted_tokens_total ${accepted}\\n"
-        "edgespec_decode_seconds_total ${seconds}\\nedgespec_bytes_read_total ${bytes}\\n"
+        "edgespec_decode_seconds_total ${seconds}\\nedgespec_read_bytes_total ${bytes}\\n"
         "edgespec_stall_seconds_total ${stalls}\\n`;"
         "window.counts = [counted(10, 0, 1, 0, 0), counted(50, 30, 9, 2 ** 31, 1.5)];"
         "const answers = window.fetch;"

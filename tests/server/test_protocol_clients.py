@@ -147,6 +147,10 @@ def test_errors_are_those_of_the_protocol(
     with pytest.raises(openai.BadRequestError) as refused:
         gpt.responses.create(model="pair", input=[{"role": "user", "content": [image]}])
     assert refused.value.param == "input" and "text only" in refused.value.message
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        gpt.chat.completions.create(model="pair", messages=[{"role": "user", "content": [part]}])
+    assert refused.value.type == "invalid_request_error" and "text" in refused.value.message
     source = {"type": "base64", "media_type": "image/png", "data": "AA"}
     picture = {"role": "user", "content": [{"type": "image", "source": source}]}
     with pytest.raises(anthropic.BadRequestError) as error:

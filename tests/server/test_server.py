@@ -7,6 +7,7 @@ import threading
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from edgespec.errors import UsageError
 from edgespec.server.guarding import Guard
@@ -154,10 +155,26 @@ def test_a_model_says_if_it_converses(session, client):
 def test_health_needs_nothing_and_metrics_are_prometheus_text(client):
     idle = {"status": "ok", "requests_in_progress": 0, "slots_idle": 1, "slots_processing": 0}
     assert client.get("/health").json() == idle
-    text = client.get("/metrics").text
-    assert "# TYPE edgespec_generated_tokens_total counter" in text
-    for line in text.splitlines():
-        assert line.startswith("#") or float(line.rpartition(" ")[2]) >= 0
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(answer.text))
+    assert "edgespec_generated_tokens" in {family.name for family in families}
+    for family in families:
+        assert family.documentation and family.samples
+        assert all(sample.value >= 0 for sample in family.samples)
+
+
+def test_metrics_have_the_names_that_prometheus_recommends(client):
+    """The rules of `promtool check metrics`: totals are counters, and units are base units."""
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        words = family.name.removeprefix("edgespec_").split("_")
+        assert family.name.startswith("edgespec_") and family.name == family.name.lower()
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+        assert not {"total", "count", "sum", "bucket", family.type} & {*words}
+        units = {"seconds", "bytes"} & {*words}
+        assert not units or {words[-1]} == units
+        assert not {"ms", "milliseconds", "mib", "kb", "mb", "gb", "percent", "s"} & {*words}
 
 
 def test_the_page_needs_no_other_server(client):

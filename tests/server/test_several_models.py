@@ -122,6 +122,13 @@ def test_an_unknown_model_is_a_404_in_every_protocols_form(url: str) -> None:
             client.messages.count_tokens(model="x", messages=[message])
 
 
+def test_a_text_without_a_model_is_refused_and_vectors_are_the_only_ones(url: str) -> None:
+    refused = httpx.post(f"{url}/v1/completions", json={"prompt": "one"}, timeout=60)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "model"
+    assert httpx.post(f"{url}/v1/embeddings", json={"input": "one"}, timeout=60).is_success
+
+
 def test_a_broken_model_is_an_error_and_the_server_lives(url: str) -> None:
     ask(url, "one")
     refused = ask(url, "broken")

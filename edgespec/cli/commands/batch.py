@@ -6,14 +6,14 @@ import argparse
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, groups
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import settings_from
+from edgespec.cli.model_list import PARALLEL, is_one
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.line_log import LineLog
 from edgespec.files.regular import open_regular
@@ -22,8 +22,6 @@ from edgespec.settings.units import parse_size
 if TYPE_CHECKING:
     from edgespec.batch.answered import Answered
     from edgespec.batch.running import BatchCounts
-    from edgespec.completions.service import Completions
-    from edgespec.session.session import Session
 
 
 _DESCRIPTION = """\
@@ -43,8 +41,12 @@ examples:
   edgespec batch requests.jsonl answers.jsonl -m big.gguf -md small.gguf --memory-budget 4GiB
   edgespec batch requests.jsonl answers.jsonl -m big.gguf -np 4
       four texts at a time instead of as many as the budget affords
+  edgespec batch requests.jsonl answers.jsonl -m small.gguf -m big.gguf --memory-budget 4GiB
   make-requests | edgespec batch - - | jq .response.body.choices[0]
       through pipes
+
+Of several models, which -m and --models-dir name as for serve, each answers the requests whose body
+has its name as model: one after the other, each loaded once, with all of the budget.
 
 To resume a run that was interrupted, by Ctrl-C, kill -9 or a power cut, run the same command again:
 requests with a line in OUT are skipped, and an incomplete last line is removed. A line that is not
@@ -55,15 +57,11 @@ answer other requests again, delete their lines from OUT, or the whole file.
 exit codes: 0 all were answered, 1 some have errors or the run failed, 130 interrupted"""
 
 
-PARALLEL = "auto"
-"""The default number of texts at once."""
-
-
 def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("input", metavar="IN", help="file of requests; - is stdin")
     parser.add_argument("out", metavar="OUT", help="file of answers, which grows; - is stdout")
-    groups.add_models(parser)
+    groups.add_models(parser, several=True)
     groups.add_memory(parser)
     groups.add_context(parser)
     groups.add_parallel(parser, PARALLEL)
@@ -80,35 +78,32 @@ MAX_ANSWER_BYTES = 64 << 20
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Answer all requests. Ctrl-C ends the run and keeps finished answers."""
-    from edgespec.batch.running import BatchRun
+    from edgespec.batch.answered import KeySet
+    from edgespec.batch.running import BatchCounts
+    from edgespec.cli.batch_runs import BatchFiles, runs_of_one, runs_of_several
 
     template = chat_templates.template_from(args)
     body_bytes = parse_size(args.max_body, named="--max-body") if "max_body" in args else None
     console = Console(quiet="quiet" in args)
+    counts = BatchCounts()
     with ExitStack() as stack:
         requests, n_lines = _open_input(args.input, stack)
         log = stack.enter_context(_open_output(args.out, args.input))
         earlier = _earlier_answers(log, args.out)
         args.spare_grammars = args.logprobs = True
         args.most_body_bytes = body_bytes or 0
-        loaded = stack.enter_context(
-            settings_from(args, n_parallel=PARALLEL).opened(console, template)
-        )
-        batch = BatchRun(
-            _completions(loaded),
-            _lines(requests, args.input, body_bytes or _body_bytes(loaded)),
-            _writer(log, args.out),
-            loaded.cancel,
-            earlier,
-            loaded.n_parallel,
-            loaded.pool_bytes,
-        )
+        write = _writer(log, args.out)
+        files = BatchFiles(requests, args.input, write, earlier, counts, KeySet())
+        runs_of = runs_of_one if is_one(args) else runs_of_several
+        runs = stack.enter_context(closing(runs_of(files, args, console, template)))
         try:
-            with interrupts.stopping(batch.stop):
-                counts = batch.run(lambda counts: _show(console, counts, n_lines))
+            for batch in runs:
+                with interrupts.stopping(batch.stop):
+                    batch.run(lambda counts: _show(console, counts, n_lines))
+                del batch  # it holds the model's vocabulary
         except EdgespecError:
             if args.out != STREAM:
-                answered = batch.counts.answered + batch.counts.skipped
+                answered = counts.answered + counts.skipped
                 console.note(f"{args.out} has {answered:,} answers; the same command goes on")
             raise
         finally:
@@ -208,37 +203,6 @@ def _earlier_answers(log: LineLog, name: str) -> Answered:
     except OSError as error:
         raise EdgespecError(f"OUT {name} cannot be read: {error.strerror}") from error
     return earlier
-
-
-def _completions(loaded: Session) -> Completions:
-    """Completions with the same defaults and limits as the server's."""
-    from edgespec.completions.service import Completions
-    from edgespec.memory import requests
-
-    return Completions(
-        loaded,
-        max_prompt_tokens=loaded.target.n_ctx,
-        sampling=loaded.chat_sampling,
-        max_logged_tokens=requests.max_answer_tokens,
-        max_characters=requests.MAX_ANSWER_CHARACTERS,
-        answer_bytes=requests.answer_bytes,
-    )
-
-
-def _body_bytes(loaded: Session) -> int:
-    from edgespec.memory import requests
-
-    return requests.max_body_bytes(loaded.target.n_ctx)
-
-
-def _lines(requests: BinaryIO, name: str, body_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """The lines of IN. Raises EdgespecError if it cannot be read."""
-    from edgespec.batch.lines import ENVELOPE_BYTES, numbered_lines
-
-    try:
-        yield from numbered_lines(requests, body_bytes + ENVELOPE_BYTES)
-    except OSError as error:
-        raise EdgespecError(f"IN {name} cannot be read: {error.strerror}") from error
 
 
 def _writer(log: LineLog, name: str) -> Callable[[bytes], None]:

@@ -8,19 +8,18 @@ import socket
 from argparse import ArgumentParser, _ArgumentGroup
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec import extras, runtimes
+from edgespec import extras
 from edgespec.cli.commands.request_log import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, groups
 from edgespec.cli.flags.values import number, read_text, whole
 from edgespec.cli.interrupts import Interrupts
-from edgespec.cli.invocation import model_path, settings_from
-from edgespec.cli.model_list import ModelList
+from edgespec.cli.invocation import CommandSettings, settings_from
+from edgespec.cli.model_list import PARALLEL, ModelList, is_one
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.settings.config import GenerateSettings, LoadSettings, Sampling
@@ -30,14 +29,11 @@ if TYPE_CHECKING:
     from edgespec.ports import Progress
     from edgespec.server.guarding import Guard
     from edgespec.server.hosting import HostedModel
-    from edgespec.server.running import LoadedModel, Server
-    from edgespec.server.serving import AnswerLimits
+    from edgespec.server.running import LoadedModel
 
 
 HOST, PORT = "127.0.0.1", 8080
 QUEUE = 32
-PARALLEL = "auto"
-"""The default number of texts at once."""
 DRAIN_S = 30
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 
@@ -165,18 +161,20 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         listener = stack.enter_context(_listening(guard.host, port))
         args.spare_grammars = args.logprobs = args.keeps_one_text_fast = True
         args.most_body_bytes = guard.max_body_bytes or 0
-        new_server = partial(
-            running.Server,
-            guard=guard,
-            max_waiting=max_waiting,
-            max_prompt_tokens=max_prompt,
-            log=log,
-            drain_s=drain_s,
-        )
-        limits = partial(serving.AnswerLimits, max_s=max_s, reasoning_tokens=reasoning)
         with loading.answered_while_loading(listener, guard, log, running.CLIENT_LIMITS):
-            open_server = _serving_one if _is_one(args) else _serving_several
-            server, budget = open_server(args, console, template, stack, new_server, limits)
+            opened = (_one if is_one(args) else _several)(args, console, template, stack)
+            server = running.Server(
+                **{"guard": guard} | opened.options,
+                max_waiting=max_waiting,
+                max_prompt_tokens=max_prompt,
+                answer_limits=serving.AnswerLimits(
+                    _max_tokens(opened.settings.generate), max_s, reasoning
+                ),
+                log=log,
+                drain_s=drain_s,
+            )
+            stack.callback(server.close)
+        budget = format_size(opened.budget_bytes)
         address = _address(listener)
         console.note(
             f"{server.named} at {address}/v1, a page to chat at {address}/ (budget {budget}); "
@@ -190,73 +188,55 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     return 0
 
 
-def _is_one(args: argparse.Namespace) -> bool:
-    """True if there is one model, which writes texts; `model` is no list then."""
-    typed = getattr(args, "model", [])
-    if "models_dir" in args or len(typed) > 1:
-        if "hf_repo" in args:
-            raise UsageError("-hf names one model, and -m others: fetch it, and name it with -m")
-        return False
-    if not typed:
-        return True
-    path = model_path(typed[0])
-    if path.suffix == ".gguf" and path.exists() and runtimes.embeds(path):
-        return False
-    args.model = typed[0]
-    return True
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The models of a server, with what is loaded at the beginning."""
+
+    options: dict[str, Any]
+    """Arguments of `Server`."""
+    settings: CommandSettings
+    """Settings of the model, or of one of several."""
+
+    @property
+    def budget_bytes(self) -> int:
+        loaded = self.options["session"]
+        if loaded is None:
+            return process.resolve_budget(self.settings.load.memory_budget)
+        return int(loaded.plan.budget_bytes)
 
 
-def _serving_one(
-    args: argparse.Namespace,
-    console: Console,
-    template: str | None,
-    stack: ExitStack,
-    new_server: Callable[..., Server],
-    limits: Callable[[int | None], AnswerLimits],
-) -> tuple[Server, str]:
-    """A server of one model, and its budget for people."""
+def _one(
+    args: argparse.Namespace, console: Console, template: str | None, stack: ExitStack
+) -> _Opened:
+    """A single model."""
     name = _name(args)
     settings = settings_from(args, n_parallel=PARALLEL)
     loaded = stack.enter_context(settings.opened(console, template))
     loaded.warn_with(console.note)
-    server = new_server(
-        loaded,
-        model=name or loaded.target.name,
-        sampling=_sampling(settings.generate, loaded.chat_sampling),
-        answer_limits=limits(_max_tokens(settings.generate)),
-    )
-    return server, format_size(loaded.plan.budget_bytes)
+    sampling = _sampling(settings.generate, loaded.chat_sampling)
+    options = {"session": loaded, "model": name or loaded.target.name, "sampling": sampling}
+    return _Opened(options, settings)
 
 
-def _serving_several(
-    args: argparse.Namespace,
-    console: Console,
-    template: str | None,
-    stack: ExitStack,
-    new_server: Callable[..., Server],
-    limits: Callable[[int | None], AnswerLimits],
-) -> tuple[Server, str]:
-    """A server of several models, with the first one loaded, and its budget for people."""
+def _several(
+    args: argparse.Namespace, console: Console, template: str | None, stack: ExitStack
+) -> _Opened:
+    """Several models, with the first one loaded that has been named."""
     known = ModelList(args, console, template, n_parallel=PARALLEL)
     of_list, load = hosted(known), loader(known, console.note)
-    first, begun = known.first, None
-    if first is not None:
+    options: dict[str, Any] = {"session": None, "model": "", "models": of_list, "load": load}
+    options["guard"] = replace(_guard(args), max_body_bytes=known.body_bytes)
+    if (first := known.first) is not None:
         begun = load(of_list[0], False, console.progress)
+        stack.callback(begun.model.close)
         console.end_of_progress()
-    some = known.settings(first or known.models[0])
-    server = new_server(
-        begun.model if begun else None,
-        guard=replace(_guard(args), max_body_bytes=known.body_bytes),
-        model=first.name if first else "",
-        sampling=begun.sampling if begun else None,
-        answer_limits=limits(_max_tokens(some.generate)),
-        models=of_list,
-        load=load,
-        leaves_room=begun.leaves_room if begun else False,
-    )
-    stack.callback(server.close)
-    budget_bytes = begun.model.plan.budget_bytes if begun else None
-    return server, format_size(budget_bytes or process.resolve_budget(some.load.memory_budget))
+        options |= {
+            "session": begun.model,
+            "model": first.name,
+            "sampling": begun.sampling,
+            "leaves_room": begun.leaves_room,
+        }
+    return _Opened(options, known.settings(first or known.models[0]))
 
 
 def hosted(models: ModelList) -> list[HostedModel]:

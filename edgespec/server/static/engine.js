@@ -68,8 +68,8 @@ function summary(of) {
     `${(tokens / Math.max(1, tokens - guessed)).toFixed(1)} a pass`,
     `${Math.round(100 * guessed / tokens)} % guessed`,
   ];
-  if (of("bytes_read_total") > 0) {
-    parts.push(`${size(of("bytes_read_total"))} read, ${of("stall_seconds_total").toFixed(1)} s waited for them`);
+  if (of("read_bytes_total") > 0) {
+    parts.push(`${size(of("read_bytes_total"))} read, ${of("stall_seconds_total").toFixed(1)} s waited for them`);
   }
   return `Latest answer: ${parts.join(", ")}.`;
 }

@@ -1,0 +1,72 @@
+"""Finds the model that a request names, among those of a server or a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from edgespec.completions.refusals import Refusal
+
+SUFFIX = ".gguf"
+"""Ending of a name that requests may leave out."""
+
+
+class NamedModel(Protocol):
+    """Protocol of a model that requests name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def embeds(self) -> bool:
+        """True for a model that turns texts into vectors and writes none."""
+
+
+Model = TypeVar("Model", bound=NamedModel)
+
+
+def model_named(models: Sequence[Model], name: str | None, embeds: bool | None = None) -> Model:
+    """The model that a request names; the only one answers to every name.
+
+    A request without a name means the only one of its kind. `embeds` says which kind is asked for.
+    Raises Refusal for a name that is missing or unknown, and for one of the other kind.
+    """
+    if len(models) == 1:
+        found: Model | None = models[0]
+    elif name is None:
+        found = _only(models, embeds)
+    else:
+        names = (name, f"{name}{SUFFIX}", name.removesuffix(SUFFIX))
+        found = next((m for one in names for m in models if m.name == one), None)
+    if found is None:
+        known = ", ".join(model.name for model in models)
+        raise Refusal(
+            404, f"there is no model {name!r}, only {known}", code="model_not_found", param="model"
+        )
+    if embeds is not None and found.embeds != embeds:
+        does = (
+            "turns texts into vectors: ask /v1/embeddings, or name a model that writes"
+            if found.embeds
+            else "writes texts: name an embedding model"
+        )
+        raise Refusal(400, f"{found.name} {does}", code="wrong_kind_of_model", param="model")
+    return found
+
+
+def not_loaded(name: str, reason: str) -> Refusal:
+    """The refusal of a request whose model cannot be loaded."""
+    return Refusal(500, f"{name} cannot be loaded: {reason}", code="model_not_loaded")
+
+
+def _only(models: Sequence[Model], embeds: bool | None) -> Model:
+    right = [model for model in models if embeds is None or model.embeds == embeds]
+    if len(right) == 1:
+        return right[0]
+    # a text must not depend on which model happens to be loaded
+    known = ", ".join(model.name for model in right or models)
+    raise Refusal(
+        400,
+        f"the request names no model: give model, one of {known}",
+        code="missing_required_parameter",
+        param="model",
+    )
