@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any, Self
 
 from edgespec.errors import UsageError
-from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, plan_models
+from edgespec.memory.pinning import SegmentSize
 from edgespec.session import draft_choice
 from edgespec.session.draft_choice import Speed
 from edgespec.session.plan_score import USUAL_STEPS, USUAL_TOKENS, expected_rate

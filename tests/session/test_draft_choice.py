@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
+from edgespec.memory.pinning import SegmentSize
 from edgespec.session.draft_choice import DraftCandidate, Speed, candidates, hint
 
 SLOW = 300e6
