@@ -181,7 +181,7 @@ def _drafts(
         round_s = speed.round_s(relative_bytes, RELATIVE_BYTES, USUAL_STEPS)
         yield RELATIVE, relative_bytes, RELATIVE_TOKENS, round_s
     for own in draft_choice.candidates(plan, weights.trimmed_bytes, speed)[:1]:
-        round_s = speed.round_s(own.draft_bytes, own.file_bytes)
+        round_s = speed.round_s(own.draft_bytes, own.file_bytes, copy_bytes=own.file_bytes)
         yield "-md self", own.draft_bytes, own.coarseness.tokens_per_pass, round_s
 
 
