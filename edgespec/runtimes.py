@@ -132,6 +132,14 @@ class UsesGpu(Protocol):
         """
 
 
+@runtime_checkable
+class SharesWeights(Protocol):
+    """Optional protocol of a prepared draft: it needs no copies of weights that its target pins."""
+
+    def share_with(self, target: PreparedModel) -> None:
+        """Use the pinned weights of `target`, if they fit; comes before `needs`."""
+
+
 class Runtime(Protocol):
     """Protocol of an entry point of the group `edgespec.runtimes`."""
 

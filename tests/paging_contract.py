@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import Cancelled, WeightReadError
-from edgespec.memory.budget import MIN_RING_SLOTS, plan_memory, ring_for
+from edgespec.memory.budget import plan_memory
+from edgespec.memory.pinning import MIN_RING_SLOTS, ring_for
 from edgespec.ports import LanguageModel
 from edgespec.ports.adjusting import WeightShares
 from edgespec.runtimes import PreparedModel

@@ -14,7 +14,8 @@ from edgespec.cli.commands import doctor
 from edgespec.diagnosis import forecast, machine
 from edgespec.errors import BudgetError, WeightReadError
 from edgespec.files.json_file import JsonFile
-from edgespec.memory.budget import MemoryPlan, SegmentSize
+from edgespec.memory.budget import MemoryPlan
+from edgespec.memory.pinning import SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings
 from edgespec.tuning import trial

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any, Self
 
 from edgespec.errors import UsageError
-from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, plan_models
+from edgespec.memory.pinning import SegmentSize
 from edgespec.session import draft_choice
 from edgespec.session.draft_choice import Speed
 from edgespec.session.plan_score import USUAL_STEPS, USUAL_TOKENS, expected_rate
@@ -180,7 +181,7 @@ def _drafts(
         round_s = speed.round_s(relative_bytes, RELATIVE_BYTES, USUAL_STEPS)
         yield RELATIVE, relative_bytes, RELATIVE_TOKENS, round_s
     for own in draft_choice.candidates(plan, weights.trimmed_bytes, speed)[:1]:
-        round_s = speed.round_s(own.draft_bytes, own.file_bytes)
+        round_s = speed.round_s(own.draft_bytes, own.file_bytes, copy_bytes=own.file_bytes)
         yield "-md self", own.draft_bytes, own.coarseness.tokens_per_pass, round_s
 
 

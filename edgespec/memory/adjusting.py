@@ -14,20 +14,19 @@ from edgespec.errors import BudgetError
 from edgespec.memory.budget import (
     EXPERT_CACHE,
     MIB,
-    MIN_RING_SLOTS,
     PINNED,
     RING,
-    RING_SLOTS,
     MemoryPlan,
     MemoryRow,
-    SegmentSize,
     least_bytes,
     plan_memory,
-    ring_for,
 )
 from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.pinning import MIN_RING_SLOTS, RING_SLOTS, SegmentSize, ring_for
 from edgespec.ports.adjusting import WeightShares
 
+SHARED = "segments that a draft shares"
+"""Label of the pinned segments that stay, while another budget is divided."""
 GROWTH_SHARE = 0.125
 """Share of the weights that is pinned between two passes, until nothing is missing."""
 
@@ -38,7 +37,7 @@ def smallest_budget(
     """The smallest budget that models loaded by `plan` can be moved to."""
     if not plan.paged or not cuts:
         return plan.planned_bytes
-    return least_bytes(_fixed(plan), cuts, None, (), experts)
+    return least_bytes(_fixed(plan), _cuts_of(plan, cuts), None, (), experts)
 
 
 def adjusted(
@@ -50,7 +49,8 @@ def adjusted(
     """The plan with another budget for models that are loaded by `plan`.
 
     `cuts` are the segmentations of the target, coarsest first; without any, or without paging, its
-    weights stay. The cut stays unless its ring would take too much. Raises BudgetError.
+    weights stay. The cut stays unless its ring would take too much. What a draft shares stays
+    pinned. Raises BudgetError.
     """
     smallest = smallest_budget(plan, cuts, experts)
     if budget_bytes < smallest:
@@ -58,8 +58,10 @@ def adjusted(
     if not plan.paged or not cuts:
         return replace(plan, budget_bytes=budget_bytes)
     fixed = _fixed(plan)
-    found = plan_memory(budget_bytes, fixed, cuts, experts=experts)
-    if found.cut < plan.cut:
+    found = plan_memory(budget_bytes, fixed, _cuts_of(plan, cuts), experts=experts)
+    if plan.shared:
+        found = _with_shared(plan, found)
+    elif found.cut < plan.cut:
         with suppress(BudgetError):
             same = plan_memory(budget_bytes, fixed, [cuts[plan.cut]], experts=experts)
             found = replace(same, cut=plan.cut)
@@ -104,7 +106,42 @@ def next_shares(sizes: Sequence[int], held: frozenset[int], wanted: WeightShares
 
 
 def _fixed(plan: MemoryPlan) -> list[MemoryRow]:
-    return [row for row in plan.rows if row.what not in (RING, PINNED, EXPERT_CACHE)]
+    """The rows of `plan` that stay, with one for the segments that a draft shares."""
+    rows = [row for row in plan.rows if row.what not in (RING, PINNED, EXPERT_CACHE)]
+    if nbytes := sum(plan.segments[i].slot_bytes for i in plan.shared):
+        rows.append(MemoryRow("target", SHARED, nbytes))
+    return rows
+
+
+def _cuts_of(
+    plan: MemoryPlan, cuts: Sequence[Sequence[SegmentSize]]
+) -> Sequence[Sequence[SegmentSize]]:
+    """The segmentations to choose from; where a draft shares segments, what is left of theirs."""
+    if not plan.shared:
+        return cuts
+    return [[replace(plan.segments[i], copy_bytes=0) for i in _left(plan)]]
+
+
+def _left(plan: MemoryPlan) -> list[int]:
+    """Indices of the segments that no draft shares."""
+    return [i for i in range(len(plan.segments)) if i not in plan.shared]
+
+
+def _with_shared(plan: MemoryPlan, found: MemoryPlan) -> MemoryPlan:
+    """The division `found` for what is left beside the segments that a draft shares."""
+    left = _left(plan)
+    pinned = plan.shared.union(left[i] for i in found.pinned)
+    nbytes = sum(plan.segments[i].slot_bytes for i in plan.shared)
+    rows = (
+        replace(row, nbytes=row.nbytes + nbytes) if row.what == PINNED else row
+        for row in found.rows
+        if row.what != SHARED
+    )
+    segments = (
+        segment if i in plan.shared else replace(segment, copy_bytes=0)
+        for i, segment in enumerate(plan.segments)
+    )
+    return replace(found, rows=tuple(rows), segments=tuple(segments), pinned=pinned, cut=plan.cut)
 
 
 def _error_text(plan: MemoryPlan, budget_bytes: int, smallest: int, has_cuts: bool) -> str:

@@ -6,24 +6,21 @@ Pure arithmetic on sizes. It knows no model library and measures nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgespec.errors import BudgetError
 from edgespec.memory.experts import ExpertSizes, room_for_experts
+from edgespec.memory.pinning import SegmentSize, choose_cut, least_ring, pin
 
 MIB = 1 << 20
 LOADING = "loading"
 """Label of rows whose memory is free again once their model is loaded."""
 RING, PINNED, EXPERT_CACHE = "ring of streamed segments", "pinned segments", "cache of experts"
 """Labels of the rows of a paged target that change with the budget."""
-RING_SLOTS = 3
-"""One slot is computed on, one is being read, one is ready; overlap needs at least two."""
-MIN_RING_SLOTS = 2
-RING_SHARE = 0.1
-"""Largest share of the memory for weights that the ring may take; beyond it, weights are cut into
-smaller segments. With a fifth, a model of 1 GiB under a budget of half that size was 4 % slower at
-300 MB/s, and no faster at 1.2 GB/s."""
+COPIES = "copies of streamed weights"
+"""Label of the row of a draft that computes with the target's weights where they are pinned, and
+with coarser copies of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +30,6 @@ class MemoryRow:
     owner: str
     what: str
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentSize:
-    """Sizes of a segment for planning: bytes of its weights and bytes of its slot."""
-
-    name: str
-    nbytes: int
-    slot_bytes: int
-    slice_of: str = ""
-    """The matrix that it holds only some rows of; empty if it holds whole matrices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +97,11 @@ class MemoryPlan:
     @property
     def pinned_bytes(self) -> int:
         return sum(self.segments[i].nbytes for i in self.pinned)
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """Indices of the pinned segments that a draft computes with, too."""
+        return frozenset(i for i in self.pinned if self.segments[i].copy_bytes)
 
     @property
     def streamed_bytes(self) -> int:
@@ -205,7 +196,8 @@ def plan_memory(
     be paged); `paged` rows are what paging needs besides pinned segments and ring. `segmentations`
     are ways to cut the target's weights, coarsest first. The coarsest whose ring stays within
     RING_SHARE is chosen, because fewer, larger reads and fewer stops of the computation cost less.
-    `experts` are those of a mixture, which no segment contains.
+    `experts` are those of a mixture, which no segment contains. A row of COPIES among `fixed` is
+    for all of a draft's copies; pinning segments makes it smaller.
 
     Raises BudgetError with the smallest budget that works plus `margin_bytes`, a margin for
     differences between processes.
@@ -227,15 +219,17 @@ def plan_memory(
     expert_bytes = 0
     if experts is not None:
         dense_bytes = _slot_bytes(segmentations[0])
-        expert_bytes = room_for_experts(experts, dense_bytes, _min_ring(segmentations), room)
-    cut = _choose_cut(segmentations, room - expert_bytes)
+        expert_bytes = room_for_experts(experts, dense_bytes, least_ring(segmentations), room)
+    cut = choose_cut(segmentations, room - expert_bytes)
     segments = segmentations[cut]
-    pinned, ring_bytes = _pin(segments, room - expert_bytes)
+    pinned, ring_bytes = pin(segments, room - expert_bytes)
     pinned_bytes = sum(segments[i].slot_bytes for i in pinned)
     if experts is not None:
-        expert_bytes = min(experts.room_bytes, room - pinned_bytes - ring_bytes)
+        pinning_bytes = sum(segments[i].pinning_bytes for i in pinned)
+        expert_bytes = min(experts.room_bytes, room - pinning_bytes - ring_bytes)
+    replaced_bytes = sum(segments[i].copy_bytes for i in pinned)
     rows = (
-        *fixed,
+        *(_less(row, replaced_bytes) if row.what == COPIES else row for row in fixed),
         *paged,
         MemoryRow("target", RING, ring_bytes),
         MemoryRow("target", PINNED, pinned_bytes),
@@ -267,7 +261,7 @@ def least_bytes(
     choices = [_total(resident)] if resident is not None else []
     if segmentations:
         cache_bytes = experts.least_bytes if experts else 0
-        choices.append(_total(paged) + _min_ring(segmentations) + cache_bytes)
+        choices.append(_total(paged) + least_ring(segmentations) + cache_bytes)
     return _total(fixed) + min(choices)
 
 
@@ -288,80 +282,9 @@ def _error_text(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], res
     )
 
 
-def ring_for(sizes: Sequence[int], slots: int) -> int:
-    """Bytes of a ring that holds any `slots` segments with slots of `sizes` at once."""
-    return sum(sorted(sizes, reverse=True)[:slots])
-
-
-def _ring(segments: Sequence[SegmentSize], slots: int) -> int:
-    return ring_for([segment.slot_bytes for segment in segments], slots)
-
-
-def _min_ring(segmentations: Sequence[Sequence[SegmentSize]]) -> int:
-    return min(_ring(segments, MIN_RING_SLOTS) for segments in segmentations)
+def _less(row: MemoryRow, nbytes: int) -> MemoryRow:
+    return replace(row, nbytes=row.nbytes - nbytes)
 
 
 def _slot_bytes(segments: Sequence[SegmentSize]) -> int:
     return sum(segment.slot_bytes for segment in segments)
-
-
-def _choose_cut(segmentations: Sequence[Sequence[SegmentSize]], room: int) -> int:
-    """Index of the coarsest segmentation that needs no ring, or one within RING_SHARE."""
-    for index, segments in enumerate(segmentations):
-        if _slot_bytes(segments) <= room or _ring(segments, RING_SLOTS) <= RING_SHARE * room:
-            return index
-    rings = [_ring(segments, MIN_RING_SLOTS) for segments in segmentations]
-    return rings.index(min(rings))
-
-
-def _pin(segments: Sequence[SegmentSize], room: int) -> tuple[frozenset[int], int]:
-    """Indices of the pinned segments, spread evenly over the depth, and bytes of the ring.
-
-    Segments far larger than the others (an output head) are pinned first: streamed, they would
-    need a ring as large as themselves.
-    """
-    if _slot_bytes(segments) <= room:
-        return frozenset(range(len(segments))), 0
-    first = _oversized(segments)
-    best: tuple[int, frozenset[int], int] = (-1, frozenset(), 0)
-    for head in ((), first) if first else ((),):
-        others = [i for i in range(len(segments)) if i not in head]
-        for slots in (RING_SLOTS, MIN_RING_SLOTS):
-            ring = _ring([segments[i] for i in others], slots)
-            left = room - ring - sum(segments[i].slot_bytes for i in head)
-            if left < 0:
-                continue
-            taken = spread_evenly([segments[i].slot_bytes for i in others], left)
-            chosen = frozenset((*head, *(others[i] for i in taken)))
-            pinned_bytes = sum(segments[i].nbytes for i in chosen)
-            if pinned_bytes > best[0]:
-                best = (pinned_bytes, chosen, ring)
-            break
-    _, pinned, ring_bytes = best
-    return pinned, ring_bytes
-
-
-def _oversized(segments: Sequence[SegmentSize]) -> tuple[int, ...]:
-    sizes = sorted(segment.slot_bytes for segment in segments)
-    median = sizes[len(sizes) // 2]
-    return tuple(i for i, segment in enumerate(segments) if segment.slot_bytes > 2 * median)
-
-
-def spread_evenly(sizes: Sequence[int], room: int) -> list[int]:
-    """Evenly spaced indices of `sizes`, in order of execution, whose sum fits into `room`.
-
-    Going over the depth, a part is taken whenever the bytes taken so far fall behind their
-    average share.
-    """
-    total = sum(sizes)
-    if total == 0:
-        return []
-    share = min(1.0, room / total)
-    seen = taken = 0
-    chosen = []
-    for i, size in enumerate(sizes):
-        seen += size
-        if taken + size <= min(share * seen + size / 2, room):
-            chosen.append(i)
-            taken += size
-    return chosen

@@ -5,21 +5,23 @@ Pure arithmetic on sizes that were measured elsewhere: it knows no runtime and n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import (
+    COPIES,
     MIB,
     MemoryPlan,
     MemoryRow,
-    SegmentSize,
     least_bytes,
     plan_memory,
     rows_when_loaded_first,
 )
 from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.pinning import SegmentSize
 from edgespec.settings.config import USUAL_DRAFT_MAX
 
 HEADROOM_BYTES = 6 * MIB
@@ -85,6 +87,9 @@ class ModelNeeds:
     """Most memory for writing or reading a state file, besides small buffers."""
     text_bytes: int = 0
     """About what each further text at once takes; 0 for a model that holds one text."""
+    copies: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of a draft's copies of weights by their names, not included in `resident`. It needs no
+    copy of what a paged target pins."""
     texts_alter_prompts: bool = False
     """With several texts at once, a prompt rounds otherwise and takes longer than with one."""
 
@@ -203,9 +208,12 @@ def _divide(
     rows = [*others]
     if "draft" in models:
         draft = models["draft"]
+        target = _with_copies(target, draft.copies)
         later_bytes = least_bytes(fixed, target.cuts, target.resident, paged, target.experts)
         rows += draft.common_rows(choice["draft"])
         rows += rows_when_loaded_first(later_bytes, draft.resident or ())
+        if draft.copies:
+            rows.append(MemoryRow("draft", COPIES, sum(draft.copies.values())))
     rows += fixed
     headroom = HEADROOM_BYTES + int(HEADROOM_SHARE * sum(row.nbytes for row in rows))
     rows.append(MemoryRow("process", "headroom", headroom))
@@ -226,6 +234,29 @@ def _divide(
         batch_size=computed.batch_size,
         max_nodes=computed.max_nodes,
     )
+
+
+def _with_copies(target: ModelNeeds, copies: Mapping[str, int]) -> ModelNeeds:
+    """The target's needs, with the sizes of a draft's copies of its segments."""
+    if not copies:
+        return target
+    cuts = []
+    for cut in target.cuts:
+        of_slices: Counter[str] = Counter()
+        for segment in cut:
+            of_slices[segment.slice_of] += segment.nbytes
+        cuts.append(tuple(_with_copy(segment, copies, of_slices) for segment in cut))
+    return replace(target, cuts=tuple(cuts))
+
+
+def _with_copy(
+    segment: SegmentSize, copies: Mapping[str, int], of_slices: Mapping[str, int]
+) -> SegmentSize:
+    """`segment` with the size of its copies; `of_slices` are the bytes of all slices by matrix."""
+    nbytes = sum(copies.get(name, 0) for name in segment.weights)
+    if segment.slice_of:
+        nbytes = nbytes * segment.nbytes // of_slices[segment.slice_of]
+    return replace(segment, copy_bytes=nbytes)
 
 
 def best_tree_size(plans: Sequence[MemoryPlan], score: Callable[[MemoryPlan], float]) -> MemoryPlan:

@@ -45,6 +45,9 @@ DRAFT_BYTES_PER_S, TREE_BYTES_PER_S, TOKEN_BYTES_PER_S = 6e9, 3e9, 10e9
 pass over one token."""
 USUAL_THREADS, MOST_THREADS = 2, 8
 """Threads of the machine that was measured; beyond MOST_THREADS memory limits them."""
+MAX_SAVED_SHARE = 0.9
+"""Largest share of a pinned weight that its copy is counted as, if a draft is as large as its
+target."""
 USUAL_DISK_BYTES_PER_S = 1e9
 MIN_SPEEDUP = 1.1
 """Least expected speedup for which a draft is made: it takes disk space and minutes."""
@@ -81,15 +84,23 @@ class Speed:
 
     def alone_s(self) -> float:
         """Seconds of a pass over one token, without a draft."""
-        return self._pass_s(0, TOKEN_BYTES_PER_S)
+        return self._pass_s(self.plan.bytes_per_pass, TOKEN_BYTES_PER_S)
 
-    def round_s(self, draft_bytes: int, file_bytes: int, n_steps: int = N_STEPS) -> float:
-        """Seconds of a round with a draft of `file_bytes` whose memory pinned weights give up."""
+    def round_s(
+        self, draft_bytes: int, file_bytes: int, n_steps: int = N_STEPS, copy_bytes: int = 0
+    ) -> float:
+        """Seconds of a round with a draft of `file_bytes` whose memory pinned weights give up.
+
+        `copy_bytes` are copies of the target's weights: what stays pinned needs none, which pins
+        more.
+        """
         steps_s = n_steps * file_bytes / (DRAFT_BYTES_PER_S * self._faster)
-        return self._pass_s(draft_bytes, TREE_BYTES_PER_S) + steps_s
+        pinned_bytes = max(0, self.weight_bytes - self.plan.bytes_per_pass - draft_bytes)
+        saved_share = min(MAX_SAVED_SHARE, copy_bytes / self.weight_bytes)
+        read_bytes = self.weight_bytes - int(pinned_bytes / (1 - saved_share))
+        return self._pass_s(max(0, read_bytes), TREE_BYTES_PER_S) + steps_s
 
-    def _pass_s(self, draft_bytes: int, bytes_per_s: float) -> float:
-        read_bytes = min(self.weight_bytes, self.plan.bytes_per_pass + draft_bytes)
+    def _pass_s(self, read_bytes: int, bytes_per_s: float) -> float:
         read_s = read_bytes / self.disk_bytes_per_s if self.plan.paged else 0.0
         return max(read_s, self.weight_bytes / (bytes_per_s * self._faster))
 
@@ -113,7 +124,8 @@ def candidates(
         draft_bytes = file_bytes + buffer_bytes(plan)
         if not file_bytes or plan.smallest_bytes + draft_bytes > plan.budget_bytes:
             continue
-        ratio = speed.alone_s() / speed.round_s(draft_bytes, file_bytes)
+        round_s = speed.round_s(draft_bytes, file_bytes, copy_bytes=file_bytes)
+        ratio = speed.alone_s() / round_s
         low, high = (tokens * ratio for tokens in one.tokens_per_pass)
         found.append(DraftCandidate(one, file_bytes, draft_bytes, (low, high)))
     return sorted(found, key=lambda candidate: -sum(candidate.speedup))

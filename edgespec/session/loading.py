@@ -26,7 +26,8 @@ from edgespec.memory.places import auto_texts, note_on_one_text
 from edgespec.ports import Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.ports.reduced_head import CanBeTrimmed
-from edgespec.runtimes import ModelRequest, PreparedModel
+from edgespec.ports.shared_weights import BorrowsWeights
+from edgespec.runtimes import ModelRequest, PreparedModel, SharesWeights
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.dividing import SessionNeeds
 from edgespec.session.given import checked
@@ -143,6 +144,8 @@ class _Opening(Closeable):
             first, path = self._prepared[0], self._settings.model.absolute()
             target = self._run("target", lambda: first.load(memory_plan, self._progress))
             on_failure.callback(target.close)
+            if isinstance(draft, BorrowsWeights):
+                draft.borrow_from(target)
             for owner, prepared in zip(("target", "draft"), self._prepared, strict=False):
                 for phase, seconds in prepared.seconds.items():
                     self._report[f"{owner}: {phase}"] = seconds
@@ -247,6 +250,8 @@ class _Opening(Closeable):
         )
         draft = self._adopt(draft_runtime.prepare(request_of_draft))
         check_pair(target, draft)
+        if isinstance(draft, SharesWeights) and not settings.pages_all:
+            draft.share_with(target)
         if isinstance(draft, WantsFeatures):
             check_head(settings, target, draft)
             if target.info.n_slots > 1:  # a head follows one text

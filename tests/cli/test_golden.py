@@ -29,8 +29,9 @@ from edgespec.cli.commands.models.pair_report import MeasuredPair, SampledFit
 from edgespec.diagnosis.forecast import Forecast, Speedup
 from edgespec.errors import BudgetError
 from edgespec.memory import process
-from edgespec.memory.budget import MemoryRow, SegmentSize, plan_memory
+from edgespec.memory.budget import MemoryRow, plan_memory
 from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.pinning import SegmentSize
 from edgespec.models import adapting, pair_fit, self_draft
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit

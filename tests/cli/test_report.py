@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from edgespec.cli.commands.reports import generation_summary, plan_report, plan_table
-from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize, plan_memory
+from edgespec.memory.budget import MemoryPlan, MemoryRow, plan_memory
 from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.pinning import SegmentSize
 from edgespec.settings.units import format_size
 from edgespec.tuning.pair_figures import Prediction
 from edgespec.values import ExpertStats, GenerationResult, PagingStats, SpeculationStats

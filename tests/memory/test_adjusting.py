@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
 from edgespec.memory.adjusting import adjusted, next_shares, shares_of, smallest_budget
-from edgespec.memory.budget import (
-    MIN_RING_SLOTS,
-    MemoryPlan,
-    MemoryRow,
-    SegmentSize,
-    plan_memory,
-    ring_for,
-)
+from edgespec.memory.budget import MemoryPlan, MemoryRow, plan_memory
 from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.pinning import MIN_RING_SLOTS, SegmentSize, ring_for
 from edgespec.ports.adjusting import WeightShares
 
 MIB = 1 << 20

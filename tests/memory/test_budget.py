@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
-from edgespec.memory.budget import (
-    LOADING,
-    MemoryRow,
-    SegmentSize,
-    plan_memory,
-    rows_when_loaded_first,
-)
+from edgespec.memory.budget import LOADING, MemoryRow, plan_memory, rows_when_loaded_first
 from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.pinning import SegmentSize
 
 FIXED = (MemoryRow("process", "all", 100), MemoryRow("draft", "weights", 50))
 

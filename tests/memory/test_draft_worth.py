@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import note_on_draft
+from edgespec.memory.pinning import SegmentSize
 from edgespec.values import SourceStats, SpeculationStats
 
 MIB = 1 << 20

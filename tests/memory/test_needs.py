@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
-from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable, plan_models
+from edgespec.memory.pinning import SegmentSize
 from edgespec.session.plan_score import expected_rate
 
 PROCESS_BYTES = 80 * MIB

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.pinning import SegmentSize
 from edgespec.memory.places import auto_texts, best_n_parallel, costs_one_text_little, has_room_for
 
 

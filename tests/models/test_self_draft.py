@@ -11,7 +11,8 @@ import pytest
 from commands_here import Done, run_here
 from edgespec.cli import entry
 from edgespec.cli.commands.models.making_report import room_line
-from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.pinning import SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.self_draft import DraftMemory, _DraftSearch, draft_memory
 

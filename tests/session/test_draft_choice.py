@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
+from edgespec.memory.pinning import SegmentSize
 from edgespec.session.draft_choice import DraftCandidate, Speed, candidates, hint
 
 SLOW = 300e6
@@ -58,3 +59,9 @@ def test_the_hint_names_the_flag_and_what_it_brings() -> None:
     (line,) = hint(plan(900), sizes)
     assert line.startswith("-md self makes a draft from the target")
     assert "times as many tokens per second" in line
+
+
+def test_the_bytes_of_copies_that_pinned_weights_replace_pin_more() -> None:
+    speed = Speed.of(plan(1400), SLOW)
+    apart, shared = (speed.round_s(500 * MIB, 450 * MIB, copy_bytes=n) for n in (0, 450 * MIB))
+    assert 0 < shared < apart

@@ -11,7 +11,8 @@ from edgespec.cli import entry
 from edgespec.errors import BudgetError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
-from edgespec.memory.budget import MIB, MemoryPlan, SegmentSize
+from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.memory.pinning import SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
 from edgespec.session import own_draft, session

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.files import cache_folder
-from edgespec.memory.budget import MemoryPlan, SegmentSize
+from edgespec.memory.budget import MemoryPlan
+from edgespec.memory.pinning import SegmentSize
 from edgespec.settings.config import LoadSettings
 from edgespec.tuning import pair_figures
 from edgespec.tuning.pair_figures import PairFigures

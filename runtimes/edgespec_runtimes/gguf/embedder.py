@@ -18,8 +18,9 @@ import numpy as np
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
 from edgespec.memory.adjusting import shares_of
-from edgespec.memory.budget import MemoryPlan, MemoryRow, SegmentSize
+from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
+from edgespec.memory.pinning import SegmentSize
 from edgespec.paging.reader import DirectReader
 from edgespec.ports import Progress
 from edgespec.runtimes import ModelRequest

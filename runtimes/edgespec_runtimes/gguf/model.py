@@ -135,6 +135,11 @@ class GgufModel(RunningModel):
         )
         self._batch = RowBatch(shape.largest_batch, shape.n_seq)
 
+    @property
+    def paged_tensors(self) -> Mapping[str, int]:
+        """Addresses of its paged tensors by name."""
+        return self._weights.tensors if self._weights else {}
+
     def committed_of(self, slot: int) -> int:
         return self._texts.all[slot].n_committed + len(self._recurrent.lag)
 

@@ -92,6 +92,12 @@ class PreparedGguf:
     def enforced(self) -> bool:
         return self._measured.mapped.is_lazy and sys.platform != "win32"
 
+    @property
+    def lent(self) -> GgufFile | None:
+        """The header of the file if a draft can compute with its pinned weights, after `needs`."""
+        is_here = not self._measured.offloading.names and not self._measured.is_remote
+        return self._header if is_here and self.enforced else None
+
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """Notes about packing, KV cache types, and the rounding of a target with a draft."""
         request, note = self._request, loading.packing().note

@@ -5,17 +5,20 @@ Embeddings are read from the file by rows, so that llama.cpp holds only the laye
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import ModelError
-from edgespec.memory.budget import MemoryRow
+from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
-from edgespec.runtimes import ModelRequest
+from edgespec.ports import LanguageModel, Progress
+from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
@@ -26,10 +29,11 @@ from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.row_tables import RowTable
+from edgespec_runtimes.gguf.weights.shared import SharedWeights, copy_sizes, other_bytes
 
 
 class PreparedTrimmed(PreparedGguf):
-    """A prepared trimmed copy; implements `PreparedModel` and `FitsVocabulary`."""
+    """A prepared trimmed copy; implements `PreparedModel`, `FitsVocabulary` and `SharesWeights`."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         if request.owner != "draft":
@@ -38,6 +42,7 @@ class PreparedTrimmed(PreparedGguf):
                 "target with -m, and this one with -md"
             )
         self._trimmed = trimmed_shape(header)
+        self._target: PreparedGguf | None = None
         super().__init__(request, header)
 
     @property
@@ -58,7 +63,46 @@ class PreparedTrimmed(PreparedGguf):
         nbytes = row_tables.bytes_for(table, shape.largest_batch)
         nbytes += 4 * table.shape[0] * shape.largest_batch  # llama.cpp's batch
         row = MemoryRow(self._request.owner, "embedding rows", nbytes)
-        return replace(needs, fixed=(*needs.fixed, row))
+        needs = replace(needs, fixed=(*needs.fixed, row))
+        if not self._copies or needs.resident is None:
+            return needs
+        nbytes = other_bytes(self._header, self._copies)
+        resident = (MemoryRow(self._request.owner, "weights", nbytes), *needs.resident[1:])
+        return replace(needs, resident=resident, copies=self._copies)
+
+    def share_with(self, target: PreparedModel) -> None:
+        self._target = target if isinstance(target, PreparedGguf) else None
+
+    def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
+        names = (plan.segments[i].weights for i in plan.shared) if plan else ()
+        shared = self._copies.keys() & chain.from_iterable(names)
+        if plan is None or not shared:
+            return super().load(plan, progress)
+        shape, _ = self._measured.contexts[plan.batches.get(self._request.owner, 0)]
+        traced = self._measured.mapped.traced
+        model, weights = (
+            self._measured.mapped.take_model(),
+            SharedWeights(self._header, traced, shared),
+        )
+        try:
+            with self._phase("weights"):
+                weights.fill(self._stop, progress)
+        except BaseException:
+            close_all(weights.close, model.close)
+            raise
+        try:
+            opened = self._open(model, shape, None)
+        except BaseException:
+            weights.close()
+            raise
+        assert isinstance(opened, TrimmedModel)
+        opened.hold(weights)
+        return opened
+
+    @cached_property
+    def _copies(self) -> Mapping[str, int]:
+        """Bytes by name of copies that are not needed of what the target pins."""
+        return copy_sizes(self._header, self._target.lent) if self._target else {}
 
     def _new_model(
         self, model: loading.Model, shape: ContextShape, *parts: Any, **settings: Any
@@ -99,7 +143,9 @@ class TokenEmbeddings:
 
 
 class TrimmedModel(GgufModel):
-    """A loaded trimmed copy; implements `RatesSomeTokens`."""
+    """A loaded trimmed copy; implements `RatesSomeTokens` and `BorrowsWeights`."""
+
+    _shared: SharedWeights | None = None
 
     def __init__(self, *parts: Any, table: TokenEmbeddings, **settings: Any) -> None:
         """Open it like a `GgufModel`; takes ownership of `table`."""
@@ -112,9 +158,19 @@ class TrimmedModel(GgufModel):
     def token_ids(self) -> np.ndarray:
         return self._table.token_ids
 
+    def hold(self, weights: SharedWeights) -> None:
+        """Take ownership of its weights, if it shares its target's."""
+        self._shared = weights
+
+    def borrow_from(self, target: LanguageModel) -> None:
+        if self._shared is not None:
+            assert isinstance(target, GgufModel)
+            self._shared.borrow(target.paged_tensors)
+
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
         self._table.write(rows.tokens, self._batch.embeddings(len(rows)))
         return super()._compute(rows, with_logits)
 
     def _release(self) -> None:
-        close_all(super()._release, self._table.close)
+        shared = (self._shared.close,) if self._shared else ()
+        close_all(super()._release, self._table.close, *shared)

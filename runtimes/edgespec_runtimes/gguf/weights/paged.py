@@ -120,6 +120,11 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     def stats(self) -> PagingStats:
         return replace(super().stats, experts=self.experts.cache.stats if self.experts else None)
 
+    @property
+    def tensors(self) -> dict[str, int]:
+        """Addresses of the tensors by name."""
+        return {weight.entry.name: weight.address for weight in self._weights}
+
     def fill(self, progress: Progress | None) -> None:
         """Read the pinned weights and start streaming. Raises WeightReadError and Cancelled."""
         small = [extent_of(weight) for weight in self._resident]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.errors import EdgespecError
-from edgespec.memory.budget import SegmentSize
+from edgespec.memory.pinning import SegmentSize
 from edgespec.paging.reader import BLOCK_BYTES, READ_BYTES, Extent, Segment
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
@@ -213,7 +213,8 @@ class WeightGroup:
         """Its size for the memory plan."""
         name, whole = self.segment.name, self.weights[0].entry.name
         slice_of = whole if self.rows else ""
-        return SegmentSize(name, self.segment.nbytes, self.segment.slot_bytes, slice_of)
+        names = tuple(weight.entry.name for weight in self.weights)
+        return SegmentSize(name, self.segment.nbytes, self.segment.slot_bytes, slice_of, names)
 
 
 def cut(

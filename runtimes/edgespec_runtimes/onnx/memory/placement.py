@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.memory.budget import spread_evenly
+from edgespec.memory.pinning import spread_evenly
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.memory.budget import LOADING, MemoryRow, SegmentSize
+from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.needs import BatchNeeds
+from edgespec.memory.pinning import SegmentSize
 from edgespec.ports.kept_features import feature_bytes
 from edgespec.values import ModelInfo
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight

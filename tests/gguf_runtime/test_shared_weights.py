@@ -1,0 +1,142 @@
+"""A draft made from the target computes with the weights that the target pins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError
+from edgespec.memory.budget import COPIES, MemoryPlan
+from edgespec.models.embedded import embedded_pair
+from edgespec.models.enlarging import enlarge
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.tools import load_tool
+from edgespec.tree import TokenTree
+from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.weights.shared import copy_sizes
+from port_calls import evaluate, prefill
+
+PROMPT = "def read(path):\n    with open(path) as file:\n"
+TARGET_BYTES, ROOM_BYTES = 32 << 20, 10 << 20
+"""Size of the target, and memory for what it pins."""
+RULES = EngineSettings(remember=False, step_aside=False, lookup=False)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target") / "target.gguf"
+    enlarge(embedded_pair().target, path, TARGET_BYTES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def coarse(target: Path) -> Path:
+    """A draft with coarse copies of the target's layers and a head for all of its tokens."""
+    out = target.with_name("draft.gguf")
+    quantised = load_tool().quantise(target, target.parent, "Q4_0", lambda what, share: None)
+    write_trimmed(quantised, out, range(4096))
+    return out
+
+
+@pytest.fixture(scope="module")
+def budget_bytes(target: Path, coarse: Path) -> int:
+    """A budget that pages the target beside the draft, and pins some of it."""
+    settings = LoadSettings(model=target, draft=coarse, memory_budget="1GiB", ctx_size=256)
+    return session.plan(settings).smallest_bytes + ROOM_BYTES
+
+
+@pytest.fixture
+def sharing(target: Path, coarse: Path, budget_bytes: int) -> LoadSettings:
+    return LoadSettings(model=target, draft=coarse, memory_budget=budget_bytes, ctx_size=256)
+
+
+@pytest.fixture
+def copying(sharing: LoadSettings) -> LoadSettings:
+    return sharing.model_copy(update={"adjustable_budget": True})
+
+
+def bytes_of_copies(plan: MemoryPlan) -> int:
+    return sum(row.nbytes for row in plan.rows if row.what == COPIES)
+
+
+def logits_of(settings: LoadSettings) -> np.ndarray:
+    """The draft's logits after the nodes of a small tree."""
+    with session.open_models(settings) as models:
+        assert models.draft is not None
+        tokens = models.target.vocabulary.encode(PROMPT)
+        prefill(models.draft, tokens[:-1])
+        tree = TokenTree(tokens[-1], 4)
+        for token in tokens[:2]:
+            tree.add(0, token, confidence=0.5)
+        return evaluate(models.draft, tree, [0, 1, 2]).copy()
+
+
+def test_its_plan_has_copies_of_what_is_streamed_only(
+    sharing: LoadSettings, target: Path, coarse: Path
+) -> None:
+    plan = session.plan(sharing)
+    copies = copy_sizes(read_header(coarse), read_header(target))
+    assert plan.paged
+    assert plan.shared
+    assert 0 < bytes_of_copies(plan) < sum(copies.values())
+
+
+def test_it_computes_with_what_the_target_pins(
+    sharing: LoadSettings, copying: LoadSettings, target: Path
+) -> None:
+    """Its logits lie between those of copies of all layers and those of the target."""
+    of_target = logits_of(sharing.model_copy(update={"draft": target, "memory_budget": "1GiB"}))
+    with_copies, shared = logits_of(copying), logits_of(sharing)
+    assert 0 < np.abs(shared - of_target).mean() < 0.9 * np.abs(with_copies - of_target).mean()
+
+
+def test_the_text_is_that_without_a_draft(sharing: LoadSettings) -> None:
+    texts = []
+    for settings in (sharing, sharing.without_draft()):
+        with session.load(settings, RULES) as loaded:
+            for temperature in (0.0, 0.8):
+                sampling = SamplingParams(temperature=temperature, seed=7)
+                texts.append(loaded.generate(PROMPT, sampling, max_tokens=24).tokens)
+    assert texts[:2] == texts[2:]
+
+
+def test_a_changed_budget_leaves_it_what_it_shares(
+    sharing: LoadSettings, budget_bytes: int
+) -> None:
+    with session.load(sharing, RULES) as loaded:
+        text = loaded.generate(PROMPT, max_tokens=12).tokens
+        with pytest.raises(BudgetError):
+            loaded.set_memory_budget(loaded.budget.smallest_bytes - 1)
+        for changed in (loaded.budget.smallest_bytes, "1GiB", budget_bytes):
+            loaded.set_memory_budget(changed)
+            assert loaded.generate(PROMPT, max_tokens=12).tokens == text
+            assert loaded.plan.shared
+
+
+def test_an_adjustable_budget_has_copies_of_all(copying: LoadSettings) -> None:
+    plan = session.plan(copying)
+    assert plan.paged
+    assert not plan.shared
+    assert not bytes_of_copies(plan)
+
+
+def test_only_matrices_of_the_same_shape_are_copies(target: Path, coarse: Path) -> None:
+    draft, whole = read_header(coarse), read_header(target)
+    copies = copy_sizes(draft, whole)
+    assert "blk.0.ffn_up.weight" in copies
+    wider = replace(whole, tensors=[replace(t, shape=(*t.shape, 2)) for t in whole.tensors])
+    assert not copy_sizes(draft, wider)
+    assert not copy_sizes(draft, None)
+
+
+def test_the_head_is_no_copy_of_the_targets_embeddings(target: Path, coarse: Path) -> None:
+    draft, whole = read_header(coarse), read_header(target)
+    head, embeddings = (header.tensors_by_name["token_embd.weight"] for header in (draft, whole))
+    assert head.shape == embeddings.shape
+    assert "token_embd.weight" not in copy_sizes(draft, whole)
