@@ -15,12 +15,8 @@ from pathlib import Path
 from edgespec.cli.console import STDOUT, Console, report_failure
 from edgespec.cli.flags import parser
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
+from edgespec.concurrency.spinning import SHORT
 from edgespec.errors import Cancelled, EdgespecError
-
-SPIN_COUNT = "1000"
-"""Spin iterations of a llama.cpp thread that waits for others, before it sleeps. GOMP's default,
-300,000, makes passes more than ten times slower if another program uses the same cores; 1,000 is
-not slower on an idle machine (decision 0070)."""
 
 WITH_JSON_FILE = frozenset({"generate", "bench"})
 """Commands whose --json takes the name of a file."""
@@ -84,10 +80,12 @@ def json_place(arguments: Sequence[str]) -> str | None:
 def let_idle_threads_sleep(environ: MutableMapping[str, str]) -> None:
     """Let idle OpenMP threads sleep soon, unless the user has configured them.
 
-    The library reads the variable once, when a runtime loads it.
+    GOMP reads the variable once, when a runtime loads it. Its default makes passes more than ten
+    times slower if another program uses the same cores; the runtime lets threads of models in
+    memory spin longer while it has the cores to itself (decision 0070).
     """
     if not environ.get("OMP_WAIT_POLICY"):
-        environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+        environ.setdefault("GOMP_SPINCOUNT", str(SHORT))
 
 
 def _prepare_streams() -> None:

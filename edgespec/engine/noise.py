@@ -10,6 +10,8 @@ for each position of each seed, and a place in the stream for each token.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,8 @@ MAX_LEVEL = 40.0
 """Noise above every number of `Noise.gumbel`, which has 52 random bits."""
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_LARGEST, _LAST_BITS = (1 << 52) - 1, (1 << 33) - 1
+_STEPS = np.arange(CHUNK, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 class Noise:
@@ -44,30 +48,47 @@ class Noise:
         return noise
 
     def above(self, level: float, position: int, n_tokens: int) -> Tokens:
-        """Tokens of a vocabulary of `n_tokens` whose noise is at least `level`, ascending.
+        """Tokens of a vocabulary of `n_tokens` whose noise is at least `level`, ascending; rarely
+        one more.
 
         Costs no logarithms, and memory for one chunk of the vocabulary.
         """
         level = min(max(level, -MAX_LEVEL), MAX_LEVEL)
         bound = -np.expm1(-np.exp(-level)) * (1 + 1e-9)
-        found = [
-            begin + np.flatnonzero(self._uniform(position, chunk) <= bound)
-            for begin in range(0, n_tokens, CHUNK)
-            for chunk in [np.arange(begin, min(begin + CHUNK, n_tokens), dtype=np.uint64)]
-        ]
+        # uniform numbers up to `bound` are those of hashes up to this; the last step of a hash does
+        # not change its upper half, and which of 2**31 tokens it decides may well be compared
+        highest = np.uint64(min(math.floor(bound * 2.0**52), _LARGEST) << 12 | _LAST_BITS)
+        stream = (self._stream(position) + _GOLDEN) & _MASK
+        z, shifted = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
+        found = []
+        for begin in range(0, n_tokens, CHUNK):
+            n = min(CHUNK, n_tokens - begin)
+            start = np.uint64((begin * _GOLDEN + stream) & _MASK)
+            np.add(_STEPS[:n], start, out=z[:n])
+            _mix_in_place(z[:n], shifted[:n])
+            found.append(begin + np.flatnonzero(z[:n] <= highest))
         return np.concatenate(found)
 
     def _uniform(self, position: int, tokens: NDArray[np.uint64]) -> Numbers:
         """Numbers between 0 and 1, both excluded, [len(tokens)]."""
-        stream = _mixed(self._key + (position + 1) * _GOLDEN)
-        z = (tokens + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(stream)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
+        z = (tokens + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(self._stream(position))
+        _mix_in_place(z, np.empty_like(z))
         z ^= z >> np.uint64(31)
         uniform: Numbers = (z >> np.uint64(12)).astype(np.float64)
         uniform += 0.5
         uniform *= 2.0**-52
         return uniform
+
+    def _stream(self, position: int) -> int:
+        return _mixed(self._key + (position + 1) * _GOLDEN)
+
+
+def _mix_in_place(z: NDArray[np.uint64], shifted: NDArray[np.uint64]) -> None:
+    """All but the last step of `_mixed`; `shifted` is memory of the size of `z`."""
+    for n_bits, factor in ((30, _FIRST), (27, _SECOND)):
+        np.right_shift(z, np.uint64(n_bits), out=shifted)
+        np.bitwise_xor(z, shifted, out=z)
+        np.multiply(z, np.uint64(factor), out=z)
 
 
 def _mixed(key: int) -> int:

@@ -107,11 +107,12 @@ class Sampler:
                 return best
         best_logit(logits)  # damaged logits are an error, even of forbidden tokens
         self.params.check_vocabulary(len(logits))
-        logits = adjusted(self._allowed(logits), self.params, self._recent)
-        best_logit(logits)
+        possible = adjusted(self._allowed(logits), self.params, self._recent)
+        if possible is not logits:
+            best_logit(possible)
         if self.params.temperature == 0:
-            return int(logits.argmax())
-        tokens, scores = self._scores(logits, self.n_accepted, 1)
+            return int(possible.argmax())
+        tokens, scores = self._scores(possible, self.n_accepted, 1)
         return int(tokens[scores.argmax()])
 
     @property
@@ -248,7 +249,7 @@ class Sampler:
         scores = logits[places] + self._scaled_noise(position, places)
         bound = np.partition(scores, -k)[-k]
         level = float(bound - logits[places[-1]]) / self.params.temperature
-        others = np.setdiff1d(self._noise.above(level, position, len(logits)), places)
+        others = _without(self._noise.above(level, position, len(logits)), np.sort(places))
         reached = logits[others] + self._scaled_noise(position, others)
         return np.concatenate((places, others)), np.concatenate((scores, reached))
 
@@ -273,6 +274,13 @@ class Sampler:
         """Temperature times noise of the tokens at `places`."""
         ids = places if tokens is None else tokens[places]
         return self.params.temperature * self._noise.gumbel(position, ids)
+
+
+def _without(tokens: Tokens, others: Tokens) -> Tokens:
+    """`tokens` without `others`, which are ascending and at least one."""
+    places = np.minimum(np.searchsorted(others, tokens), len(others) - 1)
+    rest: Tokens = tokens[others[places] != tokens]
+    return rest
 
 
 def distribution(

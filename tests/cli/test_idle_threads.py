@@ -6,13 +6,14 @@ import sys
 
 import pytest
 
-from edgespec.cli.entry import SPIN_COUNT, let_idle_threads_sleep
+from edgespec.cli.entry import let_idle_threads_sleep
+from edgespec.concurrency.spinning import SHORT
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, {"GOMP_SPINCOUNT": SPIN_COUNT}),
+        ({}, {"GOMP_SPINCOUNT": str(SHORT)}),
         ({"GOMP_SPINCOUNT": "5"}, {"GOMP_SPINCOUNT": "5"}),
         ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
     ],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -32,6 +32,7 @@ from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama import loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
+from edgespec_runtimes.gguf.llama.openmp import spinning_threads
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 
 MMAP, RESIDENT, LINEAR, LINEAR_SHORT = "mmap", "resident", "llama-linear", "llama-linear-3"
@@ -235,6 +236,7 @@ class _Sequences(Closeable):
             raise UsageError(f"llama.cpp refuses a context of {params.n_ctx} tokens")
         self.most: int = lib.llama_n_batch(self._context)
         self._batch = lib.llama_batch_init(self.most, 0, 1)
+        self._threads = spinning_threads() if n_threads > 1 else None
 
     def is_end(self, token: int) -> bool:
         return token in self.vocabulary.eog_tokens
@@ -254,7 +256,9 @@ class _Sequences(Closeable):
             batch.token[i], batch.pos[i] = token, position
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, text
             batch.logits[i] = is_wanted
-        if code := lib.llama_decode(self._context, batch):
+        with self._threads.computing(is_resident=True) if self._threads else nullcontext():
+            code = lib.llama_decode(self._context, batch)
+        if code:
             raise EdgespecError(f"llama.cpp failed to compute (code {code})")
         shape = (sum(is_wanted for *_, is_wanted in inputs), self._model.n_vocab)
         return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)

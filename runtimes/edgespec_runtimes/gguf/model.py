@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from edgespec_runtimes.gguf.kernels.reference_kernels import (
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
+from edgespec_runtimes.gguf.llama.openmp import spinning_threads
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
 from edgespec_runtimes.kit.running import RunningModel
 
@@ -134,6 +135,7 @@ class GgufModel(RunningModel):
             self._memory, self._texts, checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )
         self._batch = RowBatch(shape.largest_batch, shape.n_seq)
+        self._threads = spinning_threads() if shape.n_threads > 1 else None
 
     @property
     def paged_tensors(self) -> Mapping[str, int]:
@@ -391,7 +393,9 @@ class GgufModel(RunningModel):
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
         """Compute a pass over `rows`; returns llama_decode's code."""
         self._batch.fill(rows, with_logits)
-        return self._batch.compute(self._context)
+        threads, is_resident = self._threads, self._weights is None
+        with threads.computing(is_resident) if threads else nullcontext():
+            return self._batch.compute(self._context)
 
     def _roll_back(self, committed: Mapping[int, int]) -> None:
         if self._tap is not None and 0 in committed:
