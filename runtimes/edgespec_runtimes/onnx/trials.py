@@ -26,6 +26,7 @@ from edgespec_runtimes.onnx.weights.exchange import ExchangedSession, save
 from edgespec_runtimes.onnx.weights.exchange_check import exchanged_layout
 
 _STATUS = Path("/proc/self/status")
+_SMAPS = Path("/proc/self/smaps")
 _FORGET_PEAK = "5"
 """Request to /proc/self/clear_refs to begin a new peak."""
 
@@ -49,7 +50,8 @@ def main(stdin: BinaryIO) -> int:
 
 def measured_session(graph: bytes, n_threads: int, folder: Path) -> tuple[int, int, int]:
     """Bytes by which a session of `graph` makes this process grow."""
-    return measured(lambda: OrtSession(graph, "the model", n_threads, CPU.providers(0), folder))
+    providers = CPU.providers(0)
+    return measured(lambda: OrtSession(graph, "the model", n_threads, providers, folder), folder)
 
 
 def measured_exchange(
@@ -59,7 +61,7 @@ def measured_exchange(
     be."""
     with suppress(EdgespecError, OSError), scratch_folder(scratch) as into:
         layout = exchanged_layout(first, second, folder, n_threads, into)
-        saving = measured(lambda: save(first, folder, n_threads, into))
+        saving = measured(lambda: save(first, folder, n_threads, into), into)
         piece = save(second, folder, n_threads, into)
         record = piece.record(layout)
         address = ctypes.addressof(ctypes.c_ubyte.from_buffer(record))
@@ -69,25 +71,47 @@ def measured_exchange(
             session.take(address)
             return session
 
-        kept, private, peak = measured(exchanged)
+        kept, private, peak = measured(exchanged, into)
         constants = [[one.name, one.form, one.nbytes] for one in layout.constants]
         return {"constants": constants, "size": [kept, private, max(peak, saving[2])]}
     return None
 
 
-def measured(make: Callable[[], object]) -> tuple[int, int, int]:
-    """Bytes by which this process grows: afterwards, of which private, and at the peak."""
+def measured(make: Callable[[], object], folder: Path) -> tuple[int, int, int]:
+    """Bytes by which this process grows: afterwards, of which private, and at the peak.
+
+    Counts what is mapped of files below `folder` as if it were read.
+    """
     trim_heap()
     Path("/proc/self/clear_refs").write_text(_FORGET_PEAK, encoding="ascii")
     before = table(_STATUS)
     made = make()
     peak = table(_STATUS)["VmHWM"] - before["VmRSS"]
     trim_heap()
-    after = table(_STATUS)
+    after, unread = table(_STATUS), _unread_bytes(folder)
     if isinstance(made, Closeable):
         made.close()
     kept, private = (max(0, after[what] - before[what]) for what in ("VmRSS", "RssAnon"))
-    return kept, private, max(kept, peak)
+    return kept + unread, private, max(kept, peak) + unread
+
+
+def _unread_bytes(folder: Path) -> int:
+    """Bytes of files below `folder` that are mapped and not yet in memory: the first run reads what
+    creating a session does not."""
+    below, unread, size = f" {folder}/", 0, 0
+    for line in _SMAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        key, _, value = line.partition(":")
+        if "-" in key:  # a range of addresses, and at the end its file
+            is_below = below in line
+        elif is_below and key == "Size":
+            size = _bytes(value)
+        elif is_below and key == "Rss":
+            unread += size - _bytes(value)
+    return unread
+
+
+def _bytes(value: str) -> int:
+    return int(value.split()[0]) << 10
 
 
 if __name__ == "__main__":
