@@ -48,7 +48,7 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_packed_model_is_measured_once(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = runtime.prepare(request(packed))
     stored = {group.piece: group.segment.nbytes for group in prepared._deployed.fitted.groups}
-    sizes = prepared._session_sizes
+    sizes = prepared._measured.sizes
     prepared.close()
     assert len(sizes) == len(prepared._deployed.fitted.cut.pieces)
     # a trial of a tiny model may find its memory in what the allocator already has
@@ -60,17 +60,17 @@ def test_a_packed_model_is_measured_once(packed: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(subprocess, "run", refuse)
     prepared = runtime.prepare(request(packed))
-    assert prepared._session_sizes == sizes
+    assert prepared._measured.sizes == sizes
     prepared.close()
 
 
 def test_what_was_measured_is_planned(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = measuring.SessionSize(kept_bytes=30 << 20, private_bytes=20 << 20, peak_bytes=50 << 20)
 
-    def sizes(prepared: PreparedOnnx) -> list[measuring.SessionSize]:
-        return [size] * len(prepared._deployed.fitted.cut.pieces)
+    def sizes(prepared: PreparedOnnx) -> measuring.Measured:
+        return measuring.Measured((size,) * len(prepared._deployed.fitted.cut.pieces))
 
-    monkeypatch.setattr(PreparedOnnx, "_session_sizes", property(sizes))
+    monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
     needs = needs_of(packed)
     n_pieces = len(needs.cuts[0])
     assert resident(needs)["weights"] >= n_pieces * size.kept_bytes

@@ -56,10 +56,11 @@ from edgespec_runtimes.onnx.prepare import rows
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.details import context_length
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
-from edgespec_runtimes.onnx.prepare.measuring import SessionSize, session_sizes
+from edgespec_runtimes.onnx.prepare.measuring import Measured, made_by, measured
 from edgespec_runtimes.onnx.prepare.notes import paging_notes, rounding_notes
 from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
+from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights, records
 from edgespec_runtimes.onnx.weights.offloading import OffloadedWeights
 from edgespec_runtimes.onnx.weights.packing import PackedWeights
 from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights, open_tables
@@ -169,26 +170,33 @@ class PreparedOnnx:
 
     def needs(self) -> ModelNeeds:
         deployed, owner = self._deployed, self._request.owner
-        n_layers, measured = len(self._feature_layers), self._session_sizes
+        n_layers, measured = len(self._feature_layers), self._measured
         return ModelNeeds(
             fixed=rows.fixed_rows(owner, self.info, self._cache_bytes),
             batches=tuple(
                 rows.batch_needs(owner, self.info, sizes, n_layers, deployed.fitted.cut.hidden_size)
                 for sizes in deployed.batches
             ),
-            resident=rows.resident_rows(owner, deployed, self._source, measured, self._cache_bytes),
-            paged=rows.paged_rows(deployed, self._source, measured),
-            cuts=rows.cuts(deployed, self._source, measured),
+            resident=rows.resident_rows(
+                owner, deployed, self._source, measured.sizes, self._cache_bytes
+            ),
+            paged=rows.paged_rows(deployed, self._source, measured, self._cache_bytes),
+            cuts=rows.cuts(deployed, self._source, measured.sizes),
             text_bytes=self._cache_bytes,
         )
 
     @cached_property
-    def _session_sizes(self) -> list[SessionSize]:
+    def _measured(self) -> Measured:
+        """What onnxruntime takes; packed layers are paged by records from now on if they can."""
         deployed = self._deployed
         if not deployed.device.is_cpu:
-            return []
+            return Measured()
         with self._phase("measuring"):
-            return session_sizes(deployed.fitted.whole_cut, self._source, self._n_threads)
+            fitted = deployed.fitted
+            found = measured(fitted.whole_cut, fitted.cut, self._source, self._n_threads)
+        layouts = {graph: exchange.layout for graph, exchange in found.exchanges.items()}
+        fitted.exchange(self._source, layouts)
+        return found
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         deployment = self._deployed
@@ -323,7 +331,7 @@ class PreparedOnnx:
                 tables.append((name, table))
             # the weights now own the sessions
             sessions, self._deployed.sessions = self._deployed.sessions, []
-            weights = self._weights_class(
+            weights = self._weights_class(progress)(
                 self._source,
                 fitted.cut,
                 sessions,
@@ -337,12 +345,17 @@ class PreparedOnnx:
             on_failure.pop_all()
         return self._open(fitted.cut, None, weights, tables)
 
-    @property
-    def _weights_class(self) -> Callable[..., OnnxWeights]:
-        deployment = self._deployed
+    def _weights_class(self, progress: Progress | None) -> Callable[..., OnnxWeights]:
+        deployment, layouts = self._deployed, self._deployed.fitted.layouts
         if deployment.placement.uses_gpu:
             return partial(OffloadedWeights, device=deployment.device, kept=deployment.on_gpu)
-        return PackedWeights if self._has(PACKED) else OnnxWeights
+        if not layouts:
+            return PackedWeights if self._has(PACKED) else OnnxWeights
+        cut, n_threads = deployment.fitted.cut, self._n_threads
+        file = records(
+            cut, self._source, layouts, n_threads, made_by(cut), self._stop.is_set, progress
+        )
+        return partial(ExchangingWeights, records=file, layouts=layouts, n_threads=n_threads)
 
     def _open(
         self,

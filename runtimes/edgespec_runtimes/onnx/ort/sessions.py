@@ -33,6 +33,8 @@ _ERRORS: tuple[type[Exception], ...] = (
     ),
 )
 _CPU = state.OrtDevice(state.OrtDevice.cpu(), state.OrtDevice.default_memory(), 0)
+SAVED_WEIGHTS = ".data"
+"""Suffix of the file with the weights of a saved graph."""
 _SILENT = 4
 """onnxruntime's log level FATAL; errors arrive as exceptions."""
 
@@ -93,12 +95,16 @@ class OrtSession(Closeable):
         stop: StopFlag | None = None,
         constants: Mapping[str, Any] | None = None,
         keeps_memory: bool = True,
+        saved_as: Path | None = None,
+        is_optimised: bool = False,
     ) -> None:
         """`what` names the model in errors; `providers` has names and options, best first.
 
         External weights are in `weights_folder`, or given as `constants`, OrtValues by name. With
-        `keeps_memory`, memory of runs is kept in an arena. Raises ModelError for a graph that
-        onnxruntime cannot run, Cancelled once `stop` is set.
+        `keeps_memory`, memory of runs is kept in an arena. `saved_as` gets the graph as
+        onnxruntime optimised it, and a file beside it with the suffix `.data` its weights, as they
+        are and packed; `is_optimised` says that the graph was saved so. Raises ModelError for a
+        graph that onnxruntime cannot run, Cancelled once `stop` is set.
         """
         # messages about providers go to the process's logger, and would be printed
         ort.set_default_logger_severity(_SILENT)
@@ -115,6 +121,10 @@ class OrtSession(Closeable):
         if weights_folder is not None:
             key = "session.model_external_initializers_file_folder_path"
             options.add_session_config_entry(key, str(weights_folder))
+        if saved_as is not None:
+            _save_packed(options, saved_as)
+        if is_optimised:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         first_provider = providers[0][0]
         if first_provider != CPU_PROVIDER:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -199,6 +209,17 @@ class OrtSession(Closeable):
 
     def close(self) -> None:
         self._binding = self._native = self._session = None
+
+
+def _save_packed(options: Any, path: Path) -> None:
+    """Make a session with these options write its graph and its weights, packed where it does."""
+    options.optimized_model_filepath = str(path)
+    for key, setting in {
+        "optimized_model_external_initializers_file_name": path.with_suffix(SAVED_WEIGHTS).name,
+        "optimized_model_external_initializers_min_size_in_bytes": "128",
+        "save_external_prepacked_constant_initializers": "1",
+    }.items():
+        options.add_session_config_entry(f"session.{key}", setting)
 
 
 def value(array: np.ndarray) -> Any:

@@ -22,6 +22,7 @@ from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.prepare.folding import folded, sizes_to_compare
 from edgespec_runtimes.onnx.prepare.masks import find_masks
+from edgespec_runtimes.onnx.weights.exchanging import Layouts, with_records
 from edgespec_runtimes.onnx.weights.paged import own_weights, small_weights
 
 
@@ -61,6 +62,8 @@ class FittedDecoder:
         self.sizes = largest[affordable([sizes.nbytes for sizes in largest], most)]
         """Batch sizes for a GPU; the process's plan may choose others."""
         self.groups = own_weights(self.cut, source)
+        """The segments; those of packed layers are records once `exchange` was called."""
+        self.layouts: Layouts = {}
         self.small_bytes = sum(weight.nbytes for weight in small_weights(self.cut, source))
 
         self.dequantised = needs.dequantised_bytes(self.model, self.cut, source)
@@ -77,6 +80,13 @@ class FittedDecoder:
         it, with their element types."""
         found = ((name, source.weights.get(table)) for name, table in self.cut.embeddings)
         return {name: weight.kind for name, weight in found if weight and weight.can_be_bound}
+
+    def exchange(self, source: Source, layouts: Layouts) -> None:
+        """Page packed layers by records of these layouts."""
+        self.layouts = layouts
+        if layouts:
+            groups = own_weights(self.cut, source)
+            self.groups = with_records(groups, self.cut, source, layouts)
 
     def has(self, operators: Sequence[str]) -> bool:
         return _has(self.model, operators)

@@ -2,7 +2,8 @@
 
 onnxruntime packs, folds and converts constants by rules that differ between its versions and
 processors. Pieces of equal structure are measured once, so a trial needs no more memory than the
-largest piece. Results are kept per file, version and processor.
+largest piece. It also tells which pieces can exchange their packed constants. Results are kept per
+file, version and processor.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,16 @@ from edgespec.files.json_file import JsonFile
 from edgespec.memory.process import processor
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
-from edgespec_runtimes.onnx.weights.packing import with_constants
+from edgespec_runtimes.onnx.weights import artifacts
+from edgespec_runtimes.onnx.weights.exchange import Constant, Layout
+from edgespec_runtimes.onnx.weights.packing import is_packed, with_constants
 
 MEASURED_BYTES = 32 << 20
 """Size of weights below which measuring is not worth a process."""
 TIMEOUT_S = 120.0
 MAX_RESULTS = 64
+_TRIAL = 2
+"""Number of the trial's present method, whose results alone are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +54,73 @@ class SessionSize:
         return self.peak_bytes - self.kept_bytes
 
 
-def session_sizes(cut: Cut, source: Source, n_threads: int) -> list[SessionSize]:
-    """Size of a session of each piece; empty if it cannot be measured.
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A session whose packed constants are exchanged between the pieces of a graph."""
 
-    It is measured on Linux, for models of some size. `cut` must not convert half precision in
-    each run, which a session of all pieces does once.
+    layout: Layout
+    size: SessionSize
+    """Sizes of the session; its peak is also that of saving a piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured; nothing on systems that cannot, and for small models."""
+
+    sizes: tuple[SessionSize, ...] = ()
+    """Size of a session of each piece."""
+    exchanges: Mapping[int, Exchange] = field(default_factory=dict)
+    """Sessions that exchange constants, by graph of the cut; empty if one of its packed graphs with
+    several pieces cannot."""
+
+
+def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> Measured:
+    """Measure the pieces of a decoder on Linux, if it has some size.
+
+    `whole` computes as a session of all pieces does; `cut` may convert half precision otherwise.
     """
     if not _can_measure() or source.weight_bytes < MEASURED_BYTES:
-        return []
+        return Measured()
     by_graph: dict[int, str] = {}
     chosen: dict[str, Piece] = {}
-    for piece in cut.pieces:
+    for piece in whole.pieces:
         if piece.graph not in by_graph:
-            by_graph[piece.graph] = _structure(cut, piece, source)
+            by_graph[piece.graph] = _structure(whole, piece, source)
             chosen.setdefault(by_graph[piece.graph], piece)
+    pairs = _pairs(cut)
+    keys = [*chosen, *(_short_hash(repr(cut.graphs[graph])) for graph in pairs)]
     file = JsonFile(cache_folder.folder() / "onnxruntime", _key(source, n_threads), MAX_RESULTS)
-    found = _of(file.read(), chosen)
+    content = file.read()
+    if not isinstance(content, dict) or not content.keys() >= set(keys):
+        graphs = [_with_places(whole, piece, source) for piece in chosen.values()]
+        graphs += [_with_places(cut, piece, source) for pair in pairs.values() for piece in pair]
+        answers = _tried(graphs, len(pairs), source, n_threads)
+        content = dict(zip(keys, answers, strict=False))
+        if _all_sizes(content, chosen) is None:
+            return Measured()
+        file.write(content)
+    found = _all_sizes(content, chosen)
     if found is None:
-        found = _of(dict(zip(chosen, _tried(cut, source, chosen, n_threads), strict=False)), chosen)
-        if found is None:
-            return []
-        file.write({kind: _listed(size) for kind, size in found.items()})
-    return [found[by_graph[piece.graph]] for piece in cut.pieces]
+        return Measured()
+    sizes = tuple(found[by_graph[piece.graph]] for piece in whole.pieces)
+    exchanges = {
+        graph: _exchange(content.get(key))
+        for graph, key in zip(pairs, keys[len(chosen) :], strict=True)
+    }
+    usable = {graph: one for graph, one in exchanges.items() if one is not None}
+    return Measured(sizes, usable if len(usable) == len(exchanges) else {})
+
+
+def _pairs(cut: Cut) -> dict[int, tuple[Piece, Piece]]:
+    """The first two pieces of each packed graph that has several."""
+    pieces: dict[int, list[Piece]] = {}
+    for piece in cut.pieces:
+        pieces.setdefault(piece.graph, []).append(piece)
+    return {
+        graph: (alike[0], alike[1])
+        for graph, alike in pieces.items()
+        if len(alike) > 1 and is_packed(cut.graphs[graph])
+    }
 
 
 def _can_measure() -> bool:
@@ -80,48 +130,63 @@ def _can_measure() -> bool:
     return sys.platform == "linux" and is_python
 
 
-def _tried(cut: Cut, source: Source, chosen: dict[str, Piece], n_threads: int) -> list[Any]:
-    """The trial's answers in the order of `chosen`; empty if there is none."""
-    folder, places = source.references()
-    graphs = [
-        with_constants(
-            cut.graphs[piece.graph], {short: places[name] for short, name in piece.weights}
-        )
-        for piece in chosen.values()
-    ]
-    lengths = [len(graph) for graph in graphs]
-    request = json.dumps({"folder": str(folder), "n_threads": n_threads, "lengths": lengths})
-    with suppress(OSError, ValueError, subprocess.SubprocessError):
+def _with_places(cut: Cut, piece: Piece, source: Source) -> bytes:
+    """The graph of a piece with its weights as external data."""
+    _, places = source.references()
+    return with_constants(
+        cut.graphs[piece.graph], {short: places[name] for short, name in piece.weights}
+    )
+
+
+def _tried(graphs: Sequence[bytes], n_pairs: int, source: Source, n_threads: int) -> list[Any]:
+    """The trial's answers, in order; the last `2 * n_pairs` graphs are pairs. Empty if there are
+    none."""
+    folder, _ = source.references()
+    with suppress(OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError):
+        artifacts.folder().mkdir(parents=True, exist_ok=True)
+        request = {
+            "folder": str(folder),
+            "scratch": str(artifacts.folder()),
+            "n_threads": n_threads,
+            "lengths": [len(graph) for graph in graphs],
+            "pairs": n_pairs,
+        }
         done = subprocess.run(
             [sys.executable, "-m", "edgespec_runtimes.onnx.trials"],
-            input=b"".join((request.encode(), b"\n", *graphs)),
+            input=b"".join((json.dumps(request).encode(), b"\n", *graphs)),
             check=True,
             capture_output=True,
             timeout=TIMEOUT_S,
             start_new_session=True,
         )
         answers = json.loads(done.stdout)
-        return answers if isinstance(answers, list) else []
+        return [*answers["sizes"], *answers["exchanged"]]
     return []
 
 
-def _of(content: Any, chosen: dict[str, Piece]) -> dict[str, SessionSize] | None:
-    """Sizes from a cached or new result; None if one is missing or no size."""
-    if not isinstance(content, dict):
+def _all_sizes(content: Mapping[str, Any], kinds: Iterable[str]) -> dict[str, SessionSize] | None:
+    """Sizes by kind; None if one is missing or no size."""
+    found = {kind: _size(content.get(kind)) for kind in kinds}
+    sizes = {kind: size for kind, size in found.items() if size is not None}
+    return sizes if len(sizes) == len(found) else None
+
+
+def _size(numbers: Any) -> SessionSize | None:
+    if not isinstance(numbers, list) or len(numbers) != 3:
         return None
-    found = {}
-    for kind in chosen:
-        numbers = content.get(kind)
-        if not isinstance(numbers, list) or len(numbers) != 3:
-            return None
-        if not all(isinstance(number, int) and number >= 0 for number in numbers):
-            return None
-        found[kind] = SessionSize(*numbers)
-    return found
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        return None
+    return SessionSize(*numbers)
 
 
-def _listed(size: SessionSize) -> list[int]:
-    return [size.kept_bytes, size.private_bytes, size.peak_bytes]
+def _exchange(answer: Any) -> Exchange | None:
+    """An answer of the trial; None if constants cannot be exchanged."""
+    with suppress(TypeError, KeyError, ValueError):
+        size = _size(answer["size"])
+        found = [(str(name), int(form), int(n)) for name, form, n in answer["constants"]]
+        layout = Layout(tuple(Constant(*one) for one in found))
+        return Exchange(layout, size) if size and layout.constants else None
+    return None
 
 
 def _structure(cut: Cut, piece: Piece, source: Source) -> str:
@@ -140,10 +205,18 @@ def _described(node: onnx.NodeProto) -> str:
     return f"{node.domain}.{node.op_type}{numbers}"
 
 
-def _key(source: Source, n_threads: int) -> str:
+def made_by(cut: Cut) -> str:
+    """Digest of what decides how the weights of these graphs are packed."""
+    return _short_hash(repr((cut.graphs, *_packer())))
+
+
+def _packer() -> tuple[object, ...]:
     name, flags = processor()
-    known = (list(_known(source)), ort.__version__, n_threads, name, sorted(flags))
-    return _short_hash(repr(known))
+    return ort.__version__, name, sorted(flags)
+
+
+def _key(source: Source, n_threads: int) -> str:
+    return _short_hash(repr((_TRIAL, list(_known(source)), n_threads, *_packer())))
 
 
 def _known(source: Source) -> Iterator[object]:

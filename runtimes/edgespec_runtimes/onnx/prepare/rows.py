@@ -5,7 +5,7 @@ Arithmetic on the sizes of the decoder and its placement; measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.needs import BatchNeeds
@@ -17,7 +17,8 @@ from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
-from edgespec_runtimes.onnx.prepare.measuring import SessionSize
+from edgespec_runtimes.onnx.prepare.measuring import Measured, SessionSize
+from edgespec_runtimes.onnx.weights.exchanging import single_pieces
 from edgespec_runtimes.onnx.weights.packing import is_packed
 
 GRAPH_COPIES = 4
@@ -108,22 +109,42 @@ def unmeasured(
 
 
 def paged_rows(
-    deployment: Deployment, source: Source, sizes: Sequence[SessionSize]
+    deployment: Deployment, source: Source, measured: Measured, cache_bytes: int
 ) -> tuple[MemoryRow, ...]:
     if source.unbound:
         return ()
     fitted = deployment.fitted
-    rows = (MemoryRow("target", "norms and other small tensors", fitted.small_bytes),)
+    small = MemoryRow("target", "norms and other small tensors", fitted.small_bytes)
     if deployment.placement.uses_gpu:
         kept = (group.segment.slot_bytes for group in deployment.on_gpu)
-        return (*rows, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
+        return (small, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
     converted = needs.converted_bytes(fitted.model, fitted.cut, source, fitted.dequantised)
-    packed_bytes = _packed_bytes(fitted, sizes)
-    return (
-        MemoryRow("target", "packed weights of streamed layers", packed_bytes),
-        *rows,
-        MemoryRow("target", "weights in single precision", converted),
-    )
+    rows = (small, MemoryRow("target", "weights in single precision", converted))
+    if not fitted.layouts:
+        packed_bytes = _packed_bytes(fitted, measured.sizes)
+        return (MemoryRow("target", "packed weights of streamed layers", packed_bytes), *rows)
+    run_bytes = cache_bytes + min(batch.compute_bytes for batch in deployment.batches)
+    return (*_exchange_rows(fitted, measured, run_bytes), *rows)
+
+
+def _exchange_rows(
+    fitted: FittedDecoder, measured: Measured, run_bytes: int
+) -> Iterator[MemoryRow]:
+    """Rows of sessions that exchange constants, and of packed pieces that stay.
+
+    What a run and the ring take is not yet taken while these are created.
+    """
+    exchanged = [exchange.size for exchange in measured.exchanges.values()]
+    singles = [measured.sizes[i] for i in single_pieces(fitted.cut, fitted.layouts)]
+    packed_bytes = sum(size.kept_bytes for size in exchanged)
+    yield MemoryRow("target", "packed weights of streamed layers", packed_bytes)
+    if singles:
+        single_bytes = sum(size.kept_bytes for size in singles)
+        yield MemoryRow("target", "packed weights of other parts", single_bytes)
+    later = run_bytes + max(group.segment.slot_bytes for group in fitted.groups)
+    at_most = max(size.loading_bytes for size in (*exchanged, *singles))
+    if at_most > later:
+        yield MemoryRow("target", LOADING, at_most - later)
 
 
 def _packed_bytes(fitted: FittedDecoder, sizes: Sequence[SessionSize]) -> int:

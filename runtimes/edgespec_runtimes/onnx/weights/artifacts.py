@@ -46,7 +46,7 @@ def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
     if all(weight.is_aligned or weight.nbytes <= SMALL_BYTES for weight in weights):
         return source
     places, end = _laid_out(source)
-    path = _copied(
+    path = copied(
         source,
         "weights",
         end,
@@ -77,7 +77,7 @@ def as_bytes(source: Source) -> Source:
         out.truncate(begins[-1])
 
     why = "the weights must be copied to be streamed"
-    path = _copied(source, "bytes", begins[-1], write, why)
+    path = copied(source, "bytes", begins[-1], write, why)
     weights = dict(source.weights)
     for tensor, begin, content in zip(tensors, begins, contents, strict=False):
         if content:
@@ -114,7 +114,7 @@ def by_row(
     in the cache folder. Raises ModelError and Cancelled.
     """
     weight = source.weights[table]
-    path = _copied(
+    path = copied(
         source,
         f"{_short_hash(table)}.rows",
         weight.nbytes,
@@ -125,14 +125,19 @@ def by_row(
     return Source(source.path, source.model, (path,), {table: turned})
 
 
-def _copied(
-    source: Source, kind: str, nbytes: int, write: Callable[[BinaryIO], None], why: str
+def copied(
+    source: Source,
+    kind: str,
+    nbytes: int,
+    write: Callable[[BinaryIO], None],
+    why: str,
+    made_by: str = "",
 ) -> Path:
-    """A file written by `write` from a model's weights, once until the model changes.
+    """A file written by `write` from a model's weights, once until the model or `made_by` changes.
 
-    It replaces the file made from an earlier version of the model.
+    It replaces the file made from an earlier version of the model. Raises ModelError.
     """
-    place, state = _identity(source)
+    place, state = _identity(source, made_by)
     path = folder() / f"{place}-{state}.{kind}"
     if not (path.is_file() and path.stat().st_size == nbytes):
         for outdated in folder().glob(f"{place}-*.{kind}"):
@@ -150,11 +155,11 @@ def _copied(
     return path
 
 
-def _identity(source: Source) -> tuple[str, str]:
-    """Digests of the model's path, and of its files' sizes and times."""
+def _identity(source: Source, made_by: str) -> tuple[str, str]:
+    """Digests of the model's path, and of its files' sizes and times and of `made_by`."""
     states = [file.stat() for file in source.files]
     known = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]
-    return _short_hash(str(source.path.resolve())), _short_hash(repr(known))
+    return _short_hash(str(source.path.resolve())), _short_hash(repr(known) + made_by)
 
 
 def _short_hash(text: str) -> str:

@@ -2,7 +2,7 @@
 
 onnxruntime packs constants when it creates a session, so each piece has its own session: for pinned
 pieces it is created once, for streamed ones in every pass from the bytes in their slot. While one
-piece computes, a thread packs the next one.
+piece computes, a thread packs the next one. `exchanging.py` does without that where it can.
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ class PackedWeights(OnnxWeights):
             if is_packed(self._cut.graphs[piece.graph])
         }
         self._pinned_sessions: dict[int, OrtSession] = {}
+        self._pin_singles()
         super().fill(progress)
+
+    def _pin_singles(self) -> None:
+        """Create sessions of pieces that are no segments, and stay."""
 
     @contextmanager
     def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Bound]]]:
@@ -121,15 +125,18 @@ class PackedWeights(OnnxWeights):
 
     def _pin(self, group: PieceWeights, stopped: Callable[[], bool]) -> None:
         """Let onnxruntime map and pack a pinned segment; it unmaps what it has packed."""
-        piece = self._cut.pieces[group.piece]
-        if piece.graph not in self._constant:
+        if self._cut.pieces[group.piece].graph not in self._constant:
             super()._pin(group, stopped)
             return
-        folder, places = self._source.references()
+        self._pinned_sessions[group.piece] = self._session_of(group.piece)
+
+    def _session_of(self, index: int) -> OrtSession:
+        """A session of a piece, whose weights are its constants."""
+        piece, (folder, places) = self._cut.pieces[index], self._source.references()
         graph = with_constants(
             self._cut.graphs[piece.graph], {short: places[name] for short, name in piece.weights}
         )
-        self._pinned_sessions[group.piece] = self._sessions[piece.graph].like(graph, folder)
+        return self._sessions[piece.graph].like(graph, folder)
 
     def _take(self, segment: int) -> _Ready:
         assert self.pager is not None
