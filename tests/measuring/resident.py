@@ -42,7 +42,7 @@ CONTENDERS: Mapping[str, tuple[str, str | None]] = {
     "edgespec, fixed": ("edgespec", "1000"),
     "edgespec": ("edgespec", str(SHORT)),
 }
-"""What runs, and its GOMP_SPINCOUNT."""
+"""The ways that are compared, and their GOMP_SPINCOUNT."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def own_text(options: argparse.Namespace) -> Callable[[], float]:
 
 
 def llama_text(options: argparse.Namespace) -> Callable[[], float]:
-    model = Llama(options.models[0], options.threads, packed=True)
+    model = LlamaAlone(options.models[0], options.threads, packed=True)
 
     def write() -> float:
         logits = model.decode(PROMPT, 0)
@@ -144,7 +144,7 @@ def llama_text(options: argparse.Namespace) -> Callable[[], float]:
     return write
 
 
-class Llama:
+class LlamaAlone:
     """llama.cpp's own decoding of one sequence, with flash attention."""
 
     def __init__(self, path: Path, n_threads: int, packed: bool) -> None:
@@ -176,7 +176,7 @@ def passes(path: Path, repeats: int) -> None:
     own = prepared.load(None)
     prepared.close()
     prefill(own, PROMPT)
-    stored, packed = Llama(path, 1, packed=False), Llama(path, 1, packed=True)
+    stored, packed = LlamaAlone(path, 1, packed=False), LlamaAlone(path, 1, packed=True)
     for llama in (stored, packed):
         llama.decode(PROMPT, 0)
 

@@ -67,8 +67,8 @@ def test_a_packed_model_is_measured_once(packed: Path, monkeypatch: pytest.Monke
 def test_what_was_measured_is_planned(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = measuring.SessionSize(kept_bytes=30 << 20, private_bytes=20 << 20, peak_bytes=50 << 20)
 
-    def sizes(prepared: PreparedOnnx) -> measuring.Measured:
-        return measuring.Measured((size,) * len(prepared._deployed.fitted.cut.pieces))
+    def sizes(prepared: PreparedOnnx) -> measuring.MeasuredOnnx:
+        return measuring.MeasuredOnnx((size,) * len(prepared._deployed.fitted.cut.pieces))
 
     monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
     needs = needs_of(packed)

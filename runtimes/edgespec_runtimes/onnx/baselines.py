@@ -162,7 +162,7 @@ def _resident(n_threads: int) -> Any:
 def _mapped(n_threads: int) -> Any:
     """The fastest session options for weights that do not fit into memory.
 
-    Measured with 1 GiB of fp16 weights in a cgroup of half that size at 300 MB/s. With the
+    MeasuredOnnx with 1 GiB of fp16 weights in a cgroup of half that size at 300 MB/s. With the
     defaults, all weights are converted to fp32 while loading, with a peak of 1.9 GB, and the
     process is killed. Below the highest optimisation level, weights stay mapped, but in the default
     order 1.1 GB of converted weights exist at once, and the process is killed, too. In priority

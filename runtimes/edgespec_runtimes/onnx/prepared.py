@@ -1,6 +1,7 @@
 """Prepares and loads ONNX decoders: validates the graph, computes its needs, loads by the plan.
 
 The graph is read without its weights, and sessions with bound weights are created without them.
+The module is longer than others, because one class answers for all steps of loading.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from edgespec_runtimes.onnx.prepare import rows
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.details import context_length
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
-from edgespec_runtimes.onnx.prepare.measuring import Measured, made_by, measured
+from edgespec_runtimes.onnx.prepare.measuring import MeasuredOnnx, made_by, measured
 from edgespec_runtimes.onnx.prepare.notes import paging_notes, rounding_notes
 from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
@@ -186,11 +187,11 @@ class PreparedOnnx:
         )
 
     @cached_property
-    def _measured(self) -> Measured:
+    def _measured(self) -> MeasuredOnnx:
         """What onnxruntime takes; packed layers are paged by records from now on if they can."""
         deployed = self._deployed
         if not deployed.device.is_cpu:
-            return Measured()
+            return MeasuredOnnx()
         with self._phase("measuring"):
             fitted = deployed.fitted
             found = measured(fitted.whole_cut, fitted.cut, self._source, self._n_threads)

@@ -111,7 +111,7 @@ def _unread_bytes(folder: Path) -> int:
 
 
 def _bytes(value: str) -> int:
-    return int(value.split()[0]) << 10
+    return int(value.split(maxsplit=1)[0]) << 10
 
 
 if __name__ == "__main__":

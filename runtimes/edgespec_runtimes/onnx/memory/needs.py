@@ -178,7 +178,7 @@ def resident_bytes(weight: StoredWeight) -> int:
 def loading_bytes(weights: Iterable[StoredWeight]) -> int:
     """Temporary bytes while onnxruntime packs weights.
 
-    Measured with matrices of equal size: 1.5 copies, with conversion from half precision 4.6.
+    MeasuredOnnx with matrices of equal size: 1.5 copies, with conversion from half precision 4.6.
     """
     return max(
         (

@@ -64,8 +64,8 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What was measured; nothing on systems that cannot, and for small models."""
+class MeasuredOnnx:
+    """Sizes of sessions, as measured; nothing on systems that cannot, and for small models."""
 
     sizes: tuple[SessionSize, ...] = ()
     """Size of a session of each piece."""
@@ -74,13 +74,13 @@ class Measured:
     several pieces cannot."""
 
 
-def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> Measured:
+def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> MeasuredOnnx:
     """Measure the pieces of a decoder on Linux, if it has some size.
 
     `whole` computes as a session of all pieces does; `cut` may convert half precision otherwise.
     """
     if not _can_measure() or source.weight_bytes < MEASURED_BYTES:
-        return Measured()
+        return MeasuredOnnx()
     by_graph: dict[int, str] = {}
     chosen: dict[str, Piece] = {}
     for piece in whole.pieces:
@@ -97,18 +97,18 @@ def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> Measured:
         answers = _tried(graphs, len(pairs), source, n_threads)
         content = dict(zip(keys, answers, strict=False))
         if _all_sizes(content, chosen) is None:
-            return Measured()
+            return MeasuredOnnx()
         file.write(content)
     found = _all_sizes(content, chosen)
     if found is None:
-        return Measured()
+        return MeasuredOnnx()
     sizes = tuple(found[by_graph[piece.graph]] for piece in whole.pieces)
     exchanges = {
         graph: _exchange(content.get(key))
         for graph, key in zip(pairs, keys[len(chosen) :], strict=True)
     }
     usable = {graph: one for graph, one in exchanges.items() if one is not None}
-    return Measured(sizes, usable if len(usable) == len(exchanges) else {})
+    return MeasuredOnnx(sizes, usable if len(usable) == len(exchanges) else {})
 
 
 def _pairs(cut: Cut) -> dict[int, tuple[Piece, Piece]]:

@@ -17,7 +17,7 @@ from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
-from edgespec_runtimes.onnx.prepare.measuring import Measured, SessionSize
+from edgespec_runtimes.onnx.prepare.measuring import MeasuredOnnx, SessionSize
 from edgespec_runtimes.onnx.weights.exchanging import single_pieces
 from edgespec_runtimes.onnx.weights.packing import is_packed
 
@@ -109,7 +109,7 @@ def unmeasured(
 
 
 def paged_rows(
-    deployment: Deployment, source: Source, measured: Measured, cache_bytes: int
+    deployment: Deployment, source: Source, measured: MeasuredOnnx, cache_bytes: int
 ) -> tuple[MemoryRow, ...]:
     if source.unbound:
         return ()
@@ -128,7 +128,7 @@ def paged_rows(
 
 
 def _exchange_rows(
-    fitted: FittedDecoder, measured: Measured, run_bytes: int
+    fitted: FittedDecoder, measured: MeasuredOnnx, run_bytes: int
 ) -> Iterator[MemoryRow]:
     """Rows of sessions that exchange constants, and of packed pieces that stay.
 
