@@ -60,7 +60,7 @@ def with_records(
 
 
 def _places(cut: Cut, layouts: Layouts) -> tuple[dict[int, int], int]:
-    """Where records begin in their file, by piece, and the size of the file."""
+    """Offsets of records in their file, by piece, and the size of the file."""
     places, end = {}, 0
     for i, piece in enumerate(cut.pieces):
         if piece.graph in layouts:
