@@ -76,7 +76,7 @@ class SavedPiece:
 
     @cached_property
     def offsets(self) -> dict[Constant, int]:
-        """Where constants begin in the file."""
+        """Offsets of constants in the file."""
         return {
             constant: offset
             for tensor in self.graph.graph.initializer
@@ -109,7 +109,7 @@ def save(graph: bytes, folder: Path, n_threads: int, into: Path) -> SavedPiece:
 
 
 def constants_of(tensor: TensorProto) -> list[tuple[Constant, int]]:
-    """What a session reads of a saved weight, and where it begins in the file."""
+    """A part of a saved weight that a session reads, and its offset in the file."""
     fields = {field.key: field.value for field in tensor.external_data}
     if not fields:
         return []
