@@ -188,7 +188,7 @@ class PreparedOnnx:
 
     @cached_property
     def _measured(self) -> MeasuredOnnx:
-        """Memory that onnxruntime takes; packed layers are paged by records from now on if they can."""
+        """Memory of sessions; packed layers are paged by records from now on if they can."""
         deployed = self._deployed
         if not deployed.device.is_cpu:
             return MeasuredOnnx()
