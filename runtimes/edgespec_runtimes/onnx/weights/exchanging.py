@@ -1,8 +1,8 @@
 """Pages packed layers through a session per kind of layer, whose constants are exchanged.
 
 onnxruntime packs each layer once, into a copy in the cache folder. In a pass, a layer's record is
-read from there and copied over the constants of the session, which takes a thirtieth of the time of
-creating one.
+read from there and copied over the constants of the session, in a thirtieth of the time that
+creating one takes.
 """
 
 from __future__ import annotations
@@ -123,12 +123,10 @@ class ExchangingWeights(PackedWeights):
         """Sessions by graph."""
 
     def fill(self, progress: Progress | None) -> None:
-        first: dict[int, int] = {}
-        for i, piece in enumerate(self._cut.pieces):
-            first.setdefault(piece.graph, i)
+        graphs = [piece.graph for piece in self._cut.pieces]
         for graph, layout in self._layouts.items():
             with scratch_folder(artifacts.folder()) as into:
-                saved = _saved(self._cut, first[graph], self._source, self._n_threads, into)
+                saved = _saved(self._cut, graphs.index(graph), self._source, self._n_threads, into)
                 self._exchanged[graph] = ExchangedSession(saved, layout, self._n_threads)
         super().fill(progress)
 

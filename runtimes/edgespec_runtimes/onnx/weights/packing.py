@@ -62,6 +62,11 @@ class PackedWeights(OnnxWeights):
     _next: Future[_Ready] | None = None
     _next_segment = -1
 
+    def __init__(self, *arguments: Any) -> None:
+        """Takes the arguments of `OnnxWeights`."""
+        super().__init__(*arguments)
+        self._pinned_sessions: dict[int, OrtSession] = {}
+
     def fill(self, progress: Progress | None) -> None:
         self._worker = ThreadPoolExecutor(1, "edgespec-packer")
         location = {"location": "given with the session"}
@@ -72,7 +77,6 @@ class PackedWeights(OnnxWeights):
             for piece in self._cut.pieces
             if is_packed(self._cut.graphs[piece.graph])
         }
-        self._pinned_sessions: dict[int, OrtSession] = {}
         self._pin_singles()
         super().fill(progress)
 

@@ -1,0 +1,230 @@
+"""Packed layers that are streamed are exchanged in a session that stays, and compute the same."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+import onnx
+
+from edgespec.errors import EdgespecError, ModelError
+from edgespec.files.unfinished import SUFFIX
+from edgespec.memory.budget import plan_memory
+from edgespec.ports.adjusting import WeightShares
+from edgespec_runtimes.onnx import runtime, trials
+from edgespec_runtimes.onnx.graph.accuracy import set_accuracy
+from edgespec_runtimes.onnx.model import OnnxModel
+from edgespec_runtimes.onnx.ort.sessions import OrtSession
+from edgespec_runtimes.onnx.prepare import measuring
+from edgespec_runtimes.onnx.weights import artifacts, exchange
+from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights
+from edgespec_runtimes.onnx.weights.packing import PackedWeights
+from onnx_files import write_llama
+from onnx_models import open_paged, request
+from paging_contract import PagingContract, one_by_one
+from port_contract import TEXT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells mappings")
+
+LEVELS = {"floats": 1, "eight bits": 4}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A decoder with 4-bit layers for each accuracy level."""
+    made = {}
+    for name, level in LEVELS.items():
+        folder = tmp_path_factory.mktemp("models") / str(level)
+        path = write_llama(folder, bits=4, layers=6, fused=True)
+        model = onnx.load(path, load_external_data=False)
+        set_accuracy(model.graph, level)
+        path.write_bytes(model.SerializeToString())
+        made[name] = folder
+    return made
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of models of any size, in this process."""
+    monkeypatch.setattr(measuring, "MEASURED_BYTES", 0)
+
+    def tried(graphs: list[bytes], n_pairs: int, source: Any, n_threads: int) -> list[Any]:
+        folder, _ = source.references()
+        artifacts.folder().mkdir(parents=True, exist_ok=True)
+        single, paired = graphs[: len(graphs) - 2 * n_pairs], graphs[len(graphs) - 2 * n_pairs :]
+        pairs = zip(paired[::2], paired[1::2], strict=True)
+        sizes: list[Any] = [[1 << 20, 1 << 20, 1 << 20] for _ in single]
+        return sizes + [
+            trials.measured_exchange(*pair, n_threads, folder, artifacts.folder()) for pair in pairs
+        ]
+
+    monkeypatch.setattr(measuring, "_tried", tried)
+
+
+@pytest.fixture
+def paged(folders: dict[str, Path]) -> Iterator[OnnxModel]:
+    model = open_paged(folders["floats"])
+    assert isinstance(model._weights, ExchangingWeights)
+    yield model
+    model.close()
+
+
+class TestExchangedLayersKeepThePagingContract(PagingContract):
+    """The paging contract on 4-bit layers whose constants are exchanged."""
+
+
+def logits(folder: Path, kind: type, share: float = 0.0) -> np.ndarray:
+    """Logits of a paged model with weights of a kind."""
+    with closing(open_paged(folder, share)) as model:
+        assert type(model._weights) is kind
+        return one_by_one(model, model.vocabulary.encode(TEXT)[:6])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_exchanged_layers_compute_bit_by_bit_what_sessions_of_their_own_do(
+    level: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchanged = logits(folders[level], ExchangingWeights)
+    monkeypatch.setattr(measuring, "MEASURED_BYTES", 1 << 40)
+    assert np.array_equal(logits(folders[level], PackedWeights), exchanged)
+
+
+def test_a_pass_creates_no_session(paged: OnnxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a session was created")
+
+    monkeypatch.setattr(OrtSession, "__init__", refuse)
+    assert paged.paging().streamed_bytes
+    one_by_one(paged, [1, 2])
+
+
+def test_what_no_result_depends_on_is_not_read(folders: dict[str, Path]) -> None:
+    """With activations of eight bits, scales are in the packed form, and stay beside it unused."""
+    n_constants = {}
+    for name, folder in folders.items():
+        with closing(open_paged(folder, 0.0)) as model:
+            weights: Any = model._weights
+            (layout,) = weights._layouts.values()
+            n_constants[name] = Counter(constant.form for constant in layout.constants)
+    stored, packed = -1, 0
+    assert n_constants["eight bits"][packed] == n_constants["floats"][packed] > 0
+    assert n_constants["eight bits"][stored] < n_constants["floats"][stored]
+
+
+@pytest.mark.usefixtures("own_cache_folder")
+def test_layers_are_packed_once_per_file(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = logits(folders["floats"], ExchangingWeights)
+    (records,) = artifacts.folder().glob("*.packed")
+    before = records.stat().st_mtime_ns
+    assert np.array_equal(logits(folders["floats"], ExchangingWeights), first)
+    assert records.stat().st_mtime_ns == before
+    monkeypatch.setattr("edgespec_runtimes.onnx.prepared.made_by", lambda _: "another onnxruntime")
+    logits(folders["floats"], ExchangingWeights)
+    (renewed,) = artifacts.folder().glob("*.packed")
+    assert renewed != records
+    assert not [path for path in artifacts.folder().iterdir() if path.name.endswith(SUFFIX)]
+
+
+@pytest.mark.usefixtures("own_cache_folder")
+def test_where_mappings_are_not_told_each_layer_has_its_session(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_mappings", lambda _: [])
+    logits(folders["floats"], PackedWeights)
+
+
+@pytest.mark.usefixtures("own_cache_folder")
+def test_a_kernel_that_keeps_more_than_is_mapped_is_not_exchanged(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half-precision scales are converted into memory of the kernel; here, a copy is left out."""
+    usual: Callable[..., list[tuple[exchange.Constant, int]]] = exchange.constants_of
+
+    def without_scales(tensor: onnx.TensorProto) -> list[tuple[exchange.Constant, int]]:
+        return [] if len(tensor.dims) == 1 and tensor.dims[0] > 128 else usual(tensor)
+
+    monkeypatch.setattr(
+        "edgespec_runtimes.onnx.weights.exchange_check.constants_of", without_scales
+    )
+    logits(folders["floats"], PackedWeights)
+
+
+def test_half_precision_scales_have_sessions_of_their_own(tmp_path: Path) -> None:
+    write_llama(tmp_path, bits=4, layers=6, dtype="float16", fused=True)
+    assert np.isfinite(logits(tmp_path, PackedWeights)).all()
+
+
+def test_what_is_pinned_may_change_between_passes(paged: OnnxModel) -> None:
+    tokens = paged.vocabulary.encode(TEXT)[:4]
+    expected = one_by_one(paged, tokens)
+    weights: Any = paged._weights
+    sizes = [group.segment.slot_bytes for group in weights.groups]
+    everything = frozenset(range(len(sizes)))
+    for pinned in (everything, frozenset(), frozenset({1})):
+        applied = weights.divide(WeightShares(0, pinned, 2 * max(sizes)))
+        paged.truncate(0)
+        while not applied.is_set():
+            weights.settle()
+        assert np.array_equal(one_by_one(paged, tokens), expected)
+        assert bool(weights._pinned_sessions.keys() & {g.piece for g in weights.groups}) == bool(
+            pinned
+        )
+
+
+@pytest.mark.usefixtures("own_cache_folder")
+def test_loading_that_is_cancelled_leaves_no_copy(folders: dict[str, Path]) -> None:
+    stopped = threading.Event()
+
+    def stop(doing: str, done: float) -> None:
+        stopped.set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_paged_with(folders["floats"], stop)
+    assert stopped.is_set()
+    assert not [path for path in artifacts.folder().iterdir() if path.suffix in {".packed", SUFFIX}]
+
+
+def open_paged_with(folder: Path, progress: Callable[[str, float], None]) -> None:
+    prepared = runtime.prepare(request(folder))
+    try:
+        needs = prepared.needs()
+        rows, paged = needs.common_rows(), needs.paged_rows()
+        least = 2 * max(size.slot_bytes for size in needs.cuts[0])
+        taken = sum(row.nbytes for row in (*rows, *paged))
+        prepared.load(plan_memory(taken + least, rows, needs.cuts, None, paged), progress)
+    finally:
+        prepared.close()
+
+
+@pytest.mark.usefixtures("own_cache_folder")
+def test_a_full_disk_is_named(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifacts, "unfinished_file", full)
+    with pytest.raises(ModelError, match=r"No space left.*XDG_CACHE_HOME"):
+        open_paged(folders["floats"], 0.0)
+
+
+def test_a_piece_that_is_saved_otherwise_is_an_error(tmp_path: Path) -> None:
+    layout = exchange.Layout((exchange.Constant("v0", 0, 8),))
+    tensor = onnx.helper.make_tensor("v1", onnx.TensorProto.FLOAT, [2], [1.0, 2.0])
+    graph = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], [], [tensor]))
+    path = tmp_path / "piece.onnx"
+    onnx.save(graph, str(path))
+    path.with_suffix(".data").write_bytes(bytes(16))
+    with pytest.raises(EdgespecError, match="v0"):
+        exchange.SavedPiece(path).record(layout)
