@@ -28,7 +28,7 @@ from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.files import cache_folder
 from edgespec.models.embedded import embedded_pair
 from embedding_files import write_decoder, write_encoder
-from gguf_files import borrowing, tiny_eagle3, tiny_llama
+from gguf_files import U32, borrowing, tiny_eagle3, tiny_llama
 
 MIB = 1 << 20
 CHILD = Path(__file__).parents[1] / "budget_runs.py"
@@ -108,14 +108,11 @@ def random_runs(models: list[str], n_runs: int, seed: int) -> Iterator[RandomRun
         guesses = chance.choice((*GUESSES, chance.choice(LOSSY)))
         if guesses == "head" and model == "2k":  # its file has none
             guesses = "self"
-        yield RandomRun(
-            model,
-            share,
-            chance.choice(list(SAMPLINGS)),
-            guesses,
-            chance.choice(list(PROMPTS)),
-            chance.choice(EXTRAS),
-        )
+        sampling, prompts = chance.choice(list(SAMPLINGS)), chance.choice(list(PROMPTS))
+        extra = chance.choice(EXTRAS)
+        if extra == "grammar" and guesses in LOSSY:  # refused
+            extra = "nothing"
+        yield RandomRun(model, share, sampling, guesses, prompts, extra)
 
 
 class Runner:
@@ -210,12 +207,14 @@ class Runner:
         kind, of_what, tokens = target.metadata["tokenizer.ggml.tokens"]
         tokens = [token.replace(" ", "_") for token in tokens]  # a blank is no byte's character
         target.metadata["tokenizer.ggml.tokens"] = (kind, of_what, tokens)
+        target.metadata["llama.context_length"] = (U32, max(N_CTX.values()))
         target.write(path)
         guessing = borrowing(
             tiny_eagle3(n_draft_vocab=None), target, "token_embd.weight", "output.weight"
         )
         names = [name for name in target.metadata if name.startswith("tokenizer.")]
         guessing.metadata |= {name: target.metadata[name] for name in names}
+        guessing.metadata["eagle3.context_length"] = (U32, max(N_CTX.values()))
         guessing.write(head)
         return path, path, head
 

@@ -12,7 +12,7 @@ from memory_pressure import MIB, control_group, under_pressure
 
 
 @pytest.fixture
-def _groups() -> None:
+def groups() -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux has control groups")
     try:
@@ -23,9 +23,8 @@ def _groups() -> None:
 
 
 @pytest.mark.slow
-def test_a_text_goes_on_while_another_process_takes_the_memory(
-    tmp_path: Path, _groups: None
-) -> None:
+@pytest.mark.usefixtures("groups")
+def test_a_text_goes_on_while_another_process_takes_the_memory(tmp_path: Path) -> None:
     model = tiny_llama(embedding=1024, layers=8, ffn=2048, hollow=True)
     path = model.write_hollow(tmp_path / "hollow.gguf")
     found = under_pressure(path, 320 * MIB, "auto:90MiB-250MiB", 60, pause_s=0.5)
