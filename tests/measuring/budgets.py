@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -26,49 +27,19 @@ from typing import Any
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.files import cache_folder
 from edgespec.models.embedded import embedded_pair
-from gguf_files import tiny_llama
+from embedding_files import write_decoder, write_encoder
+from gguf_files import U32, borrowing, tiny_eagle3, tiny_llama
 
 MIB = 1 << 20
-CHILD = """
-import hashlib, json, sys, tempfile
-import edgespec
-from edgespec.memory.cgroups import table
-from pathlib import Path
-
-spec = json.loads(sys.argv[1])
-load, ask = edgespec.LoadSettings(**spec["load"]), spec["ask"]
-rules = edgespec.EngineSettings(remember=False, **spec["rules"])
-if not spec["load"].get("memory_budget"):
-    plan = edgespec.plan(load, rules)
-    print(json.dumps({"smallest": plan.smallest_bytes, "whole": plan.planned_bytes}))
-    sys.exit()
-options = {"max_tokens": ask["max_tokens"], "sampling": edgespec.SamplingParams(**ask["sampling"])}
-if ask.get("grammar"):
-    options["grammar"] = edgespec.regular_expression(ask["grammar"])
-if ask.get("logprobs"):
-    options["logprobs"] = ask["logprobs"]
-with edgespec.load(load, rules) as session:
-    prompts = [session.encode(text)[:80] for text in ask["prompts"]]
-    texts = [result.tokens for result in session.generate_many(prompts, **options)]
-    if ask.get("state"):
-        with tempfile.TemporaryDirectory() as folder:
-            session.save_state(Path(folder) / "it")
-            session.load_state(Path(folder) / "it")
-            session.generate([*prompts[-1], *texts[-1]], max_tokens=4)
-    paged = session.plan.paged
-print(json.dumps({
-    "peak": table(Path("/proc/self/status"))["VmHWM"],
-    "tokens": sum(map(len, texts)),
-    "hashes": [hashlib.sha256(repr(list(text)).encode()).hexdigest()[:12] for text in texts],
-    "planned": session.plan.planned_bytes,
-    "paged": paged,
-}))
-"""
+CHILD = Path(__file__).parents[1] / "budget_runs.py"
 PROMPTS = {
     "short": ["def add(a, b):"],
-    "long": ["the rain in the inn, and then hello again. " * 12],
+    "long": ["the rain in the inn, and then hello again. " * 40],
     "several": ["class Tree:", "hello", "for i in range(10):", "the tea is on the table"],
+    "chat": ["hello", "the tea is on the table"],
 }
+N_CTX = {"long": 512}
+"""Tokens of context, of which a prompt has three quarters at most; otherwise 128."""
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "chat": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
@@ -77,8 +48,15 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.7, "repeat_penalty": 1.2, "repeat_last_n": -1},
 }
 ALWAYS = {"fallback": "fixed", "draft_max": 12, "step_aside": False}
-EXTRAS = ("nothing", "nothing", "grammar", "logprobs", "state")
 LOSSY = [str(name) for name in ACCEPTANCE_RULES if name != "exact-replay"]
+GUESSES = ("none", "lookup", "draft", "head", "self")
+EXTRAS = ("nothing", "nothing", "grammar", "logprobs", "state", "prefixes", "changes")
+ENCODER, DECODER = "encoder", "decoder"
+"""Embedding models."""
+SHARES = {"2k": 9, "49k": 3, "152k": 4, "262k": 4, ENCODER: 1, DECODER: 1}
+"""Weights of the choice of a vocabulary: quick ones are drawn more often."""
+VOCABULARIES = {"152k": 151_936, "262k": 262_144}
+"""Tokens of the models that are written here."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +68,13 @@ class RandomRun:
     """Place of the budget between the smallest (0) and that of a resident model (1)."""
     sampling: str = "greedy"
     guesses: str = "none"
-    """none, lookup, draft, or an acceptance rule of drawn guesses."""
+    """One of GUESSES, or an acceptance rule of drawn guesses."""
     prompts: str = "short"
     extra: str = "nothing"
+
+    @property
+    def embeds(self) -> bool:
+        return self.model in (ENCODER, DECODER)
 
     @property
     def text(self) -> tuple[str, ...] | None:
@@ -118,14 +100,19 @@ class Outcome:
 def random_runs(models: list[str], n_runs: int, seed: int) -> Iterator[RandomRun]:
     chance = random.Random(seed)
     for _ in range(n_runs):
-        yield RandomRun(
-            chance.choice(models),
-            chance.choice((0.0, 0.0, 0.3, 0.7, 1.0)),
-            chance.choice(list(SAMPLINGS)),
-            chance.choice(("none", "lookup", "draft", chance.choice(LOSSY))),
-            chance.choice(list(PROMPTS)),
-            chance.choice(EXTRAS),
-        )
+        model = chance.choices(models, [SHARES[one] for one in models])[0]
+        share = chance.choice((0.0, 0.0, 0.3, 0.7, 1.0))
+        if model in (ENCODER, DECODER):
+            yield RandomRun(model, share, prompts=chance.choice(("short", "long", "several")))
+            continue
+        guesses = chance.choice((*GUESSES, chance.choice(LOSSY)))
+        if guesses == "head" and model == "2k":  # its file has none
+            guesses = "self"
+        sampling, prompts = chance.choice(list(SAMPLINGS)), chance.choice(list(PROMPTS))
+        extra = chance.choice(EXTRAS)
+        if extra == "grammar" and guesses in LOSSY:  # refused
+            extra = "nothing"
+        yield RandomRun(model, share, sampling, guesses, prompts, extra)
 
 
 class Runner:
@@ -136,6 +123,18 @@ class Runner:
         self._n_tokens = n_tokens
         self._folder = folder
         self._sizes: dict[str, tuple[int, int]] = {}
+        self._environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+        self._sizing = subprocess.Popen(
+            [sys.executable, str(CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=self._environment,
+        )
+
+    def close(self) -> None:
+        self._sizing.communicate()
 
     def run(self, run: RandomRun) -> str:
         """A line of the table; adds to `outcome`."""
@@ -143,20 +142,21 @@ class Runner:
         try:
             smallest, whole = self._size(load, rules)
             budget = smallest + int(run.share * max(0, whole - smallest))
-            said = self._child({"load": load | {"memory_budget": budget}, "rules": rules}, run)
+            said = self._child(load | {"memory_budget": budget}, rules, run)
         except RuntimeError as error:
             self.outcome.faults.append(f"{run}: {error}")
             return f"{run}: {error}"
-        ratio = said["peak"] / budget
+        ratio = said["ratio"]
         self.outcome.worst = max(self.outcome.worst, ratio)
         self.outcome.n_tokens += said["tokens"]
         if ratio > 1:
             self.outcome.faults.append(f"{run}: {ratio:.3f} of the budget")
-        if run.text is not None:
-            self.outcome.texts[run.text][" ".join(said["hashes"])].append(run)
+        if run.text is not None and said["digests"]:
+            self.outcome.texts[run.text][" ".join(said["digests"])].append(run)
         places = (run.model, f"{run.share:.1f}", run.sampling, run.guesses, run.prompts, run.extra)
         figures = f"{budget / MIB:.1f} | {said['peak'] / MIB:.1f} | {ratio:.3f}"
-        return f"| {' | '.join(places)} | {figures} | {said['peak'] / said['planned']:.3f} |"
+        of_plan = f"{said['peak'] / said['planned']:.3f}" if said["planned"] else said["refused"]
+        return f"| {' | '.join(places)} | {figures} | {of_plan} |"
 
     def differing(self) -> list[str]:
         """A line for each text of which there were several."""
@@ -167,61 +167,92 @@ class Runner:
         ]
 
     def _settings(self, run: RandomRun) -> tuple[dict[str, Any], dict[str, Any]]:
-        target, draft = self._files(run.model)
-        load: dict[str, Any] = {"model": str(target), "ctx_size": 128, "threads": 1}
+        target, draft, head = self._files(run.model)
+        load: dict[str, Any] = {"model": str(target), "threads": 1}
+        load["ctx_size"] = N_CTX.get(run.prompts, 128)
+        if run.embeds:
+            return load, {}
         load |= {"grammars": run.extra == "grammar", "logprobs": run.extra == "logprobs"}
-        load |= {"state_files": run.extra == "state"}
+        load |= {"state_files": run.extra == "state", "adjustable_budget": run.extra == "changes"}
+        if run.extra == "prefixes":
+            load["prefix_cache"] = str(self._folder / f"prefixes of {run.model}")
         if run.prompts == "several":
             load["n_parallel"] = 3
         rules: dict[str, Any] = {}
         if run.guesses == "lookup":
             rules = ALWAYS | {"lookup": True}
         elif run.guesses != "none":
-            load["draft"] = str(draft)
+            load["draft"] = {"head": str(head), "self": "self"}.get(run.guesses, str(draft))
             rules = dict(ALWAYS)
             if run.guesses in LOSSY:
                 rules["acceptance"] = run.guesses
         return load, rules
 
-    def _files(self, model: str) -> tuple[Path, Path]:
+    def _files(self, model: str) -> tuple[Path, Path, Path]:
+        """Target, draft and head."""
         if model == "2k":
             pair = embedded_pair()
-            return pair.target, pair.draft
+            return pair.target, pair.draft, pair.draft
         if model == "49k":
             target = cache_folder.folder() / "smollm2.gguf"
-            return target, Path("models/smollm2/smollm2-head-q8_0.gguf").absolute()
-        path = self._folder / f"{model}.gguf"
-        if not path.exists():
-            n_vocab = {"152k": 151_936, "262k": 262_144}[model]
-            tiny_llama(n_vocab=n_vocab, seed=1, layers=4).write(path)
-        return path, path
+            head = Path(__file__).parents[2] / "models/smollm2/smollm2-head-q8_0.gguf"
+            return target, head, head
+        path, head = self._folder / f"{model}.gguf", self._folder / f"{model}-head.gguf"
+        if path.exists():
+            return path, path, head
+        if model in (ENCODER, DECODER):
+            write = {ENCODER: write_encoder, DECODER: write_decoder}[model]
+            return write(path), path, path
+        target = tiny_llama(n_vocab=VOCABULARIES[model], seed=1, layers=4)
+        kind, of_what, tokens = target.metadata["tokenizer.ggml.tokens"]
+        tokens = [token.replace(" ", "_") for token in tokens]  # a blank is no byte's character
+        target.metadata["tokenizer.ggml.tokens"] = (kind, of_what, tokens)
+        target.metadata["llama.context_length"] = (U32, max(N_CTX.values()))
+        target.write(path)
+        guessing = borrowing(
+            tiny_eagle3(n_draft_vocab=None), target, "token_embd.weight", "output.weight"
+        )
+        names = [name for name in target.metadata if name.startswith("tokenizer.")]
+        guessing.metadata |= {name: target.metadata[name] for name in names}
+        guessing.metadata["eagle3.context_length"] = (U32, max(N_CTX.values()))
+        guessing.write(head)
+        return path, path, head
 
     def _size(self, load: dict[str, Any], rules: dict[str, Any]) -> tuple[int, int]:
         key = json.dumps([load, rules], sort_keys=True)
         if key not in self._sizes:
-            said = self._child({"load": load, "rules": rules}, None)
+            spec = {"door": _door(load), "load": load, "rules": rules}
+            assert self._sizing.stdin and self._sizing.stdout
+            print(json.dumps(spec), file=self._sizing.stdin, flush=True)
+            said = json.loads(self._sizing.stdout.readline())
+            if "error" in said:
+                raise RuntimeError(said["error"])
             self._sizes[key] = said["smallest"], said["whole"]
         return self._sizes[key]
 
-    def _child(self, spec: dict[str, Any], run: RandomRun | None) -> Any:
+    def _child(self, load: dict[str, Any], rules: dict[str, Any], run: RandomRun) -> Any:
         ask: dict[str, Any] = {"max_tokens": self._n_tokens}
-        if run is not None:
-            ask |= {"prompts": PROMPTS[run.prompts], "sampling": SAMPLINGS[run.sampling]}
-            ask["grammar"] = "[a-z ]{1,200}" if run.extra == "grammar" else ""
-            ask |= {"logprobs": 5 * (run.extra == "logprobs"), "state": run.extra == "state"}
-        command = [sys.executable, "-c", CHILD, json.dumps(spec | {"ask": ask})]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        ask |= {"prompts": PROMPTS[run.prompts], "sampling": SAMPLINGS[run.sampling]}
+        ask |= {"chat": run.prompts == "chat", "extra": run.extra}
+        spec = {"door": _door(load), "load": load, "rules": rules, "ask": ask}
+        command = [sys.executable, str(CHILD), json.dumps(spec)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=self._environment
+        )
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
         return json.loads(done.stdout.splitlines()[-1])
+
+
+def _door(load: dict[str, Any]) -> str:
+    return "embedder" if Path(load["model"]).stem in (ENCODER, DECODER) else "session"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=32)
-    models = ("2k", "49k", "152k", "262k")
-    parser.add_argument("--models", nargs="*", choices=models, default=list(models))
+    parser.add_argument("--models", nargs="*", choices=SHARES, default=list(SHARES))
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -234,6 +265,7 @@ def measure(options: argparse.Namespace) -> None:
         runner = Runner(Path(folder), options.tokens)
         for run in random_runs(options.models, options.runs, options.seed):
             print(runner.run(run), flush=True)
+        runner.close()
     faults = [*runner.outcome.faults, *runner.differing()]
     print(f"\n{runner.outcome.n_tokens} tokens; at most {runner.outcome.worst:.3f} of the budget")
     print(*faults, sep="\n")

@@ -19,6 +19,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.row_tables import RowTable
 
@@ -103,7 +104,8 @@ class BorrowedMatrices(CopiedWeights):
 
     def __init__(self, shape: HeadShape, target: GgufFile) -> None:
         """Reads nothing before `fill`."""
-        super().__init__(shape, target, loading.load_sizes_only(target.path))
+        model = loading.load_sizes_only(target.path, token_ids=TokenIds.of(target))
+        super().__init__(shape, target, model)
         self.context: Any = None
         """Context of the target for llama.cpp's graph of the head."""
         self._stop = AbortFlag()

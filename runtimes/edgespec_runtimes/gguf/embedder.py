@@ -32,6 +32,7 @@ from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
+from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
@@ -72,7 +73,7 @@ class PreparedGgufEmbedder:
         self._request = request
         self._header = header
         self._stop = AbortFlag()
-        model = loading.load_sizes_only(header.path)
+        model = loading.load_sizes_only(header.path, token_ids=TokenIds.of(header))
         try:
             self.info = self._describe(model)
             self._shape = EmbeddingShape(

@@ -31,6 +31,7 @@ from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
 from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.llama import devices, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.experts import expert_sizes
@@ -46,9 +47,9 @@ from edgespec_runtimes.gguf.weights.rounding import has_prompt_tiles
 
 BATCH_SIZES = (512, MIN_TILED_BATCH)
 """Prompt batch sizes in tokens; smaller ones would change the text of models with tiles."""
-VOCABULARY_STEP_BYTES = 64 << 10
-"""Rounding step of a vocabulary's size: malloc's count differs by a few KiB between processes, and
-all must report the same smallest budget."""
+ID_STEP_BYTES = 64 << 10
+"""Rounding step of the size of a model without weights and tokenizer: malloc's count differs by a
+few KiB between processes, and all must report the same smallest budget."""
 MAX_LINE = 8
 """Most guesses in a line that a recurrent target verifies; if it can roll back, it keeps one state
 per guess."""
@@ -85,10 +86,10 @@ class MeasuredGguf:
         self._guesses_with_target = lender is not None or mtp or is_head(header)
         """True for heads, which keep all they have read."""
         before_bytes = allocated_bytes()
-        sizes_only = loading.load_sizes_only(header.path, mtp)
+        sizes_only = loading.load_sizes_only(header.path, mtp, TokenIds.of(header))
         sizes_only.lender = lender
         taken_bytes = max(0, allocated_bytes() - before_bytes)
-        self._vocabulary_bytes = -(-taken_bytes // VOCABULARY_STEP_BYTES) * VOCABULARY_STEP_BYTES
+        self._id_bytes = -(-taken_bytes // ID_STEP_BYTES) * ID_STEP_BYTES
         try:
             if not sizes_only.autoregressive and not is_head(header):
                 raise unfit(header, WHOLE_TEXT)
@@ -117,7 +118,7 @@ class MeasuredGguf:
         if nbytes := N_CHECKPOINTS * self.checkpoint_bytes:
             fixed.append(MemoryRow(owner, f"states at {N_CHECKPOINTS} turns", nbytes))
         if owner == "draft":  # the target's is open during planning, and part of the process's row
-            fixed.append(MemoryRow(owner, "vocabulary", self._vocabulary_bytes))
+            fixed.append(MemoryRow(owner, "token ids", self._id_bytes))
         holds_texts = self._may_hold_texts(self.info.tree_capable)
         needs = ModelNeeds(
             fixed=tuple(fixed),

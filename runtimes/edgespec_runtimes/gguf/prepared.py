@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
@@ -27,6 +27,7 @@ from edgespec_runtimes.gguf.file.trimmed import trimmed_bytes
 from edgespec_runtimes.gguf.kernels.invariant_products import can_replace_products
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.token_ids import NoTexts, TokenIds
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.measuring import KV_CACHE, MeasuredGguf
 from edgespec_runtimes.gguf.model import GgufModel
@@ -181,8 +182,9 @@ class PreparedGguf:
     def close(self) -> None:
         self._measured.mapped.close()
 
-    @cached_property
+    @property
     def _token_table(self) -> list[bytes]:
+        """All tokens, 88 bytes each: nobody keeps them."""
         return self._header.token_table()
 
     def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
@@ -192,12 +194,11 @@ class PreparedGguf:
         self._measured.mapped.close()
         with self._phase("process of its own"):
             model = loading.load_sizes_only(self._header.path)
-            chat = chat_format(self._header, self._token_table)
             return IsolatedModel(
                 IsolatedSettings(
                     replace(self._request, trace=OFF), self._measured.offloading, plan
                 ),
-                GgufVocabulary(model, self._token_table, chat),
+                self._texts(model),
                 model.close,
                 self._stop.is_set,
                 progress,
@@ -214,6 +215,7 @@ class PreparedGguf:
                 self._stop,
                 progress,
                 placement_as_stored(self._header, self._measured.offloading.elsewhere),
+                self._token_ids,
             )
         return self._open(model, shape, None)
 
@@ -254,9 +256,7 @@ class PreparedGguf:
         trace = request.trace if request.owner == "target" else OFF
         try:
             with self._phase("context"):
-                chat = chat_format(self._header, self._token_table)
-                vocabulary = GgufVocabulary(model, self._token_table, chat)
-                self.__dict__.pop("_token_table", None)  # 88 bytes a token beside the context
+                vocabulary = NoTexts(model.n_vocab) if self._token_ids else self._texts(model)
                 info = replace(
                     self.info,
                     max_nodes=shape.n_outputs,
@@ -287,6 +287,15 @@ class PreparedGguf:
         except BaseException:
             close_all(model.close, *((paged.close,) if paged else ()))
             raise
+
+    def _texts(self, model: loading.Model) -> GgufVocabulary:
+        tokens = self._token_table
+        return GgufVocabulary(model, tokens, chat_format(self._header, tokens))
+
+    @property
+    def _token_ids(self) -> TokenIds | None:
+        """Ids in place of the vocabulary of a draft; the target's turns them into texts."""
+        return TokenIds.of(self._header) if self._request.owner == "draft" else None
 
     def _new_model(self, *parts: Any, **settings: Any) -> GgufModel:
         return GgufModel(*parts, **settings)

@@ -136,7 +136,8 @@ class PreparedOwnHead(PreparedHead):
 
     def _load_resident(self, shape: ContextShape, progress: Progress | None) -> LanguageModel:
         with self._phase("weights"):
-            model, _ = loading.load_mapped(self._header.path, mtp=True)
+            path, token_ids = self._header.path, self._token_ids
+            model, _ = loading.load_mapped(path, mtp=True, token_ids=token_ids)
         return self._open(model, shape, None)
 
     def _new_model(

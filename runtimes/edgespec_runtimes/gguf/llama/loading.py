@@ -23,6 +23,7 @@ from edgespec_runtimes.gguf.llama import abi, cpu, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
+from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 
 SMALL_MODEL_BYTES = 64 << 20
 """Size of weights below which a second thread costs more than it gains."""
@@ -133,10 +134,12 @@ def load_resident(
     stop: AbortFlag,
     progress: Progress | None = None,
     as_stored: Sequence[str] | None = (),
+    token_ids: TokenIds | None = None,
 ) -> Model:
     """Load all weights, packed for the CPU if that works. `stop` ends it early.
 
     Tensors whose names match a regular expression of `as_stored` are not packed; None packs none.
+    With `token_ids`, no tokenizer is read.
     """
     params = lib.llama_model_default_params()
     params.load_mode = _LOAD_NONE
@@ -150,7 +153,7 @@ def load_resident(
 
     params.progress_callback = proceed
     try:
-        return _load(path, params, placement, as_stored or ())
+        return _load(path, params, placement, as_stored or (), token_ids)
     except ModelError:
         if stop.is_set():
             raise Cancelled("loading was cancelled") from None
@@ -158,12 +161,15 @@ def load_resident(
 
 
 def load_mapped(
-    path: Path, placement: LayerPlacement = NOWHERE, mtp: bool = False
+    path: Path,
+    placement: LayerPlacement = NOWHERE,
+    mtp: bool = False,
+    token_ids: TokenIds | None = None,
 ) -> tuple[Model, bool]:
     """Map the weights without reading any except those for devices, one after the other.
 
     The second value is True if the platform maps lazily. With `mtp`, only prediction layers are
-    computed.
+    computed; with `token_ids`, no tokenizer is read.
     """
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts = _LOAD_MMAP, False
@@ -179,7 +185,7 @@ def load_mapped(
 
         if placement.n_layers:
             params.progress_callback = forget
-        return _load(path, params, placement), mappings.is_lazy
+        return _load(path, params, placement, token_ids=token_ids), mappings.is_lazy
 
 
 def load_filled(path: Path, placement: LayerPlacement, stop: AbortFlag) -> Model:
@@ -189,15 +195,15 @@ def load_filled(path: Path, placement: LayerPlacement, stop: AbortFlag) -> Model
     return _load(path, params, placement)
 
 
-def load_sizes_only(path: Path, mtp: bool = False) -> Model:
+def load_sizes_only(path: Path, mtp: bool = False, token_ids: TokenIds | None = None) -> Model:
     """Open a model without weights, for `context_sizes` and the vocabulary.
 
-    With `mtp`, contexts are those of its prediction layers.
+    With `mtp`, contexts are those of its prediction layers; with `token_ids`, no tokenizer is read.
     """
     params = lib.llama_model_default_params()
     params.load_mode, params.use_extra_bufts, params.no_alloc = _LOAD_NONE, False, True
     params.load_mtp = mtp
-    return _load(path, params)
+    return _load(path, params, token_ids=token_ids)
 
 
 @functools.cache
@@ -267,10 +273,16 @@ def _devices(placement: LayerPlacement) -> list[int]:
 
 
 def _load(
-    path: Path, params: Any, placement: LayerPlacement = NOWHERE, as_stored: Sequence[str] = ()
+    path: Path,
+    params: Any,
+    placement: LayerPlacement = NOWHERE,
+    as_stored: Sequence[str] = (),
+    token_ids: TokenIds | None = None,
 ) -> Model:
     start()
     kept_alive = _place(params, placement, as_stored)
+    if token_ids is not None:
+        kept_alive.append(token_ids.override(params))
     with log.captured() as lines:
         handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:

@@ -1,0 +1,168 @@
+"""One process under a memory budget: what it loads and is asked for comes as JSON.
+
+    python tests/budget_runs.py '{"door": "session", "load": {...}, "rules": {...}, "ask": {...}}'
+
+Prints the largest share of its budget that it took, by the kernel's count, and its texts' digests.
+Without an argument, it answers each line of stdin, in a child, with the smallest budget and that of
+a resident model. `tests/measure.py budgets` and `tests/test_kept_budgets.py` make such processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import edgespec
+from edgespec.memory.cgroups import table
+from edgespec.memory.process import process_rss_bytes
+from edgespec.session.embedding import plan_embedder
+from edgespec.settings.draft_name import OWN_DRAFT
+
+N_CHANGES = 6
+"""Budgets that a text meets in the middle, if it is to meet several."""
+
+
+def main() -> None:
+    if not sys.argv[1:]:
+        answer_sizes()
+        return
+    spec = json.loads(sys.argv[1])
+    load = edgespec.LoadSettings(**spec["load"])
+    if spec["door"] == "embedder":
+        said = embed(load, spec["ask"])
+    else:
+        said = write_or_refuse(load, _rules(spec), spec["ask"])
+    print(json.dumps(said))
+
+
+def answer_sizes() -> None:
+    """Plan in children of a process that has imported what a session imports, and no more."""
+    import edgespec_runtimes.gguf.entry  # noqa: F401
+
+    for line in sys.stdin:
+        if not os.fork():
+            print(json.dumps(sizes(json.loads(line))), flush=True)
+            os._exit(0)
+        os.wait()
+
+
+def sizes(spec: dict[str, Any]) -> dict[str, Any]:
+    load = edgespec.LoadSettings(**spec["load"])
+    if load.draft == OWN_DRAFT:
+        load = load.without_draft()
+    try:
+        embeds = spec["door"] == "embedder"
+        plan = plan_embedder(load) if embeds else edgespec.plan(load, _rules(spec))
+    except edgespec.EdgespecError as error:
+        return {"error": str(error)}
+    return {"smallest": plan.smallest_bytes, "whole": plan.planned_bytes}
+
+
+def embed(load: edgespec.LoadSettings, ask: dict[str, Any]) -> dict[str, Any]:
+    with edgespec.load_embedder(load) as embedder:
+        texts = [text[: load.ctx_size // 2] for text in ask["prompts"]]
+        vectors = embedder.embed(texts)
+        planned = embedder.plan.planned_bytes
+        digests = [_digest([round(value, 6) for value in vector]) for vector in vectors]
+        return _said(load.memory_budget, planned, len(digests), digests)
+
+
+def write_or_refuse(
+    load: edgespec.LoadSettings, rules: edgespec.EngineSettings, ask: dict[str, Any]
+) -> dict[str, Any]:
+    """A refusal of the target's own draft is an outcome: the budget holds until then, too."""
+    try:
+        return write(load, rules, ask)
+    except (edgespec.UsageError, edgespec.BudgetError) as error:
+        if load.draft != OWN_DRAFT:
+            raise
+        return _said(load.memory_budget, 0, 0, []) | {"refused": str(error)}
+
+
+def write(
+    load: edgespec.LoadSettings, rules: edgespec.EngineSettings, ask: dict[str, Any]
+) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "max_tokens": ask["max_tokens"],
+        "sampling": edgespec.SamplingParams(**ask["sampling"]),
+    }
+    if ask["extra"] == "grammar":
+        options["grammar"] = edgespec.regular_expression("[a-z ]{1,200}")
+    if ask["extra"] == "logprobs":
+        options["logprobs"] = 5
+    with edgespec.load(load, rules) as session, tempfile.TemporaryDirectory() as folder:
+        prompts = [session.encode(text)[: load.ctx_size * 3 // 4] for text in ask["prompts"]]
+        if ask["chat"]:
+            session.use_chat_template("chatml")
+            prompts = [[{"role": "user", "content": text}] for text in ask["prompts"]]
+        most = 0.0
+        if ask["extra"] == "changes":
+            most = change_in_the_middle(session, prompts[0], **options)
+            _forget_peak()
+            load = load.model_copy(update={"memory_budget": session.budget.budget_bytes})
+        texts = [result.tokens for result in session.generate_many(prompts, **options)]
+        if ask["extra"] == "state" and not ask["chat"]:
+            session.save_state(Path(folder) / "it")
+            session.load_state(Path(folder) / "it")
+        if ask["extra"] in ("state", "prefixes") and not ask["chat"]:
+            session.generate([*prompts[-1], *texts[-1]], max_tokens=4)
+        digests = [_digest(list(text)) for text in texts]
+        planned = session.plan.planned_bytes
+    said = _said(load.memory_budget, planned, sum(map(len, texts)), digests)
+    return said | {"ratio": max(most, said["ratio"])}
+
+
+def change_in_the_middle(session: edgespec.Session, prompt: Any, **options: Any) -> float:
+    """Write a text under other budgets from every other token on; the largest share that any of
+    them was taken of, from the moment on when its change was done."""
+    chance = random.Random(0)
+    smallest, first = session.budget.smallest_bytes, session.budget.budget_bytes
+    begin = session.chat if isinstance(prompt[0], dict) else session.stream
+    most, budget = 0.0, first
+    with begin(prompt, **options) as generation:
+        for index, _ in enumerate(generation):
+            if index % 2 == 0 and index < 2 * N_CHANGES:
+                most = max(most, _peak_bytes() / budget)
+                budget = chance.randint(smallest, max(smallest, first))
+                session.set_memory_budget(budget)
+                most = max(most, process_rss_bytes() / budget)
+                _forget_peak()
+    return max(most, _peak_bytes() / budget)
+
+
+def _said(budget: Any, planned: int, n_tokens: int, digests: list[str]) -> dict[str, Any]:
+    peak = _peak_bytes()
+    return {
+        "peak": peak,
+        "ratio": peak / int(budget),
+        "tokens": n_tokens,
+        "digests": digests,
+        "planned": planned,
+    }
+
+
+def _rules(spec: dict[str, Any]) -> edgespec.EngineSettings:
+    return edgespec.EngineSettings(remember=False, **spec["rules"])
+
+
+def _digest(text: list[Any]) -> str:
+    return hashlib.sha256(repr(text).encode()).hexdigest()[:12]
+
+
+def _peak_bytes() -> int:
+    return table(Path("/proc/self/status"))["VmHWM"]
+
+
+def _forget_peak() -> None:
+    """Let the kernel's peak begin again at what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""A budget that follows the free memory outlives another process that takes it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_files import tiny_llama
+from memory_pressure import MIB, control_group, under_pressure
+
+
+@pytest.fixture
+def groups() -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux has control groups")
+    try:
+        with control_group(64 * MIB):
+            pass
+    except OSError as error:
+        pytest.skip(f"control groups with limits cannot be made here: {error}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("groups")
+def test_a_text_goes_on_while_another_process_takes_the_memory(tmp_path: Path) -> None:
+    model = tiny_llama(embedding=1024, layers=8, ffn=2048, hollow=True)
+    path = model.write_hollow(tmp_path / "hollow.gguf")
+    found = under_pressure(path, 320 * MIB, "auto:90MiB-250MiB", 60, pause_s=0.5)
+    assert (found.n_killed, found.is_same, len(found.budgets)) == (0, True, 60)
+    assert found.budgets[-1] < found.budgets[0] - 30 * MIB
+    assert found.resident[-1] <= found.budgets[-1]
