@@ -57,7 +57,7 @@ HOG_STEP_BYTES, HOG_PAUSE_S = 4 * MIB, 0.5
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PressedRun:
     """Budgets and resident bytes of a session at each token, and how it ended."""
 
     budgets: list[int]
@@ -98,7 +98,7 @@ def n_killed(group: Path) -> int:
 
 def under_pressure(
     model: Path, limit_bytes: int, budget: str, n_tokens: int, pause_s: float = 0.0
-) -> Outcome:
+) -> PressedRun:
     """Write a text while the hog takes all but what the session's smallest budget needs."""
     with control_group(limit_bytes) as group:
         arguments = [str(model), budget, str(n_tokens), str(pause_s)]
@@ -119,7 +119,7 @@ def under_pressure(
                     process.kill()
                     process.communicate()
         budgets, resident = [line[0] for line in lines], [line[1] for line in lines]
-        return Outcome(budgets, resident, hog_bytes, smallest, last["same"], killed)
+        return PressedRun(budgets, resident, hog_bytes, smallest, last["same"], killed)
 
 
 def _started(group: Path, program: str, *arguments: str) -> subprocess.Popen[str]:

@@ -44,7 +44,7 @@ Texts = dict[str, list[tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class Models:
+class ComparedPair:
     """A target, a draft if there is one, and its prompts."""
 
     target: Path
@@ -104,19 +104,19 @@ def _all_models(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str
         else:
             draft = HEAD if name == "smollm2" else None
             path = cache_folder.folder() / f"{name}.gguf"
-            models = Models(path, draft, TEXTS, N_REAL, 512)
+            models = ComparedPair(path, draft, TEXTS, N_REAL, 512)
             yield name, lambda models=models: models
 
 
-def _tiny(species: Any, folder: Path) -> Models:
+def _tiny(species: Any, folder: Path) -> ComparedPair:
     target, draft = folder / "target.gguf", folder / "draft.gguf"
     write_model(target, species)
     write_model(draft, species, cousin=True)
     prompts = [zoo_trials.PROMPT, [7 + 5 * index % 280 for index in range(17)]]
-    return Models(target, draft, prompts, N_TINY, zoo_trials.N_CTX)
+    return ComparedPair(target, draft, prompts, N_TINY, zoo_trials.N_CTX)
 
 
-def _compared(models: Models) -> dict[str, Any]:
+def _compared(models: ComparedPair) -> dict[str, Any]:
     found: Texts = {}
     notes: set[str] = set()
     with _session(models, None, {}, n_parallel=3) as session:
@@ -155,7 +155,7 @@ def _compared(models: Models) -> dict[str, Any]:
 
 
 def _session(
-    models: Models, draft: Path | None, rules: dict[str, Any], **settings: Any
+    models: ComparedPair, draft: Path | None, rules: dict[str, Any], **settings: Any
 ) -> edgespec.Session:
     load = edgespec.LoadSettings(
         model=models.target,
@@ -169,7 +169,7 @@ def _session(
 
 
 def _each(
-    session: edgespec.Session, models: Models, changes: bool = False
+    session: edgespec.Session, models: ComparedPair, changes: bool = False
 ) -> list[tuple[int, ...]]:
     """A text of each prompt for each way to sample."""
     chance, texts = random.Random(0), []
@@ -187,7 +187,7 @@ def _each(
 
 
 def _continued(
-    session: edgespec.Session, models: Models, texts: Sequence[tuple[int, ...]]
+    session: edgespec.Session, models: ComparedPair, texts: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
     """Continuations of the first half of each greedy text, for each way to sample; before each,
     another text is written."""
