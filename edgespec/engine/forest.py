@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -86,6 +87,9 @@ class Forest:
         """Nodes of each tree to verify, ascending, at most `max_nodes` in total."""
         if not self._rounds:
             return []
+        if not self._guesses and all(len(round_.tree) == 1 for round_ in self._rounds):
+            self._expected = 0.0
+            return [[ROOT] for _ in self._rounds]
         plan = self._plan if self._guesses else replace(self._plan, risk_s=math.inf)
         point = self._planner.best(plan, self._so_far([]))
         self._expected = point.accepted
@@ -116,26 +120,31 @@ class Forest:
     def outcome(self, outcomes: Sequence[RoundOutcome], prepared_s: float) -> RoundOutcome:
         """The rounds of a pass combined into one, for the planner; `prepared_s` are the seconds
         since all rounds were planned and their drafts had read the text."""
+        of_pass: dict[str, Any] = {
+            "n_prompt_rows": self._planner.n_prompt_rows,
+            "draft_steps": self._draft_steps,
+            "growing_s": self._growing_s,
+            "expected": self._expected,
+            "wall_s": prepared_s + sum(o.reading_s for o in outcomes),
+        }
+        if len(outcomes) == 1:
+            return replace(outcomes[0], **of_pass)
         return replace(
             outcomes[0],
             n_texts=len(outcomes),
-            n_prompt_rows=self._planner.n_prompt_rows,
             n_tokens=sum(o.n_tokens for o in outcomes),
             accepted=sum(o.accepted for o in outcomes),
             drafted=sum(o.drafted for o in outcomes),
             verified=sum(o.verified for o in outcomes),
             provisional_drafted=sum(o.provisional_drafted for o in outcomes),
             provisional_kept=sum(o.provisional_kept for o in outcomes),
-            draft_steps=self._draft_steps,
             steps_beside=sum(o.steps_beside for o in outcomes),
             reading_s=sum(o.reading_s for o in outcomes),
             guessed=any(o.guessed for o in outcomes),
-            growing_s=self._growing_s,
-            expected=self._expected,
             path_nodes=[node for o in outcomes for node in o.path_nodes],
             verified_by=sum((Counter(o.verified_by) for o in outcomes), Counter()),
             accepted_by=sum((Counter(o.accepted_by) for o in outcomes), Counter()),
-            wall_s=prepared_s + sum(o.reading_s for o in outcomes),
+            **of_pass,
         )
 
     def _grow_beside(self, check: Callable[[], None], running: Running[Logits]) -> None:

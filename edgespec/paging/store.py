@@ -68,8 +68,13 @@ class Reads:
         )
 
 
+_NO_READS = Reads()
+
+
 def reads_of(stores: Sequence[Store]) -> Reads:
     """Totals of `stores` since the model was loaded."""
+    if not stores:
+        return _NO_READS
     return Reads(
         sum(store.bytes_read for store in stores),
         sum(store.stall_s for store in stores),
