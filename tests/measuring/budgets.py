@@ -107,7 +107,7 @@ def random_runs(models: list[str], n_runs: int, seed: int) -> Iterator[RandomRun
             continue
         guesses = chance.choice((*GUESSES, chance.choice(LOSSY)))
         if guesses == "head" and model == "2k":  # its file has none
-            guesses = "self"
+            guesses = "draft"
         sampling, prompts = chance.choice(list(SAMPLINGS)), chance.choice(list(PROMPTS))
         extra = chance.choice(EXTRAS)
         if extra == "grammar" and guesses in LOSSY:  # refused
