@@ -106,8 +106,10 @@ def random_runs(models: list[str], n_runs: int, seed: int) -> Iterator[RandomRun
             yield RandomRun(model, share, prompts=chance.choice(("short", "long", "several")))
             continue
         guesses = chance.choice((*GUESSES, chance.choice(LOSSY)))
-        if guesses == "head" and model == "2k":  # its file has none
-            guesses = "self"
+        if guesses == "head" and model == "2k":  # it has no head
+            guesses = "draft"
+        if guesses in LOSSY and model == "49k":  # it has no draft but a head
+            guesses = "head"
         sampling, prompts = chance.choice(list(SAMPLINGS)), chance.choice(list(PROMPTS))
         extra = chance.choice(EXTRAS)
         if extra == "grammar" and guesses in LOSSY:  # refused
