@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import CommandSettings, model_path, settings_from
+from edgespec.cli.known_needs import KnownNeeds, ModelNeeds
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.memory import heap, process, requests
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
-    from edgespec.memory.budget import MemoryPlan
     from edgespec.ports import Progress
     from edgespec.session.embedding import Embedder
     from edgespec.session.session import Session
@@ -46,6 +46,8 @@ class ListedModel:
     size_bytes: int = 0
     smallest_bytes: int = 0
     """The smallest budget that it can be loaded with; 0 if it cannot be planned."""
+    beside_bytes: int = 0
+    """Bytes of an embedding model beside another model."""
     error: str | None = None
     """Reason why it cannot be planned."""
 
@@ -85,6 +87,7 @@ class ModelList:
         self._template = template
         self._defaults = defaults
         self._settings: dict[str, CommandSettings] = {}
+        self._known: dict[str, KnownNeeds] = {}
         for flag, name in (("-md", "draft"), ("-hfd", "hf_repo_draft"), ("--alias", "alias")):
             if name in args:
                 raise UsageError(
@@ -93,12 +96,12 @@ class ModelList:
         found = dict(self._found())
         if not found:
             raise UsageError(f"--models-dir {args.models_dir}: there are no models in it")
-        self._plans: dict[str, MemoryPlan] = {}
-        """Plans of the embedding models with all weights in memory."""
         self.models = tuple(ListedModel(name, path) for name, path in found.items())
         for look in (self._look_at_kind, self._look_at_needs):
-            for model in self.models:
+            for n_done, model in enumerate(self.models):
+                console.progress("looking at models", n_done / len(self.models))
                 self._try(look, model)
+        console.end_of_progress()
 
     @property
     def first(self) -> ListedModel | None:
@@ -203,39 +206,49 @@ class ModelList:
             heap.trim_heap()
 
     def _look_at_kind(self, model: ListedModel) -> None:
-        model.embeds = runtimes.embeds(model.path)
-        model.size_bytes = _size(model.path)
+        files = _files(model.path)
+        known = self._known[model.name] = KnownNeeds(files)
+        if (embeds := known.embeds) is None:
+            embeds = known.embeds = runtimes.embeds(model.path)
+        model.embeds = embeds
+        model.size_bytes = sum(file.stat().st_size for file in files)
 
     def _look_at_needs(self, model: ListedModel) -> None:
-        from edgespec.session import embedding, session
-
-        settings = self.settings(model)
-        ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": 1})
-        if model.embeds:
-            planned = self._plans[model.name] = embedding.plan_embedder(ample)
-        else:
-            planned = session.plan(ample, settings.engine)
-        model.smallest_bytes = planned.smallest_bytes
+        settings, known = self.settings(model), self._known[model.name]
+        needs = known.needs(settings)
+        if needs is None:
+            needs = _planned(settings, model.embeds)
+            known.keep(settings, needs)
+        model.smallest_bytes, model.beside_bytes = needs.smallest_bytes, needs.beside_bytes
         budget_bytes = process.resolve_budget(settings.load.memory_budget)
-        if planned.smallest_bytes > budget_bytes:
+        if needs.smallest_bytes > budget_bytes:
             raise BudgetError(
-                f"it needs at least {format_size(planned.smallest_bytes)}; the budget is "
+                f"it needs at least {format_size(needs.smallest_bytes)}; the budget is "
                 f"{format_size(budget_bytes)}: raise --memory-budget or lower --ctx-size",
-                planned.smallest_bytes,
+                needs.smallest_bytes,
             )
 
     @cached_property
     def _needs_beside(self) -> dict[str, int]:
         """Bytes of the embedding models that may be beside another model, besides the process."""
-        if not self._plans:
+        needs = {model.name: model.beside_bytes for model in self.models if model.beside_bytes}
+        if not needs:
             return {}
-        settings = next(self.settings(m) for m in self.models if m.name in self._plans)
+        settings = self.settings(next(model for model in self.models if model.beside_bytes))
         most = MOST_BESIDE * process.resolve_budget(settings.load.memory_budget)
-        needs = {
-            name: plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
-            for name, plan in self._plans.items()
-        }
         return {name: need for name, need in needs.items() if need <= most}
+
+
+def _planned(settings: CommandSettings, embeds: bool) -> ModelNeeds:
+    """What a model needs by its plan with all weights in memory."""
+    from edgespec.session import embedding, session
+
+    ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": 1})
+    if not embeds:
+        return ModelNeeds(session.plan(ample, settings.engine).smallest_bytes)
+    plan = embedding.plan_embedder(ample)
+    beside_bytes = plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
+    return ModelNeeds(plan.smallest_bytes, beside_bytes)
 
 
 _PLENTY = 1 << 44
@@ -269,8 +282,8 @@ def _is_model(folder: Path) -> bool:
     return True
 
 
-def _size(path: Path) -> int:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+def _files(path: Path) -> list[Path]:
+    """All files of a model."""
     if _FIRST_PART in path.name:
-        files = list(path.parent.glob(path.name.replace("-00001-", "-*-")))
-    return sum(file.stat().st_size for file in files)
+        return list(path.parent.glob(path.name.replace("-00001-", "-*-")))
+    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]

@@ -5,18 +5,24 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, StrictInt, TypeAdapter, WithJsonSchema
 
-from edgespec.completions.protocols.request_schemas import TEXTS
-from edgespec.completions.requests import RequestError, RequestPart, validated
+from edgespec.completions.protocols.request_parts import RequestPart
+from edgespec.completions.requests import RequestError, validated
 from edgespec.errors import ContextOverflow
 from edgespec.values import ModelInfo
 
 MAX_TEXTS = 2048
 """Most texts of a request, as OpenAI has it."""
+
+
+_Text = Annotated[str, Field(min_length=1)]
+_Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Several = Annotated[list[_Text | _Tokens], Field(min_length=1, max_length=MAX_TEXTS)]
+_TEXTS: TypeAdapter[str | list[Any]] = TypeAdapter(_Text | _Tokens | _Several)
 
 
 def _as_texts(value: object) -> object:
@@ -30,10 +36,10 @@ class EmbeddingRequest(RequestPart):
 
     model: str | None = None
     input: Annotated[
-        list[str | list[int]],
+        list[str | list[StrictInt]],
         BeforeValidator(_as_texts),
         Field(min_length=1, max_length=MAX_TEXTS),
-        TEXTS,
+        WithJsonSchema(_TEXTS.json_schema()),
     ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)

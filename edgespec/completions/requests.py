@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, StrictInt, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from edgespec.completions import llama_fields
+from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.request_schemas import CHAT_MESSAGES, STOPS, TEXTS
 from edgespec.errors import UsageError
 from edgespec.settings.base import nearest
@@ -45,12 +46,6 @@ def _as_stops(value: object) -> object:
     if isinstance(value, str):
         return [value] if value else []
     return value
-
-
-class RequestPart(BaseModel):
-    """An object in a request, all of whose fields are known."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 P = TypeVar("P", bound=RequestPart)
@@ -290,7 +285,7 @@ def _as_prompts(value: object) -> object:
 class CompletionRequest(CommonRequest):
     """A request to `/v1/completions`."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts), TEXTS]
+    prompt: Annotated[list[str | list[StrictInt]], BeforeValidator(_as_prompts), TEXTS]
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = None
@@ -340,7 +335,7 @@ def _function_name(tool: dict[str, Any], place: int) -> str:
 
 
 def _request_error(
-    error: ValidationError, request: type[BaseModel], content: object, also_known: Sequence[str]
+    error: ValidationError, request: type[RequestPart], content: object, also_known: Sequence[str]
 ) -> RequestError:
     """The first of pydantic's errors as a sentence that names the field.
 

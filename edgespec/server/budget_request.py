@@ -14,6 +14,8 @@ def budget_of(content: object) -> int | str:
     if not isinstance(content, Mapping) or content.keys() != {FIELD}:
         raise RequestError(f'the body must be an object like {{"{FIELD}": "2GiB"}}')
     size = content[FIELD]
+    if isinstance(size, float) and size.is_integer():  # an integer in JSON
+        return int(size)
     if not isinstance(size, int | str) or isinstance(size, bool):
         raise RequestError(f"{FIELD}: it must be a number of bytes, or a size like 2GiB", FIELD)
     return size

@@ -139,3 +139,15 @@ def test_an_error_in_a_prompt_names_its_place(fields: dict[str, Any], param: str
 def test_a_request_is_an_object(content: Any) -> None:
     with pytest.raises(RequestError, match="must be a JSON object"):
         ChatRequest.parse(content)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "n", "seed", "temperature", "logprobs"])
+def test_true_and_false_are_no_numbers(field: str) -> None:
+    with pytest.raises(RequestError, match=f"{field}: it must be a number, not true"):
+        CompletionRequest.parse({"prompt": "a", field: True})
+    with pytest.raises(RequestError):
+        CompletionRequest.parse({"prompt": [[True]]})
+
+
+def test_an_integer_may_be_written_with_a_point() -> None:
+    assert CompletionRequest.parse({"prompt": "a", "max_tokens": 3.0}).limit == 3

@@ -168,6 +168,7 @@ def test_an_embedding_model_answers_beside_a_model_that_writes(url: str) -> None
         ({"input": ["hello", ""]}, "input.1"),
         ({"input": "a " * 600}, "input.0"),
         ({"input": [[1 << 30]]}, "input.0"),
+        ({"input": [[False]]}, "input.0.0"),
         ({"input": "hello", "dimensions": 7}, "dimensions"),
         ({"input": "hello", "encoding_format": "int8"}, "encoding_format"),
         ({"input": ["x"] * 3000}, "input"),

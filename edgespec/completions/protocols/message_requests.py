@@ -20,14 +20,9 @@ from edgespec.completions.protocols.contents import (
     part_text,
     text_field,
 )
+from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.request_schemas import TURNS
-from edgespec.completions.requests import (
-    MAX_STOPS,
-    ChatRequest,
-    RequestError,
-    RequestPart,
-    validated,
-)
+from edgespec.completions.requests import MAX_STOPS, ChatRequest, RequestError, validated
 from edgespec.settings.config import INT32_MAX
 
 _TEXT = ("text",)

@@ -18,13 +18,13 @@ from edgespec.completions.protocols.contents import (
     part_text,
     text_field,
 )
+from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.request_schemas import ITEMS
 from edgespec.completions.requests import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
     Reasoning,
     RequestError,
-    RequestPart,
     StreamOptions,
     validated,
 )
