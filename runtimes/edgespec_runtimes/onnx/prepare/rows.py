@@ -82,15 +82,27 @@ def resident_rows(
     if sizes:
         kept.append(GRAPH_COPIES * fitted.model.ByteSize() + int(UNCERTAINTY * sum(kept)))
     dequantised = sum(fitted.dequantised)
-    at_most = max((size.loading_bytes for size in sizes), default=0)
-    # what a run takes is not yet taken while weights are loaded
-    run_bytes = dequantised + cache_bytes + min(b.compute_bytes for b in deployment.batches)
-    loading = max(0, max(at_most, needs.loading_bytes(others)) - (run_bytes if sizes else 0))
+    loading = needs.loading_bytes(others)
+    if sizes:
+        # what a run takes is not yet taken while weights are loaded
+        run_bytes = dequantised + cache_bytes + min(b.compute_bytes for b in deployment.batches)
+        loading = max(0, _loading_bytes(fitted, sizes, others) - run_bytes)
     what = {"weights": sum(kept), "weights in single precision": dequantised, LOADING: loading}
     rows = tuple(MemoryRow(owner, name, nbytes) for name, nbytes in what.items() if nbytes)
     if deployment.device.is_cpu:
         return rows
     return (*rows, MemoryRow(owner, f"copies of {deployment.device.label}", source.weight_bytes))
+
+
+def _loading_bytes(
+    fitted: FittedDecoder, sizes: Sequence[SessionSize], kept: Sequence[StoredWeight]
+) -> int:
+    """Most temporary bytes while a piece is loaded; `kept` are weights that stay afterwards."""
+    nbytes = {weight.name: weight.nbytes for weight in kept}
+    return max(
+        size.loading_bytes - sum(nbytes.get(name, 0) for _, name in piece.weights)
+        for piece, size in zip(fitted.cut.pieces, sizes, strict=True)
+    )
 
 
 def unmeasured(
