@@ -1,4 +1,4 @@
-"""What models were found to need, kept in the cache, so that a folder of them is planned once.
+"""Needs of models as they were found, kept in the cache, so that a folder of them is planned once.
 
 Planning a model opens its vocabulary, which takes a second or two with a large one.
 """
@@ -21,7 +21,7 @@ MAX_SETTINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ModelNeeds:
+class ListedNeeds:
     """Memory that a model needs with some settings."""
 
     smallest_bytes: int
@@ -55,14 +55,14 @@ class KnownNeeds:
         self._known["embeds"] = value
         self._file.write(self._known)
 
-    def needs(self, settings: CommandSettings) -> ModelNeeds | None:
+    def needs(self, settings: CommandSettings) -> ListedNeeds | None:
         """What the model needs with these settings; None if it is not known."""
         try:
-            return ModelNeeds(**self._known["needs"][_key(settings)])
+            return ListedNeeds(**self._known["needs"][_key(settings)])
         except (LookupError, TypeError):
             return None
 
-    def keep(self, settings: CommandSettings, needs: ModelNeeds) -> None:
+    def keep(self, settings: CommandSettings, needs: ListedNeeds) -> None:
         """Remember what the model needs with these settings."""
         known = self._known.get("needs")
         others = [*known.items()] if isinstance(known, dict) else []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import CommandSettings, model_path, settings_from
-from edgespec.cli.known_needs import KnownNeeds, ModelNeeds
+from edgespec.cli.known_needs import KnownNeeds, ListedNeeds
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.memory import heap, process, requests
 from edgespec.settings.config import DEFAULT_CTX_SIZE
@@ -239,16 +239,16 @@ class ModelList:
         return {name: need for name, need in needs.items() if need <= most}
 
 
-def _planned(settings: CommandSettings, embeds: bool) -> ModelNeeds:
+def _planned(settings: CommandSettings, embeds: bool) -> ListedNeeds:
     """What a model needs by its plan with all weights in memory."""
     from edgespec.session import embedding, session
 
     ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": 1})
     if not embeds:
-        return ModelNeeds(session.plan(ample, settings.engine).smallest_bytes)
+        return ListedNeeds(session.plan(ample, settings.engine).smallest_bytes)
     plan = embedding.plan_embedder(ample)
     beside_bytes = plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
-    return ModelNeeds(plan.smallest_bytes, beside_bytes)
+    return ListedNeeds(plan.smallest_bytes, beside_bytes)
 
 
 _PLENTY = 1 << 44

@@ -1,4 +1,4 @@
-"""What models of a folder need is kept: a server of many begins without planning them again."""
+"""Needs of models of a folder are kept: a server of many begins without planning them again."""
 
 from __future__ import annotations
 
