@@ -56,7 +56,7 @@ class KnownNeeds:
         self._file.write(self._known)
 
     def needs(self, settings: CommandSettings) -> ListedNeeds | None:
-        """What the model needs with these settings; None if it is not known."""
+        """Needs of the model with these settings; None if they are not known."""
         try:
             return ListedNeeds(**self._known["needs"][_key(settings)])
         except (LookupError, TypeError):

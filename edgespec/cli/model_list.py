@@ -240,7 +240,7 @@ class ModelList:
 
 
 def _planned(settings: CommandSettings, embeds: bool) -> ListedNeeds:
-    """What a model needs by its plan with all weights in memory."""
+    """Needs of a model by its plan with all weights in memory."""
     from edgespec.session import embedding, session
 
     ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": 1})
