@@ -178,13 +178,13 @@ def _draft_reads(
 def _time_sizes(slot: Slot, planner: RoundPlanner) -> None:
     """Time passes over few rows, so that the first guesses know their price. Their KV is dropped.
 
-    Sizes are timed once for a model and machine, twice each if that takes no longer than
-    `MAX_TIMING_S`; the faster pass counts.
+    Sizes are timed once for a model and machine, three times each if that takes no longer than
+    `MAX_TIMING_S`; the fastest pass counts.
     """
     n_free = min(slot.target.info.n_ctx - len(slot.committed), slot.target.info.max_nodes)
     sizes, spent_s = planner.untimed(n_free), 0.0
     fastest: dict[int, PassReport] = {}
-    for n_rows, expected_s in sizes * 2:
+    for n_rows, expected_s in sizes * 3:
         if spent_s + expected_s > MAX_TIMING_S:
             continue
         tree = TokenTree(0, n_rows)

@@ -27,6 +27,8 @@ from edgespec.values import PassReport
 
 HIT_ROUNDS = 8
 """Rounds of a pause that a right guess counts for which cost nothing and was not verified."""
+KNOWN_STEPS = 4
+"""Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 MAX_LINE = 16
 """Longest line of guesses that is considered before any was drafted."""
 TIMED_ROWS = (8, 2)
@@ -218,7 +220,8 @@ class RoundPlanner:
         pass_s = known.curve.seconds(rows) + known.overhead_s - self._prompts_s
         # drafting during a pass has half of the cores
         pass_s -= np.clip(self._saved_beside_s(rows), 0.0, 0.5 * pass_s)
-        step_s = known.step_s
+        # steps of this round tell of the next ones, as the caches are as cold, and others as busy
+        step_s = (KNOWN_STEPS * known.step_s + spent_s) / (KNOWN_STEPS + so_far.draft_steps)
         late, late_s = self.credit.tokens, self.credit.plain_tokens * known.plain_s(self.n_texts)
         best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
 
