@@ -19,7 +19,7 @@ from typing import Any
 
 from edgespec import errors
 from edgespec.concurrency.owning import Closeable
-from edgespec.diagnosis.what_if import usual_budget, what_if
+from edgespec.diagnosis.imagined_models import usual_budget, what_if
 from edgespec.settings.units import parse_rate
 
 DOCS = Path(__file__).parent

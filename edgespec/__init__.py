@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from edgespec.grammar.specification import lark_grammar as lark_grammar
     from edgespec.grammar.specification import regular_expression as regular_expression
     from edgespec.session.asynchronous import AsyncSession as AsyncSession
-    from edgespec.session.embedding import Embedder as Embedder
-    from edgespec.session.embedding import load_embedder as load_embedder
+    from edgespec.session.embedder import Embedder as Embedder
+    from edgespec.session.embedder import load_embedder as load_embedder
     from edgespec.session.generation import Generation as Generation
     from edgespec.session.models import Models as Models
     from edgespec.session.session import Session as Session
@@ -62,7 +62,7 @@ _NAMES = {
     ),
     "grammar.specification": ("Grammar", "json_schema", "lark_grammar", "regular_expression"),
     "session.asynchronous": ("AsyncSession",),
-    "session.embedding": ("Embedder", "load_embedder"),
+    "session.embedder": ("Embedder", "load_embedder"),
     "session.generation": ("Generation",),
     "session.models": ("Models",),
     "session.session": ("Session", "load", "plan"),

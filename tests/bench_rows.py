@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.bench.report import (
+from edgespec.bench.bench_report import (
     AppliedLimits,
     BenchReport,
     MeasuredMachine,

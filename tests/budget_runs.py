@@ -21,7 +21,7 @@ from typing import Any
 import edgespec
 from edgespec.memory.cgroups import table
 from edgespec.memory.process import process_rss_bytes
-from edgespec.session.embedding import plan_embedder
+from edgespec.session.embedder import plan_embedder
 from edgespec.settings.draft_name import OWN_DRAFT
 
 N_CHANGES = 6

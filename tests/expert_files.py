@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import WeightReadError
+from edgespec.paging.expert_cache import ExpertCache
 from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
-from edgespec.paging.experts import ExpertCache
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Run
 
 SLICE = 3 * BLOCK_BYTES + 160

@@ -40,14 +40,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": LOADING | {"chat", "completions", "grammar", "models.catalogue", "state"},
     "models": SESSION,
     "models.catalogue": PORTS | {"models"},
-    "models.adapting": SESSION | {"jobs", "models"},
+    "models.draft_training": SESSION | {"jobs", "models"},
     "diagnosis": SESSION | {"models", "tuning"},
     "jobs": RESOURCES,
     "bench": SESSION | {"jobs", "models"},
     "tuning": SESSION | {"jobs", "models"},
     "cli": SESSION
     | {"batch", "bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
-    | {"jobs", "models.adapting", "server", "state", "tracing.trace_file", "tuning"},
+    | {"jobs", "models.draft_training", "server", "state", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
     "": {"engine", "errors", "grammar", "session", "settings"}
     | {"state", "tracing.trace_file", "values"},
@@ -149,6 +149,18 @@ _ENLARGE = "edgespec_runtimes.enlarge"
 def _level(module: str, order: list[str]) -> int:
     name = room(module, 2)
     return order.index(name if name in order else "")
+
+
+def test_a_file_name_occurs_once_in_the_product_and_once_in_each_runtime() -> None:
+    """Rules of one name lie in folders that tell them apart, and a command has its own name."""
+    apart = {"engine/acceptance", "engine/stop_rules", "cli/commands"}
+    for root in (ROOT / "edgespec", *(ROOT / "runtimes/edgespec_runtimes").iterdir()):
+        names = Counter(
+            path.name
+            for path in root.rglob("*.py")
+            if path.name != "__init__.py" and path.parent.relative_to(root).as_posix() not in apart
+        )
+        assert not [name for name, n in names.items() if n > 1], root
 
 
 def test_a_folder_holds_at_most_20_modules() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgespec.bench.report import BenchReport
+from edgespec.bench.bench_report import BenchReport
 from edgespec.bench.summary import ModeSummary, Row
 from edgespec.settings.units import format_duration, format_size
 from edgespec.tables import Column, Table, aligned

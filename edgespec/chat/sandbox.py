@@ -21,7 +21,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from edgespec.chat.limits import RenderingLimits, TemplateLimitError
+from edgespec.chat.render_limits import RenderingLimits, TemplateLimitError
 
 _SLOW_FILTERS = ("striptags", "urlize", "wordwrap")
 """Filters for web pages whose time grows with the square of a text."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-from edgespec.chat.adapting import ShownContent
 from edgespec.chat.control_text import ControlTexts, new_seam
-from edgespec.chat.limits import RenderingLimits, TemplateLimitError
+from edgespec.chat.message_forms import ShownContent
 from edgespec.chat.messages import Message, checked
 from edgespec.chat.reasoning import marks_of
+from edgespec.chat.render_limits import RenderingLimits, TemplateLimitError
 from edgespec.chat.sandbox import ChatEnvironment
 from edgespec.errors import ModelError, UsageError
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from edgespec.batch.answered import Answered, KeySet
+from edgespec.batch.batch_run import BatchCounts, BatchRun, starting
 from edgespec.batch.grouping import LineGroups
 from edgespec.batch.lines import ENVELOPE_BYTES, BatchRequest, numbered_lines
-from edgespec.batch.running import BatchCounts, BatchRun, starting
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import settings_from
 from edgespec.cli.model_list import PARALLEL, ListedModel, ModelList
-from edgespec.completions.completion import Completion
 from edgespec.completions.protocols.model_names import model_named, not_loaded
 from edgespec.completions.refusals import Refusal
+from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.memory import requests
+from edgespec.memory import request_memory
 
 if TYPE_CHECKING:
     from edgespec.session.session import Session
@@ -59,9 +59,9 @@ class BatchFiles:
             model,
             max_prompt_tokens=loaded.target.n_ctx,
             sampling=loaded.chat_sampling,
-            max_logged_tokens=requests.max_answer_tokens,
-            max_characters=requests.MAX_ANSWER_CHARACTERS,
-            answer_bytes=requests.answer_bytes,
+            max_logged_tokens=request_memory.max_answer_tokens,
+            max_characters=request_memory.MAX_ANSWER_CHARACTERS,
+            answer_bytes=request_memory.answer_bytes,
         )
         return BatchRun(
             starting(completions),
@@ -82,7 +82,7 @@ def runs_of_one(
     """The run of the only model, which is in memory until the next run is asked for."""
     settings = settings_from(args, n_parallel=PARALLEL)
     with settings.opened(console, template) as loaded:
-        body_bytes = args.most_body_bytes or requests.max_body_bytes(loaded.target.n_ctx)
+        body_bytes = args.most_body_bytes or request_memory.max_body_bytes(loaded.target.n_ctx)
         yield files.run(loaded, files.lines(body_bytes))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from edgespec.chat.sampling import chat_sampling
+from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.errors import BudgetError, EdgespecError, UsageError

@@ -17,13 +17,13 @@ from edgespec.cli.console import Console
 from edgespec.cli.invocation import CommandSettings, model_path, settings_from
 from edgespec.cli.known_needs import KnownNeeds, ListedNeeds
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
-from edgespec.memory import heap, process, requests
+from edgespec.memory import heap, process, request_memory
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
-    from edgespec.session.embedding import Embedder
+    from edgespec.session.embedder import Embedder
     from edgespec.session.session import Session
 
 PARALLEL = "auto"
@@ -125,8 +125,8 @@ class ModelList:
         if given := getattr(self._args, "most_body_bytes", 0):
             return int(given)
         n_ctx = int(getattr(self._args, "ctx_size", 0) or DEFAULT_CTX_SIZE)
-        least = requests.EMBEDDING_BODY_BYTES if any(m.embeds for m in self.models) else 0
-        return max(least, requests.max_body_bytes(n_ctx))
+        least = request_memory.EMBEDDING_BODY_BYTES if any(m.embeds for m in self.models) else 0
+        return max(least, request_memory.max_body_bytes(n_ctx))
 
     @cached_property
     def room_bytes(self) -> int:
@@ -145,7 +145,7 @@ class ModelList:
     ) -> tuple[Session | Embedder, bool]:
         """The loaded model, and true if it leaves room for one beside it. Raises the errors of
         `edgespec.load`."""
-        from edgespec.session import embedding
+        from edgespec.session import embedder
 
         if model.embeds:
             heap.trim_heap()
@@ -153,7 +153,7 @@ class ModelList:
             if beside:
                 base_bytes = process.round_up_to_step(process.footprint_bytes())
                 load = load.model_copy(update={"memory_budget": base_bytes + self.room_bytes})
-            return embedding.load_embedder(load, progress), False
+            return embedder.load_embedder(load, progress), False
         if self.room_bytes:
             try:
                 return self.load_text(model, progress, self.room_bytes), True
@@ -241,12 +241,12 @@ class ModelList:
 
 def _planned(settings: CommandSettings, embeds: bool) -> ListedNeeds:
     """Needs of a model by its plan with all weights in memory."""
-    from edgespec.session import embedding, session
+    from edgespec.session import embedder, session
 
     ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": 1})
     if not embeds:
         return ListedNeeds(session.plan(ample, settings.engine).smallest_bytes)
-    plan = embedding.plan_embedder(ample)
+    plan = embedder.plan_embedder(ample)
     beside_bytes = plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
     return ListedNeeds(plan.smallest_bytes, beside_bytes)
 

@@ -17,14 +17,6 @@ from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers
 from edgespec.completions.answers import Envelope
 from edgespec.completions.clients import current_client
-from edgespec.completions.completion import (
-    ChatCompletion,
-    ChoiceSource,
-    Delivery,
-    OnResult,
-    TextCompletion,
-    one,
-)
 from edgespec.completions.forced_calls import call_grammar_of
 from edgespec.completions.prompt_progress import FollowedTokens, Tokens, ToldTokens
 from edgespec.completions.reasoned import ReasonedAnswers, Wrap
@@ -34,6 +26,14 @@ from edgespec.completions.requests import (
     CompletionRequest,
     RequestError,
     ResponseFormat,
+)
+from edgespec.completions.running_request import (
+    ChatCompletion,
+    ChoiceSource,
+    Delivery,
+    OnResult,
+    TextCompletion,
+    one,
 )
 from edgespec.completions.writing import MessageWriter
 from edgespec.errors import ContextOverflow, EdgespecError, ModelError

@@ -15,8 +15,8 @@ from typing import BinaryIO
 import httpx2
 from huggingface_hub import get_session
 
-from edgespec.hub.failures import HubFailure
 from edgespec.hub.listing import SHA256_DIGITS, TIMEOUT_S
+from edgespec.hub.translated_errors import HubFailure
 
 MAX_FAILURES = 5
 """Consecutive failures without progress before giving up."""

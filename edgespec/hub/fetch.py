@@ -17,8 +17,8 @@ from edgespec.hub import listing
 from edgespec.hub.cache import RepositoryCache
 from edgespec.hub.choice import HubReference, choose
 from edgespec.hub.download import Download
-from edgespec.hub.failures import HubFailure, translated_errors
 from edgespec.hub.files import HubFile, HubModel
+from edgespec.hub.translated_errors import HubFailure, translated_errors
 from edgespec.ports import Progress
 from edgespec.settings.units import format_size
 

@@ -14,8 +14,8 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.hf_api import RepoSibling
 
-from edgespec.hub.failures import HubFailure
 from edgespec.hub.files import HubFile
+from edgespec.hub.translated_errors import HubFailure
 
 TIMEOUT_S = 20.0
 MAX_NAME_LENGTH = 1024

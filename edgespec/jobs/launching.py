@@ -59,7 +59,7 @@ def launch(
             job_file, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
             job_file.write(pickle.dumps(job))
             job_file.seek(0)
-            command = [*prefix, sys.executable, "-m", "edgespec.jobs.child"]
+            command = [*prefix, sys.executable, "-m", "edgespec.jobs.job_process"]
             others = OtherWork()
             process = cleanup.enter_context(_started(command, job_file, out, err))
         share = others.share(_wait_for(process, tick))

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgespec.errors import BudgetError
-from edgespec.memory.experts import ExpertSizes, room_for_experts
+from edgespec.memory.expert_sizes import ExpertSizes, room_for_experts
 from edgespec.memory.pinning import SegmentSize, choose_cut, least_ring, pin
 
 MIB = 1 << 20

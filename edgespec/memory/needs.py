@@ -20,7 +20,7 @@ from edgespec.memory.budget import (
     plan_memory,
     rows_when_loaded_first,
 )
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.settings.config import USUAL_DRAFT_MAX
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from edgespec.session.budget import BudgetReport
+from edgespec.session.session_budget import BudgetReport
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}

@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse, Response
 
 from edgespec.completions.answers import Answer
 from edgespec.completions.clients import asked_by
-from edgespec.completions.completion import Completion
 from edgespec.completions.decoding import decoded
 from edgespec.completions.protocols.dialect import Asked
 from edgespec.completions.refusals import Refusal
+from edgespec.completions.running_request import Completion
 from edgespec.errors import Cancelled
 from edgespec.memory import heap
 from edgespec.server.bodies import RequestBodies

@@ -28,7 +28,7 @@ from edgespec.completions.protocols.dialect import openai_error
 from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.message_requests import CountRequest
 from edgespec.completions.refusals import Refusal, overloaded
-from edgespec.memory import heap, process, requests
+from edgespec.memory import heap, process, request_memory
 from edgespec.server.answering import Answers, Handler, Shared, loading_time
 from edgespec.server.budget_request import budget_of
 from edgespec.server.front import GONE
@@ -38,7 +38,7 @@ from edgespec.server.openapi import openapi
 from edgespec.server.page import page
 from edgespec.server.serving import DOORS, ServedText, ServedVectors
 from edgespec.session.asynchronous import in_thread
-from edgespec.session.tokenizing import Tokenizer
+from edgespec.session.tokenizer import Tokenizer
 
 
 class Service:
@@ -190,7 +190,9 @@ class Service:
 
             def compute() -> Iterator[str]:
                 asked = EmbeddingRequest.parse(decoded(body))
-                answer = Embeddings(served.embedder, served.name, asked, requests.ANSWER_BYTES)
+                answer = Embeddings(
+                    served.embedder, served.name, asked, request_memory.ANSWER_BYTES
+                )
                 answer.compute()
                 heap.trim_heap()
                 return answer.pieces()

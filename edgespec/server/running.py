@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.completions.protocols.stored_responses import StoredResponses
-from edgespec.memory import requests
+from edgespec.memory import request_memory
 from edgespec.ports import Progress
 from edgespec.server.access_log import AccessLog, NoLog
 from edgespec.server.answering import Shared
@@ -23,7 +23,7 @@ from edgespec.server.hosting import HostedModel, ModelHost, Served
 from edgespec.server.listening import HttpServer
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import NO_LIMITS, AnswerLimits, ServedText, ServedVectors
-from edgespec.session.embedding import Embedder
+from edgespec.session.embedder import Embedder
 from edgespec.session.session import Session
 
 CLIENT_LIMITS = ClientLimits()
@@ -73,7 +73,7 @@ class Server:
         that comes beside another one, and its callback raises Cancelled once the server ends.
         """
         self.model = model
-        self._stored = StoredResponses(requests.STORED_BYTES)
+        self._stored = StoredResponses(request_memory.STORED_BYTES)
         self._figures = ServerFigures()
         self._max_prompt_tokens = max_prompt_tokens
         self._answer_limits = answer_limits
@@ -103,10 +103,10 @@ class Server:
         body_bytes = guard.max_body_bytes
         if body_bytes is None:
             n_ctx = session.target.n_ctx if session else 0
-            body_bytes = requests.max_body_bytes(n_ctx)
+            body_bytes = request_memory.max_body_bytes(n_ctx)
             if any(one.embeds for one in models):
-                body_bytes = max(body_bytes, requests.EMBEDDING_BODY_BYTES)
-        bodies = RequestBodies(body_bytes, requests.max_held_bytes(body_bytes), limits.body_s)
+                body_bytes = max(body_bytes, request_memory.EMBEDDING_BODY_BYTES)
+        bodies = RequestBodies(body_bytes, request_memory.max_held_bytes(body_bytes), limits.body_s)
         log = log or NoLog()
         shared = Shared(
             self._host, bodies, self._queue, self._figures, Failures(log), answer_limits.max_s

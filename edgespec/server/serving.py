@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.completions.answers import Answer, fingerprint
-from edgespec.completions.completion import OnResult
 from edgespec.completions.protocols.dialect import (
     Dialect,
     chat_dialect,
@@ -18,9 +17,10 @@ from edgespec.completions.protocols.message_replies import messages_dialect, mes
 from edgespec.completions.protocols.response_replies import responses_dialect, responses_error
 from edgespec.completions.protocols.stored_responses import StoredResponses
 from edgespec.completions.refusals import Refusal
+from edgespec.completions.running_request import OnResult
 from edgespec.completions.service import Completions
-from edgespec.memory import requests
-from edgespec.session.embedding import Embedder
+from edgespec.memory import request_memory
+from edgespec.session.embedder import Embedder
 from edgespec.session.session import Session
 from edgespec.values import ModelInfo, PagingStats
 
@@ -87,11 +87,11 @@ class ServedText:
             sampling=session.chat_sampling if sampling is None else sampling,
             max_tokens=limits.max_tokens,
             fingerprint=fingerprint(session.target),
-            max_logged_tokens=requests.max_answer_tokens,
-            max_characters=requests.MAX_ANSWER_CHARACTERS,
+            max_logged_tokens=request_memory.max_answer_tokens,
+            max_characters=request_memory.MAX_ANSWER_CHARACTERS,
             on_result=on_result,
             n_at_once=n_at_once,
-            answer_bytes=requests.answer_bytes,
+            answer_bytes=request_memory.answer_bytes,
             writes_ahead=True,
             reasoning_budget=limits.reasoning_tokens,
         )

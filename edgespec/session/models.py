@@ -12,8 +12,8 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import SessionClosed, UsageError
 from edgespec.memory import heap
 from edgespec.ports import Progress
-from edgespec.session import embedding, session
-from edgespec.session.embedding import Embedder
+from edgespec.session import embedder, session
+from edgespec.session.embedder import Embedder
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
 
@@ -65,7 +65,7 @@ class Models(Closeable):
         with self._turn:
             if isinstance(loaded := self._in_memory(name), Embedder):
                 return loaded
-            loaded = embedding.load_embedder(self._room_for(name), self._progress)
+            loaded = embedder.load_embedder(self._room_for(name), self._progress)
             self._loaded, self.n_loads = (name, loaded), self.n_loads + 1
             return loaded
 

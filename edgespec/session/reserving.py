@@ -13,7 +13,7 @@ from edgespec.engine.encoding import max_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
-from edgespec.memory import process, requests
+from edgespec.memory import process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import Vocabulary
@@ -61,7 +61,7 @@ def reserved_rows(
     n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
     if grammars:
         rows.append(MemoryRow("process", GRAMMARS, _grammar_library_bytes(target)))
-    if nbytes := requests.pool_bytes(GRAMMAR_BYTES * grammars, settings.logprobs, n_texts):
+    if nbytes := request_memory.pool_bytes(GRAMMAR_BYTES * grammars, settings.logprobs, n_texts):
         rows.append(MemoryRow("process", POOL, nbytes))
     if settings.most_body_bytes is not None:
         rows.append(
@@ -103,7 +103,7 @@ def check_grammar_memory(plan: MemoryPlan, vocabulary: Vocabulary) -> None:
     text_bytes = sum(len(vocabulary.piece(token)) for token in range(vocabulary.n_vocab))
     library = library_bytes(vocabulary.n_vocab, text_bytes)
     kept = row_bytes(plan, GRAMMARS)
-    n_grammars = 0 if kept else min(requests.GRAMMARS_AT_ONCE, plan.n_parallel)
+    n_grammars = 0 if kept else min(request_memory.GRAMMARS_AT_ONCE, plan.n_parallel)
     needed = library + n_grammars * GRAMMAR_BYTES
     spare = kept if plan.paged else max(kept, plan.budget_bytes - plan.planned_bytes + kept)
     if spare < needed:
@@ -118,8 +118,8 @@ def check_grammar_memory(plan: MemoryPlan, vocabulary: Vocabulary) -> None:
 
 def _request_bytes(most_body_bytes: int, target: PreparedModel) -> int:
     n_ctx, longest = target.info.n_ctx, max(map(len, target.tokens()))
-    body_bytes = most_body_bytes or requests.max_body_bytes(n_ctx)
-    return requests.bytes_needed(body_bytes, max_characters(longest, n_ctx))
+    body_bytes = most_body_bytes or request_memory.max_body_bytes(n_ctx)
+    return request_memory.bytes_needed(body_bytes, max_characters(longest, n_ctx))
 
 
 def place_on_gpu(

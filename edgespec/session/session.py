@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt, ChatPrompts
-from edgespec.chat.sampling import chat_sampling
 from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.admission import text_limit
 from edgespec.engine.drafting.state_store import CalibrationFile
@@ -32,25 +32,25 @@ from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session import reserving
-from edgespec.session.budget import BudgetReport, SessionBudget
 from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.loading import open_models, plan
 from edgespec.session.reserving import POOL, STATE_FILES, row_bytes
-from edgespec.session.tokenizing import Tokenizer
+from edgespec.session.session_budget import BudgetReport, SessionBudget
+from edgespec.session.tokenizer import Tokenizer
 from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.state.keeper import StateKeeper
-from edgespec.state.prefixes import PrefixCache
+from edgespec.state.prefix_cache import PrefixCache
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStats
 
 if TYPE_CHECKING:
-    from edgespec.completions.completion import ChatCompletion, TextCompletion
     from edgespec.completions.requests import Prompts
+    from edgespec.completions.running_request import ChatCompletion, TextCompletion
     from edgespec.grammar.matcher import GrammarCompiler
 
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]

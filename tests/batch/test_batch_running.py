@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from edgespec.batch.answered import Answered
+from edgespec.batch.batch_run import MAX_MODEL_FAILURES, BatchRun, starting
 from edgespec.batch.lines import numbered_lines, parse_answer
-from edgespec.batch.running import MAX_MODEL_FAILURES, BatchRun, starting
 from edgespec.completions.service import Completions
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.session.session import Session

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from bench_rows import report, row
+from edgespec.bench.bench_runs import ModelSurvey
+from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, known_modes, with_drafts
-from edgespec.bench.running import ModelSurvey
-from edgespec.bench.settings import BenchSettings
 from edgespec.cli import entry
 from edgespec.cli.commands import bench
 from edgespec.cli.commands.bench import (

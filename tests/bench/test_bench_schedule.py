@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.bench.bench_runs import RAW, scheduled_runs
+from edgespec.bench.bench_settings import BenchSettings, parse_rate
 from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
-from edgespec.bench.running import RAW, scheduled_runs
-from edgespec.bench.settings import BenchSettings, parse_rate
 from edgespec.errors import UsageError
 from edgespec.ports.baselines import Baseline
 from edgespec.settings.units import format_duration

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from edgespec.chat.sampling import DEFAULTS, chat_sampling
+from edgespec.chat.chat_sampling import DEFAULTS, chat_sampling
 from edgespec_runtimes.gguf.file.chat_format import chat_format as gguf_format
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.onnx.files.chat_format import chat_format as onnx_format

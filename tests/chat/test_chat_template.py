@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from edgespec.chat import limits
+from edgespec.chat import render_limits
 from edgespec.chat.template import ChatTemplate
 from edgespec.errors import ModelError, UsageError
 
@@ -100,7 +100,7 @@ def test_a_template_may_refuse_a_conversation():
     ids=["nested", "macro", "recursive"],
 )
 def test_a_template_that_loops_is_stopped(source, monkeypatch):
-    monkeypatch.setattr(limits, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(render_limits, "MAX_SECONDS", 0.2)
     with pytest.raises(ModelError, match=r"was stopped|without end"):
         render(source)
 

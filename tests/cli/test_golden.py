@@ -30,9 +30,9 @@ from edgespec.diagnosis.forecast import Forecast, Speedup
 from edgespec.errors import BudgetError
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryRow, plan_memory
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
-from edgespec.models import adapting, pair_fit, self_draft
+from edgespec.models import draft_training, pair_fit, self_draft
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
 from edgespec.paging import disk_speed
@@ -351,14 +351,14 @@ def test_models_draft_of_fewer_layers(
 def test_models_adapt(
     golden: Golden, measured: None, as_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(draft: Path, new: Path, *others: object) -> adapting.AdaptationResult:
+    def train(draft: Path, new: Path, *others: object) -> draft_training.AdaptationResult:
         new.write_bytes(b"new")
-        return adapting.AdaptationResult(20, 4000, 300, 1.5)
+        return draft_training.AdaptationResult(20, 4000, 300, 1.5)
 
-    data = adapting.TrainingData(embedded_pair().target, (), ())
-    monkeypatch.setattr(adapting, "check", lambda draft: None)
-    monkeypatch.setattr(adapting, "training_data", lambda *args: data)
-    monkeypatch.setattr(adapting, "train", train)
+    data = draft_training.TrainingData(embedded_pair().target, (), ())
+    monkeypatch.setattr(draft_training, "check", lambda draft: None)
+    monkeypatch.setattr(draft_training, "training_data", lambda *args: data)
+    monkeypatch.setattr(draft_training, "train", train)
     words = ("models", "adapt", "draft", "-o", "new.gguf", *["--json"] * as_json)
     golden(f"models-adapt-{'json' if as_json else 'text'}", *words)
 

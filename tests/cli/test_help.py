@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgespec.bench.settings import BenchSettings
+from edgespec.bench.bench_settings import BenchSettings
 from edgespec.cli.flags import parser
 from edgespec.settings.base import Settings, descriptions
 from edgespec.settings.config import (

@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.cli.console import Console
 from edgespec.cli.model_list import ModelList
-from edgespec.session import embedding, session
+from edgespec.session import embedder, session
 from embedding_files import write_encoder
 from gguf_files import tiny_llama
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the models that were planned."""
     found: list[str] = []
-    plan, plan_embedder = session.plan, embedding.plan_embedder
+    plan, plan_embedder = session.plan, embedder.plan_embedder
 
     def of_text(settings: Any, *others: Any) -> Any:
         found.append(settings.model.stem)
@@ -39,7 +39,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return plan_embedder(settings)
 
     monkeypatch.setattr(session, "plan", of_text)
-    monkeypatch.setattr(embedding, "plan_embedder", of_vectors)
+    monkeypatch.setattr(embedder, "plan_embedder", of_vectors)
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench.settings import BenchSettings
+from edgespec.bench.bench_settings import BenchSettings
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
 from edgespec.cli.console import Console

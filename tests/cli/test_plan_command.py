@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.bench.settings import BenchSettings
+from edgespec.bench.bench_settings import BenchSettings
 from edgespec.cli import entry
 from edgespec.errors import BudgetError
 from edgespec.session import session

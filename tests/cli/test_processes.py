@@ -31,9 +31,14 @@ NOT_FOR_A_TEXT = (
         "engine.drafting.corrections",
         "engine.drafting.drawing",
         "engine.drafting.head",
-        "models.adapting",
+        "models.draft_training",
     ),
-    *("files.training_texts", "paging.experts", "tracing.trace_file", "tuning.successive_halving"),
+    *(
+        "files.training_texts",
+        "paging.expert_cache",
+        "tracing.trace_file",
+        "tuning.successive_halving",
+    ),
 )
 """Parts of `edgespec` that a plain text has no use for: each would count in every budget."""
 NOT_FOR_A_GGUF_TEXT = ("baselines", "head", "isolation", "lending", "prepared_head")

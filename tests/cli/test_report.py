@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.cli.commands.reports import generation_summary, plan_report, plan_table
 from edgespec.memory.budget import MemoryPlan, MemoryRow, plan_memory
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.settings.units import format_size
 from edgespec.tuning.pair_figures import Prediction

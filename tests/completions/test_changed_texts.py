@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.completions import answers
 from edgespec.completions.answers import Envelope
-from edgespec.completions.completion import ChoiceSource, Completion, Delivery, TextCompletion
+from edgespec.completions.running_request import ChoiceSource, Completion, Delivery, TextCompletion
 from edgespec.values import GenerationResult, SpeculationStats, TokenEvent
 
 TYPICAL = SpeculationStats(acceptance="typical", keeps="neither")

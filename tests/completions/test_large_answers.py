@@ -13,7 +13,7 @@ from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions.answers import chat_logprobs
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
 from edgespec.completions.service import Completions
-from edgespec.memory import requests
+from edgespec.memory import request_memory
 from edgespec.values import TokenEvent, TokenLogprobs
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "logprobs": True}
@@ -41,8 +41,8 @@ class RoomySession:
         return SimpleNamespace()
 
 
-MOST = requests.max_answer_tokens(20)
-SERVICE = Completions(RoomySession(), max_logged_tokens=requests.max_answer_tokens)
+MOST = request_memory.max_answer_tokens(20)
+SERVICE = Completions(RoomySession(), max_logged_tokens=request_memory.max_answer_tokens)
 
 
 @pytest.mark.costly
@@ -52,13 +52,13 @@ def test_what_is_allowed_fits_into_the_row(n_others: int) -> None:
     tracemalloc.start()
     events = [
         TokenEvent("hello ", i, "target", i, TokenLogprobs.of(-1.5 * i, top))
-        for i in range(requests.max_answer_tokens(n_others))
+        for i in range(request_memory.max_answer_tokens(n_others))
     ]
     said = chat_logprobs(events, lambda token: b"hello wor%d" % token)
     json.dumps(said).encode()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.5 * requests.ANSWER_BYTES < peak <= requests.ANSWER_BYTES
+    assert 0.5 * request_memory.ANSWER_BYTES < peak <= request_memory.ANSWER_BYTES
 
 
 @pytest.mark.parametrize("more", [{}, {"max_tokens": MOST + 1}, {"stream": True, "tools": TOOLS}])

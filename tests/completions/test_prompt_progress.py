@@ -7,9 +7,9 @@ import time
 import pytest
 
 import edgespec
-from edgespec.completions.completion import Completion
 from edgespec.completions.prompt_progress import FollowedTokens, PromptProgress
 from edgespec.completions.requests import ChatRequest, CompletionRequest
+from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings

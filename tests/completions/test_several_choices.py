@@ -11,11 +11,11 @@ import pytest
 from starlette.responses import JSONResponse
 
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.completions.completion import Completion
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.errors import ContextOverflow, UsageError
-from edgespec.memory import requests
+from edgespec.memory import request_memory
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import FinishReason, GenerationResult, TokenEvent, TokenLogprobs
 
@@ -206,11 +206,13 @@ def test_log_probabilities_of_all_choices_are_counted():
 
 def test_as_many_characters_as_are_kept_fit_into_the_row():
     tracemalloc.start()
-    choices = [{"text": "".join(["😀"] * (requests.MAX_ANSWER_CHARACTERS // 8))} for _ in range(8)]
+    choices = [
+        {"text": "".join(["😀"] * (request_memory.MAX_ANSWER_CHARACTERS // 8))} for _ in range(8)
+    ]
     JSONResponse({"choices": choices})
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.9 * requests.ANSWER_BYTES < peak <= requests.ANSWER_BYTES
+    assert 0.9 * request_memory.ANSWER_BYTES < peak <= request_memory.ANSWER_BYTES
 
 
 class SlowTokens(SeedTokens):

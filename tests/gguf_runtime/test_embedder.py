@@ -18,7 +18,7 @@ from edgespec.errors import (
     SessionClosed,
     UsageError,
 )
-from edgespec.session.embedding import Embedder, load_embedder, plan_embedder
+from edgespec.session.embedder import Embedder, load_embedder, plan_embedder
 from edgespec.settings.config import LoadSettings
 from embedding_files import CLS, LAST, MEAN, RANK, embedding_model, write_decoder, write_encoder
 from gguf_files import tiny_llama

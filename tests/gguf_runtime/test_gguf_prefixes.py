@@ -18,7 +18,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsBlocks
 from edgespec.ports.text_request import TextRequest
 from edgespec.runtimes import ModelRequest
-from edgespec.state.prefixes import PrefixCache
+from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import runtime, state
 from paging_contract import load_paged
 from port_calls import prefill

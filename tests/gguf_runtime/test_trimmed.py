@@ -17,7 +17,7 @@ from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.tree import TokenTree
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.file.trimmed import TABLE_ROWS, trimmed_shape
+from edgespec_runtimes.gguf.file.trimmed_header import TABLE_ROWS, trimmed_shape
 from port_calls import evaluate, prefill
 
 TARGET = embedded_pair().target

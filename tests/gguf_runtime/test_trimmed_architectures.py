@@ -12,7 +12,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec.tree import TokenTree
 from edgespec_runtimes.enlarge.gguf.trim import trim, write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.file.trimmed import SUPPORTED, trimmed_shape
+from edgespec_runtimes.gguf.file.trimmed_header import SUPPORTED, trimmed_shape
 from gguf_files import tiny_llama
 from port_calls import evaluate, prefill
 from zoo_files import write_model

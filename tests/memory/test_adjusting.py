@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
-from edgespec.memory.adjusting import adjusted, next_shares, shares_of, smallest_budget
 from edgespec.memory.budget import MemoryPlan, MemoryRow, plan_memory
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.changed_budget import adjusted, next_shares, shares_of, smallest_budget
+from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import MIN_RING_SLOTS, SegmentSize, ring_for
 from edgespec.ports.adjusting import WeightShares
 

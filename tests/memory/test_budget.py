@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import LOADING, MemoryRow, plan_memory, rows_when_loaded_first
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 
 FIXED = (MemoryRow("process", "all", 100), MemoryRow("draft", "weights", 50))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
-from edgespec.memory.adjusting import adjusted, smallest_budget
 from edgespec.memory.budget import COPIES, MIB, MemoryPlan, MemoryRow
+from edgespec.memory.changed_budget import adjusted, smallest_budget
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, plan_models
 from edgespec.memory.pinning import SegmentSize
 

@@ -13,9 +13,9 @@ from edgespec.cli import entry
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.training_texts import TrainingText, TrainingTexts
-from edgespec.models import adapting
-from edgespec.models.adapting import AdaptationResult
+from edgespec.models import draft_training
 from edgespec.models.describe import describe
+from edgespec.models.draft_training import AdaptationResult
 from edgespec.models.embedded import embedded_pair
 from gguf_files import STRING, tiny_llama
 
@@ -49,7 +49,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingText]:
         progress("adapting the draft", 1.0)
         return AdaptationResult(len(texts), 10, 3, 0.5)
 
-    monkeypatch.setattr(adapting, "train", train)
+    monkeypatch.setattr(draft_training, "train", train)
     monkeypatch.setattr(extras, "find", lambda *package: None)
     return learnt
 
@@ -66,7 +66,7 @@ def adapt(out: Path, *more: str) -> int:
 
 
 def test_a_tenth_is_held_out(kept: TrainingTexts) -> None:
-    data = adapting.training_data(PAIR.draft)
+    data = draft_training.training_data(PAIR.draft)
     assert (len(data.learnt), len(data.held_out)) == (N_TEXTS - 1, 1)
     assert data.target == PAIR.target
     assert data.prompts == [[100, 7]]
@@ -74,28 +74,28 @@ def test_a_tenth_is_held_out(kept: TrainingTexts) -> None:
 
 def test_what_is_measured_is_not_learnt(kept: TrainingTexts) -> None:
     keep(kept, PAIR.target)  # every prompt twice
-    data = adapting.training_data(PAIR.draft)
+    data = draft_training.training_data(PAIR.draft)
     asked = {tuple(prompt) for prompt in data.prompts}
     assert not asked & {tuple(text.tokens[:2]) for text in data.learnt}
 
 
 def test_without_texts_it_says_how_to_get_some() -> None:
     with pytest.raises(UsageError, match=r"no texts are kept with the draft .* with --learn first"):
-        adapting.training_data(PAIR.draft)
+        draft_training.training_data(PAIR.draft)
 
 
 def test_too_few_texts_teach_nothing(cache: TrainingTexts) -> None:
     keep(cache, PAIR.target, 10)
     with pytest.raises(UsageError, match=r"10 texts are kept .*too few"):
-        adapting.training_data(PAIR.draft)
+        draft_training.training_data(PAIR.draft)
 
 
 def test_of_several_targets_one_must_be_named(kept: TrainingTexts, tmp_path: Path) -> None:
     other = tiny_llama().write(tmp_path / "other.gguf")
     keep(kept, other)
     with pytest.raises(UsageError, match=r"several targets .*other\.gguf.*--learnt-with"):
-        adapting.training_data(PAIR.draft)
-    assert adapting.training_data(PAIR.draft, other).target == other
+        draft_training.training_data(PAIR.draft)
+    assert draft_training.training_data(PAIR.draft, other).target == other
 
 
 def test_a_target_that_moved_must_be_named(kept: TrainingTexts, tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_target_that_moved_must_be_named(kept: TrainingTexts, tmp_path: Path) 
     keep(kept, moved)
     moved.unlink()
     with pytest.raises(UsageError, match=r"is not at .*t\.gguf: name it with --learnt-with"):
-        adapting.training_data(PAIR.draft)
-    assert adapting.training_data(PAIR.draft, PAIR.target).target == PAIR.target
+        draft_training.training_data(PAIR.draft)
+    assert draft_training.training_data(PAIR.draft, PAIR.target).target == PAIR.target
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_what_ends_training_leaves_nothing(
         out.write_text("half")
         raise error
 
-    monkeypatch.setattr(adapting, "train", train)
+    monkeypatch.setattr(draft_training, "train", train)
     folder = tmp_path / "folder"
     folder.mkdir()
     assert adapt(folder / "new.gguf") == code
@@ -202,4 +202,4 @@ def test_without_pytorch_it_says_how_to_install_it(
 def test_a_failing_process_is_one_error(tmp_path: Path) -> None:
     source = tmp_path / "missing.gguf"
     with pytest.raises(EdgespecError):
-        adapting.train(source, tmp_path / "o.gguf", "o", [], 1, lambda what, share: None)
+        draft_training.train(source, tmp_path / "o.gguf", "o", [], 1, lambda what, share: None)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.paging.expert_cache import ExpertCache
 from edgespec.paging.expert_layers import ExpertLayer
-from edgespec.paging.experts import ExpertCache
 from expert_files import Gate, make_file, room_of
 
 

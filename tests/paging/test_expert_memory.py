@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.paging import expert_memory
+from edgespec.paging.expert_cache import ExpertCache
 from edgespec.paging.expert_layers import ExpertMatrix
-from edgespec.paging.experts import ExpertCache
 from edgespec.paging.pages import move_pages
 from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, DirectReader, Extent
 from expert_files import (

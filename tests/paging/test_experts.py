@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, WeightReadError
+from edgespec.paging.expert_cache import ExpertCache
 from edgespec.paging.expert_layers import ExpertLayer
-from edgespec.paging.experts import ExpertCache
 from edgespec.paging.reader import BLOCK_BYTES, DirectReader
 from edgespec.tracing.spans import Track
 from expert_files import (

@@ -17,7 +17,7 @@ import pytest
 from test_serve_command import address_of, start
 from test_server_clients import until_idle
 
-from edgespec.memory import requests
+from edgespec.memory import request_memory
 from edgespec.server.running import Server
 from engine_cases import counting
 from server_running import pair, running, serving
@@ -62,11 +62,11 @@ def test_eight_requests_with_schemas_are_all_answered() -> None:
             ]
             answers = [each.result().json()["choices"][0]["text"] for each in asked]
         assert {json.loads(answer)["n"] for answer in answers} <= {1, 2}
-        assert 1 <= most[0] <= requests.GRAMMARS_AT_ONCE
+        assert 1 <= most[0] <= request_memory.GRAMMARS_AT_ONCE
         assert len(session.generate("x", max_tokens=3).tokens) == 3
 
 
-MOST = requests.max_answer_tokens(20)
+MOST = request_memory.max_answer_tokens(20)
 LARGE = {"prompt": [1], "logprobs": 20, "max_tokens": MOST - 1, "temperature": 0}
 """A request that needs nearly the whole pool."""
 
@@ -87,7 +87,7 @@ def two_large_ones() -> Iterator[Trial]:
     target.info = replace(target.info, n_ctx=2 * MOST)
     begun, may_go_on = holds_passes(target)
     with (
-        open_session(target, pool_bytes=requests.ANSWER_BYTES) as session,
+        open_session(target, pool_bytes=request_memory.ANSWER_BYTES) as session,
         running(session) as (address, server),
         ThreadPoolExecutor(2) as pool,
     ):

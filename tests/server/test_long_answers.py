@@ -9,7 +9,7 @@ import weakref
 import httpx
 import pytest
 
-from edgespec.completions.completion import Completion
+from edgespec.completions.running_request import Completion
 from edgespec.server.running import AnswerLimits
 from server_running import running, serving
 

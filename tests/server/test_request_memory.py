@@ -7,7 +7,7 @@ import pytest
 import edgespec
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES
-from edgespec.memory import requests
+from edgespec.memory import request_memory
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.reserving import GRAMMARS, POOL, check_grammar_memory
 from edgespec.settings.config import LoadSettings
@@ -33,7 +33,7 @@ def test_larger_bodies_take_more():
 
 @pytest.mark.parametrize(("n_ctx", "expected"), [(1024, 80 << 10), (131_072, 2_112 << 10)])
 def test_bodies_are_as_large_as_the_context_may_need(n_ctx, expected):
-    assert requests.max_body_bytes(n_ctx) == expected
+    assert request_memory.max_body_bytes(n_ctx) == expected
 
 
 def test_texts_at_once_share_what_grammars_and_large_answers_take():
@@ -45,7 +45,7 @@ def test_texts_at_once_share_what_grammars_and_large_answers_take():
         return {row.what: row.nbytes for row in rows if row.owner == "process"}
 
     one, eight = kept(1), kept(8)
-    assert one[POOL] == eight[POOL] == GRAMMAR_BYTES + requests.ANSWER_BYTES
+    assert one[POOL] == eight[POOL] == GRAMMAR_BYTES + request_memory.ANSWER_BYTES
     assert one[GRAMMARS] == eight[GRAMMARS]
 
 
@@ -54,7 +54,7 @@ def test_texts_at_once_share_what_grammars_and_large_answers_take():
     [(False, False, 8, 0), (True, False, 1, 8), (True, False, 8, 16), (False, True, 8, 8)],
 )
 def test_the_pool_holds_any_one_request(grammars, answers, n_texts, mib):
-    assert requests.pool_bytes(grammars * GRAMMAR_BYTES, answers, n_texts) == mib * MIB
+    assert request_memory.pool_bytes(grammars * GRAMMAR_BYTES, answers, n_texts) == mib * MIB
 
 
 @pytest.mark.slow

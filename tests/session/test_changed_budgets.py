@@ -16,7 +16,7 @@ import pytest
 import edgespec
 from edgespec.errors import BudgetError, SessionClosed, UsageError, WeightReadError
 from edgespec.models.embedded import embedded_pair
-from edgespec.session import budget as session_budget
+from edgespec.session import session_budget
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from gguf_files import tiny_llama

@@ -3,7 +3,7 @@
 import json
 
 import edgespec
-from edgespec.chat.sampling import DEFAULTS
+from edgespec.chat.chat_sampling import DEFAULTS
 from edgespec.cli.invocation import measured_sampling
 from edgespec.settings.config import GenerateSettings, LoadSettings, SamplingParams
 from gguf_files import F32, I32, tiny_llama

@@ -12,7 +12,7 @@ from edgespec.engine.planning.credit import Credit
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.memory.budget import MIB, MemoryPlan
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session.plan_score import expected_rate, gain_without_draft, planner_of
 from edgespec.values import ModelInfo

@@ -15,7 +15,7 @@ from edgespec.errors import UsageError
 from edgespec.ports.text_request import TextRequest
 from edgespec.state import blocks
 from edgespec.state.blocks import SUFFIX, BlockFolder
-from edgespec.state.prefixes import MIN_TOKENS, PrefixCache
+from edgespec.state.prefix_cache import MIN_TOKENS, PrefixCache
 from engine_cases import GREEDY
 from fake_model import FAKE_BLOCK_TOKENS, FakeModel, random_language
 

@@ -21,7 +21,7 @@ from edgespec.settings.units import parse_size
 
 if TYPE_CHECKING:
     from edgespec.batch.answered import Answered
-    from edgespec.batch.running import BatchCounts
+    from edgespec.batch.batch_run import BatchCounts
 
 
 _DESCRIPTION = """\
@@ -79,7 +79,7 @@ MAX_ANSWER_BYTES = 64 << 20
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Answer all requests. Ctrl-C ends the run and keeps finished answers."""
     from edgespec.batch.answered import KeySet
-    from edgespec.batch.running import BatchCounts
+    from edgespec.batch.batch_run import BatchCounts
     from edgespec.cli.batch_runs import BatchFiles, runs_of_one, runs_of_several
 
     template = chat_templates.template_from(args)

@@ -16,16 +16,22 @@ from typing import Any
 
 from edgespec import runtimes
 from edgespec.bench import charts, table
+from edgespec.bench.bench_report import (
+    AppliedLimits,
+    BenchReport,
+    ModelFile,
+    SkippedMode,
+    this_machine,
+)
+from edgespec.bench.bench_runs import Bench, ModelSurvey, Prompt, run_all, survey
+from edgespec.bench.bench_settings import QUICK, BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, Mode, choose, known_modes, with_drafts
-from edgespec.bench.report import AppliedLimits, BenchReport, ModelFile, SkippedMode, this_machine
-from edgespec.bench.running import Bench, ModelSurvey, Prompt, run_all, survey
-from edgespec.bench.settings import QUICK, BenchSettings
 from edgespec.bench.summary import ModeSummary, Row, spread, summarise
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
 from edgespec.cli.console import STDOUT, Console, report_failure, write_json
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.values import check_output
+from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import (
     measured_sampling,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.commands import reports
 from edgespec.cli.console import STDOUT, Console, follow, report_failure, write_json
 from edgespec.cli.flags import grammars, groups, prompt_caches
-from edgespec.cli.flags.values import check_output
+from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.cli.invocation import read_prompt, settings_from
 from edgespec.errors import Cancelled, EdgespecError, UsageError

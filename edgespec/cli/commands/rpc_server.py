@@ -12,7 +12,7 @@ from threading import Thread
 from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.values import whole
+from edgespec.cli.flags.checked_values import whole
 from edgespec.cli.interrupts import Interrupts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.process import resolve_budget

@@ -16,7 +16,7 @@ from edgespec import extras
 from edgespec.cli.commands.request_log import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, groups
-from edgespec.cli.flags.values import number, read_text, whole
+from edgespec.cli.flags.checked_values import number, read_text, whole
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.cli.model_list import PARALLEL, ModelList, is_one
@@ -141,9 +141,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import (
-            loading,
             running,
             serving,
+            while_loading,
         )  # first, so that their memory is planned
 
     guard = _guard(args)
@@ -161,7 +161,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         listener = stack.enter_context(_listening(guard.host, port))
         args.spare_grammars = args.logprobs = args.keeps_one_text_fast = True
         args.most_body_bytes = guard.max_body_bytes or 0
-        with loading.answered_while_loading(listener, guard, log, running.CLIENT_LIMITS):
+        with while_loading.answered_while_loading(listener, guard, log, running.CLIENT_LIMITS):
             opened = (_one if is_one(args) else _several)(args, console, template, stack)
             server = running.Server(
                 **{"guard": guard} | opened.options,

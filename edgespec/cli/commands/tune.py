@@ -15,7 +15,7 @@ from pathlib import Path
 from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.values import number
+from edgespec.cli.flags.checked_values import number
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import (
     measured_sampling,

@@ -6,9 +6,9 @@ import argparse
 from argparse import ArgumentParser
 
 from edgespec.cli.console import Console
-from edgespec.cli.flags import groups, values
-from edgespec.diagnosis import what_if
-from edgespec.diagnosis.what_if import PROMPT_TOKENS, Drafted, WhatIf
+from edgespec.cli.flags import checked_values, groups
+from edgespec.diagnosis import imagined_models
+from edgespec.diagnosis.imagined_models import PROMPT_TOKENS, Drafted, WhatIf
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.settings.base import spell
@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--what-if: {flag} has no meaning without a file; leave it out")
     budget_bytes, source = _budget(args)
     disk = parse_rate(args.disk_bandwidth) if "disk_bandwidth" in args else DISK_BYTES_PER_S
-    found = what_if.what_if(
+    found = imagined_models.what_if(
         args.what_if,
         budget_bytes,
         disk,
-        values.whole("-c", getattr(args, "ctx_size", 0), 0, MAX_CTX_SIZE) or CTX_SIZE,
-        values.whole("-t", getattr(args, "threads", N_THREADS), 1, MAX_THREADS),
+        checked_values.whole("-c", getattr(args, "ctx_size", 0), 0, MAX_CTX_SIZE) or CTX_SIZE,
+        checked_values.whole("-t", getattr(args, "threads", N_THREADS), 1, MAX_THREADS),
     )
     console = Console()
     if "json" in args:
@@ -74,7 +74,7 @@ def _budget(args: argparse.Namespace) -> tuple[int, str]:
     else:
         memory_bytes, whose = process.total_bytes(), "this machine's memory"
     left = f"what a system with a browser leaves of {format_size(memory_bytes)} of {whose}"
-    return what_if.usual_budget(memory_bytes), left
+    return imagined_models.usual_budget(memory_bytes), left
 
 
 def _lines(found: WhatIf, source: str) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.values import read_text
+from edgespec.cli.flags.checked_values import read_text
 from edgespec.errors import UsageError
 
 MAX_BYTES = 4 << 20

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.values import read_text
+from edgespec.cli.flags.checked_values import read_text
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import (
     MAX_CHARACTERS,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, get_origin
 
-from edgespec.chat.sampling import DEFAULTS as CHAT_DEFAULTS
+from edgespec.chat.chat_sampling import DEFAULTS as CHAT_DEFAULTS
 from edgespec.settings.base import Flag, Settings, descriptions, spell
 from edgespec.settings.config import ContextEnd, GenerateSettings, LoadSettings, Speculation
 from edgespec.settings.options import declared

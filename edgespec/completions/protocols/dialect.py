@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgespec.completions.answers import Answer
-from edgespec.completions.completion import Completion
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
+from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 
 

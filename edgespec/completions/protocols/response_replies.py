@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec.completions.answers import Answer
-from edgespec.completions.completion import Completion
 from edgespec.completions.protocols.dialect import Asked, Dialect, Event
 from edgespec.completions.protocols.parts import AnswerPart, AnswerParts, Change
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.protocols.stored_responses import StoredResponses
 from edgespec.completions.refusals import Refusal
+from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 
 _RENAMED = {

@@ -17,8 +17,8 @@ import numpy as np
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
-from edgespec.memory.adjusting import shares_of
 from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.paging.reader import DirectReader

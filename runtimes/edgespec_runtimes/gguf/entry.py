@@ -24,7 +24,7 @@ from edgespec_runtimes.gguf.file.details import details_of
 from edgespec_runtimes.gguf.file.header import GgufFile, is_gguf, read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import N_LAYERS, can_guess, has_layers
-from edgespec_runtimes.gguf.file.trimmed import is_trimmed
+from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama import ggml, gpu, loading, rpc
 from edgespec_runtimes.gguf.options import GgufOptions

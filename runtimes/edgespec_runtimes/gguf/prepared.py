@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
-from edgespec.memory.adjusting import shares_of
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
+from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import DirectReader
 from edgespec.ports import LanguageModel, Progress
@@ -23,7 +23,7 @@ from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.chat_format import chat_format
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
-from edgespec_runtimes.gguf.file.trimmed import trimmed_bytes
+from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
 from edgespec_runtimes.gguf.kernels.invariant_products import can_replace_products
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag

@@ -23,7 +23,7 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.trimmed import TrimmedShape, trimmed_shape
+from edgespec_runtimes.gguf.file.trimmed_header import TrimmedShape, trimmed_shape
 from edgespec_runtimes.gguf.llama import ggml, loading
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.prepared import PreparedGguf

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled
-from edgespec.memory.adjusting import next_shares
+from edgespec.memory.changed_budget import next_shares
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store, paging_stats

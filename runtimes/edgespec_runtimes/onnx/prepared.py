@@ -16,8 +16,8 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edgespec.errors import EdgespecError, UsageError
-from edgespec.memory.adjusting import shares_of
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
+from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, PassPart, Progress

@@ -176,16 +176,16 @@ def add_adapt(parser: argparse.ArgumentParser) -> None:
 def run_adapt(args: argparse.Namespace, console: Console) -> None:
     from edgespec.files.unfinished import scratch_folder
     from edgespec.memory import process
-    from edgespec.models import adapting
+    from edgespec.models import draft_training
 
     draft, out = catalogue.find(args.draft), Path(args.out)
     if out.exists():
         raise UsageError(f"{out} exists and is not overwritten: name another file")
     if not out.parent.is_dir():
         raise UsageError(f"{out} must be a file in a folder that exists")
-    adapting.check(draft)
+    draft_training.check(draft)
     named = catalogue.find(args.learnt_with) if "learnt_with" in args else None
-    data = adapting.training_data(draft, named)
+    data = draft_training.training_data(draft, named)
     prompts: Prompts = data.prompts
     if "prompts" in args:
         prompts = read_prompts(Path(args.prompts))
@@ -195,7 +195,9 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
     load = checking.load_settings(args, data.target, draft)
     with scratch_folder(out.parent) as folder:
         new, n_threads = folder / "adapted.gguf", load.threads or process.usable_cores()
-        adapted = adapting.train(draft, new, out.stem, data.learnt, n_threads, console.progress)
+        adapted = draft_training.train(
+            draft, new, out.stem, data.learnt, n_threads, console.progress
+        )
         console.end_of_progress()
         after = checking.measured(args, data.target, new, prompts, console)
         _place(new, out)

@@ -11,7 +11,7 @@ from edgespec.settings.units import format_size
 from edgespec.tables import Column, Table
 
 if TYPE_CHECKING:
-    from edgespec.models.adapting import AdaptationResult
+    from edgespec.models.draft_training import AdaptationResult
     from edgespec.models.pair_fit import PairFit
     from edgespec.models.self_draft import DraftMemory, SelfDraft
     from edgespec.session.own_draft import OwnDraft

@@ -15,7 +15,7 @@ from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
-from edgespec_runtimes.gguf.file.trimmed import trimmed_bytes
+from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
 from edgespec_runtimes.gguf.llama.quantiser import quantise
 
 

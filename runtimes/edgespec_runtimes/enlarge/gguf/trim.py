@@ -25,7 +25,7 @@ from edgespec_runtimes.enlarge.gguf.packing import (
     read_bytes,
 )
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
-from edgespec_runtimes.gguf.file.trimmed import (
+from edgespec_runtimes.gguf.file.trimmed_header import (
     EMBEDDINGS,
     NO_TOKENIZER,
     OUTPUT,

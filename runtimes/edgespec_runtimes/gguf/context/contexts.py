@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB
-from edgespec_runtimes.gguf.context.layout import MIN_WASTE
+from edgespec_runtimes.gguf.context.cell_order import MIN_WASTE
 from edgespec_runtimes.gguf.context.windows import (
     WindowCells,
     WindowShape,

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.context.layout import CellLayout, SequenceMemory, UsedCell
+from edgespec_runtimes.gguf.context.cell_order import CellLayout, SequenceMemory, UsedCell
 from edgespec_runtimes.gguf.context.windows import PromptEnds, WindowCells
 
 HOME = 0

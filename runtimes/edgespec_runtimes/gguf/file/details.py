@@ -19,7 +19,7 @@ from edgespec_runtimes.gguf.file.chat_format import recommended_sampling
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head, missing_matrices, read_states
 from edgespec_runtimes.gguf.file.mtp import N_LAYERS, has_layers, obstacle
-from edgespec_runtimes.gguf.file.trimmed import is_trimmed, trimmed_shape
+from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed, trimmed_shape
 
 
 def details_of(header: GgufFile) -> ModelDetails:

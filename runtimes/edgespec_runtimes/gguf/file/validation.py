@@ -14,7 +14,7 @@ from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.architectures import check_embeds, check_purpose
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.heads import is_head
-from edgespec_runtimes.gguf.file.trimmed import is_trimmed, trimmed_shape
+from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed, trimmed_shape
 
 MAX_LAYERS = 512
 MAX_EXPERTS = 1024

@@ -1,7 +1,7 @@
 """Brings the experts that a layer chose into memory before llama.cpp computes with them.
 
-`segments` found the nodes that hold the choices; `edgespec.paging.experts` reads, keeps and evicts
-experts.
+`segments` found the nodes that hold the choices; `edgespec.paging.expert_cache` reads, keeps and
+evicts experts.
 
 llama.cpp stops after the node that holds a layer's choice. The chosen experts are put in their
 places in an address range of the whole stacked matrix, to which its tensor points until the layer
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.concurrency.owning import close_all
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
 from edgespec.paging.reader import BLOCK_BYTES
 from edgespec_runtimes.gguf.file.header import TensorEntry
@@ -30,7 +30,7 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.weights.segments import ExpertChoice, TracedWeight, extent_of
 
 if TYPE_CHECKING:
-    from edgespec.paging.experts import ExpertCache
+    from edgespec.paging.expert_cache import ExpertCache
 
 UNNAMED = ("node_", "leaf_", " ")
 """Prefixes of the names that ggml gives to unnamed nodes, whose numbers change with the batch."""

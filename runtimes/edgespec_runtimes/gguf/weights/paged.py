@@ -221,7 +221,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     ) -> PagedExperts | None:
         if not mixtures:
             return None
-        from edgespec.paging.experts import ExpertCache
+        from edgespec.paging.expert_cache import ExpertCache
 
         layers = [mixture.layer for mixture in mixtures]
         cache = ExpertCache(layers, open_reader(), nbytes, trace=self._trace)

@@ -12,7 +12,7 @@ from edgespec.paging.pager import PinnedSegments
 from edgespec.paging.reader import DirectReader, Extent, Segment
 from edgespec.ports import Progress
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
-from edgespec_runtimes.gguf.file.trimmed import EMBEDDINGS
+from edgespec_runtimes.gguf.file.trimmed_header import EMBEDDINGS
 from edgespec_runtimes.gguf.kernels.packer import Packer
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.abort import AbortFlag

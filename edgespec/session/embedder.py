@@ -18,7 +18,7 @@ from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.encoding import Encoder
 from edgespec.errors import BudgetError, ModelError, SessionClosed, UsageError
-from edgespec.memory import heap, process, requests
+from edgespec.memory import heap, process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
 from edgespec.memory.stable_count import stable_count
@@ -227,7 +227,8 @@ class _Prepared(Closeable):
             return []
         assert self._model is not None
         body_bytes = self._settings.most_body_bytes or max(
-            requests.EMBEDDING_BODY_BYTES, requests.max_body_bytes(self._model.info.n_ctx)
+            request_memory.EMBEDDING_BODY_BYTES,
+            request_memory.max_body_bytes(self._model.info.n_ctx),
         )
-        nbytes = requests.bytes_needed(body_bytes, body_bytes) + requests.ANSWER_BYTES
+        nbytes = request_memory.bytes_needed(body_bytes, body_bytes) + request_memory.ANSWER_BYTES
         return [MemoryRow("process", REQUESTS, nbytes)]

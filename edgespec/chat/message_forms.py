@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from edgespec.chat.limits import TemplateLimitError
+from edgespec.chat.render_limits import TemplateLimitError
 from edgespec.chat.spliced import CallArguments, TextParts
 from edgespec.errors import ModelError
 

@@ -21,7 +21,7 @@ from edgespec.memory.budget import (
     least_bytes,
     plan_memory,
 )
-from edgespec.memory.experts import ExpertSizes
+from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import MIN_RING_SLOTS, RING_SLOTS, SegmentSize, ring_for
 from edgespec.ports.adjusting import WeightShares
 

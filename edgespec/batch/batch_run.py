@@ -22,9 +22,9 @@ from edgespec.batch.lines import (
     parse_line,
     request_key,
 )
-from edgespec.completions.completion import Completion
 from edgespec.completions.refusals import refusal_of
 from edgespec.completions.requests import ChatRequest
+from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.concurrency.byte_pool import BytePool
 from edgespec.concurrency.owning import POLL_S

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.bench import child, table
+from edgespec.bench.bench_report import SkippedMode
+from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import Mode
-from edgespec.bench.report import SkippedMode
 from edgespec.bench.runs import Decoded, RawRead
-from edgespec.bench.settings import BenchSettings
 from edgespec.bench.summary import Row
 from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch

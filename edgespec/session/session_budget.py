@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.engine.engine import Engine
 from edgespec.errors import BudgetError, EdgespecError, SessionClosed
-from edgespec.memory import adjusting, process
+from edgespec.memory import changed_budget, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
 from edgespec.ports.adjusting import AdjustsWeights, IsAdjustable
@@ -81,9 +81,9 @@ class SessionBudget(Closeable):
         """
         budget_bytes = parse_size(size, process.total_bytes())
         with self._engine.waiting(), self._changing:
-            plan = adjusting.adjusted(self.plan, budget_bytes, self._cuts, self._experts)
+            plan = changed_budget.adjusted(self.plan, budget_bytes, self._cuts, self._experts)
             if self._weights is not None:
-                shares = adjusting.shares_of(plan)
+                shares = changed_budget.shares_of(plan)
                 self._wait(self._weights, plan, self._weights.divide(shares))
             self.plan = plan
             return plan
@@ -96,7 +96,7 @@ class SessionBudget(Closeable):
 
     @property
     def _smallest_bytes(self) -> int:
-        return adjusting.smallest_budget(self.plan, self._cuts, self._experts)
+        return changed_budget.smallest_budget(self.plan, self._cuts, self._experts)
 
     def _wait(self, weights: AdjustsWeights, plan: MemoryPlan, applied: threading.Event) -> None:
         """Wait until a pass or the engine's thread has given the memory up."""
