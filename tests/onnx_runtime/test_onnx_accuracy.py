@@ -45,6 +45,15 @@ def test_a_note_names_products_that_round_a_batch_otherwise() -> None:
         assert not any("--accuracy-level" in note for note in prepared.notes(PLAN))
 
 
+def test_the_note_is_also_there_without_guesses() -> None:
+    """What an earlier text had in the cache is not computed in a batch again."""
+    alone = replace(request(QWEN), max_nodes=1)
+    with closing(runtime.prepare(alone)) as prepared:
+        assert any("an earlier text may" in note for note in prepared.notes(PLAN))
+    with closing(runtime.prepare(replace(alone, owner="draft"))) as prepared:
+        assert not any("--accuracy-level" in note for note in prepared.notes(PLAN))
+
+
 def test_an_accuracy_level_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--accuracy-level 1: .* has no MatMulNBits"):
         prepared_as(LLAMA, level=1)

@@ -221,9 +221,10 @@ class PreparedOnnx:
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         name, fitted = self.info.name, self._deployed.fitted
         is_target = self._request.owner == "target"
-        verifies = plan is not None and is_target and self._request.max_nodes > 1
+        writes = plan is not None and is_target
+        verifies = writes and self._request.max_nodes > 1
         paging = paging_notes(name, self._source, fitted) if is_target else []
-        rounding = rounding_notes(name, self._graph.graph, fitted, verifies)
+        rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies)
         return [*self._deployed.notes, *paging, *rounding]
 
     def _choose_accuracy(self) -> None:

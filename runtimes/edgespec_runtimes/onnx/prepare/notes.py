@@ -27,22 +27,23 @@ def paging_notes(name: str, source: Source, fitted: FittedDecoder) -> list[str]:
 
 
 def rounding_notes(
-    name: str, graph: onnx.GraphProto, fitted: FittedDecoder, verifies: bool
+    name: str, graph: onnx.GraphProto, fitted: FittedDecoder, writes: bool, verifies: bool
 ) -> list[str]:
-    """Notes on rounding by the rows of a pass; `verifies` if the model verifies guesses."""
+    """Notes on rounding by the rows of a pass: `writes` if the model's text is shown, `verifies` if
+    it also verifies guesses."""
     if fitted.has(BATCH_SCALED):
         return [
             f"{name} scales activations over a batch: to keep its text, each token is computed by "
             "itself, and a pass saves reading but no computing"
         ]
-    if not verifies:
-        return []
-    if rounds_to_eight_bits(graph):
+    if writes and rounds_to_eight_bits(graph):
         return [
             f"{name} rounds activations of 4-bit products to eight bits (accuracy level 4), those "
-            "of a batch otherwise than those of single tokens, so a draft may change the text: "
-            "--accuracy-level 1 computes with floats, and takes longer"
+            "of a batch otherwise than those of single tokens, so a draft or an earlier text may "
+            "change the text: --accuracy-level 1 computes with floats, and takes longer"
         ]
+    if not verifies:
+        return []
     return [
         f"{name}: onnxruntime rounds several rows otherwise than a single one: where two tokens "
         "are almost equally likely, a draft or an earlier text may change which one is written"
