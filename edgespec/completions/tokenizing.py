@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from edgespec.completions.requests import RequestError
 
@@ -21,7 +21,7 @@ class Tokenizes(Protocol):
 class _TokenRequest(BaseModel):
     """Base of both requests; fields that are not known are ignored, as llama.cpp does."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
 
 R = TypeVar("R", bound=_TokenRequest)
@@ -30,7 +30,7 @@ R = TypeVar("R", bound=_TokenRequest)
 class TokenizeRequest(_TokenRequest):
     """A request for the tokens of a text."""
 
-    content: StrictStr | list[StrictStr | StrictInt] = ""
+    content: str | list[str | int] = ""
     """A text, or texts and tokens in turn."""
     add_special: bool = False
     """Begin with a BOS token if the model uses one."""
@@ -42,7 +42,7 @@ class TokenizeRequest(_TokenRequest):
 class DetokenizeRequest(_TokenRequest):
     """A request for the text of tokens."""
 
-    tokens: list[StrictInt] = []
+    tokens: list[int] = []
 
 
 def tokenize(tokenizer: Tokenizes, content: object) -> dict[str, Any]:

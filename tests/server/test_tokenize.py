@@ -82,6 +82,7 @@ def test_nothing_is_no_tokens(tokenizer, content):
     [
         *([], "a", None, {"content": 1}, {"content": [1.5]}, {"content": None}),
         *({"content": [99_999]}, {"content": [True]}, {"content": "a", "with_pieces": "perhaps"}),
+        {"content": "a", "with_pieces": 0},
     ],
 )
 def test_what_is_no_text_is_refused(tokenizer, content):
