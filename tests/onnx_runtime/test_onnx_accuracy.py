@@ -46,7 +46,7 @@ def test_a_note_names_products_that_round_a_batch_otherwise() -> None:
 
 
 def test_the_note_is_also_there_without_guesses() -> None:
-    """What an earlier text had in the cache is not computed in a batch again."""
+    """Tokens that an earlier text left in the cache are not computed in a batch again."""
     alone = replace(request(QWEN), max_nodes=1)
     with closing(runtime.prepare(alone)) as prepared:
         assert any("an earlier text may" in note for note in prepared.notes(PLAN))

@@ -49,6 +49,7 @@ def test_each_key_has_prefixes_of_its_own(session: Session) -> None:
         assert wrong.status_code == 401
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_them_apart(session: Session) -> None:
     with serving(session, Guard("127.0.0.1", api_key="anna\ncarl")) as address:
         assert cached(address, "carl") == 0
