@@ -22,3 +22,12 @@ def evaluate(
 ) -> np.ndarray:
     """Logits after each of `nodes`, float32 [len(nodes), n_vocab]."""
     return model.evaluate([PassPart(slot, tree, nodes)])[0].copy()
+
+
+def logits_of_a_tree(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
+    """Logits after the last of `tokens`, and after two that might follow it."""
+    prefill(model, tokens[:-1])
+    tree = TokenTree(tokens[-1], 4)
+    for token in tokens[:2]:
+        tree.add(0, token, confidence=0.5)
+    return evaluate(model, tree, [0, 1, 2]).copy()

@@ -16,11 +16,10 @@ from edgespec.models.enlarging import enlarge
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.tools import load_tool
-from edgespec.tree import TokenTree
 from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.weights.shared import copy_sizes
-from port_calls import evaluate, prefill
+from port_calls import logits_of_a_tree
 
 PROMPT = "def read(path):\n    with open(path) as file:\n"
 TARGET_BYTES, ROOM_BYTES = 32 << 20, 10 << 20
@@ -69,12 +68,7 @@ def logits_of(settings: LoadSettings) -> np.ndarray:
     """The draft's logits after the nodes of a small tree."""
     with session.open_models(settings) as models:
         assert models.draft is not None
-        tokens = models.target.vocabulary.encode(PROMPT)
-        prefill(models.draft, tokens[:-1])
-        tree = TokenTree(tokens[-1], 4)
-        for token in tokens[:2]:
-            tree.add(0, token, confidence=0.5)
-        return evaluate(models.draft, tree, [0, 1, 2]).copy()
+        return logits_of_a_tree(models.draft, models.target.vocabulary.encode(PROMPT))
 
 
 def test_its_plan_has_copies_of_what_is_streamed_only(

@@ -14,11 +14,10 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.ports.reduced_head import token_ids_of
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
-from edgespec.tree import TokenTree
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.trimmed_header import TABLE_ROWS, trimmed_shape
-from port_calls import evaluate, prefill
+from port_calls import logits_of_a_tree
 
 TARGET = embedded_pair().target
 RATED = [*range(3000), *range(3500, 4000)]
@@ -39,13 +38,8 @@ def first_logits(draft: Path) -> tuple[np.ndarray, np.ndarray | None]:
     settings = LoadSettings(model=TARGET, draft=draft, memory_budget=BUDGET)
     with session.open_models(settings) as models:
         assert models.draft is not None
-        tokens = models.target.vocabulary.encode(PROMPT)
-        prefill(models.draft, tokens[:-1])
-        tree = TokenTree(tokens[-1], 4)
-        for token in tokens[:2]:
-            tree.add(0, token, confidence=0.5)
-        n_vocab = models.target.info.n_vocab
-        return evaluate(models.draft, tree, [0, 1, 2]).copy(), token_ids_of(models.draft, n_vocab)
+        tokens, n_vocab = models.target.vocabulary.encode(PROMPT), models.target.info.n_vocab
+        return logits_of_a_tree(models.draft, tokens), token_ids_of(models.draft, n_vocab)
 
 
 @pytest.mark.slow
