@@ -2,16 +2,15 @@
 
     python tests/budget_runs.py '{"door": "session", "load": {...}, "rules": {...}, "ask": {...}}'
 
-Prints the largest share of its budget that it took, by the kernel's count, and its texts' digests.
-Without an argument, it answers each line of stdin, in a child, with the smallest budget and that of
-a resident model. `tests/measure.py budgets` and `tests/test_kept_budgets.py` make such processes.
+Prints the largest share of its budget that it took, by the kernel's count, and its texts' digests;
+without "ask", the smallest budget and that of a resident model. `tests/measure.py budgets` and
+`tests/test_kept_budgets.py` make such processes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import sys
 import tempfile
@@ -29,10 +28,10 @@ N_CHANGES = 6
 
 
 def main() -> None:
-    if not sys.argv[1:]:
-        answer_sizes()
-        return
     spec = json.loads(sys.argv[1])
+    if "ask" not in spec:
+        print(json.dumps(sizes(spec)))
+        return
     load = edgespec.LoadSettings(**spec["load"])
     if spec["door"] == "embedder":
         said = embed(load, spec["ask"])
@@ -41,18 +40,10 @@ def main() -> None:
     print(json.dumps(said))
 
 
-def answer_sizes() -> None:
-    """Plan in children of a process that has imported what a session imports, and no more."""
+def sizes(spec: dict[str, Any]) -> dict[str, Any]:
+    """Plan in a process of its own with what a session imports: a forked one has fewer pages."""
     import edgespec_runtimes.gguf.entry  # noqa: F401
 
-    for line in sys.stdin:
-        if not os.fork():
-            print(json.dumps(sizes(json.loads(line))), flush=True)
-            os._exit(0)
-        os.wait()
-
-
-def sizes(spec: dict[str, Any]) -> dict[str, Any]:
     load = edgespec.LoadSettings(**spec["load"])
     if load.draft == OWN_DRAFT:
         load = load.without_draft()

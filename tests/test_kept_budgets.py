@@ -3,8 +3,6 @@ text under all. `tests/measure.py budgets` makes hundreds of them at random."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from measuring.budgets import DECODER, ENCODER, RandomRun, Runner
@@ -26,10 +24,8 @@ RUNS = (
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    runner = Runner(tmp_path_factory.mktemp("budgets"), 12)
-    yield runner
-    runner.close()
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("budgets"), 12)
 
 
 @pytest.mark.slow

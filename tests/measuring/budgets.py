@@ -126,17 +126,6 @@ class Runner:
         self._folder = folder
         self._sizes: dict[str, tuple[int, int]] = {}
         self._environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
-        self._sizing = subprocess.Popen(
-            [sys.executable, str(CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=self._environment,
-        )
-
-    def close(self) -> None:
-        self._sizing.communicate()
 
     def run(self, run: RandomRun) -> str:
         """A line of the table; adds to `outcome`."""
@@ -224,9 +213,7 @@ class Runner:
         key = json.dumps([load, rules], sort_keys=True)
         if key not in self._sizes:
             spec = {"door": _door(load), "load": load, "rules": rules}
-            assert self._sizing.stdin and self._sizing.stdout
-            print(json.dumps(spec), file=self._sizing.stdin, flush=True)
-            said = json.loads(self._sizing.stdout.readline())
+            said = self._start(spec)
             if "error" in said:
                 raise RuntimeError(said["error"])
             self._sizes[key] = said["smallest"], said["whole"]
@@ -237,6 +224,10 @@ class Runner:
         ask |= {"prompts": PROMPTS[run.prompts], "sampling": SAMPLINGS[run.sampling]}
         ask |= {"chat": run.prompts == "chat", "extra": run.extra}
         spec = {"door": _door(load), "load": load, "rules": rules, "ask": ask}
+        return self._start(spec)
+
+    def _start(self, spec: dict[str, Any]) -> Any:
+        """What a process of its own answers."""
         command = [sys.executable, str(CHILD), json.dumps(spec)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env=self._environment
@@ -267,7 +258,6 @@ def measure(options: argparse.Namespace) -> None:
         runner = Runner(Path(folder), options.tokens)
         for run in random_runs(options.models, options.runs, options.seed):
             print(runner.run(run), flush=True)
-        runner.close()
     faults = [*runner.outcome.faults, *runner.differing()]
     print(f"\n{runner.outcome.n_tokens} tokens; at most {runner.outcome.worst:.3f} of the budget")
     print(*faults, sep="\n")
