@@ -13,7 +13,10 @@ import pytest
 
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
+from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.features import FeatureTap
+from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.prepared import PreparedGguf
@@ -27,7 +30,7 @@ from features_contract import (
 from gguf_files import tiny_llama
 from head_cases import head_request
 from paging_contract import load_paged
-from port_calls import prefill
+from port_calls import evaluate, prefill
 
 LAYERS = (1, 2, 3)
 
@@ -112,6 +115,46 @@ def test_asking_changes_no_logit(path: Path) -> None:
         with closing(open_resident(path, gives=gives)) as model:
             rows.append(logits_of_a_tree(model, LAYERS if gives else ()))
     assert np.array_equal(*rows)
+
+
+def test_names_are_read_from_where_layers_ended_in_earlier_passes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[bytes] = []
+
+    def name_of(node: int) -> bytes:
+        names.append(ctypes.string_at(node + abi.NAME_OFFSET))
+        return names[-1]
+
+    monkeypatch.setattr(abi, "name_of", name_of)
+    with closing(open_resident(path)) as model:
+        model.give_features(LAYERS, Received())
+        prefill(model, TOKENS[:4])
+        names.clear()
+        for _ in range(3):
+            evaluate(model, TokenTree(TOKENS[4]), [ROOT])
+    assert set(names[-12:]) == {b"l_out-0", b"l_out-1", b"l_out-2"}
+
+
+def test_a_node_that_comes_later_than_in_earlier_passes_is_found(path: Path) -> None:
+    tap = FeatureTap(LAYERS, 64, 8, None, 4)
+    for places in ([9, 19, 29], [11, 20, 40], [9, 22, 30]):
+        pass_over(tap, places)
+        assert tap._n_filled == [1, 1, 1], places
+
+
+def pass_over(tap: FeatureTap, places: list[int]) -> None:
+    """Show `tap` a pass whose layers end at these places."""
+    rows = np.zeros((1, 64), np.float32)
+    tap.begin_pass(1)
+    for place in range(60):
+        node = abi.GgmlTensor()
+        node.name = b"l_out-%d" % places.index(place) if place in places else b"node"
+        node.ne[:2], node.nb[1], node.data = (64, 1), 256, rows.ctypes.data
+        address = ctypes.addressof(node)
+        if tap._on_node(address, True, None):
+            tap._n_filled[places.index(place)] += 1  # as if copied: there is no backend
+    tap.end_pass()
 
 
 def test_another_text_gives_none(path: Path) -> None:

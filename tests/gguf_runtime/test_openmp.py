@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,17 @@ def test_a_process_that_chose_its_own_number_is_left_alone(monkeypatch: Any) -> 
     assert find() is None
     monkeypatch.setenv("GOMP_SPINCOUNT", "5000")
     assert find() is None
+
+
+@needs_gomp
+def test_the_file_of_a_threads_times_is_closed_with_the_thread() -> None:
+    openmp.waited_s()
+    files = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        thread = threading.Thread(target=openmp.waited_s)
+        thread.start()
+        thread.join()
+    assert len(os.listdir("/proc/self/fd")) <= len(files)
 
 
 @needs_gomp

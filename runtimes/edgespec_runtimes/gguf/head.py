@@ -104,7 +104,11 @@ class GgufHead(HiddenStateReader):
         self._features = np.zeros((self.info.n_ctx, self._model.n_embd), np.float32)
         """Features from the target, by position."""
         self._known = range(0)
-        """Positions with features in `_features`."""
+        """Positions with features in `_features`, or with states in `_waiting`."""
+        self._states = np.zeros((self._shape.n_rows, self._n_fused), np.float32)
+        """Hidden states that are not fused yet: few at once take as long as one."""
+        self._waiting = range(0)
+        """Positions of these states."""
         self._predicted: dict[int, np.ndarray] = {}
         """Features predicted at a node for the tokens below it, by node key."""
         self._inputs: np.ndarray = self._features[:0]
@@ -119,15 +123,19 @@ class GgufHead(HiddenStateReader):
     def take_features(self, position: int, rows: np.ndarray) -> None:
         known = self._known
         begin = known.start if known.start <= position <= known.stop else position
-        rows = rows[: max(0, len(self._features) - position)]
-        end = position + len(rows)
-        step = self._shape.n_rows
+        rows = rows[: max(0, len(self._features) - position)].reshape(-1, self._n_fused)
+        self._known = range(begin, position + len(rows))
         with self._users.use():
-            for n in range(0, len(rows), step):
-                states = np.ascontiguousarray(rows[n : n + step], np.float32)
-                states = states.reshape(len(states), self._n_fused)
-                self._fuse(states, self._features[position + n :][: len(states)])
-        self._known = range(begin, end)
+            if position != self._waiting.stop:
+                self._fuse_waiting()
+                self._waiting = range(position, position)
+            while len(rows):
+                room = self._states[len(self._waiting) :]
+                taken, rows = rows[: len(room)], rows[len(room) :]
+                room[: len(taken)] = taken
+                self._waiting = range(self._waiting.start, self._waiting.stop + len(taken))
+                if len(self._waiting) == len(self._states):
+                    self._fuse_waiting()
 
     def drop_features(self, n_tokens: int) -> None:
         self._known = range(min(self._known.start, n_tokens), min(self._known.stop, n_tokens))
@@ -139,6 +147,7 @@ class GgufHead(HiddenStateReader):
         )
 
     def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
+        self._fuse_waiting()
         n_committed = self.committed_of(slot)
         if self.lacks_features(n_committed + len(tokens) - 1):
             raise UsageError("a head reads tokens whose features were given, and some were not")
@@ -154,6 +163,7 @@ class GgufHead(HiddenStateReader):
         """
         if not self._has_first:
             raise UsageError("a head guesses from a text's second token on")
+        self._fuse_waiting()
         [(_, tree, nodes, _)] = parts
         ready = self._ready(tree, nodes)
         logits = self._predict(tree, ready)
@@ -182,6 +192,8 @@ class GgufHead(HiddenStateReader):
     def write_state(self, hand_over: Write) -> None:
         """Write all features, including those of tokens not read yet, and then the keys and values
         of the committed prefix."""
+        with self._users.use():
+            self._fuse_waiting()
         n_known = self._known.stop if not self._known.start else 0
         self._write_count(n_known, hand_over)
         for rows in self._pieces(n_known):
@@ -191,7 +203,7 @@ class GgufHead(HiddenStateReader):
 
     def read_state(self, n_tokens: int, read: Read) -> None:
         self.truncate(0)
-        self._known = range(0)
+        self._known = self._waiting = range(0)
         n_known = self._read_count(read, n_tokens, n_tokens - 1, len(self._features))
         for rows in self._pieces(n_known):
             if read.size() != rows.nbytes:
@@ -236,6 +248,12 @@ class GgufHead(HiddenStateReader):
             return row
         parent = int(tree.parent[node])
         return self._predicted.get(int(tree.key[parent])) if parent >= 0 else None
+
+    def _fuse_waiting(self) -> None:
+        if waiting := self._waiting:
+            into = self._features[waiting.start : waiting.stop]
+            self._fuse(self._states[: len(waiting)], into)
+            self._waiting = range(waiting.stop, waiting.stop)
 
     def _fuse(self, states: np.ndarray, into: np.ndarray) -> None:
         """Fuse the hidden states of a few tokens, [tokens, values], into their features."""

@@ -368,11 +368,13 @@ class GgufModel(RunningModel):
         span = self._trace.span(Track.TARGET, "pass").note(tokens=len(rows))
         try:
             if self._tap is not None:
-                self._tap.begin_pass()
+                self._tap.begin_pass(len(rows))
             if self._weights:
                 self._weights.begin_pass(on_segment)
             with self._invariant_products:
                 code = self._compute(rows, with_logits)
+            if self._tap is not None:
+                self._tap.end_pass()
             self._n_passes += 1
             self._n_rows += len(rows)
         except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -49,14 +50,30 @@ class SpinningThreads:
             self._rule.see_pass(end, end - began, waited_s() - waited_before)
 
 
+class _ThreadTimes:
+    """The kernel's count of this thread's times: a file that stays open, as opening takes long."""
+
+    def __init__(self) -> None:
+        self._file = os.open(_SCHEDSTAT, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    def waited_s(self) -> float:
+        return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
+
+
+_of_thread = threading.local()
+
+
 def waited_s() -> float:
     """Seconds that this thread was ready to run and waited for a core. Raises OSError where the
     kernel does not count them."""
-    file = os.open(_SCHEDSTAT, os.O_RDONLY)
-    try:
-        return int(os.read(file, 64).split()[1]) * 1e-9
-    finally:
-        os.close(file)
+    if not hasattr(_of_thread, "times"):
+        _of_thread.times = _ThreadTimes()
+    times: _ThreadTimes = _of_thread.times
+    return times.waited_s()
 
 
 @functools.cache
