@@ -56,12 +56,12 @@ def test_a_process_that_chose_its_own_number_is_left_alone(monkeypatch: Any) -> 
 @needs_gomp
 def test_the_file_of_a_threads_times_is_closed_with_the_thread() -> None:
     openmp.waited_s()
-    files = os.listdir("/proc/self/fd")
+    before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(3):
         thread = threading.Thread(target=openmp.waited_s)
         thread.start()
         thread.join()
-    assert len(os.listdir("/proc/self/fd")) <= len(files)
+    assert len([*Path("/proc/self/fd").iterdir()]) <= before
 
 
 @needs_gomp

@@ -32,8 +32,8 @@ from edgespec.concurrency.spinning import SHORT
 from edgespec.ports.baselines import BaselineRequest, pick_best
 from edgespec.settings.units import parse_size
 from edgespec_runtimes.gguf import baselines
-from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.file.heads import is_head
 
 ALONE, LINE, NO_DRAFT, AS_IT_COMES = "llama.cpp", "its line of 8", "no draft", "edgespec"
 CONTENDERS = (ALONE, LINE, NO_DRAFT, AS_IT_COMES)
