@@ -227,7 +227,7 @@ class Runner:
         return self._start(spec)
 
     def _start(self, spec: dict[str, Any]) -> Any:
-        """What a process of its own answers."""
+        """Run a process of its own; returns its answer."""
         command = [sys.executable, str(CHILD), json.dumps(spec)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env=self._environment

@@ -63,7 +63,7 @@ def measure(options: argparse.Namespace) -> None:
         return
     rates: dict[str, list[float]] = {name: [] for name in options.contenders}
     print(
-        "| kind | temperature | contender | first text | last | all | to llama.cpp | tokens/pass |"
+        "| kind | temperature | contender | first text | last | all | to the first | tokens/pass |"
     )
     print("| --- " * 8 + "|")
     for kind in options.kinds:
@@ -74,14 +74,14 @@ def measure(options: argparse.Namespace) -> None:
                 first, last = (text["tokens"] / text["s"] for text in (texts[0], texts[-1]))
                 per_pass = sum(t["tokens"] for t in texts) / sum(t["passes"] for t in texts)
                 cells = [kind, f"{temperature:g}", name, f"{first:.1f}", f"{last:.1f}"]
-                cells += [f"{rate:.1f}", f"{rate / rates[ALONE][-1]:.2f}", f"{per_pass:.2f}"]
+                cells += [f"{rate:.1f}", f"{rate / rates[options.contenders[0]][-1]:.2f}", f"{per_pass:.2f}"]
                 print(f"| {' | '.join(cells)} |", flush=True)
     print()
     for name in options.contenders:
-        each = [a / b for a, b in zip(rates[name], rates[ALONE], strict=False)]
+        each = [a / b for a, b in zip(rates[name], rates[options.contenders[0]], strict=False)]
         if each:
             mean = math.exp(statistics.fmean(map(math.log, each)))
-            print(f"{name}: {mean:.3f} times {ALONE}, the worst {min(each):.3f}")
+            print(f"{name}: {mean:.3f} times {options.contenders[0]}, the worst {min(each):.3f}")
 
 
 def session_of_each(
