@@ -25,7 +25,7 @@ def notes_on(
     """Notes for every result: the `reason` not to draft, and an acceptance rule that changes the
     text or that uses only one of `n_slots`."""
     notes = [reason] if reason else []
-    if has_grower and not acceptance.lossless:
+    if has_grower and acceptance.keeps is not Keeps.DRAWS:
         notes.append(
             f"with the acceptance rule {acceptance.name} {_CHANGES[acceptance.keeps]}: leave it "
             "out for the target's own text"

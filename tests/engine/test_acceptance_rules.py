@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
-from edgespec.engine.acceptance.spectr import chance_of_any, division
+from edgespec.engine.acceptance.drawn import chance_of_any, division
 from edgespec.engine.admission import notes_on
 from edgespec.engine.drafting.drawing import AcceptedDraws
 from edgespec.engine.engine import Engine

@@ -150,11 +150,11 @@ def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("name", "term", "broken"),
     [
-        ("rejection", "rejection.leftover", lambda p, q: p),
-        pytest.param("specinfer", "specinfer.leftover", lambda p, q: p, marks=pytest.mark.slow),
-        pytest.param("sequoia", "sequoia.leftover", lambda p, q: p, marks=pytest.mark.slow),
-        ("sequoia", "sequoia.without", lambda q, guess: q),
-        ("spectr", "spectr.chance_of_any", lambda beta, k: beta),
+        ("rejection", "drawn.leftover", lambda p, q: p),
+        pytest.param("specinfer", "drawn.leftover", lambda p, q: p, marks=pytest.mark.slow),
+        pytest.param("sequoia", "drawn.leftover", lambda p, q: p, marks=pytest.mark.slow),
+        ("sequoia", "drawn.without", lambda q, guess: q),
+        ("spectr", "drawn.chance_of_any", lambda beta, k: beta),
         ("block", "block.survival", lambda weight, p, q: weight),
     ],
     ids=[

@@ -12,14 +12,14 @@ from edgespec.engine.outcome import PathNode, RoundOutcome
 from edgespec.engine.stop_rules import (
     STOP_RULES,
     AdaptiveThreshold,
+    EntropyWindow,
+    FallbackPolicy,
     FixedLength,
     FullTree,
+    PredictedAcceptance,
+    PredictedRejection,
     RoundSoFar,
 )
-from edgespec.engine.stop_rules.bild import FallbackPolicy
-from edgespec.engine.stop_rules.disco import PredictedAcceptance
-from edgespec.engine.stop_rules.hsddw import EntropyWindow
-from edgespec.engine.stop_rules.specdecpp import PredictedRejection
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgespec.engine.acceptance.rule import DrawnGuesses, dense, drawn
+from edgespec.engine.acceptance.drawn import DrawnGuesses, dense, drawn
 from edgespec.engine.filters import Logits, Probabilities
 from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName

@@ -1,18 +1,20 @@
-"""Base classes of acceptance rules, and the drawing of guesses that some of them need."""
+"""The interface of acceptance rules, the default rule, and the walk down a tree by any rule."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from edgespec.engine.filters import Logits, Probabilities, Tokens
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName, Keeps
-from edgespec.tree import ROOT, TokenTree
+from edgespec.tree import ROOT, TARGET, TokenTree
+from edgespec.values import TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Growth:
 
 
 class AcceptanceRule(ABC):
-    """Picks the tokens of the text from a verified tree. To add one, write a file, register it."""
+    """Picks the tokens of the text from a verified tree."""
 
     name: ClassVar[AcceptanceName | str]
     keeps: ClassVar[Keeps]
@@ -54,11 +56,6 @@ class AcceptanceRule(ABC):
     def __init_subclass__(cls) -> None:
         if isinstance(name := getattr(cls, "name", None), AcceptanceName):
             cls.keeps = name.keeps
-
-    @property
-    def lossless(self) -> bool:
-        """True if the text equals the target's without a draft, for every seed."""
-        return self.keeps is Keeps.DRAWS
 
     def picks(
         self, tree: TokenTree, after: Mapping[int, Logits], sampler: Sampler
@@ -84,48 +81,71 @@ class AcceptanceRule(ABC):
         """
 
 
-class DrawnGuesses(AcceptanceRule):
-    """Base of rules that compare a guess's probabilities p by the target and q by the draft.
+class ExactReplay(AcceptanceRule):
+    """The target's own sampler picks at each node; a guess is accepted if it is the token picked.
 
-    At temperature 0 nothing is drawn: the target's own token is picked.
+    The tree cannot change the text, only the number of tokens per pass: the sampler gets the same
+    logits, recent tokens and random draws as without a draft.
     """
 
-    growth: ClassVar[Growth | None] = Growth(width=1)
+    name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
 
     def pick(
         self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
     ) -> int:
-        draws = tree.draws.get(node)
-        if draws is None or not draws.guesses:
-            return sampler.draw(after[node])
-        if any(tree.child(node, g) not in after for g in draws.guesses):
-            return sampler.draw(after[node])
-        p = dense(*sampler.distribution(after[node]), len(after[node]))
-        q = dense(draws.tokens, draws.probabilities, len(after[node]))
-        return self.choose(p, q, draws.guesses, sampler)
-
-    @abstractmethod
-    def choose(
-        self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler
-    ) -> int:
-        """The next token, distributed by p [n_vocab], given `guesses` that were drawn from q."""
+        return sampler.draw(after[node])
 
 
-def dense(tokens: Tokens, probabilities: Probabilities, n_vocab: int) -> Probabilities:
-    """Probabilities of all tokens, [n_vocab]."""
-    whole = np.zeros(n_vocab)
-    whole[tokens] = probabilities
-    return whole
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The tokens of a round: accepted guesses, and the target's own token after them."""
+
+    path: tuple[int, ...]
+    """Nodes after which tokens were picked: the root first, each the parent of the next."""
+    events: tuple[TokenEvent, ...]
+    """The tokens picked after each node of the path."""
+    failure: Exception | None = None
+    """Error of the rule or the sampler after the last token, if any."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.token for event in self.events]
 
 
-def leftover(p: Probabilities, q: Probabilities) -> Probabilities:
-    """The distribution of a token after a guess drawn from q was rejected: norm(max(0, p - q))."""
-    rest = np.maximum(p - q, 0.0)
-    total = rest.sum()
-    return rest / total if total > 0 else p  # equal distributions reject only by rounding errors
+def accept(
+    rule: AcceptanceRule,
+    tree: TokenTree,
+    nodes: Sequence[int],
+    logits: np.ndarray,
+    request: ActiveRequest,
+) -> Accepted:
+    """Walk down from the root until the text ends or no verified guess is accepted.
 
-
-def drawn(p: Probabilities, sampler: Sampler) -> int:
-    """A token drawn from the distribution p [n_vocab]."""
-    reached = np.cumsum(p)
-    return int(np.searchsorted(reached, sampler.uniform() * reached[-1], side="right"))
+    `logits` are the target's after each node, float32 [len(nodes), n_vocab]. The request's sampler
+    and transcript accept every token. An error is raised if no token was picked before it.
+    """
+    sampler, transcript = request.sampler, request.transcript
+    after: dict[int, Logits] = dict(zip(nodes, logits, strict=True))
+    path: list[int] = []
+    events: list[TokenEvent] = []
+    failure = None
+    node: int | None = ROOT
+    picks = rule.picks(tree, after, sampler)
+    while node in after and not transcript.is_finished:
+        try:
+            token = next(picks)
+            sampler.accept(token, after[node])
+        except StopIteration:
+            break
+        except Exception as error:
+            if not path:
+                raise
+            failure = error
+            break
+        path.append(node)
+        round_ = len(request.tally.outcomes)
+        event = transcript.take(token, "draft", round_, sampler.latest_logprobs)
+        node = tree.child(node, token)
+        events.append(event if node is None else replace(event, source=tree.source[node]))
+    events[-1] = replace(events[-1], origin="target", source=TARGET)
+    return Accepted(tuple(path), tuple(events), failure)
