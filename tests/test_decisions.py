@@ -4,21 +4,20 @@ whatever cites a number finds a record or a line of the history."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "decisions"
 HISTORY = FOLDER / "history.md"
 MAX_WORDS = 300
-RECORDS = sorted(FOLDER.glob("[0-9][0-9][0-9][0-9]-*.md"))
+RECORDS = {
+    path: path.read_text(encoding="utf-8")
+    for path in sorted(FOLDER.glob("[0-9][0-9][0-9][0-9]-*.md"))
+}
 STATUS = re.compile(r"^Status: accepted", re.MULTILINE)
 CITATION = re.compile(r"(?:decision|record) (0\d{3})\b|decisions/(\d{4})-")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:]+)(?:#[^)]*)?\)")
-
-each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
 
 
 def words(text: str) -> int:
@@ -28,22 +27,22 @@ def words(text: str) -> int:
     return len(re.sub(r"\]\([^)]*\)", "]", " ".join(lines)).split())
 
 
-@each_record
-def test_a_record_has_a_title_and_a_status(record: Path) -> None:
-    text = record.read_text(encoding="utf-8")
-    assert text.startswith("# ")
-    assert STATUS.search(text)
+def test_a_record_has_a_title_and_a_status() -> None:
+    assert not [
+        path.name
+        for path, text in RECORDS.items()
+        if not (text.startswith("# ") and STATUS.search(text))
+    ]
 
 
-@each_record
-def test_a_record_is_short(record: Path) -> None:
-    assert words(record.read_text(encoding="utf-8")) <= MAX_WORDS
+def test_a_record_is_short() -> None:
+    found = {path.name: words(text) for path, text in RECORDS.items()}
+    assert not {name: n for name, n in found.items() if n > MAX_WORDS}
 
 
-@each_record
-def test_a_record_links_to_files_that_exist(record: Path) -> None:
-    links = LINK.findall(record.read_text(encoding="utf-8"))
-    assert not [link for link in links if not (FOLDER / link).exists()]
+def test_a_record_links_to_files_that_exist() -> None:
+    links = [(path.name, link) for path, text in RECORDS.items() for link in LINK.findall(text)]
+    assert not [(name, link) for name, link in links if not (FOLDER / link).exists()]
 
 
 def test_the_index_names_every_record_once() -> None:
@@ -75,10 +74,13 @@ def test_code_and_guides_cite_records_that_still_decide() -> None:
     assert not {place: number for place, number in places if number not in known}
 
 
-def citations() -> Iterator[tuple[str, str]]:
+@cache
+def citations() -> list[tuple[str, str]]:
     """Places and numbers of records that the repository's texts cite outside the records."""
+    found = []
     for folder in ("edgespec", "runtimes", "tests", "examples", "models", "configs", "docs"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in {".py", ".md", ".toml", ".sh"} and path.parent != FOLDER:
-                for match in CITATION.finditer(path.read_text(encoding="utf-8")):
-                    yield str(path.relative_to(ROOT)), match[1] or match[2]
+                cited = CITATION.finditer(path.read_text(encoding="utf-8"))
+                found += [(str(path.relative_to(ROOT)), match[1] or match[2]) for match in cited]
+    return found

@@ -71,9 +71,9 @@ def generate(*arguments: str | Path, n: int = 24) -> Done:
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of 96 MiB that writes what the embedded one writes."""
+    """A target of 64 MiB that writes what the embedded one writes."""
     path = tmp_path_factory.mktemp("models") / "big.gguf"
-    enlarge(PAIR.target, path, 96 * MIB)
+    enlarge(PAIR.target, path, 64 * MIB)
     return path
 
 
@@ -164,7 +164,7 @@ def test_sampled_text_depends_on_the_seed_and_not_on_the_draft(
 
 
 def test_a_pass_reads_what_is_not_pinned(big: Path, smallest_here: int) -> None:
-    budget = smallest_here + 40 * MIB
+    budget = smallest_here + 24 * MIB
     answer = run_here(*of_text("-m", big, "--memory-budget", str(budget), n=48)).json
     paging = answer["paging"]
     assert paging["pinned_bytes"] > 0
@@ -257,7 +257,7 @@ def test_a_file_cut_short_while_it_is_streamed_is_an_error(big: Path, smallest: 
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.read(1)
-    os.truncate(copy, 40 * MIB)
+    os.truncate(copy, 24 * MIB)
     _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, stderr
     assert "cut short" in stderr

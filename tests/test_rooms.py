@@ -172,8 +172,11 @@ LONG_MODULES = {"edgespec.completions.service"}
 """Modules that are still to be divided."""
 
 
-@pytest.mark.parametrize("module", sorted(ALL.keys() - LONG_MODULES))
-def test_a_module_of_more_than_400_lines_says_why(module: str) -> None:
-    content = ALL[module].read_text()
-    about = ast.get_docstring(ast.parse(content)) or ""
-    assert len(content.splitlines()) <= 400 or "longer than others" in " ".join(about.split())
+def test_a_module_of_more_than_400_lines_says_why() -> None:
+    texts = {module: ALL[module].read_text() for module in ALL.keys() - LONG_MODULES}
+    long = {module: text for module, text in texts.items() if len(text.splitlines()) > 400}
+    assert not [
+        module
+        for module, text in long.items()
+        if "longer than others" not in " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+    ]

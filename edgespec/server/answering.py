@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,6 @@ from edgespec.server.serving import Door, ServedText
 from edgespec.server.streaming import DONE, EventStream, event
 from edgespec.session.asynchronous import InThread, in_thread
 
-Handler = Callable[[Request], Awaitable[Response]]
 Preparation = tuple[Asked, Completion]
 """A request that has been read, and its completion, which has not been started."""
 TOLD_S = 2.0
@@ -74,27 +73,9 @@ class Answers:
     """Answers requests for text, as many at once as the queue has slots."""
 
     def __init__(self, shared: Shared) -> None:
-        self._host = shared.host
-        self._bodies = shared.bodies
-        self._queue = shared.queue
-        self._figures = shared.figures
-        self._failures = shared.failures
-        self._max_s = shared.max_s
+        self._shared = shared
         self._closing: set[asyncio.Future[None]] = set()
         """Tasks that end generations; referenced here because event loops keep weak references."""
-
-    def handler(self, door: Door) -> Handler:
-        """The handler of a route."""
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await self._complete(request, door)
-            except ClientDisconnect:
-                raise
-            except Exception as error:  # noqa: BLE001 - every request gets a response
-                return self._failures.refuse(error, request, door.error)
-
-        return answer
 
     async def wanted(
         self, request: Request, body: bytearray, embeds: bool | None = False
@@ -104,8 +85,8 @@ class Answers:
         With one model, the body is not decoded for this.
         """
         wait_s = preferred_wait_s(request.headers)
-        if len(self._host.models) == 1:
-            return AskedModel(self._host.named(None, embeds), wait_s=wait_s)
+        if len(self._shared.host.models) == 1:
+            return AskedModel(self._shared.host.named(None, embeds), wait_s=wait_s)
 
         def read() -> tuple[str | None, bool]:
             content = decoded(body)
@@ -113,20 +94,21 @@ class Answers:
             name = fields.get("model")
             return name if isinstance(name, str) else None, fields.get("stream") is True
 
-        async with self._queue.preparing:
+        async with self._shared.queue.preparing:
             name, streams = await in_thread(read, lambda: None)
-        return AskedModel(self._host.named(name, embeds), streams, wait_s)
+        return AskedModel(self._shared.host.named(name, embeds), streams, wait_s)
 
-    async def _complete(self, request: Request, door: Door) -> Response:
+    async def complete(self, door: Door, request: Request) -> Response:
+        """The answer of the route `door`."""
         async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._bodies.of(request))
-            stack.enter_context(self._queue.place())
-            one = _OneAnswer(self, request, body, door, stack)
+            body = await stack.enter_async_context(self._shared.bodies.of(request))
+            stack.enter_context(self._shared.queue.place())
+            one = _OneAnswer(self._shared, request, body, door, stack)
             async with _while_connected(request):
                 wanted = await self.wanted(request, body)
-                is_ready = self._host.is_ready(wanted.model)
+                is_ready = self._shared.host.is_ready(wanted.model)
                 if is_ready or not wanted.streams or wanted.wait_s is not None:
-                    seated = self._host.using(wanted.model, wanted.wait_s)
+                    seated = self._shared.host.using(wanted.model, wanted.wait_s)
                     one.served = await stack.enter_async_context(seated)
                     # refuse an invalid request now, before it waits for its turn
                     one.first = [await one.prepare()]
@@ -151,7 +133,7 @@ class _OneAnswer:
 
     def __init__(
         self,
-        answers: Answers,
+        shared: Shared,
         request: Request,
         body: bytearray,
         door: Door,
@@ -162,16 +144,16 @@ class _OneAnswer:
         """The model; None until it is in memory."""
         self.first: list[Preparation] = []
         """The request as it was read on arrival, until its turn begins."""
-        self._answers = answers
+        self._shared = shared
         self._request = request
         self._body = body
         self._door = door
 
     async def prepare(self) -> Preparation:
         """The validated request and its completion, not started; one at a time, to limit memory."""
-        served, queue, failures = self.served, self._answers._queue, self._answers._failures
+        served, shared = self.served, self._shared
         assert served is not None
-        dialect = served.dialect(self._door)
+        dialect = served.dialects[self._door.path]
 
         def prepare() -> Preparation | Refusal:
             try:
@@ -179,18 +161,18 @@ class _OneAnswer:
                 with asked_by(self._request.state.client):
                     return asked, asked.start()
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive
-                return detached(failures.refusal_of(error, self._request))
+                return detached(shared.failures.refusal_of(error, self._request))
 
         def prepare_and_trim() -> Preparation | Refusal:
             prepared = prepare()
             heap.trim_heap()
             return prepared
 
-        async with queue.preparing:
+        async with shared.queue.preparing:
             prepared = await in_thread(prepare_and_trim, lambda: None)
         if isinstance(prepared, Refusal):
             raise prepared
-        if queue.is_ending:
+        if shared.queue.is_ending:
             prepared[1].close()
             raise Cancelled("the server is shutting down")
         return prepared
@@ -200,7 +182,7 @@ class _OneAnswer:
 
         A request that has to wait keeps only its body in memory.
         """
-        queue, max_s, stack = self._answers._queue, self._answers._max_s, self.stack
+        queue, max_s, stack = self._shared.queue, self._shared.max_s, self.stack
         asked, completion = self.first.pop() if self.first else await self.prepare()
         turn = queue.turn(completion.pool_bytes)
         if queue.is_busy(completion.pool_bytes):
@@ -233,7 +215,7 @@ class _OneAnswer:
             for one in asked.reply.end(completion):
                 yield event(one.content, one.name)
         except Exception as error:  # noqa: BLE001 - the status is sent, so the error is an event
-            refusal = self._answers._failures.refusal_of(error, request)
+            refusal = self._shared.failures.refusal_of(error, request)
             if asked is None:
                 name = "error" if door.names_events else None
                 yield event(door.error(refusal, request.state.request_id), name)
@@ -241,7 +223,7 @@ class _OneAnswer:
                 for one in asked.reply.failed(refusal, request.state.request_id):
                     yield event(one.content, one.name)
         except (asyncio.CancelledError, GeneratorExit):
-            self._answers._figures.cancelled += 1
+            self._shared.figures.cancelled += 1
             request.state.is_gone = True
             raise
         if not door.names_events:
@@ -249,7 +231,7 @@ class _OneAnswer:
 
     async def _loading(self, model: HostedModel) -> AsyncIterator[str]:
         """Comments of a stream until its model is in memory."""
-        host = self._answers._host
+        host = self._shared.host
         seating = asyncio.ensure_future(self.stack.enter_async_context(host.using(model)))
         try:
             while not (await asyncio.wait({seating}, timeout=TOLD_S))[0]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
@@ -29,7 +29,7 @@ from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.message_requests import CountRequest
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.memory import heap, process, request_memory
-from edgespec.server.answering import Answers, Handler, Shared, loading_time
+from edgespec.server.answering import Answers, Shared, loading_time
 from edgespec.server.budget_request import budget_of
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
@@ -38,19 +38,19 @@ from edgespec.server.openapi import openapi
 from edgespec.server.page import page
 from edgespec.server.serving import DOORS, ServedText, ServedVectors
 from edgespec.session.asynchronous import in_thread
-from edgespec.session.tokenizer import Tokenizer
+from edgespec.session.session import Session
+
+Handler = Callable[[Request], Awaitable[Response]]
+ErrorBody = Callable[[Refusal, str], Answer]
+"""The body of an error response, given the request's id."""
 
 
 class Service:
     """The routes and their shared state."""
 
     def __init__(self, shared: Shared, guard: Guard) -> None:
-        self._host = shared.host
+        self._shared = shared
         self._guard = guard
-        self._bodies = shared.bodies
-        self._queue = shared.queue
-        self._figures = shared.figures
-        self._failures = shared.failures
         self._answers = Answers(shared)
         self._embedding = asyncio.Lock()
         """Held while vectors are computed, whose answer has memory of its own in the plan."""
@@ -58,16 +58,19 @@ class Service:
 
     def application(self) -> Starlette:
         """The ASGI application."""
-        asked = [
+        asked: list[tuple[str, Handler, str, ErrorBody]] = [
             ("/models", self._models, "GET", openai_error),
             ("/models/{name:path}", self._model, "GET", openai_error),
             ("/embeddings", self._embeddings, "POST", openai_error),
-            ("/messages/count_tokens", self._count_tokens, "POST", messages_error),
-            ("/tokenize", self._tokenize, "POST", openai_error),
-            ("/detokenize", self._detokenize, "POST", openai_error),
+            ("/messages/count_tokens", partial(self._computed, _count), "POST", messages_error),
+            ("/tokenize", partial(self._computed, _tokenize), "POST", openai_error),
+            ("/detokenize", partial(self._computed, _detokenize), "POST", openai_error),
             ("/budget", self._budget, "GET", openai_error),
             ("/budget", self._set_budget, "POST", openai_error),
-            *((door.path, self._answers.handler(door), "POST", door.error) for door in DOORS),
+            *(
+                (door.path, partial(self._answers.complete, door), "POST", door.error)
+                for door in DOORS
+            ),
         ]
         routes = [
             # these routes need no key
@@ -91,7 +94,7 @@ class Service:
         self,
         handler: Handler,
         needs_key: bool = True,
-        error_body: Callable[[Refusal, str], Answer] = openai_error,
+        error_body: ErrorBody = openai_error,
     ) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
@@ -99,11 +102,11 @@ class Service:
                     request.state.client = self._guard.check_key(request.headers)
                 return await handler(request)
             except ClientDisconnect:
-                self._figures.cancelled += 1
+                self._shared.figures.cancelled += 1
                 request.state.is_gone = True
                 return Response(status_code=GONE)
             except Exception as error:  # noqa: BLE001 - every request gets a response
-                return self._failures.refuse(error, request, error_body)
+                return self._shared.failures.refuse(error, request, error_body)
 
         return guarded
 
@@ -112,12 +115,12 @@ class Service:
         message = f"there is nothing at {request.method} {request.url.path}"
         headers = {"Allow": allowed} if (allowed := _allowed(request)) else None
         refusal = Refusal(status, message, code="not_found", headers=headers)
-        return self._failures.refuse(refusal, request)
+        return self._shared.failures.refuse(refusal, request)
 
     async def _health(self, request: Request) -> Response:
-        if self._failures.loss is not None:
-            return self._failures.refuse(self._failures.loss, request)
-        queue = self._queue
+        if self._shared.failures.loss is not None:
+            return self._shared.failures.refuse(self._shared.failures.loss, request)
+        queue = self._shared.queue
         return JSONResponse(
             {
                 "status": "ok",
@@ -128,22 +131,27 @@ class Service:
         )
 
     async def _metrics(self, request: Request) -> Response:
-        lines = self._figures.lines(
-            self._queue, self._host.paging, process.peak_rss_bytes(), self._host.n_loads
+        lines = self._shared.figures.lines(
+            self._shared.queue,
+            self._shared.host.paging,
+            process.peak_rss_bytes(),
+            self._shared.host.n_loads,
         )
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [*map(self._described, self._host.models)]})
+        return JSONResponse(
+            {"object": "list", "data": [*map(self._described, self._shared.host.models)]}
+        )
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if len(self._host.models) == 1 and name != self._host.models[0].name:
+        if len(self._shared.host.models) == 1 and name != self._shared.host.models[0].name:
             raise Refusal(404, f"this server has no model {name!r}", code="model_not_found")
-        return JSONResponse(self._described(self._host.named(name)))
+        return JSONResponse(self._described(self._shared.host.named(name)))
 
     def _described(self, model: HostedModel) -> dict[str, Any]:
-        served = self._host.served(model)
+        served = self._shared.host.served(model)
         return {
             "id": model.name,
             "object": "model",
@@ -152,87 +160,72 @@ class Service:
             "kind": "embedding" if model.embeds else "text",
             "size_bytes": model.size_bytes,
             "smallest_budget_bytes": model.smallest_bytes,
-            "status": self._host.state(model),
+            "status": self._shared.host.state(model),
             **(served.details if served is not None else {}),
         }
 
-    async def _count_tokens(self, request: Request) -> Response:
+    async def _computed(
+        self, compute: Callable[[ServedText, object], dict[str, Any]], request: Request
+    ) -> Response:
+        """The answer that `compute` gives with the model that a request names, and its body."""
         async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._bodies.of(request))
-            served = await self._served_text(request, body, stack)
-            await stack.enter_async_context(self._queue.preparing)
-
-            def count() -> int:
-                asked = CountRequest.parse(decoded(body))
-                return served.completions.count_tokens(asked.chat_request())
-
-            return JSONResponse({"input_tokens": await in_thread(count, lambda: None)})
-
-    async def _served_text(
-        self, request: Request, body: bytearray, stack: AsyncExitStack
-    ) -> ServedText:
-        """The model that a request names, which stays in memory until `stack` ends."""
-        wanted = await self._answers.wanted(request, body)
-        served: ServedText = await stack.enter_async_context(
-            self._host.using(wanted.model, wanted.wait_s)
-        )
-        return served
+            body = await stack.enter_async_context(self._shared.bodies.of(request))
+            wanted = await self._answers.wanted(request, body)
+            using = self._shared.host.using(wanted.model, wanted.wait_s)
+            served: ServedText = await stack.enter_async_context(using)
+            await stack.enter_async_context(self._shared.queue.preparing)
+            answer = await in_thread(lambda: compute(served, decoded(body)), lambda: None)
+            return JSONResponse(answer)
 
     async def _embeddings(self, request: Request) -> Response:
         async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._bodies.of(request))
-            stack.enter_context(self._queue.place())
+            body = await stack.enter_async_context(self._shared.bodies.of(request))
+            stack.enter_context(self._shared.queue.place())
             wanted = await self._answers.wanted(request, body, embeds=True)
-            is_ready = self._host.is_ready(wanted.model)
-            seated = self._host.using(wanted.model, wanted.wait_s)
+            is_ready = self._shared.host.is_ready(wanted.model)
+            seated = self._shared.host.using(wanted.model, wanted.wait_s)
             served: ServedVectors = await stack.enter_async_context(seated)
             await stack.enter_async_context(self._embedding)
 
             def compute() -> Iterator[str]:
                 asked = EmbeddingRequest.parse(decoded(body))
-                answer = Embeddings(
-                    served.embedder, served.name, asked, request_memory.ANSWER_BYTES
-                )
+                answer = Embeddings(served.model, served.name, asked, request_memory.ANSWER_BYTES)
                 answer.compute()
                 heap.trim_heap()
                 return answer.pieces()
 
-            pieces = await in_thread(compute, served.cancel)
+            pieces = await in_thread(compute, served.model.cancel)
             headers = loading_time(wanted.model, is_ready)
             return StreamingResponse(pieces, headers=headers, media_type="application/json")
 
-    async def _tokenize(self, request: Request) -> Response:
-        return await self._tokens(request, tokenizing.tokenize)
-
-    async def _detokenize(self, request: Request) -> Response:
-        return await self._tokens(request, tokenizing.detokenize)
-
-    async def _tokens(
-        self, request: Request, answer: Callable[[Tokenizer, object], dict[str, Any]]
-    ) -> Response:
-        async with AsyncExitStack() as stack:
-            body = await stack.enter_async_context(self._bodies.of(request))
-            served = await self._served_text(request, body, stack)
-            await stack.enter_async_context(self._queue.preparing)
-            convert = partial(answer, served.tokenizer)
-            return JSONResponse(await in_thread(lambda: convert(decoded(body)), lambda: None))
-
     async def _budget(self, request: Request) -> Response:
-        return JSONResponse(asdict(self._loaded.session.budget))
+        return JSONResponse(asdict(self._loaded.budget))
 
     async def _set_budget(self, request: Request) -> Response:
-        async with self._bodies.of(request) as body:
+        async with self._shared.bodies.of(request) as body:
             size = budget_of(decoded(body))
-        session = self._loaded.session
-        await in_thread(partial(session.set_memory_budget, size), lambda: None)
+        await in_thread(partial(self._loaded.set_memory_budget, size), lambda: None)
         return await self._budget(request)
 
     @property
-    def _loaded(self) -> ServedText:
+    def _loaded(self) -> Session:
         """The loaded model that writes texts. Raises Refusal if there is none."""
-        if not isinstance(served := self._host.current, ServedText):
+        if not isinstance(served := self._shared.host.current, ServedText):
             raise overloaded("no model that writes texts is loaded", "not_loaded")
-        return served
+        return served.model
+
+
+def _count(served: ServedText, content: object) -> dict[str, Any]:
+    asked = CountRequest.parse(content).chat_request()
+    return {"input_tokens": served.completions.count_tokens(asked)}
+
+
+def _tokenize(served: ServedText, content: object) -> dict[str, Any]:
+    return tokenizing.tokenize(served.model.tokenizer, content)
+
+
+def _detokenize(served: ServedText, content: object) -> dict[str, Any]:
+    return tokenizing.detokenize(served.model.tokenizer, content)
 
 
 def _allowed(request: Request) -> str:

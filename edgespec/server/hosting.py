@@ -27,11 +27,8 @@ Place = Literal["alone", "beside"]
 """Place of a model: with the budget for itself, or in the room that another one leaves."""
 
 
-class Served(Protocol):
-    """Protocol of a loaded model."""
-
-    leaves_room: bool
-    """True if an embedding model may be in memory beside it."""
+class HeldModel(Protocol):
+    """Protocol of a session or an embedder."""
 
     @property
     def paging(self) -> PagingStats: ...
@@ -40,6 +37,16 @@ class Served(Protocol):
         """End what it is computing, from any thread."""
 
     def close(self) -> None: ...
+
+
+class Served(Protocol):
+    """Protocol of a loaded model."""
+
+    leaves_room: bool
+    """True if an embedding model may be in memory beside it."""
+
+    @property
+    def model(self) -> HeldModel: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +126,7 @@ class ModelHost:
         """Passes, bytes and stalls of all models since the server began."""
         total = self._left
         for seat in self._seats.values():
-            total = _added(total, seat.served.paging)
+            total = _added(total, seat.served.model.paging)
         return total
 
     def named(self, name: str | None, embeds: bool | None = None) -> HostedModel:
@@ -169,7 +176,7 @@ class ModelHost:
         """End what is being loaded and computed, from any thread; nobody waits any longer."""
         self._is_ending = True
         for seat in list(self._seats.values()):
-            seat.served.cancel()
+            seat.served.model.cancel()
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._arrange)
@@ -289,7 +296,7 @@ class ModelHost:
         report("opening", 0.0)
         served = self._load(model, place == "beside", report)
         if self._is_ending:
-            served.close()
+            served.model.close()
             raise Cancelled("the server is shutting down")
         return served
 
@@ -297,8 +304,8 @@ class ModelHost:
         """Functions that close the models at `places`, which are no longer there."""
         seats = [self._seats.pop(place) for place in places]
         for seat in seats:
-            self._left = _added(self._left, seat.served.paging)
-        return [seat.served.close for seat in seats]
+            self._left = _added(self._left, seat.served.model.paging)
+        return [seat.served.model.close for seat in seats]
 
     def _places(self, model: HostedModel) -> tuple[Place, ...]:
         """The places that a model needs, its own first."""

@@ -141,7 +141,7 @@ class Server:
     def _resize(self, served: Served) -> None:
         """Let as many requests run at once as the model answers."""
         if isinstance(served, ServedText):
-            self._queue.resize(served.n_slots, served.pool_bytes)
+            self._queue.resize(served.model.n_parallel, served.model.pool_bytes)
 
     def run(self, listener: socket.socket) -> None:
         """Serve until `stop` or `drain`. The caller closes the socket."""

@@ -22,7 +22,6 @@ from edgespec.completions.service import Completions
 from edgespec.memory import request_memory
 from edgespec.session.embedder import Embedder
 from edgespec.session.session import Session
-from edgespec.values import ModelInfo, PagingStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,7 @@ class ServedText:
     ) -> None:
         """`sampling` has defaults for requests; None: `session.chat_sampling`."""
         self.name = name
-        self.session = session
-        self.tokenizer = session.tokenizer
+        self.model = session
         self.leaves_room = leaves_room
         self.completions = Completions(
             session,
@@ -95,72 +93,29 @@ class ServedText:
             writes_ahead=True,
             reasoning_budget=limits.reasoning_tokens,
         )
-        self._dialects = {door.path: door.dialect(self.completions, stored) for door in DOORS}
-
-    @property
-    def target(self) -> ModelInfo:
-        return self.session.target
-
-    @property
-    def n_slots(self) -> int:
-        """Number of requests that are answered at once."""
-        return self.session.n_parallel
-
-    @property
-    def pool_bytes(self) -> int:
-        """Memory that grammars and large answers in use may take together; 0: not limited."""
-        return self.session.pool_bytes
-
-    @property
-    def paging(self) -> PagingStats:
-        return self.session.paging
+        self.dialects = {door.path: door.dialect(self.completions, stored) for door in DOORS}
+        """The protocols of the routes, answered by this model, by path."""
 
     @property
     def details(self) -> dict[str, Any]:
         """Fields of a list of models while it is loaded."""
         return {
-            "context_length": self.target.n_ctx,
+            "context_length": self.model.target.n_ctx,
             "sampling": self.completions.sampling,
             "chat": self.completions.chat_refusal is None,
         }
-
-    def dialect(self, door: Door) -> Dialect:
-        """The protocol of a route, answered by this model."""
-        return self._dialects[door.path]
-
-    def cancel(self) -> None:
-        self.session.cancel()
-
-    def close(self) -> None:
-        self.session.close()
 
 
 class ServedVectors:
     """A loaded embedding model."""
 
     leaves_room = False
-    n_slots = 1
-    pool_bytes = 0
 
     def __init__(self, embedder: Embedder, name: str) -> None:
         self.name = name
-        self.embedder = embedder
-
-    @property
-    def target(self) -> ModelInfo:
-        return self.embedder.target
-
-    @property
-    def paging(self) -> PagingStats:
-        return self.embedder.paging
+        self.model = embedder
 
     @property
     def details(self) -> dict[str, Any]:
         """Fields of a list of models while it is loaded."""
-        return {"context_length": self.target.n_ctx, "dimensions": self.embedder.n_values}
-
-    def cancel(self) -> None:
-        self.embedder.cancel()
-
-    def close(self) -> None:
-        self.embedder.close()
+        return {"context_length": self.model.target.n_ctx, "dimensions": self.model.n_values}

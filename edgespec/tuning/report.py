@@ -74,13 +74,30 @@ def lines(tuned: TuningResult, width: int | None = None) -> list[str]:
 
 
 def _columns(tuned: TuningResult) -> list[Column[Trials]]:
+    defaults = tuned.job.defaults
     return [
-        Column("", "settings", lambda one: label(one.candidate, tuned.job.defaults), is_left=True),
-        Column("", "tokens/s", lambda one: f"{one.tokens_per_s:.2f}"),
+        Column("flags", "settings", lambda one: label(one.candidate, defaults), is_left=True),
+        Column("draft", "", lambda one: str(one.candidate.draft) if one.candidate.draft else None),
+        Column("settings", "", lambda one: _plain(one.candidate.settings(defaults))),
+        Column(
+            "tokens_per_s", "tokens/s", lambda one: one.rates, lambda one: f"{one.tokens_per_s:.2f}"
+        ),
         Column("", "to defaults", lambda one: f"{1 + one.gain(tuned.defaults):.2f}"),
-        Column("", "per pass", lambda one: f"{one.runs[-1].tokens_per_pass:.2f}"),
-        Column("", "peak", lambda one: format_size(one.peak_bytes)),
+        Column(
+            "tokens_per_pass",
+            "per pass",
+            lambda one: one.runs[-1].tokens_per_pass if one.runs else None,
+            lambda one: f"{one.runs[-1].tokens_per_pass:.2f}",
+        ),
+        Column("greedy", "", _greedy),
+        Column(
+            "peak_bytes",
+            "peak",
+            lambda one: one.peak_bytes,
+            lambda one: format_size(one.peak_bytes),
+        ),
         Column("", "runs", lambda one: len(one.runs)),
+        Column("failure", "", lambda one: one.failure),
     ]
 
 
@@ -132,28 +149,15 @@ def as_dict(tuned: TuningResult) -> dict[str, Any]:
         "noise": tuned.noise,
         "others": tuned.others,
         "temperature": tuned.job.sampling.temperature,
-        "trials": [_entry(one, tuned) for one in tuned.trials],
+        "trials": Table(_columns(tuned), tuned.trials).as_list(),
         "peak_bytes": max(one.peak_bytes for one in tuned.trials),
     }
 
 
-def _entry(one: Trials, tuned: TuningResult) -> dict[str, Any]:
-    draft = one.candidate.draft
-    return {
-        "flags": label(one.candidate, tuned.job.defaults),
-        "draft": str(draft) if draft else None,
-        "settings": _plain(one.candidate.settings(tuned.job.defaults)),
-        "tokens_per_s": one.rates,
-        "tokens_per_pass": one.runs[-1].tokens_per_pass if one.runs else None,
-        "greedy": {
-            "tokens_per_s": one.greedy.tokens_per_s,
-            "tokens_per_pass": one.greedy.tokens_per_pass,
-        }
-        if one.greedy
-        else None,
-        "peak_bytes": one.peak_bytes,
-        "failure": one.failure,
-    }
+def _greedy(one: Trials) -> dict[str, float] | None:
+    if (run := one.greedy) is None:
+        return None
+    return {"tokens_per_s": run.tokens_per_s, "tokens_per_pass": run.tokens_per_pass}
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

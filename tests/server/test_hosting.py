@@ -23,6 +23,10 @@ class FakeServed:
     paging: PagingStats = field(default_factory=lambda: PagingStats(passes=1, bytes_read=10))
     is_cancelled: bool = False
 
+    @property
+    def model(self) -> FakeServed:
+        return self
+
     def cancel(self) -> None:
         self.is_cancelled = True
 

@@ -36,13 +36,13 @@ def address(session: Session) -> Iterator[str]:
     session.use_chat_template(TEMPLATE)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gpt(address: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as client:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def claude(address: str) -> Iterator[anthropic.Anthropic]:
     import anthropic
 

@@ -99,7 +99,36 @@ def test_a_stream_waits_for_its_model(client: openai.OpenAI, url: str) -> None:
     assert {chunk.model for chunk in chunks} == {"two"}
 
 
+MESSAGES = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 1}
+REQUESTS = {
+    "chat/completions": MESSAGES,
+    "completions": {"prompt": "one"},
+    "responses": {"input": "one"},
+    "embeddings": {"input": "one"},
+    "messages": MESSAGES,
+    "messages/count_tokens": MESSAGES,
+}
+"""A request for each route that takes a model's name."""
+
+
 def test_an_unknown_model_is_a_404_in_every_protocols_form(url: str) -> None:
+    answers = {
+        route: httpx.post(f"{url}/v1/{route}", json=body | {"model": "x"})
+        for route, body in REQUESTS.items()
+    }
+    answers["models/x"] = httpx.get(f"{url}/v1/models/x")
+    for route, answer in answers.items():
+        assert answer.status_code == 404, route
+        error = answer.json()["error"]
+        assert "no model 'x'" in error["message"]
+        if route.startswith("messages"):
+            assert (answer.json()["type"], error["type"]) == ("error", "not_found_error")
+        else:
+            assert error["code"] == "model_not_found"
+
+
+@pytest.mark.slow
+def test_an_unknown_model_is_known_as_such_by_the_official_clients(url: str) -> None:
     for send in (
         lambda c: c.chat.completions.create(model="x", messages=[{"role": "user", "content": ""}]),
         lambda c: c.completions.create(model="x", prompt="one"),

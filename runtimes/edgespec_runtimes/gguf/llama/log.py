@@ -17,6 +17,8 @@ from typing import Any
 from edgespec_runtimes.gguf.llama.bindings import lib
 
 _logger = logging.getLogger("edgespec.llama_cpp")
+_OF_EACH_NODE = b"llama_graph_n_input_tensors: "
+"""Beginning of lines of which a plan has tens of thousands, and which only a debugger reads."""
 
 
 class _Hook:
@@ -62,6 +64,8 @@ class _Hook:
             self.give_back()
 
     def _receive(self, level: int, text: bytes, _: Any) -> None:
+        if text.startswith(_OF_EACH_NODE) and not _logger.isEnabledFor(logging.DEBUG):
+            return
         line = text.decode(errors="replace")
         for lines in self.captures:
             lines.append(line)
