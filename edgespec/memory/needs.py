@@ -24,7 +24,7 @@ from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.settings.config import USUAL_DRAFT_MAX
 
-HEADROOM_BYTES = 6 * MIB
+HEADROOM_BYTES = 4 * MIB
 HEADROOM_SHARE = 0.01
 """Headroom beyond HEADROOM_BYTES as a share of the other rows; it covers what no row names: graphs,
 threads, buffers of Python."""
