@@ -6,11 +6,16 @@ import os
 import sys
 
 _INTERRUPTED = 130
+_OPENSSL_HASHES = "_hashlib"
+_OWN_HASHES = ("_md5", "_sha1", "_sha3", "_blake2")
+"""CPython's own modules of hashes, beside one or two for SHA-2; some builds leave them out."""
 
 
 def main() -> int:
     """The command line; Ctrl-C during its imports is no traceback either."""
     try:
+        if not _downloads(sys.argv[1:]):
+            _leave_out_openssl()
         from edgespec.cli import entry
 
         exit_code = entry.main()
@@ -22,6 +27,28 @@ def main() -> int:
         # CPython remembers an interrupt of an import and would end by the signal, not by the code
         os._exit(exit_code)
     return exit_code
+
+
+def _downloads(arguments: list[str]) -> bool:
+    """True if gigabytes may be verified, which OpenSSL's hashes do several times faster."""
+    return arguments[:1] == ["models"] or any(
+        word.startswith(("-hf", "--hf")) for word in arguments
+    )
+
+
+def _leave_out_openssl() -> None:
+    """Give hashlib the interpreter's own hashes, if it has them: with OpenSSL's, a library of 4 MiB
+    is in the process that a budget is kept for. TLS is not concerned."""
+    from importlib.util import find_spec
+
+    sha2 = ("_sha2",) if sys.version_info >= (3, 12) else ("_sha256", "_sha512")
+    if _OPENSSL_HASHES in sys.modules or None in map(find_spec, (*_OWN_HASHES, *sha2)):
+        return
+    sys.modules[_OPENSSL_HASHES] = None  # type: ignore[assignment]
+    try:
+        import hmac  # noqa: F401 - imports hashlib, too
+    finally:
+        del sys.modules[_OPENSSL_HASHES]
 
 
 if __name__ == "__main__":

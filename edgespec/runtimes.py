@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NoReturn, Protocol, runtime_checkable
 
@@ -251,6 +252,19 @@ def even_parts(n_tokens: int, most: int) -> list[int]:
     """
     n_parts = -(-n_tokens // most)
     return [n_tokens // n_parts + (i < n_tokens % n_parts) for i in range(n_parts)]
+
+
+def prompt_parts(n_tokens: int, most: int, tile: int = 0) -> list[range]:
+    """Places of the batches of a prompt in it, as `even_parts` cuts it.
+
+    None is smaller than `tile`, which is at most `most`, unless the prompt is: parts that would be
+    begin with tokens of the one before.
+    """
+    ends = [*accumulate(even_parts(n_tokens, most))]
+    parts = [range(start, stop) for start, stop in pairwise((0, *ends))]
+    if n_tokens < tile:
+        return parts
+    return [range(max(0, min(p.start, p.stop - tile)), max(p.stop, tile)) for p in parts]
 
 
 def installed() -> Iterator[Runtime | str]:

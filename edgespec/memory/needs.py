@@ -24,7 +24,7 @@ from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.settings.config import USUAL_DRAFT_MAX
 
-HEADROOM_BYTES = 6 * MIB
+HEADROOM_BYTES = 4 * MIB
 HEADROOM_SHARE = 0.01
 """Headroom beyond HEADROOM_BYTES as a share of the other rows; it covers what no row names: graphs,
 threads, buffers of Python."""
@@ -55,6 +55,8 @@ class BatchNeeds:
     """Further rows if weights are paged."""
     max_nodes: int = 1
     """Most nodes of one pass. The text does not depend on it."""
+    is_last_resort: bool = False
+    """True if it is chosen only by budgets that afford no other: prompts take more passes."""
 
     @property
     def nbytes(self) -> int:
@@ -146,6 +148,9 @@ def plan_models(
                 with suppress(BudgetError):
                     plans.append(_divide(tried_bytes, rows, models, choice, enforced))
                     break
+        if not plans and any(batch.is_last_resort for batch in target.batches):
+            with suppress(BudgetError):
+                plans.append(_divide(tried_bytes, rows, models, least, enforced))
         if plans:
             best = best_tree_size(plans, score)
             if tried_bytes < budget_bytes:
@@ -180,7 +185,7 @@ def _choices(
         batches = [
             (index, batch.nbytes)
             for index, batch in enumerate(needs.batches)
-            if owner == "draft" or batch.max_nodes == n_nodes
+            if (owner == "draft" or batch.max_nodes == n_nodes) and not batch.is_last_resort
         ]
         affords[owner] = batches[affordable([n for _, n in batches], budget_bytes)][0]
         least[owner] = batches[-1][0]

@@ -26,7 +26,7 @@ that is less, as in a small container."""
 STEP_BYTES = MIB
 """Rounding step of the process's memory in a plan: its use before loading differs by hundredths of
 a MiB from run to run, and plans should not."""
-PROCESS_SPREAD_BYTES = 4 * MIB
+PROCESS_SPREAD_BYTES = 2 * MIB
 """Most bytes by which a process's memory before loading may exceed that of an earlier process."""
 LIBRARY_SHARE = 0.66
 """Resident share of the libraries' mapped bytes at the end of a run: 0.63 to 0.65 with llama.cpp,

@@ -310,8 +310,9 @@ def test_it_needs_the_same_whatever_the_budget_and_offers_smaller_batches() -> N
 
     needs = needed(MIB)
     assert needs == needed(1 << 40)
-    assert [batch.batch_size for batch in needs.batches] == [512, 128]
-    assert needs.batches[0].nbytes > needs.batches[1].nbytes
+    assert [batch.batch_size for batch in needs.batches] == [512, 128, 32]
+    assert needs.batches[0].nbytes > needs.batches[1].nbytes > needs.batches[2].nbytes
+    assert [batch.is_last_resort for batch in needs.batches] == [False, False, True]
 
 
 def choosing() -> ModelRequest:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.weights.packing import name_patterns, packed_matrices
 from engine_cases import finish
 from fake_model import FakeModel, fixed_text
-from gguf_files import Gguf, tiny_llama
+from gguf_files import U32, Gguf, tiny_llama
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from zoo_files import write_model
@@ -49,7 +50,9 @@ def wide(kind: str, **changes: object) -> Gguf:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return wide("Q8_0").write(tmp_path_factory.mktemp("source") / "model.gguf")
+    model = wide("Q8_0")
+    model.metadata["llama.context_length"] = (U32, 256)
+    return model.write(tmp_path_factory.mktemp("source") / "model.gguf")
 
 
 def request_of(path: Path) -> ModelRequest:
@@ -104,6 +107,29 @@ def test_passes_of_any_size_at_any_budget(name: str, source: Path, tmp_path: Pat
     path = quantised(name, tmp_path, source)
     expected = logits(resident(path))
     assert np.array_equal(logits(paged(path)), expected)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(
+    "name", ["Q4_K_M", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Q8_0", "Q2_K"))]
+)
+def test_prompts_in_batches_of_any_size(name: str, source: Path, tmp_path: Path) -> None:
+    """Tiles need 64 rows: a smaller rest takes some of the batch before it once more."""
+    path = source if name == "Q8_0" else quantised(name, tmp_path, source)
+    tokens = [20 + 7 * i % 250 for i in range(201)]
+    found = {}
+    for batch_size in (64, 100, 128, 256):
+        prepared = runtime.prepare(replace(request_of(path), batch_size=batch_size))
+        model = prepared.load(None)
+        prepared.close()
+        assert model.info.prompt_tile == (0 if name == "Q8_0" else 64)
+        for n_prompt in (63, 64, 65, 127, 130, 200):
+            prefill(model, tokens[:n_prompt])
+            (found[batch_size, n_prompt],) = one_by_one(model, tokens[n_prompt : n_prompt + 1])
+            model.truncate(0)
+        model.close()
+    for (_, n_prompt), logits in found.items():
+        assert np.array_equal(logits, found[256, n_prompt])
 
 
 def test_weights_of_four_bit_floats(tmp_path: Path) -> None:

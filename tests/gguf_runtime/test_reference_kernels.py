@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
-from edgespec.runtimes import ModelRequest, even_parts
+from edgespec.runtimes import ModelRequest, even_parts, prompt_parts
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH
@@ -104,3 +105,16 @@ def test_even_parts_are_few_and_alike(n_tokens: int, most: int) -> None:
 @given(n_tokens=st.integers(64, 5000), most=st.integers(MIN_TILED_BATCH, 600))
 def test_no_part_is_smaller_than_a_tile_if_the_prompt_is_not(n_tokens: int, most: int) -> None:
     assert min(even_parts(n_tokens, most)) >= 64
+
+
+@given(n_tokens=st.integers(1, 5000), most=st.integers(64, 600))
+def test_parts_that_would_be_smaller_than_a_tile_begin_in_the_one_before(
+    n_tokens: int, most: int
+) -> None:
+    parts = prompt_parts(n_tokens, most, tile=64)
+    assert len(parts) == -(-n_tokens // most)
+    assert all(min(64, n_tokens) <= len(part) <= most for part in parts)
+    assert (parts[0].start, parts[-1].stop) == (0, n_tokens)
+    assert all(later.start <= part.stop for part, later in pairwise(parts))
+    if n_tokens < 64 or most >= MIN_TILED_BATCH:
+        assert [len(part) for part in parts] == even_parts(n_tokens, most)

@@ -78,6 +78,17 @@ def test_a_larger_budget_has_larger_batches() -> None:
     assert planned(2000 * MIB).batches == {"target": 0, "draft": 0}
 
 
+def test_batches_of_the_last_resort_are_for_budgets_that_afford_no_others() -> None:
+    """A prompt takes more passes in smaller batches."""
+    small = replace(TARGET.batches[-1], batch_size=24, rows=(), is_last_resort=True)
+    target = replace(TARGET, batches=(*TARGET.batches, small))
+    plan = partial(plan_pair, process_bytes=PROCESS_BYTES, target=target)
+    smallest = plan(1 << 40).smallest_bytes
+    usual = plan_pair(1 << 40, PROCESS_BYTES, TARGET).smallest_bytes
+    assert smallest < usual
+    assert [plan(size).batch_size for size in (smallest, usual - 1, usual)] == [24, 24, 120]
+
+
 def test_the_largest_batches_within_the_share_of_the_budget_are_taken() -> None:
     assert [affordable([40, 10, 5], budget) for budget in (10, 100, 200, 799, 800)] == [
         2, 2, 1, 1, 0,

@@ -154,7 +154,7 @@ class PreparedGgufEmbedder:
             weights.fill(progress)
             if self._stop.is_set():
                 raise Cancelled("loading was cancelled")
-            vocabulary = GgufVocabulary(model, self._header.token_table())
+            vocabulary = GgufVocabulary(model, self._header.tokens())
             return GgufEmbedder(
                 model, self._shape, self.info, vocabulary, self._n_values, self._stop, weights
             )

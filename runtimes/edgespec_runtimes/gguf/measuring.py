@@ -43,10 +43,11 @@ from edgespec_runtimes.gguf.weights.offloading import (
     to_servers,
 )
 from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
-from edgespec_runtimes.gguf.weights.rounding import has_prompt_tiles
+from edgespec_runtimes.gguf.weights.rounding import has_prompt_tiles, least_batch_size
 
 BATCH_SIZES = (512, MIN_TILED_BATCH)
-"""Prompt batch sizes in tokens; smaller ones would change the text of models with tiles."""
+"""Prompt batch sizes in tokens for every model; budgets that afford neither may have smaller ones
+if the text does not depend on them."""
 ID_STEP_BYTES = 64 << 10
 """Rounding step of the size of a model without weights and tokenizer: malloc's count differs by a
 few KiB between processes, and all must report the same smallest budget."""
@@ -268,6 +269,15 @@ class MeasuredGguf:
         """
         request, info = self._request, self.info
         batch_sizes = [request.batch_size] if request.batch_size else BATCH_SIZES
+        numbers = self._numbers_of_nodes
+        choices = [
+            (max_nodes, n_batch)
+            for max_nodes in numbers
+            for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
+        ]
+        if self._may_read_in_small_batches:
+            n_batch = least_batch_size(self._header, tiles_are_avoidable=sys.platform == "linux")
+            choices += [(numbers[-1], n_batch)] * (n_batch < choices[-1][1])
         shapes = [
             contexts.ContextShape(
                 n_ctx=info.n_ctx,
@@ -284,10 +294,23 @@ class MeasuredGguf:
                 n_slots=info.n_slots,
                 frees_cells=self._frees_cells,
             )
-            for max_nodes in self._numbers_of_nodes
-            for n_batch in dict.fromkeys(min(size, info.n_ctx) for size in batch_sizes)
+            for max_nodes, n_batch in choices
         ]
         return [(shape, contexts.context_sizes(model, shape)) for shape in shapes]
+
+    @property
+    def _may_read_in_small_batches(self) -> bool:
+        """True if the text stays the same if a prompt is read in batches of less than two tiles,
+        some of whose rows are computed twice; layers with windows may have freed their cells."""
+        return (
+            self._request.owner == "target"
+            and not self._request.batch_size
+            and self.info.tree_capable
+            and not self.n_window
+            and self._options.flash_attn != "off"
+            and not self._n_gpu_layers
+            and not self.is_remote
+        )
 
     @property
     def _frees_cells(self) -> bool:
@@ -348,7 +371,10 @@ class MeasuredGguf:
         if owner == "draft":
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
         paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
-        return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs)
+        is_small = not self._request.batch_size and shape.n_batch < min(
+            self.info.n_ctx, *BATCH_SIZES
+        )
+        return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs, is_small)
 
     def _logits_bytes(self, sizes: contexts.ContextSizes) -> int:
         """Bytes of llama.cpp's output buffer, and of the copies that some passes need of it."""

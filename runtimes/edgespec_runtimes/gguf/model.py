@@ -32,6 +32,7 @@ from edgespec_runtimes.gguf.features import FeatureTap
 from edgespec_runtimes.gguf.kernels.invariant_products import InvariantProducts
 from edgespec_runtimes.gguf.kernels.reference_kernels import (
     MIN_TILED_BATCH,
+    TILE_ROWS,
     ReferenceKernels,
     captured_backends,
 )
@@ -125,7 +126,7 @@ class GgufModel(RunningModel):
             weights.backends if weights else (),
         )
         self._prompts_are_invariant = prompts_are_invariant
-        if prompts_are_invariant and shape.n_batch >= MIN_TILED_BATCH:
+        if prompts_are_invariant and shape.n_batch >= self._least_tiled_batch:
             self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
         n_branches = shape.n_branches - 1
         spare = shape.n_slots + n_branches
@@ -141,6 +142,12 @@ class GgufModel(RunningModel):
     def paged_tensors(self) -> Mapping[str, int]:
         """Addresses of its paged tensors by name."""
         return self._weights.tensors if self._weights else {}
+
+    @property
+    def _least_tiled_batch(self) -> int:
+        """Fewest tokens of a batch with which prompts can be computed in tiles; below
+        MIN_TILED_BATCH some rows are computed twice."""
+        return TILE_ROWS if self.info.tree_capable and not self._windows else MIN_TILED_BATCH
 
     def committed_of(self, slot: int) -> int:
         return self._texts.all[slot].n_committed + len(self._recurrent.lag)
@@ -164,9 +171,14 @@ class GgufModel(RunningModel):
         branches, layout = self._texts.all[slot], self._texts.layout
         if not is_part:
             branches.ends.add(start)
-        prompt = self._prompt_batches(tokens, self._shape.n_batch, progress)
+        prompt = self._prompt_batches(
+            tokens, self._shape.n_batch, progress, tile if in_tiles else 0
+        )
         for begin, chunk, report in prompt:
             size = len(chunk)
+            n_again = branches.n_committed - start - begin if in_tiles else 0
+            if n_again:  # rows that fill a tile
+                self._texts.truncate({slot: start + begin})
             positions = range(branches.n_committed, branches.n_committed + size)
             layout.make_room(size)
             self._kernels.prepare(size, layout.top + size, in_tiles)
@@ -177,7 +189,7 @@ class GgufModel(RunningModel):
             else:
                 branches.extend(size)
             if self._tap is not None and slot == 0:
-                n_known = min(size, max(0, len(self._recurrent.lag) - begin))
+                n_known = max(n_again, min(size, max(0, len(self._recurrent.lag) - begin)))
                 self._tap.hand_over_rows(positions.start + n_known, range(n_known, size), size)
         if not is_part:
             branches.ends.add(branches.n_committed)

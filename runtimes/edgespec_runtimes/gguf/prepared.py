@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
+from edgespec.memory import heap
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.needs import ModelNeeds
@@ -151,7 +152,7 @@ class PreparedGguf:
         return trimmed_bytes(self._header, bits)
 
     def tokens(self) -> Sequence[bytes]:
-        return without_padding(self._token_table)
+        return without_padding(self._header.token_table())
 
     def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
         if (
@@ -181,11 +182,6 @@ class PreparedGguf:
 
     def close(self) -> None:
         self._measured.mapped.close()
-
-    @property
-    def _token_table(self) -> list[bytes]:
-        """All tokens, 88 bytes each: nobody keeps them."""
-        return self._header.token_table()
 
     def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
         """Load the model in a child process; the vocabulary is also kept here."""
@@ -217,6 +213,7 @@ class PreparedGguf:
                 placement_as_stored(self._header, self._measured.offloading.elsewhere),
                 self._token_ids,
             )
+            heap.trim_heap()  # what the file's metadata took, before the context needs its own
         return self._open(model, shape, None)
 
     def _load_paged(
@@ -289,8 +286,7 @@ class PreparedGguf:
             raise
 
     def _texts(self, model: loading.Model) -> GgufVocabulary:
-        tokens = self._token_table
-        return GgufVocabulary(model, tokens, chat_format(self._header, tokens))
+        return GgufVocabulary(model, self._header.tokens(), chat_format(self._header))
 
     @property
     def _token_ids(self) -> TokenIds | None:

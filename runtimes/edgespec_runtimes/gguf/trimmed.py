@@ -53,8 +53,7 @@ class PreparedTrimmed(PreparedGguf):
     def vocabulary_fingerprint(self) -> str:
         return self._trimmed.vocabulary
 
-    @property
-    def _token_table(self) -> list[bytes]:
+    def tokens(self) -> Sequence[bytes]:
         return []
 
     def needs(self) -> ModelNeeds:

@@ -21,7 +21,7 @@ from edgespec.ports import PassPart, Progress, Vocabulary
 from edgespec.ports.features import Take
 from edgespec.ports.kept_features import KeptFeatures, not_offered
 from edgespec.ports.state import StateOrigin
-from edgespec.runtimes import even_parts
+from edgespec.runtimes import prompt_parts
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.kit.segmented import SegmentedWeights
 
@@ -114,20 +114,21 @@ class RunningModel(ABC):
         self._paging = self.paging()
 
     def _prompt_batches(
-        self, tokens: Sequence[int], n_batch: int, progress: Progress | None
+        self, tokens: Sequence[int], n_batch: int, progress: Progress | None, tile: int = 0
     ) -> Iterator[tuple[int, list[int], Callable[[float], None]]]:
-        """Batches of equal size of a prompt: where each begins in `tokens`, its own tokens,
-        and a callback for the share of it that was read."""
-        begin = 0
-        for size in even_parts(len(tokens), n_batch):
+        """Batches of equal size of a prompt, none smaller than `tile`, which may make them overlap:
+        where each begins in `tokens`, its own tokens, and a callback for the share of it that was
+        read."""
+        n_read = 0
+        for part in prompt_parts(len(tokens), n_batch, tile):
 
-            def report(share: float, begin: int = begin, size: int = size) -> None:
+            def report(share: float, begin: int = n_read, end: int = part.stop) -> None:
                 if progress:
-                    progress("reading the prompt", (begin + share * size) / len(tokens))
+                    progress("reading the prompt", (begin + share * (end - begin)) / len(tokens))
 
-            yield begin, [int(token) for token in tokens[begin : begin + size]], report
+            yield part.start, [int(token) for token in tokens[part.start : part.stop]], report
             report(1.0)
-            begin += size
+            n_read = part.stop
 
     def _check_room(self, n_tokens: int) -> None:
         """Raise ContextOverflow for a text of more tokens than the context."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
@@ -24,7 +23,7 @@ _SAMPLING = {
 """Recommended sampling settings: llama.cpp's names to edgespec's."""
 
 
-def chat_format(header: GgufFile, token_table: Sequence[bytes]) -> ChatFormat:
+def chat_format(header: GgufFile) -> ChatFormat:
     """The chat format in the metadata, without templates and tokens of the wrong type."""
     templates = {}
     for key, value in header.metadata.items():
@@ -32,12 +31,14 @@ def chat_format(header: GgufFile, token_table: Sequence[bytes]) -> ChatFormat:
             templates[DEFAULT] = value
         elif isinstance(value, str) and value and key.startswith(_TEMPLATE + "."):
             templates[key.removeprefix(_TEMPLATE + ".")] = value
-    special_tokens = {}
-    for name in _TOKENS:
-        token = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if type(token) is int and 0 <= token < len(token_table):
-            text = token_table[token].decode(errors="replace")
-            special_tokens[f"{_NAMES.get(name, name)}_token"] = text
+    ids = {name: header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _TOKENS}
+    wanted = {token for token in ids.values() if type(token) is int}
+    texts = {i: text for i, text in enumerate(header.tokens()) if i in wanted}
+    special_tokens = {
+        f"{_NAMES.get(name, name)}_token": texts[token].decode(errors="replace")
+        for name, token in ids.items()
+        if type(token) is int and token in texts
+    }
     return ChatFormat(templates, special_tokens, sampling=recommended_sampling(header))
 
 

@@ -6,7 +6,7 @@ Knows the container format, but no architectures and no llama.cpp objects.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -98,11 +98,16 @@ class GgufFile:
         return self.integer(self.key("vocab_size"), 0)
 
     def token_table(self) -> list[bytes]:
-        """All tokens by id. Raises ModelError for a model without a vocabulary."""
+        """All tokens by id, 88 bytes each. Raises ModelError for a model without a vocabulary."""
+        return list(self.tokens())
+
+    def tokens(self) -> Iterator[bytes]:
+        """The tokens in the order of their ids, read at once. Raises ModelError like
+        `token_table`."""
         array = self.metadata.get("tokenizer.ggml.tokens")
         if not isinstance(array, GgufArray):
             raise ModelError(f"{self.path} has no vocabulary: it is not a language model")
-        return list(array.strings())
+        return array.strings()
 
     def key(self, suffix: str) -> str:
         """The metadata key `suffix` of this model's architecture."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterable
 from dataclasses import replace
 
 from edgespec.ports import check_token
@@ -23,17 +24,22 @@ class GgufVocabulary:
     """Converts between text and tokens with llama.cpp's tokenizer."""
 
     def __init__(
-        self, model: Model, token_table: list[bytes], chat_format: ChatFormat | None = None
+        self, model: Model, tokens: Iterable[bytes], chat_format: ChatFormat | None = None
     ) -> None:
+        """`tokens` are texts in the order of their ids, taken one by one: weights are in memory
+        already, and a list of 152,000 would take 13 MiB beside them."""
         self._vocab = model.vocab
         self._users = model.users
         self.n_vocab = model.n_vocab
-        self.longest_piece_bytes = max(map(len, token_table), default=0)
+        self.longest_piece_bytes = 0
         self.eog_tokens = frozenset(
             token for token in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, token)
         )
         control, added = set(), set()
-        for token, text in enumerate(token_table[: self.n_vocab]):
+        for token, text in enumerate(tokens):
+            self.longest_piece_bytes = max(self.longest_piece_bytes, len(text))
+            if token >= self.n_vocab:
+                continue
             kind = lib.llama_vocab_get_attr(self._vocab, token)
             if kind & _CONTROL or token in self.eog_tokens:
                 control.add(text.decode(errors="replace"))

@@ -8,9 +8,15 @@ from __future__ import annotations
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.kernels.invariant_products import UNQUANTISED, varies_as_stored
-from edgespec_runtimes.gguf.kernels.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
+from edgespec_runtimes.gguf.kernels.reference_kernels import (
+    PRODUCT_TILE_ROWS,
+    TILE_ROWS,
+    TILED_TYPES,
+)
 from edgespec_runtimes.gguf.weights.packing import multiplied_matrices, packed_matrices
 
+LEAST_BATCH_SIZE = 32
+"""Tokens of the smallest batches of prompts that round by row."""
 _EXPERTS = "_exps."
 
 
@@ -90,6 +96,12 @@ def has_prompt_tiles(header: GgufFile) -> bool:
     return not TILED_TYPES.isdisjoint(multiplied_types(header)) and TILED_TYPES.isdisjoint(
         expert_types(header)
     )
+
+
+def least_batch_size(header: GgufFile, tiles_are_avoidable: bool) -> int:
+    """Fewest tokens of a batch with which a prompt has the text that it has with large batches."""
+    is_tiled = has_prompt_tiles(header) or not tiles_are_avoidable
+    return TILE_ROWS if is_tiled else LEAST_BATCH_SIZE
 
 
 def multiplied_types(header: GgufFile) -> set[str]:
