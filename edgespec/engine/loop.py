@@ -148,7 +148,7 @@ class Loop(Closeable):
         tails = [slot.tail for slot in slots if slot.tail is not None]
         if not tails:
             return [], self._rules.max_nodes
-        n_hidden = self._planner.n_surely_hidden(self._rules.max_rows)
+        n_hidden = self._planner.n_hidden(self._rules.max_rows)
         parts = parts_of(tails, n_trees, self._rules.max_nodes, n_hidden)
         return parts, self._rules.room_beside(parts, n_trees, n_hidden)
 

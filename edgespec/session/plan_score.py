@@ -56,10 +56,10 @@ def planner_of(
         all_experts_s = plan.experts.missing_bytes(plan.expert_bytes) / disk_bytes_per_s
     curve = PassCurve(ExpertStalls(used_share, all_experts_s), read_s)
     if compute_s:
-        curve.knots.put(1.0, compute_s, 1.0)
+        curve.put(1.0, compute_s, 1.0)
     if further_row_s is not None and plan.max_nodes > 1:
         n_further = plan.max_nodes - 1
-        curve.knots.put(1.0 + n_further, compute_s + n_further * further_row_s, 1.0)
+        curve.put(1.0 + n_further, compute_s + n_further * further_row_s, 1.0)
     costs = RoundCosts(curve, seen_overhead_s=rest_s, seen_plain_overhead_s=rest_s)
     return RoundPlanner(costs, max_rows=plan.max_nodes)
 
@@ -126,7 +126,7 @@ def _compute_s(costs: Numbers) -> float:
     """Seconds to compute a pass over one row; 0 if unknown."""
     curve = PassCurve()
     curve.restore(costs)
-    return float(curve.compute_s(np.ones(1))[0])
+    return curve.compute_one_s(1)
 
 
 def _tokens_per_round(costs: Numbers) -> float:

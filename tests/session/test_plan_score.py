@@ -50,8 +50,8 @@ def test_where_every_row_reads_experts_of_its_own_guesses_do_not_pay() -> None:
 def test_rows_that_cost_as_much_as_a_pass_are_not_guessed() -> None:
     def best(seconds: float) -> int:
         planner = RoundPlanner(max_rows=49)
-        planner.costs.curve.knots.put(1, 0.1, 1)
-        planner.costs.curve.knots.put(48, seconds, 1)
+        planner.costs.curve.put(1, 0.1, 1)
+        planner.costs.curve.put(48, seconds, 1)
         return planner.plan_score().n_rows
 
     assert best(4.8) == 1
@@ -111,7 +111,7 @@ def test_what_a_run_found_decides() -> None:
     def learnt(accepted: float) -> Learnt:
         credit = Credit(tokens=20 * (1 + accepted), plain_tokens=20.0, rounds=20.0)
         found = RoundPlanner(RoundCosts(), credit)
-        found.costs.curve.knots.put(1.0, 0.01, 0.01)
+        found.costs.curve.put(1.0, 0.01, 0.01)
         return {"rounds@8 tenths streamed, 2+2 threads, 128 MB/s": found.state()}
 
     assert gain(reading(3), reading(2)) < 1 < gain(reading(3), reading(2), learnt(0.0))

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.values import ModelInfo
@@ -35,6 +38,40 @@ def renewed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
 def within(numbers: Numbers, name: str, most: float, default: float = 0.0) -> float:
     """A number of stored state, limited to [0, `most`]."""
     return min(max(numbers.get(name, default), 0.0), most)
+
+
+def kept(most: float, default: float = 0.0, size: int = 0) -> Any:
+    """A field of a dataclass that is stored under its name, limited to [0, `most`]: a number, or an
+    array of `size`."""
+    if size:
+        return field(default_factory=lambda: np.full(size, default), metadata={"most": most})
+    return field(default=default, metadata={"most": most})
+
+
+def state_of(learner: Any) -> dict[str, float]:
+    """The kept fields of a dataclass; those of an array by index, without zeros."""
+    numbers: dict[str, float] = {}
+    for each in fields(learner):
+        if "most" in each.metadata:
+            value = getattr(learner, each.name)
+            if isinstance(value, np.ndarray):
+                found = np.flatnonzero(value).tolist()
+                numbers |= {f"{each.name} {n}": float(value[n]) for n in found}
+            else:
+                numbers[each.name] = float(value)
+    return numbers
+
+
+def recall(learner: Any, numbers: Numbers) -> None:
+    """Set the kept fields of a dataclass; numbers that are missing stay, arrays do not."""
+    for each in fields(learner):
+        if "most" in each.metadata:
+            value, most = getattr(learner, each.name), each.metadata["most"]
+            if isinstance(value, np.ndarray):
+                names = (f"{each.name} {n}" for n in range(len(value)))
+                setattr(learner, each.name, np.array([within(numbers, n, most) for n in names]))
+            else:
+                setattr(learner, each.name, within(numbers, each.name, most, value))
 
 
 class StateStore(Protocol):

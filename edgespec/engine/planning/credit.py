@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgespec.engine.drafting.state_store import Numbers, within
+from edgespec.engine.drafting.state_store import Numbers, kept, recall, state_of
 from edgespec.engine.planning.round_costs import FADE, MAX_RECALLED
 
 START_TOKENS = 64
@@ -32,13 +32,13 @@ class Credit:
     first_pause: ClassVar[int] = 2
     max_pause: ClassVar[int] = 64
 
-    tokens: float = 0.0
+    tokens: float = kept(1e6)
     """Fading sum of the tokens of rounds with guesses."""
-    plain_tokens: float = 0.0
+    plain_tokens: float = kept(1e6)
     """Fading sum of the tokens that would have taken their time without guesses."""
-    rounds: float = 0.0
+    rounds: float = kept(1e6)
     """Fading number of these rounds."""
-    spent: float = 0.0
+    spent: float = kept(PAIR_CREDIT)
     """Cost of guesses in the earlier texts of the pair, in credits of a text of 64 tokens or
     more."""
 
@@ -80,7 +80,7 @@ class Credit:
 
     @property
     def spent_now(self) -> float:
-        """The same with the texts at work."""
+        """`spent` with the texts at work."""
         text_credit = max(self.granted, START_SHARE * START_TOKENS)
         return min(PAIR_CREDIT, max(0.0, self.spent + (self.lost - self._later) / text_credit))
 
@@ -90,18 +90,15 @@ class Credit:
 
     # Events
 
-    def begin_text(self, n_unread: int, room: int) -> None:
-        """Begin a text of at most `room` tokens, `n_unread` of which the draft has yet to read."""
-        self.spent = self.spent_now
-        self.pause = self.pause_left = self.n_tokens = 0
-        self.granted = self.prompt_tokens = self.lost = 0.0
-        self.unread, self.room = n_unread, room
-        self._grant(min(START_TOKENS, room), beside=False)
-
-    def join_text(self, n_unread: int, room: int) -> None:
-        """Begin one more text beside those at work."""
+    def begin_text(self, n_unread: int, room: int, beside: bool = False) -> None:
+        """Begin a text of at most `room` tokens, `n_unread` of which the draft has yet to read,
+        alone or `beside` others."""
+        if not beside:
+            self.spent = self.spent_now
+            self.pause = self.pause_left = self.n_tokens = self.room = 0
+            self.granted = self.prompt_tokens = self.lost = 0.0
         self.unread, self.room = n_unread, self.room + room
-        self._grant(min(START_TOKENS, room), beside=True)
+        self._grant(min(START_TOKENS, room), beside)
 
     def see_prompt(self, n_tokens: float, beside: bool) -> None:
         """Count a prompt that the target read in the time of `n_tokens`, `beside` others or not."""
@@ -129,24 +126,20 @@ class Credit:
         pause = min(self.max_pause, max(self.first_pause, 2 * self.pause))
         self.pause = self.pause_left = 0 if self.pays else pause
 
-    def fade(self, kept: float = FADE) -> None:
+    def fade(self, share: float = FADE) -> None:
         """Give earlier rounds with guesses less weight."""
-        self.tokens *= kept
-        self.plain_tokens *= kept
-        self.rounds *= kept
+        self.tokens *= share
+        self.plain_tokens *= share
+        self.rounds *= share
 
     # What is remembered
 
     def state(self) -> dict[str, float]:
         """State for `restore`."""
-        names = ("tokens", "plain_tokens", "rounds")
-        return {name: getattr(self, name) for name in names} | {"spent": self.spent_now}
+        return state_of(self) | {"spent": self.spent_now}
 
     def restore(self, numbers: Numbers) -> None:
         """Take the state of an earlier run, which counts for at most `MAX_RECALLED` tokens; invalid
         numbers are ignored."""
-        self.plain_tokens = within(numbers, "plain_tokens", 1e3)
-        self.tokens = within(numbers, "tokens", 1e3 * self.plain_tokens)
-        self.rounds = within(numbers, "rounds", 1e3)
-        self.spent = within(numbers, "spent", PAIR_CREDIT)
+        recall(self, numbers)
         self.fade(min(1.0, MAX_RECALLED / max(self.plain_tokens, 1e-9)))

@@ -115,33 +115,38 @@ class RoundPlanner:
     # Before a round
 
     @property
-    def risk_s(self) -> float:
-        """Seconds that guesses may cost the text from now on."""
-        return self.credit.left * self.costs.plain_s(self.n_texts)
-
-    @property
     def rate(self) -> float:
         """Tokens per second of late, at least that without guesses."""
         return max(1.0, self.credit.speedup) / self.costs.plain_s()
 
+    @property
+    def risk_s(self) -> float:
+        """Seconds that guesses may cost the text from now on."""
+        return self.credit.left * self.costs.plain_s(self.n_texts)
+
     def choose(self) -> RoundPlan:
-        """Decide whether the next round guesses."""
-        known, credit, n_texts = self.costs, self.credit, self.n_texts
+        """Decide whether the next round guesses.
+
+        It does if the price of one row is reliable, guesses do not pause, the best line of them
+        would pay if it were right as often as usual, what the draft has to read first takes less
+        time than guesses will save, and the text can afford at least one guess.
+        """
         if not self.may_step_aside:
             return RoundPlan(True)
-        if not known.is_sure or credit.pause_left:
+        known, credit, n_texts = self.costs, self.credit, self.n_texts
+        if credit.pause_left or not known.is_sure:
             return RoundPlan(False, 0.0)
         promise = known.promise(n_texts, max(1, min(MAX_LINE, self.max_rows // n_texts - 1)))
-        reading_s = known.reading_s(credit.unread)
         gain = 1 - 1 / credit.speedup if credit.pays else (1 - 1 / promise) / 2
         saved_s = gain * credit.expected_tokens(n_texts) * known.plain_s(n_texts)
-        risk_s = self.risk_s - reading_s
+        reading_s = known.reading_s(credit.unread)
         row_s = known.curve.second(n_texts + 1) - known.curve.second(n_texts)
-        least_s = known.step_s + known.overhead_s + row_s
-        if promise <= 1 or reading_s > saved_s or risk_s < least_s:
+        one_guess_s = known.step_s + known.overhead_s + row_s
+        risk_s = self.risk_s - reading_s
+        if promise <= 1 or reading_s > saved_s or risk_s < one_guess_s:
             return RoundPlan(False, 0.0)
         share = PAYING_SHARE if credit.pays else TRIAL_SHARE
-        return RoundPlan(True, max(risk_s * share, least_s), is_trial=not credit.pays)
+        return RoundPlan(True, max(share * risk_s, one_guess_s), is_trial=not credit.pays)
 
     @property
     def _prompts_s(self) -> float:
@@ -191,14 +196,11 @@ class RoundPlanner:
         row_s = (last - first) / max(1, self.max_rows - 1)
         return float(self.min_benefit_ratio * row_s * self.rate)
 
-    def n_surely_hidden(self, most: int) -> int:
-        """`n_hidden` once passes were measured, 0 before."""
-        return self.n_hidden(most) if self.costs.curve.is_known else 0
-
     def n_hidden(self, most: int | None = None) -> int:
-        """Number of rows, up to `most`, whose compute time is hidden by the reads of a pass."""
-        compute_s = self.costs.curve.compute_s(np.arange(1, (most or self.max_rows) + 1))
-        return int(np.searchsorted(compute_s, self.costs.curve.read_s, side="right"))
+        """Number of rows, up to `most`, whose compute time is hidden by the reads of a pass; 0
+        before one was measured."""
+        curve, rows = self.costs.curve, np.arange(1, (most or self.max_rows) + 1)
+        return int(np.searchsorted(curve.compute_s(rows), curve.read_s, "right") * curve.is_known)
 
     def _best(self, plan: RoundPlan, so_far: RoundSoFar, horizons: tuple[int, ...]) -> Point:
         """The best point from here on that `plan` allows, with no further step or as many as one of
@@ -207,10 +209,7 @@ class RoundPlanner:
         n_grown = horizons[-1] * so_far.n_ends if horizons else 0
         order, rows = self._rows(tree, n_grown)
         ranked = tree.cumulative[order]
-        # an error of the confidences is compounded at every depth
-        corrections = known.calibration ** tree.depth[: len(tree)]
-        calibrated = np.minimum(1.0, tree.cumulative[: len(tree)] * corrections)
-        expected = np.cumsum(calibrated[order]) - 1.0
+        expected = np.cumsum(ranked) - 1.0
         n_nodes = len(order)
         n_others = self.n_texts - 1
         n_other_rows = n_others + self.n_prompt_rows
@@ -247,7 +246,7 @@ class RoundPlanner:
             ends = [open_nodes[n] for n in best_first[: so_far.n_ends]]
             rank = int((ranked >= tree.cumulative[ends[0]]).sum())
             stands = np.cumsum(known.hit_rate ** np.arange(1, horizons[-1] + 1))
-            line = float(calibrated[ends].sum()) * stands
+            line = float(tree.cumulative[ends].sum()) * stands
             for n_steps in horizons:
                 n_rows = n_steps * len(ends)
                 end = most - n_rows
@@ -270,10 +269,7 @@ class RoundPlanner:
     def begin_text(self, n_unread: int, room: int, n_others: int = 0) -> None:
         """Begin a text of at most `room` tokens, `n_unread` of which the draft has yet to read,
         beside `n_others`."""
-        if n_others:
-            self.credit.join_text(n_unread, room)
-        else:
-            self.credit.begin_text(n_unread, room)
+        self.credit.begin_text(n_unread, room, beside=n_others > 0)
 
     def serve(self, n_texts: int, n_unread: int, room: int) -> None:
         """Plan for `n_texts` with `n_unread` tokens that no drafter has read and at most `room`
@@ -336,11 +332,9 @@ class RoundPlanner:
         else:
             if outcome.reading_s:
                 self.see_reading(outcome.reading_s)
-            before = known.calibration
             known.see_nodes(outcome.path_nodes)
             # half of what came, which chance moves, and half of what was to be expected
-            expected = known.calibration / before * outcome.expected
-            tokens = (outcome.n_tokens + outcome.n_texts + expected) / 2
+            tokens = (outcome.n_tokens + outcome.n_texts + outcome.expected) / 2
             cost = self._cost(outcome)
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens

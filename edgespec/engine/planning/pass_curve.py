@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.drafting.state_store import MAX_S, Numbers, within
+from edgespec.engine.drafting.state_store import MAX_S, Numbers, kept, recall, state_of
 from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.values import PassReport
 
@@ -30,66 +30,7 @@ def octave(rows: float) -> int:
 
 
 N_OCTAVES = octave(MAX_ROWS) + 1
-
-
-def _unknown() -> Floats:
-    return np.zeros(N_OCTAVES)
-
-
-@dataclass(slots=True, eq=False)
-class Knots:
-    """Points of the curve: the compute time of passes by their octave of rows."""
-
-    max_variance: ClassVar[float] = 0.1
-    """Inner knots above this variance are dropped, so that their sizes are tried again."""
-    usual_growth: ClassVar[float] = 0.75
-    """Exponent of the extrapolation to fewer rows than were measured: seconds ~ rows^0.75."""
-
-    rows: Floats = field(default_factory=_unknown)
-    """Mean rows of these passes; 0 if none was measured."""
-    seconds: Floats = field(default_factory=_unknown)
-    """Compute time at slowdown 1, without stalls."""
-    variance: Floats = field(default_factory=_unknown)
-    """Variance of log(seconds)."""
-    _points: tuple[Floats, Floats] | None = None
-
-    @property
-    def known(self) -> NDArray[np.int64]:
-        """Octaves with measured passes, ascending."""
-        return np.flatnonzero(self.rows)
-
-    def put(self, rows: float, seconds: float, variance: float) -> None:
-        """Add or replace a knot."""
-        n, self._points = octave(rows), None
-        self.rows[n], self.seconds[n], self.variance[n] = rows, seconds, variance
-
-    def age(self, newest: int, variance: float, timed_rows: int) -> None:
-        """Trust the inner knots but the `newest` less, and drop those that are not trusted, unless
-        they were timed."""
-        inner = self.known[1:-1]
-        others, self._points = inner[inner != newest], None
-        old = others[self.variance[others] > self.max_variance]
-        self.rows[old[self.rows[old] > timed_rows]] = 0.0
-        self.variance[others] = np.minimum(self.variance[others], self.max_variance) + variance
-
-    def points(self) -> tuple[Floats, Floats]:
-        """Rows and seconds of the non-decreasing curve, from one row on: averages adjacent knots
-        that decrease (pool adjacent violators)."""
-        if self._points is None:
-            known = self.known
-            pooled: list[tuple[float, float, int]] = []  # seconds, weight, number of knots
-            for knot_s, variance in zip(self.seconds[known], self.variance[known], strict=True):
-                pooled.append((knot_s, 1 / variance, 1))
-                while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
-                    (a, v, n), (b, w, m) = pooled.pop(-2), pooled.pop()
-                    pooled.append(((a * v + b * w) / (v + w), v + w, n + m))
-            rows = self.rows[known]
-            heights = [height for height, _, n in pooled for _ in range(n)]
-            fewer = 2.0 ** np.arange(N_OCTAVES)
-            fewer = fewer[fewer < (rows[0] if known.size else 0.0)]
-            below = [heights[0] * (n / rows[0]) ** self.usual_growth for n in fewer]
-            self._points = np.append(fewer, rows), np.array([*below, *heights])
-        return self._points
+OCTAVES = 2.0 ** np.arange(N_OCTAVES)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,10 +57,14 @@ class PassCurve:
     """Variance after three passes that were not slower than expected."""
     ageing_variance: ClassVar[float] = 0.002
     """Increase of a knot's variance per pass of another size."""
+    max_variance: ClassVar[float] = 0.1
+    """Inner knots above this variance are dropped, so that their sizes are tried again."""
     drift_variance: ClassVar[float] = 0.004
     """Increase of the slowdown's variance per pass."""
     guessed_slope: ClassVar[float] = 0.1
     """Assumed cost of a further row relative to one row, until several rows were measured."""
+    usual_growth: ClassVar[float] = 0.75
+    """Exponent of the extrapolation to fewer rows than were measured: seconds ~ rows^0.75."""
     max_rise: ClassVar[float] = 1.3
     """Upper bound of a measured time relative to the expected time; longer ones are clipped."""
     idle_share: ClassVar[float] = 0.05
@@ -133,18 +78,23 @@ class PassCurve:
     experts: ExpertStalls = field(default_factory=ExpertStalls)
     read_s: float = 0.0
     """Seconds of reading the streamed segments, once per pass."""
-    contention: float = 1.0
+    contention: float = kept(4.0, 1.0)
     """Relative increase of the compute time while a draft runs; 1 is an even share of the cores."""
-    knots: Knots = field(default_factory=Knots)
+    knot_rows: Floats = kept(MAX_ROWS, size=N_OCTAVES)
+    """Knots by octave: mean rows of the passes, 0 if none was measured."""
+    knot_s: Floats = kept(MAX_S, size=N_OCTAVES)
+    """Their compute time at slowdown 1, without stalls."""
+    knot_variance: Floats = kept(1.0, size=N_OCTAVES)
+    """Variance of log(knot_s)."""
+    timed_rows: float = kept(MAX_ROWS)
+    """Most rows of the passes that were made to time them, by this run or an earlier one. Sizes up
+    to that are not forgotten: where a pass takes a step, other sizes do not tell."""
     measured_slowdown: float = 0.0
     """Current compute time relative to the knots; 0 before this run's first pass."""
     slowdown_variance: float = 0.0
     """Variance of the logarithm of `measured_slowdown`."""
     n_context: int = 0
     """Tokens of context to which the knots apply."""
-    timed_rows: int = 0
-    """Most rows of the passes that were made to time them, by this run or an earlier one. Sizes up
-    to that are not forgotten: where a pass takes a step, other sizes do not tell."""
 
     @property
     def slowdown(self) -> float:
@@ -152,23 +102,27 @@ class PassCurve:
         return self.measured_slowdown or 1.0
 
     @property
-    def is_sure(self) -> bool:
-        """True if the time of a pass over one row is reliable: after three passes, after two with
-        the state of an earlier run, or at once if reading takes longer than computing."""
-        if self.read_s > self._compute_one_s(1):
-            return True
-        known = self.knots.known
-        is_precise = known.size > 0 and self.knots.variance[known[0]] < self.sure_variance
-        return bool(is_precise) and self.slowdown_variance < self.initial_variance
+    def known(self) -> NDArray[np.int64]:
+        """Octaves with measured passes, ascending."""
+        return np.flatnonzero(self.knot_rows)
 
     @property
     def is_known(self) -> bool:
         """True if at least one pass was measured."""
-        return self.knots.known.size > 0 or self.read_s > 0
+        return self.known.size > 0 or self.read_s > 0
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the time of a pass over one row is reliable: after three passes, after two with
+        the state of an earlier run, or at once if reading takes longer than computing."""
+        if self.read_s > self.compute_one_s(1):
+            return True
+        is_precise = bool((self.knot_variance[self.known[:1]] < self.sure_variance).any())
+        return is_precise and self.slowdown_variance < self.initial_variance
 
     def has_size(self, n_rows: int) -> bool:
         """True if passes over about `n_rows` were measured."""
-        return bool(self.knots.rows[octave(n_rows)])
+        return bool(self.knot_rows[octave(n_rows)])
 
     @property
     def max_rows(self) -> float:
@@ -183,14 +137,17 @@ class PassCurve:
     def seconds(self, n_rows: NDArray[Any], beside: bool = False) -> Floats:
         """Times of passes over these numbers of rows, beside drafting or not."""
         compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
-        seconds = np.maximum(compute_s, self.read_s)
-        return seconds if self.experts.used_share == 1 else seconds + self.experts.seconds(n_rows)
+        return np.maximum(compute_s, self.read_s) + self.experts.seconds(n_rows)
 
     def compute_s(self, n_rows: NDArray[Any]) -> Floats:
-        """Compute times of passes over these numbers of rows, in ascending order."""
-        rows, seconds = self.knots.points()
-        if not len(rows):
+        """Compute times of passes over these numbers of rows."""
+        known = self.known
+        if not known.size:
             return np.zeros(len(n_rows))
+        rows, seconds = self.knot_rows[known], self._heights(known)
+        fewer = OCTAVES[rows[0] > OCTAVES]
+        seconds = np.append(seconds[0] * (fewer / rows[0]) ** self.usual_growth, seconds)
+        rows = np.append(fewer, rows)
         slope = self.guessed_slope * seconds[-1]
         if len(rows) > 1:  # times that noise made equal do not make further rows free
             mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
@@ -198,7 +155,19 @@ class PassCurve:
         beyond = slope * np.maximum(0.0, n_rows - rows[-1])
         return self.slowdown * np.asarray(np.interp(n_rows, rows, seconds) + beyond)
 
-    def _compute_one_s(self, n_rows: float) -> float:
+    def _heights(self, known: NDArray[np.int64]) -> Floats:
+        """Seconds of these knots; adjacent ones that decrease are averaged (pool adjacent
+        violators)."""
+        pooled: list[tuple[float, float, int]] = []  # seconds, weight, number of knots
+        for one_s, its_variance in zip(self.knot_s[known], self.knot_variance[known], strict=True):
+            pooled.append((one_s, 1 / its_variance, 1))
+            while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
+                (a, v, n), (b, w, m) = pooled.pop(-2), pooled.pop()
+                pooled.append(((a * v + b * w) / (v + w), v + w, n + m))
+        return np.array([height for height, _, n in pooled for _ in range(n)])
+
+    def compute_one_s(self, n_rows: float) -> float:
+        """Compute time of a pass over so many rows."""
         return float(self.compute_s(np.array([n_rows]))[0])
 
     # What passes teach
@@ -238,37 +207,50 @@ class PassCurve:
         self.timed_rows = max(self.timed_rows, n_rows)
         self.see_pass(n_rows, report)
 
+    def put(self, rows: float, seconds: float, variance: float) -> None:
+        """Add or replace a knot."""
+        n = octave(rows)
+        self.knot_rows[n], self.knot_s[n], self.knot_variance[n] = rows, seconds, variance
+
     def _see_compute(self, rows: float, seconds: float) -> None:
         """Learn from a pass over `rows` with this compute time."""
-        seconds = max(seconds, MIN_S)
-        knots, known, mine = self.knots, self.knots.known, octave(rows)
-        expected_s = self._compute_one_s(rows) or seconds
+        seconds, mine, known = max(seconds, MIN_S), octave(rows), self.known
+        expected_s = self.compute_one_s(rows) or seconds
         if not self.measured_slowdown:
             self.measured_slowdown = seconds / expected_s
             if known.size:
                 self.slowdown_variance = self.initial_variance
                 return
-        if knots.rows[mine]:
+        if self.knot_rows[mine]:
             self._correct(mine, rows, math.log(seconds / expected_s))
         else:
-            if known.size and 1 < rows < knots.rows[known[-1]]:
+            if known.size and 1 < rows < self.knot_rows[known[-1]]:
                 seconds = min(seconds, math.sqrt(seconds * expected_s))
-            knots.put(rows, seconds / self.measured_slowdown, self.initial_variance)
-        knots.age(mine, self.ageing_variance, self.timed_rows)
+            self.put(rows, seconds / self.slowdown, self.initial_variance)
+        self._age(mine)
 
     def _correct(self, n: int, rows: float, surprise: float) -> None:
         """Correct a knot and the slowdown after a pass over `rows` took exp(`surprise`) times as
         long as expected."""
-        knots, surprise = self.knots, min(surprise, math.log(self.max_rise))
-        before, drifted = float(knots.variance[n]), self.slowdown_variance + self.drift_variance
+        surprise = min(surprise, math.log(self.max_rise))
+        before, drifted = self.knot_variance[n], self.slowdown_variance + self.drift_variance
         noise = self.slow_pass_variance if surprise > 0 else self.fast_pass_variance
-        total = drifted + before + noise
-        own, common = before / total, drifted / total  # Kalman gains
-        at = float(knots.rows[n]) + own * (rows - float(knots.rows[n]))
-        height = self._compute_one_s(at) / self.measured_slowdown * math.exp(own * surprise)
-        knots.put(at, height, max(self.min_variance, before * (1 - own)))
+        own, common = np.array([before, drifted]) / (drifted + before + noise)  # Kalman gains
+        at = self.knot_rows[n] + own * (rows - self.knot_rows[n])
+        height = self.compute_one_s(at) / self.slowdown * math.exp(own * surprise)
+        self.put(at, height, max(self.min_variance, before * (1 - own)))
         self.measured_slowdown *= math.exp(common * surprise)
         self.slowdown_variance = drifted * (1 - common)
+
+    def _age(self, newest: int) -> None:
+        """Trust the inner knots but the `newest` less, and drop those that are not trusted, unless
+        they were timed."""
+        others = self.known[1:-1]
+        others = others[others != newest]
+        old = others[self.knot_variance[others] > self.max_variance]
+        self.knot_rows[old[self.knot_rows[old] > self.timed_rows]] = 0.0
+        bounded = np.minimum(self.knot_variance[others], self.max_variance)
+        self.knot_variance[others] = bounded + self.ageing_variance
 
     def _see_attention(self, rows: float, seconds: float, ratio: float) -> None:
         """Learn from a prompt pass of `rows` and `seconds` in a context of another length.
@@ -276,17 +258,14 @@ class PassCurve:
         Attention adds a time per row that is proportional to the context. `ratio` is the change of
         the context at the end of the prompt, divided by its average change while it was read.
         """
-        knots, known = self.knots, self.knots.known
-        expected_s = self._compute_one_s(rows)
-        row_s = ratio * (seconds - expected_s) / rows / self.measured_slowdown
-        least = min(1.0, seconds / expected_s)
-        for n in known.tolist():
-            before_s, its_rows = float(knots.seconds[n]), float(knots.rows[n])
-            knot_s = max(least * before_s, before_s + row_s * its_rows, MIN_S)
-            knots.put(its_rows, knot_s, max(float(knots.variance[n]), self.initial_variance))
+        expected_s = self.compute_one_s(rows)
+        row_s = ratio * (seconds - expected_s) / rows / self.slowdown
+        least_s = max(MIN_S, min(1.0, seconds / expected_s)) * self.knot_s
+        self.knot_s = np.maximum(least_s, self.knot_s + row_s * self.knot_rows)
+        self.knot_variance = np.maximum(self.knot_variance, self.initial_variance)
 
     def _see_contention(self, n_rows: int, wall_s: float) -> None:
-        compute_s = self._compute_one_s(n_rows)
+        compute_s = self.compute_one_s(n_rows)
         if compute_s <= 0:
             return
         found = max(0.0, wall_s / compute_s - 1)
@@ -309,27 +288,18 @@ class PassCurve:
 
     def state(self) -> dict[str, float]:
         """State for `restore`, by names of fields and octaves."""
-        numbers = {"contention": self.contention, "timed_rows": float(self.timed_rows)}
-        numbers |= self.experts.state()
-        for n in self.knots.known.tolist():
-            numbers[f"rows {n}"] = float(self.knots.rows[n])
-            numbers[f"seconds {n}"] = float(self.knots.seconds[n])
-            numbers[f"variance {n}"] = float(self.knots.variance[n])
-        return numbers
+        return state_of(self) | state_of(self.experts)
 
     def restore(self, numbers: Numbers) -> None:
         """Take the knots of an earlier run, rescaled by the passes of this one; invalid values are
         ignored."""
-        now, slowdown, self.knots = self.knots, self.slowdown, Knots()
+        rows, seconds = self.knot_rows[self.known], self.slowdown * self.knot_s[self.known]
+        recall(self, numbers)
+        recall(self.experts, numbers)
+        octaves = [octave(rows) for rows in self.knot_rows]
+        is_valid = (octaves == np.arange(N_OCTAVES)) & (self.knot_s > MIN_S)
+        self.knot_rows[~is_valid | (self.knot_rows < 1)] = 0.0
+        self.knot_variance = np.maximum(self.knot_variance, self.min_variance)
         self.measured_slowdown = 0.0
-        self.contention = within(numbers, "contention", 4.0, self.contention)
-        self.timed_rows = max(self.timed_rows, int(within(numbers, "timed_rows", MAX_ROWS)))
-        self.experts.restore(numbers)
-        for n in range(N_OCTAVES):
-            rows = within(numbers, f"rows {n}", MAX_ROWS)
-            seconds = within(numbers, f"seconds {n}", MAX_S)
-            variance = within(numbers, f"variance {n}", 1.0, self.initial_variance)
-            if rows >= 1 and seconds > MIN_S and octave(rows) == n:
-                self.knots.put(rows, seconds, max(variance, self.min_variance))
-        for n in now.known:
-            self._see_compute(float(now.rows[n]), slowdown * float(now.seconds[n]))
+        for its_rows, its_s in zip(rows.tolist(), seconds.tolist(), strict=True):
+            self._see_compute(its_rows, its_s)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.drafting.state_store import MAX_S, Numbers, within
+from edgespec.engine.drafting.state_store import MAX_S, Numbers, kept, recall, state_of
 from edgespec.engine.outcome import PathNode, RoundOutcome
 from edgespec.engine.planning.pass_curve import Floats, PassCurve
 from edgespec.values import PassReport
@@ -24,9 +24,6 @@ FADE = 0.95
 """Factor by which a round reduces the weight of earlier ones."""
 MAX_RECALLED = 6.0
 """Most rounds and guesses that the state of an earlier run counts for."""
-
-COSTS = ("seen_step_s", "seen_token_read_s", "seen_overhead_s", "seen_plain_overhead_s")
-COUNTS = ("tries", "hits", "right", "claimed")
 
 
 @dataclass(slots=True, eq=False)
@@ -42,27 +39,22 @@ class RoundCosts:
     latency_s: float = 0.0
     """Network latency in a pass of the target, which a draft step does not have."""
 
-    seen_step_s: float = 0.0
+    seen_step_s: float = kept(MAX_S)
     """Mean seconds of a draft step at slowdown 1; 0 before the first."""
-    seen_token_read_s: float = 0.0
+    seen_token_read_s: float = kept(MAX_S)
     """Mean seconds for the draft to read one token at slowdown 1; 0 before it read any."""
     prompt_token_s: float = 0.0
     """Seconds for the target to read one token of the prompt."""
-    seen_overhead_s: float = 0.0
+    seen_overhead_s: float = kept(MAX_S)
     """Mean seconds of a round with guesses besides steps and pass, at slowdown 1."""
-    seen_plain_overhead_s: float = 0.0
+    seen_plain_overhead_s: float = kept(MAX_S)
     """Mean seconds of a round without guesses besides its pass, at slowdown 1."""
     kept_s: float = 0.0
     """Drafting time that growth during a pass saves the next round."""
-    tries: float = 0.0
+    tries: float = kept(1e3)
     """Fading number of nodes on accepted paths that had guesses after them."""
-    hits: float = 0.0
+    hits: float = kept(1e3)
     """Those whose most probable guess was right."""
-    right: float = 0.0
-    """Those of which any guess was right."""
-    claimed: float = 0.0
-    """Expected `right`: the sum of the confidences of all guesses after these nodes."""
-
     # Costs
 
     def plain_s(self, n_texts: int = 1) -> float:
@@ -80,11 +72,8 @@ class RoundCosts:
         """Seconds of a draft step."""
         if self.seen_step_s:
             return self.curve.slowdown * self.seen_step_s
-        return self.draft_share * self._without_latency(float(self.curve.compute_s(np.ones(1))[0]))
-
-    def _without_latency(self, pass_s: float) -> float:
-        """Seconds of a pass without network latency, at least a tenth of it."""
-        return max(0.1 * pass_s, pass_s - self.latency_s)
+        one_s = self.curve.compute_one_s(1)
+        return self.draft_share * max(0.1 * one_s, one_s - self.latency_s)
 
     @property
     def overhead_s(self) -> float:
@@ -110,11 +99,6 @@ class RoundCosts:
     # Hit rates
 
     @property
-    def calibration(self) -> float:
-        """Ratio of right guesses to expected ones."""
-        return (self.right + 1) / (self.claimed + 1)
-
-    @property
     def hit_rate(self) -> float:
         """Probability that the first guess after an accepted node is right."""
         return (self.hits + 2 * self.usual_hit_rate) / (self.tries + 2)
@@ -126,19 +110,17 @@ class RoundCosts:
         rates = n_texts * (1 + accepted) / self.guessing_s(n_guesses, n_texts)
         return float(rates.max()) * self.plain_s(n_texts)
 
-    def fade(self) -> None:
+    def fade(self, share: float = FADE) -> None:
         """Give earlier guesses less weight; costs keep theirs."""
-        for name in COUNTS:
-            setattr(self, name, FADE * getattr(self, name))
+        self.tries, self.hits = share * self.tries, share * self.hits
 
     # What rounds teach
 
     def see_prompt(self, report: PassReport, n_context: int | None = None) -> None:
         """Learn from the target's reading of a prompt, at whose end the context has `n_context`
         tokens; None if passes serve several texts."""
-        passes = max(1, report.passes)
-        wall_s = passes * self._without_latency(report.wall_s / passes)
-        self.prompt_token_s = wall_s / max(1, report.n_tokens)
+        waited_s = min(0.9 * report.wall_s, report.passes * self.latency_s)
+        self.prompt_token_s = (report.wall_s - waited_s) / max(1, report.n_tokens)
         self.curve.see_prompt(report, n_context)
 
     def see_reading(self, n_tokens: int, seconds: float) -> None:
@@ -169,8 +151,6 @@ class RoundCosts:
             self.fade()
             self.tries += 1
             self.hits += node.was_first
-            self.right += node.was_right
-            self.claimed += node.claimed
 
     def _average(self, name: str, now_s: float, expected_s: float = 0.0) -> None:
         """Update the mean of a duration at slowdown 1.
@@ -191,15 +171,12 @@ class RoundCosts:
 
     def state(self) -> dict[str, float]:
         """State for `restore`, by names of fields."""
-        return self.curve.state() | {name: getattr(self, name) for name in (*COSTS, *COUNTS)}
+        return self.curve.state() | state_of(self)
 
     def restore(self, numbers: Numbers) -> None:
         """Take the state of an earlier run, whose guesses count for at most `MAX_RECALLED`; invalid
         numbers are ignored."""
         self.curve.restore(numbers)
-        for name in COSTS:
-            setattr(self, name, getattr(self, name) or within(numbers, name, MAX_S))
-        tries = within(numbers, "tries", 1e3)
-        kept = min(1.0, MAX_RECALLED / max(tries, 1e-9))
-        for name in COUNTS:
-            setattr(self, name, kept * within(numbers, name, tries))
+        recall(self, numbers)
+        self.hits = min(self.hits, self.tries)
+        self.fade(min(1.0, MAX_RECALLED / max(self.tries, 1e-9)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.state_store import Learnt, Numbers, StateStore, renewed
@@ -21,6 +22,8 @@ from edgespec.values import ModelInfo, PagingStats, PassReport
 
 CONFIDENCES = "confidences"
 """Name of the calibration of drafters in the stored state."""
+COSTS = "rounds@"
+"""Beginning of the names of stored costs."""
 MIN_DRAFT_SHARE = 0.05
 """Lower bound of a draft step's prior time relative to a pass, for the overhead of small drafts."""
 
@@ -41,10 +44,11 @@ class CostKey:
     """Network latency in a pass."""
 
     @classmethod
-    def of(cls, paging: PagingStats, threads: tuple[int, ...], rules: str = "") -> CostKey:
+    def of(cls, paging: PagingStats, *rest: Any) -> CostKey:
+        """The key of weights that are placed so, with the `rest` of its fields."""
         total_bytes = paging.pinned_bytes + paging.streamed_bytes
         tenths = round(10 * paging.streamed_bytes / total_bytes) if total_bytes else 0
-        return cls(tenths, tuple(n for n in threads if n), rules)
+        return cls(tenths, *rest)
 
     def with_reads(self, nbytes: int, seconds: float) -> CostKey:
         """The key after a pass that read `nbytes` in `seconds`."""
@@ -53,28 +57,31 @@ class CostKey:
         return replace(self, read_bytes_per_s=nbytes / seconds)
 
     @property
-    def share_name(self) -> str:
-        """The streamed share as text, the beginning of `name`."""
-        return f"{self.streamed_tenths} tenths streamed"
-
-    @property
     def is_known(self) -> bool:
         """True if the key is complete; with streamed weights, it needs a measured speed."""
         return self.read_bytes_per_s > 0 or not self.streamed_tenths
 
     @property
+    def share_name(self) -> str:
+        """The streamed share as text, the beginning of `name`."""
+        return f"{COSTS}{self.streamed_tenths} tenths streamed"
+
+    @property
     def name(self) -> str:
         """The key as text. Speed and latency are rounded to powers of two, as a disk's speed varies
         by 10 to 20 %."""
-        name = self.share_name
-        if self.threads:
-            name += f", {'+'.join(map(str, self.threads))} threads"
+        parts = [self.share_name]
+        if any(self.threads):
+            parts.append("+".join(str(n) for n in self.threads if n) + " threads")
         if self.streamed_tenths:
-            speed = max(self.read_bytes_per_s / 1e6, 1.0)
-            name += f", {1 << round(math.log2(speed))} MB/s"
+            parts.append(f"{_power_of_two(self.read_bytes_per_s / 1e6)} MB/s")
         if self.latency_s:
-            name += f", {1 << round(math.log2(max(1e3 * self.latency_s, 1.0)))} ms away"
-        return f"{name}, {self.rules}" if self.rules else name
+            parts.append(f"{_power_of_two(1e3 * self.latency_s)} ms away")
+        return ", ".join([*parts, self.rules] if self.rules else parts)
+
+
+def _power_of_two(number: float) -> int:
+    return 1 << round(math.log2(max(number, 1.0)))
 
 
 class StoredPlanner(RoundPlanner):
@@ -92,10 +99,13 @@ class StoredPlanner(RoundPlanner):
         state_store: StateStore | None,
     ) -> None:
         info, is_resident = target.info, not target.paging().segments
-        share = 0.0 if draft is None else draft_share(info, draft.info.size_bytes)
-        curve = PassCurve(ExpertStalls(info.used_share))
+        draft_info = draft.info if draft is not None else None
         super().__init__(
-            costs=RoundCosts(curve, draft_share=share, latency_s=info.latency_s),
+            costs=RoundCosts(
+                PassCurve(ExpertStalls(info.used_share)),
+                draft_share=draft_share(info, draft_info.size_bytes) if draft_info else 0.0,
+                latency_s=info.latency_s,
+            ),
             stop_rule=settings.new_stop_rule(),
             may_step_aside=settings.step_aside,
             may_overlap=settings.may_overlap,
@@ -105,9 +115,8 @@ class StoredPlanner(RoundPlanner):
         )
         self._grower = grower
         self._state_store = state_store
-        threads = (info.n_threads, draft.info.n_threads if draft is not None else 0)
-        self._key = CostKey.of(target.paging(), threads, settings.unusual)
-        self._key = replace(self._key, latency_s=info.latency_s)
+        threads = (info.n_threads, draft_info.n_threads if draft_info else 0)
+        self._key = CostKey.of(target.paging(), threads, settings.unusual, 0.0, info.latency_s)
         self._recalled: Learnt = {}
         self._recalled_name = ""
         self._has_seen_rounds = False
@@ -139,36 +148,28 @@ class StoredPlanner(RoundPlanner):
             self.keep()
             self._key = replace(self._key, streamed_tenths=tenths)
             if self._key.is_known:
-                self.restore(self._recalled.get(self._name_of_costs, {}))
+                self.restore(self._recalled.get(self._key.name, {}))
 
     def keep(self) -> None:
         """Store the learnt state for the next run."""
         if self._state_store is None or self._grower is None:
             return
-        learnt = renewed(self._recalled, {CONFIDENCES: self._grower.mixer.state_dict()})
+        learnt = {CONFIDENCES: self._grower.mixer.state_dict()}
         if self._key.is_known:
-            learnt = renewed(learnt, {self._name_of_costs: self.state()})
-        self._state_store.keep(learnt)
+            learnt[self._key.name] = self.state()
+        self._state_store.keep(renewed(self._recalled, learnt))
 
     def _recall_costs(self) -> None:
         """Load the costs that an earlier run stored under the current key."""
-        name = self._name_of_costs
+        name = self._key.name
         if self._key.is_known and not self._has_seen_rounds and name != self._recalled_name:
             self._recalled_name = name
             self.restore(self._recalled.get(name, {}))
 
-    @property
-    def _name_of_costs(self) -> str:
-        return f"{_COSTS}{self._key.name}"
-
-
-_COSTS = "rounds@"
-"""Prefix of the names of stored costs."""
-
 
 def latest_costs(learnt: Learnt, key: CostKey | None = None) -> Numbers | None:
     """The latest stored costs, of runs that streamed the share of `key`; None: of any."""
-    prefix = _COSTS if key is None else f"{_COSTS}{key.share_name}"
+    prefix = COSTS if key is None else key.share_name
     return next((learnt[name] for name in reversed([*learnt]) if name.startswith(prefix)), None)
 
 
