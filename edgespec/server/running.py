@@ -15,12 +15,11 @@ from edgespec.server.access_log import AccessLog, NoLog
 from edgespec.server.answering import Shared
 from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
-from edgespec.server.connections import ClientLimits
+from edgespec.server.connections import ClientLimits, HttpServer
 from edgespec.server.failures import Failures
 from edgespec.server.front import Front
 from edgespec.server.guarding import Guard
 from edgespec.server.hosting import HostedModel, ModelHost, Served
-from edgespec.server.listening import HttpServer
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import NO_LIMITS, AnswerLimits, ServedText, ServedVectors
 from edgespec.session.embedder import Embedder
