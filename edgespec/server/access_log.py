@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +26,11 @@ class AnsweredRequest:
     """Tokens written; None if no model was asked."""
 
 
-class AccessLog(Protocol):
-    """Protocol of a log; any thread may call it."""
+class AccessLog:
+    """A log that keeps nothing, for others to override; any thread may call it."""
 
     def request(self, answered: AnsweredRequest) -> None:
         """Record a request at its end."""
 
     def failure(self, request_id: str, traceback: str) -> None:
         """Record the traceback of a request that is answered with status 500."""
-
-
-class NoLog:
-    """A log that keeps nothing."""
-
-    def request(self, answered: AnsweredRequest) -> None:
-        pass
-
-    def failure(self, request_id: str, traceback: str) -> None:
-        pass

@@ -1,15 +1,21 @@
-"""Limits the number of connections and the time that the server waits for clients.
+"""An HTTP server on sockets that others have opened, with limits for its clients.
 
-Knows uvicorn's protocol class, and nothing of requests and responses.
+Limits the number of connections and the time that the server waits. Knows uvicorn, and nothing of
+requests and responses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 READ_BYTES = 32 << 10
@@ -31,6 +37,31 @@ class ClientLimits:
     connections: int = 32
     """Most connections in addition to one for each running or waiting request. Requests on the
     second half of them are answered with 503, and further connections are closed."""
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers and logs, which the command line has."""
+
+    def __init__(
+        self, app: ASGIApp, limits: ClientLimits, max_requests: int, shutdown_s: float
+    ) -> None:
+        """`max_requests` run or wait at once; at the end, they have `shutdown_s` seconds."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=math.ceil(shutdown_s),
+                **limited(limits, max_requests),
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def limited(limits: ClientLimits, max_requests: int) -> dict[str, Any]:

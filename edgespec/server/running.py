@@ -11,16 +11,15 @@ from typing import Any
 from edgespec.completions.protocols.stored_responses import StoredResponses
 from edgespec.memory import request_memory
 from edgespec.ports import Progress
-from edgespec.server.access_log import AccessLog, NoLog
+from edgespec.server.access_log import AccessLog
 from edgespec.server.answering import Shared
 from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
-from edgespec.server.connections import ClientLimits
+from edgespec.server.connections import ClientLimits, HttpServer
 from edgespec.server.failures import Failures
 from edgespec.server.front import Front
 from edgespec.server.guarding import Guard
 from edgespec.server.hosting import HostedModel, ModelHost, Served
-from edgespec.server.listening import HttpServer
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import NO_LIMITS, AnswerLimits, ServedText, ServedVectors
 from edgespec.session.embedder import Embedder
@@ -107,7 +106,7 @@ class Server:
             if any(one.embeds for one in models):
                 body_bytes = max(body_bytes, request_memory.EMBEDDING_BODY_BYTES)
         bodies = RequestBodies(body_bytes, request_memory.max_held_bytes(body_bytes), limits.body_s)
-        log = log or NoLog()
+        log = log or AccessLog()
         shared = Shared(
             self._host, bodies, self._queue, self._figures, Failures(log), answer_limits.max_s
         )

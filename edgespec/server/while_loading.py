@@ -12,10 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.completions.refusals import overloaded
 from edgespec.server.access_log import AccessLog
-from edgespec.server.connections import ClientLimits
+from edgespec.server.connections import ClientLimits, HttpServer
 from edgespec.server.front import Front
 from edgespec.server.guarding import Guard
-from edgespec.server.listening import HttpServer
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from commands_here import Done, run_here
 from edgespec.cli import entry
-from edgespec.cli.commands.models.making_report import room_line
+from edgespec.cli.commands.models.making import room_line
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.pinning import SegmentSize
 from edgespec.models.embedded import embedded_pair

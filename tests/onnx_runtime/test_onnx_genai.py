@@ -60,7 +60,10 @@ class TestGenaiFourBitsKeepTheContract(PortContract):
         return lambda: open_resident(QWEN)
 
 
+@pytest.mark.slow
 class TestPagedGenaiFourBitsKeepTheContract(PortContract):
+    """Fast tests hold its halves: paged matrices of four bits, and other paged models of genai."""
+
     atol = ROUNDING[QWEN]
 
     @pytest.fixture

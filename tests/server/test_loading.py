@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from edgespec.server.access_log import NoLog
+from edgespec.server.access_log import AccessLog
 from edgespec.server.connections import ClientLimits
 from edgespec.server.guarding import Guard
 from edgespec.server.while_loading import answered_while_loading
@@ -21,7 +21,7 @@ def listening() -> Iterator[tuple[socket.socket, str]]:
 
 def loading(listener: socket.socket, guard: Guard | None = None):
     return answered_while_loading(
-        listener, guard or Guard("127.0.0.1"), NoLog(), ClientLimits(connections=4)
+        listener, guard or Guard("127.0.0.1"), AccessLog(), ClientLimits(connections=4)
     )
 
 

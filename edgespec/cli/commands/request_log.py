@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.cli.console import Console
-
-if TYPE_CHECKING:
-    from edgespec.server.access_log import AnsweredRequest
+from edgespec.server.access_log import AccessLog, AnsweredRequest
 
 
-class RequestLog:
-    """Writes requests and failures to a console; implements `AccessLog`."""
+class RequestLog(AccessLog):
+    """Writes requests and failures to a console."""
 
     def __init__(self, console: Console, is_json: bool = False, quiet: bool = False) -> None:
         """With `quiet`, only failures are written."""
@@ -25,16 +24,7 @@ class RequestLog:
         if self._quiet:
             return
         if self._is_json:
-            self._write(
-                id=answered.id,
-                client=answered.client,
-                method=answered.method,
-                route=answered.route,
-                status=answered.status,
-                prompt_tokens=answered.prompt_tokens,
-                completion_tokens=answered.completion_tokens,
-                seconds=round(answered.seconds, 6),
-            )
+            self._write(**asdict(answered) | {"seconds": round(answered.seconds, 6)})
             return
         tokens = ""
         if answered.prompt_tokens is not None:

@@ -16,11 +16,11 @@ from edgespec import extras
 from edgespec.cli.commands.request_log import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, groups
-from edgespec.cli.flags.checked_values import number, read_text, whole
+from edgespec.cli.flags.checked_values import number, text_or_file, whole
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.cli.model_list import PARALLEL, ModelList, is_one
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.memory import process
 from edgespec.settings.config import GenerateSettings, LoadSettings, Sampling
 from edgespec.settings.units import format_size, parse_size
@@ -315,12 +315,10 @@ def _guard(args: argparse.Namespace) -> Guard:
 
 
 def _key(args: argparse.Namespace) -> str | None:
-    if "api_key" in args and "api_key_file" in args:
-        raise UsageError("give either --api-key or --api-key-file, not both")
-    if "api_key_file" in args:
-        return read_text("--api-key-file", Path(args.api_key_file), MAX_KEY_BYTES).strip()
-    key: str | None = getattr(args, "api_key", os.environ.get(KEY_VARIABLE) or None)
-    return key
+    key = text_or_file(args, "api_key", MAX_KEY_BYTES)
+    if key is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    return key.strip() if "api_key_file" in args else key
 
 
 @contextmanager

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import read_text
-from edgespec.errors import UsageError
+from edgespec.cli.flags.checked_values import text_or_file
 
 MAX_BYTES = 4 << 20
 
@@ -28,9 +26,4 @@ def template_from(args: argparse.Namespace) -> str | None:
     from edgespec.chat import prompts  # with numpy, which flags do without
 
     prompts.check_installed()
-    if "chat_template" in args and "chat_template_file" in args:
-        raise UsageError("give either --chat-template or --chat-template-file, not both")
-    if "chat_template_file" not in args:
-        template: str | None = getattr(args, "chat_template", None)
-        return template
-    return read_text("--chat-template-file", Path(args.chat_template_file), MAX_BYTES)
+    return text_or_file(args, "chat_template", MAX_BYTES)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
+from edgespec.settings.base import spell
 
 
 def whole(flag: str, value: str | int, least: int = 0, most: float = math.inf) -> int:
@@ -37,6 +39,18 @@ def read_text(flag: str, path: Path, max_bytes: int) -> str:
         raise UsageError(f"{flag} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{flag} {path}: not UTF-8 at byte {error.start}") from error
+
+
+def text_or_file(args: argparse.Namespace, name: str, max_bytes: int) -> str | None:
+    """The value of the flag `name`, or the text of the file that its twin with `-file` names; None
+    without either. Raises UsageError."""
+    flag, file = spell(name), spell(f"{name}_file")
+    if f"{name}_file" not in args:
+        value: str | None = getattr(args, name, None)
+        return value
+    if name in args:
+        raise UsageError(f"give either {flag} or {file}, not both")
+    return read_text(file, Path(getattr(args, f"{name}_file")), max_bytes)
 
 
 def check_output(path: Path) -> None:

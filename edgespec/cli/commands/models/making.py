@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edgespec.cli.commands.models import checking, making_report
+from edgespec.cli.commands.models import checking, describing
 from edgespec.cli.commands.models.checking import Prompts
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
@@ -15,7 +16,15 @@ from edgespec.cli.invocation import read_prompts
 from edgespec.errors import UsageError
 from edgespec.models import catalogue, embedded
 from edgespec.settings.config import LoadSettings
-from edgespec.settings.units import parse_size
+from edgespec.settings.units import format_size, parse_size
+from edgespec.tables import Column, Table
+
+if TYPE_CHECKING:
+    from edgespec.models.draft_training import AdaptationResult
+    from edgespec.models.pair_fit import PairFit
+    from edgespec.models.self_draft import DraftMemory, SelfDraft
+    from edgespec.session.own_draft import OwnDraft
+    from edgespec.values import EnlargeReport
 
 _ENLARGE = """\
 Write a model of about the given size that computes what SOURCE computes: the honest way to try
@@ -94,8 +103,7 @@ def run_enlarge(args: argparse.Namespace, console: Console) -> None:
     kind = getattr(args, "type", None)
     with enlarging.quantised(source, kind, out.parent, console.progress) as model:
         written = enlarging.enlarge(model, out, size_bytes, console.progress, "force" in args)
-    console.end_of_progress()
-    console.note(making_report.enlarged_line(written))
+    console.note(enlarged_line(written))
     if "json" in args:
         console.json(asdict(written) | {"path": str(out)})
 
@@ -145,7 +153,7 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     best, compared = self_draft.make(target, out, job, console.progress)
     console.end_of_progress()
     if "json" not in args:
-        console.write("\n".join(making_report.drafts_table(compared, out)))
+        console.write("\n".join(drafts_table(compared, out)))
     measured = checking.measured(args, target, out, job.prompts, console)
     room = self_draft.draft_memory(alone, measured.plan)
     made = {
@@ -156,7 +164,7 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     console.result(
         args,
         measured.report(out) | made,
-        [making_report.room_line(room), *measured.table()],
+        [room_line(room), *measured.table()],
     )
 
 
@@ -202,7 +210,7 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
         after = checking.measured(args, data.target, new, prompts, console)
         _place(new, out)
     report = {"before": before.report(draft), "after": after.report(out)}
-    learnt = making_report.adapted_lines(adapted, before.fit, after.fit, out)
+    learnt = adapted_lines(adapted, before.fit, after.fit, out)
     console.result(
         args,
         report | {"path": str(out), "trained": asdict(adapted)},
@@ -222,7 +230,7 @@ def _make_copy(
     made = own_draft.make(settings.model, out, settings, show, prompts, n_tokens)
     console.end_of_progress()
     report = asdict(made) | {"path": str(out)}
-    console.result(args, report, making_report.own_draft_lines(made, settings.model, out))
+    console.result(args, report, own_draft_lines(made, settings.model, out))
 
 
 def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
@@ -241,3 +249,61 @@ def _place(new: Path, out: Path) -> None:
         raise UsageError(f"{out} exists by now and is not overwritten: start again") from error
     except OSError:  # a file system without hard links
         new.rename(out)
+
+
+def enlarged_line(written: EnlargeReport) -> str:
+    return (
+        f"{written.path}: {format_size(written.size_bytes)}, {written.layers} layers, "
+        f"{describing.rounded(written.parameters)} parameters"
+    )
+
+
+def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
+    """Table of the candidate drafts, the best and written one first."""
+    columns: list[Column[SelfDraft]] = [
+        Column("type", "type", lambda draft: draft.type, is_left=True),
+        Column("layers", "layers", lambda draft: len(draft.layers)),
+        Column("size_bytes", "size", lambda draft: format_size(draft.size_bytes)),
+        Column("agreement", "top-1 agreement", lambda draft: f"{draft.agreement:.1%}"),
+    ]
+    best = compared[0]
+    kept = ", ".join(map(str, best.layers))
+    written = f"{out}: {best.type}, the target's layers {kept}"
+    return [*Table(columns, compared).lines(), written, ""]
+
+
+def own_draft_lines(made: OwnDraft, target: Path, out: Path) -> list[str]:
+    """Lines about a draft made from its target, with what was measured."""
+    return [
+        f"{out}: {target.name} in {made.kind}, {format_size(made.size_bytes)}",
+        f"{made.tokens_per_pass:.2f} tokens per pass, {made.tokens_per_s:.2f} tokens/s under "
+        f"{format_size(made.budget_bytes)}; {made.alone_tokens_per_s:.2f} without a draft",
+        f"{made.missing_share:.1%} of the texts' tokens are not among those that it can guess",
+    ]
+
+
+def room_line(room: DraftMemory) -> str:
+    """One line about the memory for a draft beside the target."""
+    return (
+        f"Of the budget of {format_size(room.budget_bytes)} the draft takes "
+        f"{format_size(room.draft_bytes)}, weights, KV and buffers; the target leaves room for "
+        f"{format_size(room.max_bytes)}. A pass reads {format_size(room.read_bytes)}, without "
+        f"the draft {format_size(room.read_alone_bytes)}.\n"
+    )
+
+
+def adapted_lines(
+    adapted: AdaptationResult, before: PairFit, after: PairFit, out: Path
+) -> list[str]:
+    """Lines about the training of an adapted draft, and its effect."""
+    old, new = before.largest_tree.tokens_per_pass, after.largest_tree.tokens_per_pass
+    lines = [
+        f"Learnt {adapted.n_tokens:,} tokens of {adapted.n_texts} answers, in "
+        f"{adapted.n_corrections:,} places the target's distribution.",
+        f"Tokens per pass with {after.largest_tree.drafted_nodes} guesses of the draft: {old:.2f} "
+        f"before, {new:.2f} after ({100 * (new / old - 1):+.0f} %).",
+        f"{out}: use it with -md {out}",
+    ]
+    if new <= old:
+        lines[-1] = f"{out} guesses these texts no better: more or other texts may help."
+    return lines
