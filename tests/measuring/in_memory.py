@@ -74,7 +74,11 @@ def measure(options: argparse.Namespace) -> None:
                 first, last = (text["tokens"] / text["s"] for text in (texts[0], texts[-1]))
                 per_pass = sum(t["tokens"] for t in texts) / sum(t["passes"] for t in texts)
                 cells = [kind, f"{temperature:g}", name, f"{first:.1f}", f"{last:.1f}"]
-                cells += [f"{rate:.1f}", f"{rate / rates[options.contenders[0]][-1]:.2f}", f"{per_pass:.2f}"]
+                cells += [
+                    f"{rate:.1f}",
+                    f"{rate / rates[options.contenders[0]][-1]:.2f}",
+                    f"{per_pass:.2f}",
+                ]
                 print(f"| {' | '.join(cells)} |", flush=True)
     print()
     for name in options.contenders:
