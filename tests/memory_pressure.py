@@ -1,9 +1,10 @@
-"""A session and a process that takes more and more memory, in one control group with a limit.
+"""A session or a server, and a process that takes more and more memory, in one control group with
+a limit.
 
     python tests/memory_pressure.py MODEL [--limit 400MiB] [--budget auto:120MiB-300MiB] [-n 96]
 
-Needs control groups that may be made, usually as root. `under_pressure` is behind a slow test and
-the figures of docs/measurements/0106.md.
+Needs control groups that may be made, usually as root. `under_pressure` and
+`server_under_pressure` are behind slow tests and the figures of docs/measurements/0106.md.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
+from edgespec.memory import cgroups
+from edgespec.memory.following import INTERVAL_S
 from edgespec.memory.process import margin_bytes
 from edgespec.settings.units import parse_size
 
@@ -53,7 +60,7 @@ while len(taken) * step < total:
 print("full", flush=True)
 sys.stdin.read()
 """
-HOG_STEP_BYTES, HOG_PAUSE_S = 4 * MIB, 0.5
+HOG_STEP_BYTES, HOG_PAUSE_S = 4 * MIB, 0.25
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class PressedRun:
     hog_bytes: int
     smallest_bytes: int
     is_same: bool
-    """True if the text is that of the same session without pressure."""
+    """True if each text is that of the same session or server without pressure."""
     n_killed: int
 
 
@@ -102,14 +109,13 @@ def under_pressure(
     """Write a text while the hog takes all but what the session's smallest budget needs."""
     with control_group(limit_bytes) as group:
         arguments = [str(model), budget, str(n_tokens), str(pause_s)]
-        session = _started(group, SESSION, *arguments)
+        session = _started(group, "-c", SESSION, *arguments)
         hog = None
         try:
             assert session.stdout is not None
             smallest = json.loads(session.stdout.readline())["smallest"]
-            room = smallest + margin_bytes(limit_bytes) + 8 * MIB
-            hog_bytes = max(0, limit_bytes - room)
-            hog = _started(group, HOG, str(hog_bytes), str(HOG_STEP_BYTES), str(HOG_PAUSE_S))
+            hog_bytes = _hog_bytes(limit_bytes, smallest)
+            hog = _started_hog(group, hog_bytes)
             *lines, last = [json.loads(line) for line in session.stdout]
             session.wait()
             killed = n_killed(group)
@@ -122,13 +128,80 @@ def under_pressure(
         return PressedRun(budgets, resident, hog_bytes, smallest, last["same"], killed)
 
 
-def _started(group: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
+def server_under_pressure(model: Path, limit_bytes: int, budget: str, n_tokens: int) -> PressedRun:
+    """Let a server write one text again and again while the hog takes the memory; budgets and
+    resident bytes are those after each text."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["-m", str(model), "--memory-budget", budget, "-c", "128", "-t", "1"]
+    words += ["--port", str(port), "--quiet", "--no-tuned"]
+    with (
+        control_group(limit_bytes) as group,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        server, hog = _started(group, "-m", "edgespec", "serve", *words), None
+        budgets, resident, texts = [], [], []
+
+        def write() -> None:
+            request = {"prompt": "def fibonacci(n):", "max_tokens": n_tokens}
+            request |= {"temperature": 0.8, "seed": 7}
+            answer = client.post("/v1/completions", json=request).raise_for_status()
+            texts.append(answer.json()["choices"][0]["text"])
+            budgets.append(client.get("/v1/budget").json()["budget_bytes"])
+            resident.append(cgroups.table(Path(f"/proc/{server.pid}/status"))["VmRSS"])
+
+        try:
+            _wait_for(client, server)
+            write()
+            smallest = client.get("/v1/budget").json()["smallest_bytes"]
+            hog_bytes = _hog_bytes(limit_bytes, smallest)
+            hog = _started_hog(group, hog_bytes)
+            done = threading.Thread(target=_read_line, args=(hog,))
+            done.start()
+            while done.is_alive():
+                write()
+            time.sleep(2 * INTERVAL_S)
+            write()
+            killed = n_killed(group)
+        finally:
+            for process in (server, hog):
+                if process is not None:
+                    process.kill()
+                    process.communicate()
+        is_same = len(set(texts)) == 1
+        return PressedRun(budgets, resident, hog_bytes, smallest, is_same, killed)
+
+
+def _wait_for(client: httpx.Client, server: subprocess.Popen[str]) -> None:
+    while server.poll() is None:
+        with suppress(httpx.HTTPError):
+            if client.get("/health").status_code == 200:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"the server ended with {server.returncode}")
+
+
+def _hog_bytes(limit_bytes: int, smallest_bytes: int) -> int:
+    """All of a group's memory but what the smallest budget needs."""
+    return max(0, limit_bytes - smallest_bytes - margin_bytes(limit_bytes) - 8 * MIB)
+
+
+def _started_hog(group: Path, nbytes: int) -> subprocess.Popen[str]:
+    return _started(group, "-c", HOG, str(nbytes), str(HOG_STEP_BYTES), str(HOG_PAUSE_S))
+
+
+def _read_line(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    process.stdout.readline()
+
+
+def _started(group: Path, *arguments: str) -> subprocess.Popen[str]:
     """A Python process that is in the group from its first page on."""
     shell = shutil.which("sh")
     assert shell is not None
     enter = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
     return subprocess.Popen(
-        [shell, "-c", enter, str(group), sys.executable, "-c", program, *arguments],
+        [shell, "-c", enter, str(group), sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgespec.memory import cgroups
+from edgespec.memory.cgroups import UNLIMITED
 from edgespec.memory.following import (
     CALM_S,
     PRESSED_STEP,
@@ -79,3 +82,49 @@ def test_the_kernels_file_tells_the_seconds_of_stalls(tmp_path: Path) -> None:
     path.write_text(STALL)
     assert stalled_s(path) == pytest.approx(44.4, abs=0.1)
     assert stalled_s(tmp_path / "none") == 0.0
+
+
+class UnifiedGroup:
+    """A control group of version 2 below a fake root, of a machine with memory in plenty."""
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        self.root, self._folder = root, root / "sys/fs/cgroup/app"
+        self._folder.mkdir(parents=True)
+        (root / "proc/self").mkdir(parents=True)
+        (root / "proc/pressure").mkdir()
+        (root / "proc/meminfo").write_text(
+            f"MemTotal: {64 << 20} kB\nMemAvailable: {60 << 20} kB\n"
+        )
+        (root / "proc/pressure/memory").write_text("some avg10=0.00 total=0\n")
+        (root / "proc/self/status").write_text(f"VmRSS: {GIB >> 10} kB\n")
+        (root / "proc/self/cgroup").write_text("0::/app\n")
+        mount = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+        (root / "proc/self/mountinfo").write_text(mount)
+        (self._folder / "memory.max").write_text(str(limit_bytes))
+
+    def read(self, at_s: float, used: int, stalled_us: int = 0, at_limit: int = 0) -> MemoryReading:
+        """What is read when the group's processes use `used` bytes."""
+        (self._folder / "memory.current").write_text(str(used))
+        (self._folder / "memory.stat").write_text("active_file 0\ninactive_file 0\n")
+        (self._folder / "memory.events").write_text(f"low 0\nhigh 0\nmax {at_limit}\noom 0\n")
+        (self._folder / "memory.pressure").write_text(f"some avg10=0.00 total={stalled_us}\n")
+        return replace(MemoryReading.now(self.root), at_s=at_s)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
+def test_a_group_of_version_2_is_followed(tmp_path: Path) -> None:
+    group = UnifiedGroup(tmp_path, 4 * GIB)
+    assert [found.limit_bytes() for found in cgroups.memory_groups(tmp_path)] == [
+        4 * GIB,
+        UNLIMITED,
+    ]
+    free = group.read(0.0, 2 * GIB)
+    taken = group.read(1.0, 3 * GIB)
+    stalled = group.read(2.0, 3 * GIB, stalled_us=200_000)
+    full = group.read(3.0, 4 * GIB - GIB // 16, stalled_us=200_000, at_limit=1)
+    assert taken.free_budget_bytes == free.free_budget_bytes - GIB
+    assert (stalled.group_stalled_s, full.limit_events) == (0.2, 1)
+    assert (free.is_short, full.is_short) == (False, True)
+    budgets = followed(free, taken, stalled, full, budget=3 * GIB, floor=0)
+    assert budgets == [free.free_budget_bytes, taken.free_budget_bytes, *budgets[2:]]
+    assert budgets[2] == int((1 - PRESSED_STEP) * budgets[1]) > budgets[3]
