@@ -396,6 +396,13 @@ def test_a_reading_that_other_work_held_up_is_charged_in_part() -> None:
     assert quick.credit.lost == pytest.approx(0.05 / 0.04)
 
 
+def test_a_draft_that_is_right_more_often_than_it_says_is_believed_more() -> None:
+    modest = with_costs(planner(), hits=27.0, right=27.0, tries=30.0, claimed=15.0)
+    likely, plan = line(*[0.55] * 7), unlimited(modest)
+    assert modest.best(plan, likely).n_rows == 8
+    assert planner(0.55).best(plan, likely).n_rows < 8
+
+
 def test_what_grows_beside_a_pass_saves_half_of_it_at_most() -> None:
     """A step that other work made slow made rounds shorter than nothing."""
     value = with_costs(planner(0.8, curve(*RESIDENT, read_s=0.5)), kept_s=9.0)

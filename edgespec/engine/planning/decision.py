@@ -209,7 +209,10 @@ class RoundPlanner:
         n_grown = horizons[-1] * so_far.n_ends if horizons else 0
         order, rows = self._rows(tree, n_grown)
         ranked = tree.cumulative[order]
-        expected = np.cumsum(ranked) - 1.0
+        # an error of the confidences is compounded at every depth
+        corrections = known.calibration ** tree.depth[: len(tree)]
+        calibrated = np.minimum(1.0, tree.cumulative[: len(tree)] * corrections)
+        expected = np.cumsum(calibrated[order]) - 1.0
         n_nodes = len(order)
         n_others = self.n_texts - 1
         n_other_rows = n_others + self.n_prompt_rows
@@ -246,7 +249,7 @@ class RoundPlanner:
             ends = [open_nodes[n] for n in best_first[: so_far.n_ends]]
             rank = int((ranked >= tree.cumulative[ends[0]]).sum())
             stands = np.cumsum(known.hit_rate ** np.arange(1, horizons[-1] + 1))
-            line = float(tree.cumulative[ends].sum()) * stands
+            line = float(calibrated[ends].sum()) * stands
             for n_steps in horizons:
                 n_rows = n_steps * len(ends)
                 end = most - n_rows
@@ -332,9 +335,11 @@ class RoundPlanner:
         else:
             if outcome.reading_s:
                 self.see_reading(outcome.reading_s)
+            before = known.calibration
             known.see_nodes(outcome.path_nodes)
             # half of what came, which chance moves, and half of what was to be expected
-            tokens = (outcome.n_tokens + outcome.n_texts + outcome.expected) / 2
+            expected = known.calibration / before * outcome.expected
+            tokens = (outcome.n_tokens + outcome.n_texts + expected) / 2
             cost = self._cost(outcome)
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens

@@ -25,6 +25,8 @@ FADE = 0.95
 MAX_RECALLED = 6.0
 """Most rounds and guesses that the state of an earlier run counts for."""
 
+COUNTS = ("tries", "hits", "right", "claimed")
+
 
 @dataclass(slots=True, eq=False)
 class RoundCosts:
@@ -55,6 +57,11 @@ class RoundCosts:
     """Fading number of nodes on accepted paths that had guesses after them."""
     hits: float = kept(1e3)
     """Those whose most probable guess was right."""
+    right: float = kept(1e3)
+    """Those of which any guess was right."""
+    claimed: float = kept(1e3)
+    """Expected `right`: the sum of the confidences of all guesses after these nodes."""
+
     # Costs
 
     def plain_s(self, n_texts: int = 1) -> float:
@@ -99,6 +106,11 @@ class RoundCosts:
     # Hit rates
 
     @property
+    def calibration(self) -> float:
+        """Ratio of right guesses to expected ones."""
+        return (self.right + 1) / (self.claimed + 1)
+
+    @property
     def hit_rate(self) -> float:
         """Probability that the first guess after an accepted node is right."""
         return (self.hits + 2 * self.usual_hit_rate) / (self.tries + 2)
@@ -112,7 +124,8 @@ class RoundCosts:
 
     def fade(self, share: float = FADE) -> None:
         """Give earlier guesses less weight; costs keep theirs."""
-        self.tries, self.hits = share * self.tries, share * self.hits
+        for name in COUNTS:
+            setattr(self, name, share * getattr(self, name))
 
     # What rounds teach
 
@@ -151,6 +164,8 @@ class RoundCosts:
             self.fade()
             self.tries += 1
             self.hits += node.was_first
+            self.right += node.was_right
+            self.claimed += node.claimed
 
     def _average(self, name: str, now_s: float, expected_s: float = 0.0) -> None:
         """Update the mean of a duration at slowdown 1.
@@ -178,5 +193,6 @@ class RoundCosts:
         numbers are ignored."""
         self.curve.restore(numbers)
         recall(self, numbers)
-        self.hits = min(self.hits, self.tries)
+        for name in COUNTS:
+            setattr(self, name, min(getattr(self, name), self.tries))
         self.fade(min(1.0, MAX_RECALLED / max(self.tries, 1e-9)))
