@@ -103,7 +103,7 @@ class UnifiedGroup:
         (self._folder / "memory.max").write_text(str(limit_bytes))
 
     def read(self, at_s: float, used: int, stalled_us: int = 0, at_limit: int = 0) -> MemoryReading:
-        """What is read when the group's processes use `used` bytes."""
+        """The reading when the group's processes use `used` bytes."""
         (self._folder / "memory.current").write_text(str(used))
         (self._folder / "memory.stat").write_text("active_file 0\ninactive_file 0\n")
         (self._folder / "memory.events").write_text(f"low 0\nhigh 0\nmax {at_limit}\noom 0\n")
