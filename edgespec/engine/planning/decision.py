@@ -127,24 +127,26 @@ class RoundPlanner:
     def choose(self) -> RoundPlan:
         """Decide whether the next round guesses.
 
-        It does if the price of one row is reliable, guesses do not pause, the best line of them
-        would pay if it were right as often as usual, what the draft has to read first takes less
-        time than guesses will save, and the text can afford at least one guess.
+        It does if the price of one row is reliable, guesses do not pause, the text can afford at
+        least one of them, the best line would pay if it were right as often as usual, and what the
+        draft has to read first takes less time than guesses will save.
         """
         if not self.may_step_aside:
             return RoundPlan(True)
-        known, credit, n_texts = self.costs, self.credit, self.n_texts
+        known, credit, n_texts, none = self.costs, self.credit, self.n_texts, RoundPlan(False, 0.0)
         if credit.pause_left or not known.is_sure:
-            return RoundPlan(False, 0.0)
+            return none
+        reading_s = known.reading_s(credit.unread)
+        risk_s = self.risk_s - reading_s
+        pass_s, with_guess_s = known.curve.seconds(np.array([n_texts, n_texts + 1])).tolist()
+        one_guess_s = known.step_s + known.overhead_s + with_guess_s - pass_s
+        if risk_s < one_guess_s:
+            return none
         promise = known.promise(n_texts, max(1, min(MAX_LINE, self.max_rows // n_texts - 1)))
         gain = 1 - 1 / credit.speedup if credit.pays else (1 - 1 / promise) / 2
         saved_s = gain * credit.expected_tokens(n_texts) * known.plain_s(n_texts)
-        reading_s = known.reading_s(credit.unread)
-        row_s = known.curve.second(n_texts + 1) - known.curve.second(n_texts)
-        one_guess_s = known.step_s + known.overhead_s + row_s
-        risk_s = self.risk_s - reading_s
-        if promise <= 1 or reading_s > saved_s or risk_s < one_guess_s:
-            return RoundPlan(False, 0.0)
+        if promise <= 1 or reading_s > saved_s:
+            return none
         share = PAYING_SHARE if credit.pays else TRIAL_SHARE
         return RoundPlan(True, max(share * risk_s, one_guess_s), is_trial=not credit.pays)
 

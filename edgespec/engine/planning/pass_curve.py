@@ -95,6 +95,8 @@ class PassCurve:
     """Variance of the logarithm of `measured_slowdown`."""
     n_context: int = 0
     """Tokens of context to which the knots apply."""
+    _points: tuple[Floats, Floats, float] | None = None
+    """What `_interpolated` found; None after a change of a knot."""
 
     @property
     def slowdown(self) -> float:
@@ -115,7 +117,7 @@ class PassCurve:
     def is_sure(self) -> bool:
         """True if the time of a pass over one row is reliable: after three passes, after two with
         the state of an earlier run, or at once if reading takes longer than computing."""
-        if self.read_s > self.compute_one_s(1):
+        if self.read_s and self.read_s > self.compute_one_s(1):
             return True
         is_precise = bool((self.knot_variance[self.known[:1]] < self.sure_variance).any())
         return is_precise and self.slowdown_variance < self.initial_variance
@@ -137,34 +139,44 @@ class PassCurve:
     def seconds(self, n_rows: NDArray[Any], beside: bool = False) -> Floats:
         """Times of passes over these numbers of rows, beside drafting or not."""
         compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
-        return np.maximum(compute_s, self.read_s) + self.experts.seconds(n_rows)
+        seconds = np.maximum(compute_s, self.read_s)
+        return seconds if self.experts.used_share == 1 else seconds + self.experts.seconds(n_rows)
 
     def compute_s(self, n_rows: NDArray[Any]) -> Floats:
         """Compute times of passes over these numbers of rows."""
-        known = self.known
-        if not known.size:
+        if self._points is None:
+            self._points = self._interpolated()
+        rows, seconds, slope = self._points
+        if not len(rows):
             return np.zeros(len(n_rows))
-        rows, seconds = self.knot_rows[known], self._heights(known)
-        fewer = OCTAVES[rows[0] > OCTAVES]
-        seconds = np.append(seconds[0] * (fewer / rows[0]) ** self.usual_growth, seconds)
-        rows = np.append(fewer, rows)
-        slope = self.guessed_slope * seconds[-1]
-        if len(rows) > 1:  # times that noise made equal do not make further rows free
-            mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
-            slope = max(0.5 * mean, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
         beyond = slope * np.maximum(0.0, n_rows - rows[-1])
         return self.slowdown * np.asarray(np.interp(n_rows, rows, seconds) + beyond)
 
-    def _heights(self, known: NDArray[np.int64]) -> Floats:
-        """Seconds of these knots; adjacent ones that decrease are averaged (pool adjacent
-        violators)."""
+    def _interpolated(self) -> tuple[Floats, Floats, float]:
+        """Rows and seconds of the curve's points, from one row on, and the slope beyond them.
+
+        Adjacent knots that decrease are averaged (pool adjacent violators).
+        """
+        known = self.known
+        rows = self.knot_rows[known]
+        if not known.size:
+            return rows, rows, 0.0
         pooled: list[tuple[float, float, int]] = []  # seconds, weight, number of knots
-        for one_s, its_variance in zip(self.knot_s[known], self.knot_variance[known], strict=True):
+        variances = self.knot_variance[known].tolist()
+        for one_s, its_variance in zip(self.knot_s[known].tolist(), variances, strict=True):
             pooled.append((one_s, 1 / its_variance, 1))
             while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
                 (a, v, n), (b, w, m) = pooled.pop(-2), pooled.pop()
                 pooled.append(((a * v + b * w) / (v + w), v + w, n + m))
-        return np.array([height for height, _, n in pooled for _ in range(n)])
+        heights = [height for height, _, n in pooled for _ in range(n)]
+        fewer = OCTAVES[rows[0] > OCTAVES]
+        rows = np.append(fewer, rows)
+        seconds = np.append(heights[0] * (fewer / rows[len(fewer)]) ** self.usual_growth, heights)
+        slope = self.guessed_slope * seconds[-1]
+        if len(rows) > 1:  # times that noise made equal do not make further rows free
+            mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
+            slope = max(0.5 * mean, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
+        return rows, seconds, float(slope)
 
     def compute_one_s(self, n_rows: float) -> float:
         """Compute time of a pass over so many rows."""
@@ -209,7 +221,7 @@ class PassCurve:
 
     def put(self, rows: float, seconds: float, variance: float) -> None:
         """Add or replace a knot."""
-        n = octave(rows)
+        n, self._points = octave(rows), None
         self.knot_rows[n], self.knot_s[n], self.knot_variance[n] = rows, seconds, variance
 
     def _see_compute(self, rows: float, seconds: float) -> None:
@@ -245,6 +257,7 @@ class PassCurve:
     def _age(self, newest: int) -> None:
         """Trust the inner knots but the `newest` less, and drop those that are not trusted, unless
         they were timed."""
+        self._points = None
         others = self.known[1:-1]
         others = others[others != newest]
         old = others[self.knot_variance[others] > self.max_variance]
@@ -263,6 +276,7 @@ class PassCurve:
         least_s = max(MIN_S, min(1.0, seconds / expected_s)) * self.knot_s
         self.knot_s = np.maximum(least_s, self.knot_s + row_s * self.knot_rows)
         self.knot_variance = np.maximum(self.knot_variance, self.initial_variance)
+        self._points = None
 
     def _see_contention(self, n_rows: int, wall_s: float) -> None:
         compute_s = self.compute_one_s(n_rows)
@@ -300,6 +314,6 @@ class PassCurve:
         is_valid = (octaves == np.arange(N_OCTAVES)) & (self.knot_s > MIN_S)
         self.knot_rows[~is_valid | (self.knot_rows < 1)] = 0.0
         self.knot_variance = np.maximum(self.knot_variance, self.min_variance)
-        self.measured_slowdown = 0.0
+        self.measured_slowdown, self._points = 0.0, None
         for its_rows, its_s in zip(rows.tolist(), seconds.tolist(), strict=True):
             self._see_compute(its_rows, its_s)

@@ -71,8 +71,10 @@ class RoundCosts:
     @property
     def is_sure(self) -> bool:
         """True if the time of a pass over one row is reliable, or is mostly network latency."""
-        is_remote = self.curve.is_known and 2 * self.latency_s > self.curve.second(1)
-        return is_remote or self.curve.is_sure
+        curve, latency_s = self.curve, self.latency_s
+        return curve.is_sure or (
+            latency_s > 0 and curve.is_known and 2 * latency_s > curve.second(1)
+        )
 
     @property
     def step_s(self) -> float:
