@@ -77,8 +77,8 @@ class Forest:
         end = clock()
         for round_ in self._rounds:
             if round_.grower is not None:
-                round_.draft_s += end - begun
-                round_.growing_s = self._growing_s
+                round_.outcome.draft_s += end - begun
+                round_.outcome.growing_s = self._growing_s
         if self._rounds:
             trace = self._rounds[0].slot.trace
             trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
@@ -197,8 +197,9 @@ class Forest:
             for round_, nodes in zip(self._rounds, open_nodes, strict=False):
                 ends += (node + shift if node else ROOT for node in nodes)
                 shift += len(round_.tree) - 1
-        free_sources = self._rounds[0].free_sources
-        step_depth = self._rounds[0].step_depth
+        grower = self._rounds[0].grower
+        free_sources = grower.free_sources if grower is not None else ()
+        step_depth = grower.step_depth if grower is not None else 1
         n_ends = 1
         if open_nodes and len(self._rounds) > 1:
             n_ends = max(1, len(_peers(self._ready(open_nodes))))

@@ -40,7 +40,7 @@ def read_prompt(
     that passes can read together with trees of other texts, is left to a `Tail`. Drafters read the
     prompt if guesses are planned.
     """
-    slot.check_cancelled()
+    request.check_cancelled()
     prompt = list(request.reading)
     begun = slot.clock()
     keeper = request.terms.keeper if request.held is None else None
@@ -88,7 +88,7 @@ def _reuse(slot: Slot, request: ActiveRequest, text: Sequence[int]) -> None:
     n_held, prefixes = reusable(slot, text, request.terms.owner), slot.prefixes
     if n_held < len(slot.committed):
         while slot.store_block():
-            slot.check_cancelled()
+            request.check_cancelled()
     slot.rewind(n_held)
     slot.owner = request.terms.owner
     if prefixes is None or request.held is not None or request.terms.keeper is not None:
@@ -106,12 +106,12 @@ def _reuse(slot: Slot, request: ActiveRequest, text: Sequence[int]) -> None:
     with slot.trace.span(Track.ENGINE, "load a prefix").note(tokens=n_available):
         slot.rewind(n_held - n_held % prefixes.block_tokens)
         text, n_held = text[:n_available], len(slot.committed)
-        n_held = prefixes.load(text, n_held, slot.check_cancelled)
+        n_held = prefixes.load(text, n_held, request.check_cancelled)
         slot.committed[:] = text[:n_held]
         slot.n_tiled = n_held if is_tiled else 0
         if slot.grower is not None:
             n_leading = slot.grower.n_leading
-            prefixes.load_draft(text[:n_held], n_leading, slot.check_cancelled)
+            prefixes.load_draft(text[:n_held], n_leading, request.check_cancelled)
             slot.n_drafted = slot.grower.n_leading
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.engine.acceptance import ExactReplay
-from edgespec.engine.drafting import history
+from edgespec.engine.drafting import text_index
 from edgespec.engine.encoding import max_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -56,7 +56,7 @@ def reserved_rows(
     replays = engine_settings.acceptance_rule is ExactReplay
     nbytes = target.info.n_vocab * (SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN)
     if settings.draft is not None or engine_settings.lookup:
-        nbytes += history.BYTES
+        nbytes += text_index.BYTES
     rows.append(MemoryRow("process", "sampling", nbytes))
     n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
     if grammars:
