@@ -187,6 +187,8 @@ class Loop(Closeable):
     ) -> RoundOutcome:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
         accepted = round_.accept(nodes, logits)
+        if accepted.failure is not None:
+            slot.fail(accepted.failure)
         slot.commit(round_.tree, accepted.path)
         if round_.grower is not None:
             slot.n_drafted = len(slot.committed)
@@ -198,8 +200,6 @@ class Loop(Closeable):
         outcome = round_.end(slot.tree)
         slot.request.tally.outcomes.append(outcome)
         slot.events += accepted.events
-        if failure := accepted.failure or round_.failure:
-            slot.fail(failure)
         return outcome
 
 

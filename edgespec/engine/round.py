@@ -102,8 +102,6 @@ class Round:
     outcome: RoundOutcome = field(default_factory=RoundOutcome)
     provisional: range = range(0)
     """Keys of the nodes drafted during the pass."""
-    failure: Exception | None = None
-    """Error of a drafter after acceptance, raised once the accepted tokens were yielded."""
 
     def start(self) -> None:
         """Add the guesses that cost no draft step to the tree."""
@@ -188,7 +186,7 @@ class Round:
             with self.slot.trace.span(Track.ENGINE, "re-root"):
                 return self.grower.follow(tree, accepted.path, root, self.rules.pacer)
         except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
-            self.failure = error
+            self.slot.fail(error)
             return tree.reroot(root).bare()
         finally:
             self.outcome.draft_s += self.slot.clock() - begun

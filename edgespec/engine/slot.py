@@ -12,7 +12,7 @@ import numpy as np
 
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.prompt import Tail, is_read, read_prompt
+from edgespec.engine.prompt import Tail, read_prompt
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round, begin_round
 from edgespec.engine.settings import RoundRules
@@ -150,7 +150,7 @@ class Slot:
     @property
     def is_growing(self) -> bool:
         """True if its prompt is read, so that passes verify its tree."""
-        return self._rest is not None and is_read(self, self.request)
+        return self._rest is not None and self._rest.n_tokens <= 1
 
     def begin_text(self, request: ActiveRequest) -> None:
         """Write the text of `request` from now on."""
@@ -182,11 +182,11 @@ class Slot:
             if self._rest is None:
                 if self._reading is None:
                     self.tree = TokenTree(request.reading[-1], rules.tree_capacity)
-                    self._reading = read_prompt(self, request, planner, n_others)
+                    self._reading = read_prompt(self, planner, n_others)
                 if any(True for _ in self._reading):
                     return
-                self._rest = Tail(self, request)
-            if is_read(self, request):
+                self._rest = Tail(self)
+            if self.is_growing:
                 self.round = begin_round(self, rules, planner, n_others)
             else:
                 request.check_cancelled()

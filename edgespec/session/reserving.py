@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from edgespec.engine.acceptance import ExactReplay
 from edgespec.engine.drafting import text_index
-from edgespec.engine.encoding import max_characters
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
@@ -18,6 +17,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import Vocabulary
 from edgespec.runtimes import PreparedModel, UsesGpu
+from edgespec.session.encoding import max_characters
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size
 
