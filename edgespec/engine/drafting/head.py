@@ -21,16 +21,7 @@ class HeadDrafter(ModelDrafter):
     target's.
     """
 
-    def __init__(
-        self,
-        head: ReadsFeatures,
-        n_candidates: int,
-        temperature: float,
-        n_vocab: int,
-        eog_tokens: frozenset[int],
-    ) -> None:
-        super().__init__(head, n_candidates, temperature, n_vocab, eog_tokens)
-        self._head = head
+    model: ReadsFeatures
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """The root and the children of evaluated nodes, which have features; none before a text's
@@ -43,7 +34,7 @@ class HeadDrafter(ModelDrafter):
         """Read `path` and `root` in one step with the target's features."""
         self.rest()
         n_read = self.window.n_held
-        info, n_nodes = self._head.info, len(path) + 1
+        info, n_nodes = self.model.info, len(path) + 1
         # catch_up() reads a longer path as committed tokens
         if n_read and n_nodes <= info.max_nodes and n_read + n_nodes <= info.n_ctx:
             self._read(tree.branch([*path, root]))
@@ -51,7 +42,7 @@ class HeadDrafter(ModelDrafter):
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
         """Missing features, or the reasons of `ModelDrafter.obstacle`."""
         reason = super().obstacle(committed, root_token)
-        if reason is None and self._head.lacks_features(len(committed)):
+        if reason is None and self.model.lacks_features(len(committed)):
             return "the target's hidden states of this text are not known"
         return reason
 
@@ -61,7 +52,7 @@ class HeadDrafter(ModelDrafter):
 
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)
-        self._head.drop_features(n_tokens)
+        self.model.drop_features(n_tokens)
 
     def _has_features(self, tree: TokenTree, node: int) -> bool:
         return node == ROOT or int(tree.key[tree.parent[node]]) in self._opinions
