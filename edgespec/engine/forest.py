@@ -22,7 +22,6 @@ from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
 from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import Round
-from edgespec.engine.settings import RoundRules
 from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
@@ -37,11 +36,11 @@ cumulative confidence."""
 class Forest:
     """The growing trees of one pass."""
 
-    def __init__(self, rounds: Sequence[Round], rules: RoundRules, planner: RoundPlanner) -> None:
+    def __init__(self, rounds: Sequence[Round], planner: RoundPlanner) -> None:
         self.rounds = [*rounds]
-        self.failed: dict[Round, Exception] = {}
-        """Trees that left the pass because of an error, with the error."""
-        self._rules = rules
+        """The rounds whose trees grow; one whose drafter fails leaves."""
+        self._failure: Exception | None = None
+        """Error of the first round that left."""
         self._planner = planner
         self._plan = rounds[-1].plan if rounds else RoundPlan(False)
         self._draft_steps = 0
@@ -101,7 +100,7 @@ class Forest:
         if not n_others:
             return candidates
         trees = [round_.tree for round_ in self.rounds]
-        return share_out(trees, candidates, most, self._rules.max_branches)
+        return share_out(trees, candidates, most, self.rounds[0].rules.max_branches)
 
     def beside(
         self, n_rows: int, check: Callable[[], None]
@@ -149,8 +148,8 @@ class Forest:
             check()
             if not self._step(self._open_nodes(), is_beside=True):
                 break
-        if not self.rounds:  # no text needs the pass any more
-            raise next(iter(self.failed.values()))
+        if not self.rounds and self._failure is not None:  # no text needs the pass any more
+            raise self._failure
 
     @contextmanager
     def _alone(self, round_: Round) -> Iterator[None]:
@@ -158,7 +157,8 @@ class Forest:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - raised to the text's consumer
-            self.failed[round_] = error
+            round_.slot.fail(error)
+            self._failure = self._failure or error
             self.rounds = [other for other in self.rounds if other is not round_]
 
     def _open_nodes(self) -> list[list[int]]:
