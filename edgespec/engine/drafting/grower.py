@@ -245,8 +245,7 @@ class TreeGrower:
 
     def _opinions(self, key: int) -> list[Opinion]:
         """Opinions of all drafters about the node with this key."""
-        said = (drafter.opinion(key) for drafter in self._ready)
-        return [opinion for opinion in said if opinion is not None]
+        return [opinion for drafter in self._ready if (opinion := drafter.opinion(key)) is not None]
 
 
 def hang_forced(tree: TokenTree, sampler: Sampler, limits: Limits) -> None:
