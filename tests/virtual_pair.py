@@ -293,7 +293,7 @@ def _drive_all(engine: Any, requests: Sequence[ActiveRequest]) -> None:
         loop.advance(at_work)
         for slot in [*at_work]:
             slot.events.clear()
-            assert slot.failure is None
+            assert slot.request.failure is None
             if not slot.is_at_work:
                 loop.end(slot)
                 slot.end_text()

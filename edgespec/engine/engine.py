@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
 
-from edgespec.concurrency.owning import Closeable, Users, close_all
+from edgespec.concurrency.owning import Users
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.state_store import StateStore
 from edgespec.engine.loop import Loop
-from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.stored_planner import StoredPlanner
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
@@ -27,7 +24,6 @@ from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.prefixes import PrefixStore
 from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF, Trace
-from edgespec.values import PagingStats
 
 if TYPE_CHECKING:
     from edgespec.engine.drafting.corrections import Corrections
@@ -39,7 +35,7 @@ def nothing() -> None:
     """Release of an engine whose models are borrowed."""
 
 
-class Engine(Closeable):
+class Engine(Scheduler):
     """Generates text with a target and an optional draft, in a thread of its own.
 
     As many generations run at a time as the target holds texts; others wait in line. Learnt state
@@ -76,49 +72,20 @@ class Engine(Closeable):
         self._rules = settings.rules_for(target.info)
         draft_in_use = None if reason else draft
         max_nodes = self._rules.max_nodes
-        self._slots = Slots(
-            target, draft_in_use, drafters, settings, max_nodes, clock, trace, prefixes
-        )
+        slots = Slots(target, draft_in_use, drafters, settings, max_nodes, clock, trace, prefixes)
         self._shift = settings.shift
-        grower = self._slots.all[0].grower
-        self._planner = StoredPlanner(target, draft, grower, settings, state_store)
+        grower = slots.all[0].grower
+        self.planner = StoredPlanner(target, draft, grower, settings, state_store)
         self._observer = observer
-        notes = notes_on(reason, self._rules.acceptance, grower is not None, len(self._slots.all))
-        self._loop = Loop(target, self._rules, self._planner, clock, trace, notes)
-        self._users = Users(name, SessionClosed)
-        self.scheduler = Scheduler(
-            self._slots,
-            self._loop,
-            self._users,
-            self.n_texts if n_grammars is None else n_grammars,
-            lambda: close_all(self._loop.close, release),
-        )
+        notes = notes_on(reason, self._rules.acceptance, grower is not None, len(slots.all))
+        loop = Loop(target, self._rules, self.planner, clock, trace, notes)
+        n_grammars = len(slots.usable) if n_grammars is None else n_grammars
+        super().__init__(slots, loop, Users(name, SessionClosed), n_grammars, release)
 
     @property
     def n_texts(self) -> int:
         """Number of generations that can run at a time."""
         return len(self._slots.usable)
-
-    @property
-    def n_waiting(self) -> int:
-        """Number of generations and other work that wait in line."""
-        return self.scheduler.n_waiting
-
-    @property
-    def is_closed(self) -> bool:
-        return self.scheduler.is_closed
-
-    def close(self) -> None:
-        """Cancel all generations, wait for them and end the thread. Idempotent, from any thread."""
-        self.scheduler.close()
-
-    def use(self) -> AbstractContextManager[None]:
-        """Context manager for a use of the models' vocabularies. Raises SessionClosed."""
-        return self._users.use()
-
-    def cancel(self, request: ActiveRequest | None = None) -> None:
-        """End `request`, or all, soon with the reason "cancelled"; callable from any thread."""
-        self.scheduler.cancel(request)
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
@@ -131,27 +98,7 @@ class Engine(Closeable):
     def run(self, request: ActiveRequest) -> Stream:
         """The tokens of a request. After an error, Ctrl-C or closing the stream, the models hold no
         provisional KV, and the engine can be used again."""
-        return Stream(self.scheduler, request)
-
-    def alone(self, work: Callable[[], T]) -> T:
-        """Result of `work`, done in the engine's thread while no text is active; waits in line.
-
-        Raises SessionClosed, and UsageError in a callback of the engine.
-        """
-        return self.scheduler.alone(work)
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Context manager for a thread that waits for the engine's. Raises SessionClosed, and
-        UsageError in a callback of the engine."""
-        return self.scheduler.waiting()
-
-    def between(self, work: Callable[[], T]) -> Future[T]:
-        """Have `work` done in the engine's thread, after the pass that it makes."""
-        return self.scheduler.between(work)
-
-    def see_budget(self, paging: PagingStats) -> None:
-        """Learn from now on about passes that read as `paging` says; called in `between`."""
-        self._planner.see_budget(paging)
+        return Stream(self, request)
 
     def generate(
         self,
@@ -172,11 +119,6 @@ class Engine(Closeable):
         """Committed tokens of slot 0."""
         return tuple(self._slots.all[0].committed)
 
-    @property
-    def planner(self) -> RoundPlanner:
-        """The current round planner."""
-        return self._planner
-
     def forget(self) -> None:
         """Drop all committed text from the models."""
         for slot in self._slots.all:
@@ -190,8 +132,7 @@ class Engine(Closeable):
     @property
     def n_leading(self) -> int:
         """Length of the prefix of slot 0 that the draft holds without a gap."""
-        grower = self._slots.all[0].grower
-        return grower.n_leading if grower is not None else 0
+        return self._slots.all[0].n_leading
 
     def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
         """Set the committed tokens of slot 0 after their KV was loaded into the models; `n_tiled`

@@ -22,7 +22,6 @@ from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
 from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import Round
-from edgespec.engine.settings import RoundRules
 from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
@@ -37,11 +36,11 @@ cumulative confidence."""
 class Forest:
     """The growing trees of one pass."""
 
-    def __init__(self, rounds: Sequence[Round], rules: RoundRules, planner: RoundPlanner) -> None:
-        self._rounds = [*rounds]
-        self.failed: dict[Round, Exception] = {}
-        """Trees that left the pass because of an error, with the error."""
-        self._rules = rules
+    def __init__(self, rounds: Sequence[Round], planner: RoundPlanner) -> None:
+        self.rounds = [*rounds]
+        """The rounds whose trees grow; one whose drafter fails leaves."""
+        self._failure: Exception | None = None
+        """Error of the first round that left."""
         self._planner = planner
         self._plan = rounds[-1].plan if rounds else RoundPlan(False)
         self._draft_steps = 0
@@ -50,11 +49,7 @@ class Forest:
 
     @property
     def _guesses(self) -> bool:
-        return any(round_.grower is not None for round_ in self._rounds)
-
-    @property
-    def rounds(self) -> Sequence[Round]:
-        return self._rounds
+        return any(round_.grower is not None for round_ in self.rounds)
 
     def grow(self, clock: Callable[[], float], check: Callable[[], None]) -> None:
         """Draft until the planner decides to verify, or no tree can grow within its limits."""
@@ -65,7 +60,7 @@ class Forest:
         if not self._guesses:
             return
         grown = clock()
-        while self._rounds:
+        while self.rounds:
             check()
             open_nodes = self._open_nodes()
             if not self._planner.grow_on(self._plan, self._so_far(open_nodes)):
@@ -75,44 +70,44 @@ class Forest:
             self._draft_steps += 1
             self._growing_s = clock() - grown
         end = clock()
-        for round_ in self._rounds:
+        for round_ in self.rounds:
             if round_.grower is not None:
-                round_.draft_s += end - begun
-                round_.growing_s = self._growing_s
-        if self._rounds:
-            trace = self._rounds[0].slot.trace
+                round_.outcome.draft_s += end - begun
+                round_.outcome.growing_s = self._growing_s
+        if self.rounds:
+            trace = self.rounds[0].slot.trace
             trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
 
     def select(self, max_nodes: int) -> list[list[int]]:
         """Nodes of each tree to verify, ascending, at most `max_nodes` in total."""
-        if not self._rounds:
+        if not self.rounds:
             return []
-        if not self._guesses and all(len(round_.tree) == 1 for round_ in self._rounds):
+        if not self._guesses and all(len(round_.tree) == 1 for round_ in self.rounds):
             self._expected = 0.0
-            return [[ROOT] for _ in self._rounds]
+            return [[ROOT] for _ in self.rounds]
         plan = self._plan if self._guesses else replace(self._plan, risk_s=math.inf)
         point = self._planner.best(plan, self._so_far([]))
         self._expected = point.accepted
-        if self._rounds[0].tree.draws:
-            [round_] = self._rounds
+        if self.rounds[0].tree.draws:
+            [round_] = self.rounds
             return [list(range(min(len(round_.tree), round_.limits.max_nodes)))]
-        n_others = len(self._rounds) - 1
+        n_others = len(self.rounds) - 1
         most = min(point.n_rows + n_others, max_nodes)
         candidates = [
             round_.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
-            for round_ in self._rounds
+            for round_ in self.rounds
         ]
         if not n_others:
             return candidates
-        trees = [round_.tree for round_ in self._rounds]
-        return share_out(trees, candidates, most, self._rules.max_branches)
+        trees = [round_.tree for round_ in self.rounds]
+        return share_out(trees, candidates, most, self.rounds[0].rules.max_branches)
 
     def beside(
         self, n_rows: int, check: Callable[[], None]
     ) -> Callable[[Running[Logits]], None] | None:
         """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
         guesses are not proven to."""
-        is_trial = any(round_.plan.is_trial for round_ in self._rounds)
+        is_trial = any(round_.plan.is_trial for round_ in self.rounds)
         if is_trial or not self._guesses or not self._planner.drafts_beside(n_rows):
             return None
         return partial(self._grow_beside, check)
@@ -153,8 +148,8 @@ class Forest:
             check()
             if not self._step(self._open_nodes(), is_beside=True):
                 break
-        if not self._rounds:  # no text needs the pass any more
-            raise next(iter(self.failed.values()))
+        if not self.rounds and self._failure is not None:  # no text needs the pass any more
+            raise self._failure
 
     @contextmanager
     def _alone(self, round_: Round) -> Iterator[None]:
@@ -162,11 +157,12 @@ class Forest:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - raised to the text's consumer
-            self.failed[round_] = error
-            self._rounds = [other for other in self._rounds if other is not round_]
+            round_.slot.fail(error)
+            self._failure = self._failure or error
+            self.rounds = [other for other in self.rounds if other is not round_]
 
     def _open_nodes(self) -> list[list[int]]:
-        return [round_.open_nodes for round_ in self._rounds]
+        return [round_.open_nodes for round_ in self.rounds]
 
     def _step(self, open_nodes: Sequence[list[int]], is_beside: bool) -> bool:
         """Make one draft step in the trees with the most probable open nodes; False if there was
@@ -187,20 +183,21 @@ class Forest:
 
     def _ready(self, open_nodes: Sequence[list[int]]) -> list[tuple[Round, list[int]]]:
         """The trees that can grow, with their open nodes."""
-        return [one for one in zip(self._rounds, open_nodes, strict=True) if one[1]]
+        return [one for one in zip(self.rounds, open_nodes, strict=True) if one[1]]
 
     def _so_far(self, open_nodes: Sequence[list[int]]) -> RoundSoFar:
         """The state of the round, with all trees joined into one."""
-        tree, ends = self._rounds[0].tree, [*(open_nodes[0] if open_nodes else ())]
-        if len(self._rounds) > 1:
-            tree, ends, shift = TokenTree.joined([round_.tree for round_ in self._rounds]), [], 0
-            for round_, nodes in zip(self._rounds, open_nodes, strict=False):
+        tree, ends = self.rounds[0].tree, [*(open_nodes[0] if open_nodes else ())]
+        if len(self.rounds) > 1:
+            tree, ends, shift = TokenTree.joined([round_.tree for round_ in self.rounds]), [], 0
+            for round_, nodes in zip(self.rounds, open_nodes, strict=False):
                 ends += (node + shift if node else ROOT for node in nodes)
                 shift += len(round_.tree) - 1
-        free_sources = self._rounds[0].free_sources
-        step_depth = self._rounds[0].step_depth
+        grower = self.rounds[0].grower
+        free_sources = grower.free_sources if grower is not None else ()
+        step_depth = grower.step_depth if grower is not None else 1
         n_ends = 1
-        if open_nodes and len(self._rounds) > 1:
+        if open_nodes and len(self.rounds) > 1:
             n_ends = max(1, len(_peers(self._ready(open_nodes))))
         return RoundSoFar(
             tree, ends, self._draft_steps, self._growing_s, free_sources, n_ends, step_depth

@@ -89,16 +89,14 @@ class Loop(Closeable):
         if rounds:
             self._planner.grow_beside(len(rounds), tails, max_nodes)
         prepared = self.clock()
-        forest = Forest(rounds, self._rules, self._planner)
+        forest = Forest(rounds, self._planner)
         try:
             forest.grow(self.clock, check)
-            self._end_failed(forest)
             parts = tails + self._grown(forest, max_nodes)
             if not parts:
                 return
             n_rows = sum(part.n_rows for part in parts)
             logits = self._verify(parts, forest.beside(n_rows, check), check)
-            self._end_failed(forest)
         except Cancelled:
             for slot in slots:
                 slot.start_again()
@@ -135,12 +133,6 @@ class Loop(Closeable):
         for slot in slots:
             slot.prepare(len(slots) - 1, self._rules, self._planner)
         return [slot.round for slot in slots if slot.round is not None]
-
-    @staticmethod
-    def _end_failed(forest: Forest) -> None:
-        """End the texts whose drafters failed; the others continue."""
-        for round_, error in forest.failed.items():
-            round_.slot.fail(error)
 
     def _tails(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:
         """The parts of prompts in a pass with `n_trees` trees, and the most nodes of these trees
@@ -187,6 +179,8 @@ class Loop(Closeable):
     ) -> RoundOutcome:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
         accepted = round_.accept(nodes, logits)
+        if accepted.failure is not None:
+            slot.fail(accepted.failure)
         slot.commit(round_.tree, accepted.path)
         if round_.grower is not None:
             slot.n_drafted = len(slot.committed)
@@ -198,8 +192,6 @@ class Loop(Closeable):
         outcome = round_.end(slot.tree)
         slot.request.tally.outcomes.append(outcome)
         slot.events += accepted.events
-        if failure := accepted.failure or round_.failure:
-            slot.fail(failure)
         return outcome
 
 

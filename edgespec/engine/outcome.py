@@ -42,15 +42,15 @@ def path_nodes(
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundOutcome:
-    """The measurements of one round. Counts of guesses do not include the root."""
+    """The measurements of one round, filled in by it. Counts of guesses leave out the root."""
 
-    report: PassReport
+    report: PassReport = field(default_factory=PassReport)
     """Cost of the pass, of all texts together."""
-    n_tokens: int
+    n_tokens: int = 0
     """Tokens appended to the text."""
-    verified: int
+    verified: int = 0
     """Guesses evaluated by the target."""
     wall_s: float = 0.0
     """Seconds of the whole round."""
@@ -79,7 +79,7 @@ class RoundOutcome:
     guessed: bool = False
     """True if the round used drafters."""
     growing_s: float = 0.0
-    """Seconds of the draft steps before the pass."""
+    """Seconds of the draft steps before the pass, for all texts together."""
     reading_s: float = 0.0
     """Seconds in which the draft read committed tokens that it had not read."""
     steps_beside: int = 0

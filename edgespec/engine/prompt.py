@@ -31,22 +31,21 @@ MIN_PROMPT_ROWS = 64
 """Prompt tokens that a pass of several texts reads even if reads do not hide their compute time."""
 
 
-def read_prompt(
-    slot: Slot, request: ActiveRequest, planner: RoundPlanner, n_others: int = 0
-) -> Iterator[None]:
+def read_prompt(slot: Slot, planner: RoundPlanner, n_others: int = 0) -> Iterator[None]:
     """Commit the prompt without its last token, reusing the KV that the target holds.
 
     With `n_others` other active texts, yields between passes. A rest that fits into one pass, or
     that passes can read together with trees of other texts, is left to a `Tail`. Drafters read the
     prompt if guesses are planned.
     """
-    slot.check_cancelled()
+    request = slot.request
+    request.check_cancelled()
     prompt = list(request.reading)
     begun = slot.clock()
     keeper = request.terms.keeper if request.held is None else None
     if keeper is not None:
         keeper.before_prompt(prompt, request.tally)
-    _reuse(slot, request, prompt[:-1])
+    _reuse(slot, prompt[:-1])
     reused = len(slot.committed)
     if request.held is None:
         slot.n_known = reused
@@ -70,7 +69,7 @@ def read_prompt(
                 yield
             slot.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
             report = _sum(report, slot.target.last_report)
-    _draft_reads(slot, request, planner, report, n_others)
+    _draft_reads(slot, planner, report, n_others)
     now = slot.clock()
     if request.held is None:
         request.tally.prompt_s = now - begun
@@ -83,12 +82,13 @@ def read_prompt(
     slot.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
 
 
-def _reuse(slot: Slot, request: ActiveRequest, text: Sequence[int]) -> None:
+def _reuse(slot: Slot, text: Sequence[int]) -> None:
     """Keep the prefix of `text` that the slot holds, or load a longer one that is stored."""
+    request = slot.request
     n_held, prefixes = reusable(slot, text, request.terms.owner), slot.prefixes
     if n_held < len(slot.committed):
         while slot.store_block():
-            slot.check_cancelled()
+            request.check_cancelled()
     slot.rewind(n_held)
     slot.owner = request.terms.owner
     if prefixes is None or request.held is not None or request.terms.keeper is not None:
@@ -106,13 +106,12 @@ def _reuse(slot: Slot, request: ActiveRequest, text: Sequence[int]) -> None:
     with slot.trace.span(Track.ENGINE, "load a prefix").note(tokens=n_available):
         slot.rewind(n_held - n_held % prefixes.block_tokens)
         text, n_held = text[:n_available], len(slot.committed)
-        n_held = prefixes.load(text, n_held, slot.check_cancelled)
+        n_held = prefixes.load(text, n_held, request.check_cancelled)
         slot.committed[:] = text[:n_held]
         slot.n_tiled = n_held if is_tiled else 0
         if slot.grower is not None:
-            n_leading = slot.grower.n_leading
-            prefixes.load_draft(text[:n_held], n_leading, slot.check_cancelled)
-            slot.n_drafted = slot.grower.n_leading
+            prefixes.load_draft(text[:n_held], slot.n_leading, request.check_cancelled)
+            slot.n_drafted = slot.n_leading
 
 
 def _tell(request: ActiveRequest, n_read: float) -> None:
@@ -152,16 +151,12 @@ def _sum(before: PassReport | None, now: PassReport) -> PassReport:
 
 
 def _draft_reads(
-    slot: Slot,
-    request: ActiveRequest,
-    planner: RoundPlanner,
-    report: PassReport | None,
-    n_others: int,
+    slot: Slot, planner: RoundPlanner, report: PassReport | None, n_others: int
 ) -> None:
     """Let the drafters read the prompt if guesses are planned."""
     if slot.grower is None:
         return
-    room = request.transcript.room
+    room = slot.request.transcript.room
     n_context = None if n_others else len(slot.committed)
     planner.begin_text(slot.n_unread, room, n_others)
     if report is not None:
@@ -169,7 +164,7 @@ def _draft_reads(
     if not n_others:
         _time_sizes(slot, planner)
     if planner.choose().guesses:
-        slot.grower.prepare(slot.committed, request.reading[-1])
+        slot.grower.prepare(slot.committed, slot.request.reading[-1])
         begun = slot.clock()
         slot.catch_up(slot.grower)
         planner.see_reading(slot.clock() - begun)
@@ -208,9 +203,8 @@ class Tail:
     pass instead of two.
     """
 
-    def __init__(self, slot: Slot, request: ActiveRequest) -> None:
+    def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._request = request
         self._begun = slot.clock()
 
     @property
@@ -220,15 +214,15 @@ class Tail:
     @property
     def n_tokens(self) -> int:
         """Number of tokens yet to be read."""
-        return len(self._request.reading) - len(self._slot.committed)
+        return len(self._slot.request.reading) - len(self._slot.committed)
 
     def part(self, most: int) -> PassPart:
         """The next tokens, at most `most`. The prompt's last token is a node of a tree; so are the
         others, unless the model reads prompts in shared passes."""
-        begin = len(self._slot.committed)
-        tokens = self._request.reading[begin : begin + most]
+        begin, reading = len(self._slot.committed), self._slot.request.reading
+        tokens = reading[begin : begin + most]
         if self.info.prompts_share_passes:
-            is_end = begin + len(tokens) == len(self._request.reading)
+            is_end = begin + len(tokens) == len(reading)
             reads = tokens[:-1] if is_end else tokens
             return PassPart(self._slot.number, TokenTree(tokens[-1], 1), range(is_end), reads)
         tree = TokenTree(tokens[0], len(tokens))
@@ -238,7 +232,7 @@ class Tail:
 
     def take(self, part: PassPart, logits: np.ndarray) -> TokenEvent | None:
         """Commit a part; returns the first token after the last part."""
-        slot, request = self._slot, self._request
+        slot, request = self._slot, self._slot.request
         event = None
         if part.n_rows == self.n_tokens:
             token = request.sampler.pick(logits[-1])
@@ -272,11 +266,6 @@ def parts_of(tails: Sequence[Tail], n_trees: int, max_nodes: int, n_hidden: int)
             parts.append(tail.part(left))
             left -= parts[-1].n_rows
     return parts
-
-
-def is_read(slot: Slot, request: ActiveRequest) -> bool:
-    """True if the target holds all but the prompt's last token."""
-    return len(slot.committed) >= len(request.reading) - 1
 
 
 def reusable(slot: Slot, text: Sequence[int], owner: str) -> int:

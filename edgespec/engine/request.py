@@ -22,17 +22,7 @@ if TYPE_CHECKING:
     from edgespec.engine.drafting.corrections import Corrections
 
 
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """Tokens of one pass, and the end of the text, for its consumer."""
-
-    events: Sequence[TokenEvent] = ()
-    is_last: bool = False
-    failure: BaseException | None = None
-    """Error that ended the text, raised after the events."""
-
-
-def nowhere(handover: Handover) -> None:
+def nowhere(events: Sequence[TokenEvent]) -> None:
     """Receiver of a request that nobody reads."""
 
 
@@ -51,8 +41,9 @@ class ActiveRequest:
     """Tokens that remained after the latest context shift; None before any."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set by any thread to cancel the request; never cleared."""
-    deliver: Callable[[Handover], None] = nowhere
-    """Called by the engine's thread, at most once a pass and once at the end; must not wait."""
+    deliver: Callable[[Sequence[TokenEvent]], None] = nowhere
+    """Called by the engine's thread with the tokens of a pass, and with none once the text has
+    ended; must not wait."""
     thread: int = 0
     """Identifier of the thread that asked for tokens last."""
     is_queued: bool = False
@@ -63,6 +54,8 @@ class ActiveRequest:
     """True once nobody will read it."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set once the engine has let go of it, or never had it and never will."""
+    failure: BaseException | None = None
+    """Error that ended the text, Cancelled included; raised after the tokens before it."""
     corrections: Corrections | None = None
     """Record of the target's corrections, to train the draft later."""
     paging: PagingStats | None = None

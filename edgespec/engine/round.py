@@ -6,15 +6,14 @@ Applies the given rules. `loop` calls its steps in order, `planning` evaluates t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgespec.engine.acceptance import Accepted, accept
-from edgespec.engine.drafting.forced import hang_forced
-from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.grower import TreeGrower, hang_forced
 from edgespec.engine.outcome import RoundOutcome, path_nodes
 from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
 from edgespec.engine.planning.pacer import Limits
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 def begin_round(slot: Slot, rules: RoundRules, planner: RoundPlanner, n_others: int = 0) -> Round:
     """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
-    slot.check_cancelled()
+    slot.request.check_cancelled()
     begun = slot.clock()
     plan = planner.choose()
     grower = _ready_grower(slot, plan)
@@ -39,6 +38,9 @@ def begin_round(slot: Slot, rules: RoundRules, planner: RoundPlanner, n_others: 
     elif not n_others and slot.grower is not None and slot.grower.is_ready:
         free_hit = bool(slot.committed) and slot.grower.dry_run(slot.committed)
     reading_s = slot.clock() - begun
+    outcome = RoundOutcome(
+        guessed=grower is not None, draft_s=reading_s, reading_s=reading_s, free_hit=free_hit
+    )
     room = slot.request.transcript.room
     return Round(
         slot=slot,
@@ -57,9 +59,7 @@ def begin_round(slot: Slot, rules: RoundRules, planner: RoundPlanner, n_others: 
         limits_beside=rules.limits_beside(room),
         begun=begun,
         guesses_before=grower.n_guesses if grower else 0,
-        draft_s=reading_s,
-        reading_s=reading_s,
-        free_hit=free_hit,
+        outcome=outcome,
     )
 
 
@@ -69,7 +69,8 @@ def _ready_grower(slot: Slot, plan: RoundPlan) -> TreeGrower | None:
     if grower is None:
         return None
     n_committed = len(slot.committed)
-    for source, reason in grower.prepare(slot.committed, int(slot.tree.token[ROOT])):
+    obstacles = grower.prepare(slot.committed, int(slot.tree.token[ROOT]))
+    for source, reason in obstacles.items():
         slot.request.tally.note(
             f"the {source} could not follow after {n_committed} tokens ({reason}): "
             "the target went on without it",
@@ -83,7 +84,7 @@ def _ready_grower(slot: Slot, plan: RoundPlan) -> TreeGrower | None:
 
 @dataclass(eq=False, slots=True)
 class Round:
-    """A round: its rules and limits, its tree, and its costs so far."""
+    """A round: its rules and limits, its tree, and what it cost and brought so far."""
 
     slot: Slot
     rules: RoundRules
@@ -97,19 +98,10 @@ class Round:
     """Limits of growth during the pass."""
     begun: float = 0.0
     guesses_before: int = 0
-    draft_steps: int = 0
-    draft_s: float = 0.0
-    reading_s: float = 0.0
-    free_hit: bool = False
-    growing_s: float = 0.0
-    """Seconds of the draft steps before the pass, for all texts together."""
-    steps_beside: int = 0
+    """Guesses of the grower before the round."""
+    outcome: RoundOutcome = field(default_factory=RoundOutcome)
     provisional: range = range(0)
     """Keys of the nodes drafted during the pass."""
-    outcome: RoundOutcome | None = None
-    """Measurements, from acceptance on."""
-    failure: Exception | None = None
-    """Error of a drafter after acceptance, raised once the accepted tokens were yielded."""
 
     def start(self) -> None:
         """Add the guesses that cost no draft step to the tree."""
@@ -153,22 +145,12 @@ class Round:
                 best = round(self.best(open_nodes), 6)
                 span.note(nodes=len(tree) - n_before, tree=len(tree), Tc=best)
         if is_beside:
-            self.steps_beside += grew
+            self.outcome.steps_beside += grew
             begin = self.provisional.start if self.provisional else first_key
             self.provisional = range(begin, tree.next_key)
         else:
-            self.draft_steps += grew
+            self.outcome.draft_steps += grew
         return grew
-
-    @property
-    def free_sources(self) -> Collection[str]:
-        """Sources whose guesses cost no draft step."""
-        return self.grower.free_sources if self.grower is not None else ()
-
-    @property
-    def step_depth(self) -> int:
-        """Number of consecutive nodes that one draft step adds."""
-        return self.grower.step_depth if self.grower is not None else 1
 
     def accept(self, nodes: Sequence[int], logits: np.ndarray) -> Accepted:
         """Apply the acceptance rule to the target's logits after `nodes`, [n_nodes, n_vocab], and
@@ -176,7 +158,7 @@ class Round:
         with self.slot.trace.span(Track.ENGINE, "accept") as span:
             accepted = accept(self.rules.acceptance, self.tree, nodes, logits, self.slot.request)
             span.note(accepted=len(accepted.path) - 1)
-        self.outcome = self._outcome(nodes, accepted)
+        self._measure(nodes, accepted)
         return accepted
 
     def observe_logits(self, nodes: Sequence[int], logits: np.ndarray) -> None:
@@ -184,7 +166,7 @@ class Round:
         if self.grower is not None:
             begun = self.slot.clock()
             self.grower.observe_logits(self.tree, nodes, logits)
-            self.draft_s += self.slot.clock() - begun
+            self.outcome.draft_s += self.slot.clock() - begun
 
     def reroot(self, accepted: Accepted) -> TokenTree:
         """The tree below the target's own token, with the guesses that it already has there."""
@@ -204,23 +186,20 @@ class Round:
             with self.slot.trace.span(Track.ENGINE, "re-root"):
                 return self.grower.follow(tree, accepted.path, root, self.rules.pacer)
         except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
-            self.failure = error
+            self.slot.fail(error)
             return tree.reroot(root).bare()
         finally:
-            self.draft_s += self.slot.clock() - begun
+            self.outcome.draft_s += self.slot.clock() - begun
 
     def end(self, rerooted: TokenTree) -> RoundOutcome:
         """Complete the measurements, and trace the round; `rerooted` is the next round's tree."""
-        grower, trace = self.grower, self.slot.trace
-        assert self.outcome is not None
-        kept = rerooted.key[: len(rerooted)].tolist() if self.provisional else ()
-        outcome = replace(
-            self.outcome,
-            drafted=grower.n_guesses - self.guesses_before if grower is not None else 0,
-            provisional_kept=sum(key in self.provisional for key in kept),
-            draft_s=self.draft_s,
-            wall_s=self.slot.clock() - self.begun,
-        )
+        grower, trace, outcome = self.grower, self.slot.trace, self.outcome
+        if grower is not None:
+            outcome.drafted = grower.n_guesses - self.guesses_before
+        if self.provisional:
+            kept = rerooted.key[: len(rerooted)].tolist()
+            outcome.provisional_kept = sum(key in self.provisional for key in kept)
+        outcome.wall_s = self.slot.clock() - self.begun
         if trace.is_on:
             trace.add(
                 Track.ENGINE,
@@ -238,42 +217,28 @@ class Round:
             trace.flush()
         return outcome
 
-    def _outcome(self, nodes: Sequence[int], accepted: Accepted) -> RoundOutcome:
-        """Measurements of the pass over `nodes` of the tree."""
-        tree, report = self.tree, self.slot.target.last_report
-        n_line_rows = max(0, report.n_tokens - len(nodes)) if self.rules.computes_lines else 0
+    def _measure(self, nodes: Sequence[int], accepted: Accepted) -> None:
+        """Measure the pass over `nodes` of the tree."""
+        tree, outcome, report = self.tree, self.outcome, self.slot.target.last_report
+        outcome.report = report
+        outcome.n_tokens = len(accepted.events)
+        outcome.verified = len(nodes) - 1
+        if self.rules.computes_lines:
+            outcome.n_line_rows = max(0, report.n_tokens - len(nodes))
         if self.grower is None:
-            return RoundOutcome(
-                report=report,
-                n_tokens=len(accepted.tokens),
-                verified=len(nodes) - 1,
-                n_line_rows=n_line_rows,
-                reading_s=self.reading_s,
-                free_hit=self.free_hit,
-            )
+            return
         needs_entropy = self.planner.stop_rule is not None
         parents = {int(tree.parent[node]) for node in nodes}
         best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
         best_tokens = tree.token[tree.path(best)[1:]].tolist()
-        return RoundOutcome(
-            report=report,
-            n_tokens=len(accepted.tokens),
-            verified=len(nodes) - 1,
-            accepted=len(accepted.path) - 1,
-            best_confidence=float(tree.cumulative[best]),
-            best_length=len(best_tokens),
-            best_correct=common_length(best_tokens, accepted.tokens),
-            provisional_drafted=len(self.provisional),
-            draft_steps=self.draft_steps,
-            n_line_rows=n_line_rows,
-            guessed=True,
-            growing_s=self.growing_s,
-            reading_s=self.reading_s,
-            steps_beside=self.steps_beside,
-            path_nodes=path_nodes(tree, accepted.path, accepted.tokens, needs_entropy),
-            verified_by=Counter(tree.source[node] for node in nodes if node != ROOT),
-            accepted_by=Counter(tree.source[node] for node in accepted.path[1:]),
-        )
+        outcome.accepted = len(accepted.path) - 1
+        outcome.best_confidence = float(tree.cumulative[best])
+        outcome.best_length = len(best_tokens)
+        outcome.best_correct = common_length(best_tokens, accepted.tokens)
+        outcome.provisional_drafted = len(self.provisional)
+        outcome.path_nodes = path_nodes(tree, accepted.path, accepted.tokens, needs_entropy)
+        outcome.verified_by = Counter(tree.source[node] for node in nodes if node != ROOT)
+        outcome.accepted_by = Counter(tree.source[node] for node in accepted.path[1:])
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:

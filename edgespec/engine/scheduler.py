@@ -9,17 +9,17 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from edgespec.concurrency.owning import POLL_S, Closeable, Users
+from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
 from edgespec.engine.lone_work import LoneWork
 from edgespec.engine.loop import Loop
-from edgespec.engine.request import ActiveRequest, Handover
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.slot import Slot
 from edgespec.engine.slots import Slots
 from edgespec.errors import Cancelled, SessionClosed, UsageError
@@ -49,8 +49,8 @@ class Scheduler(Closeable):
     def __init__(
         self, slots: Slots, loop: Loop, users: Users, n_grammars: int, release: Callable[[], None]
     ) -> None:
-        """At most `n_grammars` requests with grammars run at a time. `close` calls `release` once
-        the thread has ended."""
+        """At most `n_grammars` requests with grammars run at a time. `close` ends the thread and
+        closes the loop, and then calls `release`."""
         self._slots = slots
         self._loop = loop
         self._users = users
@@ -173,13 +173,11 @@ class Scheduler(Closeable):
         self._users.close(self.cancel, self._release)
 
     def __del__(self) -> None:
-        self._wakes.put(None)
+        if wakes := getattr(self, "_wakes", None):
+            wakes.put(None)
 
     def _release(self) -> None:
-        try:
-            self.stop()
-        finally:
-            self._release_models()
+        close_all(self.stop, self._loop.close, self._release_models)
 
     def stop(self) -> None:
         """End the thread and all requests."""
@@ -349,7 +347,7 @@ class Scheduler(Closeable):
             slot.end_text()
             self._at_work.remove(slot)
         self._gather()
-        _let_go(request, slot.failure)
+        _let_go(request, request.failure)
 
     def _end_all(self, error: BaseException) -> None:
         for slot in [*self._at_work]:
@@ -370,11 +368,10 @@ def _serve(scheduler: weakref.ref[Scheduler], wakes: SimpleQueue[None]) -> None:
 
 def _deliver(slot: Slot) -> None:
     """Give the accepted tokens to their consumer."""
-    events: Sequence[Any] = [*slot.events]
-    slot.events.clear()
+    events, slot.events = slot.events, []
     slot.request.is_wanted = False
     if events:
-        slot.request.deliver(Handover(events))
+        slot.request.deliver(events)
 
 
 def _let_go(entry: ActiveRequest | LoneWork, error: BaseException | None) -> None:
@@ -384,8 +381,9 @@ def _let_go(entry: ActiveRequest | LoneWork, error: BaseException | None) -> Non
         return
     entry.transcript.cancel()
     entry.forget_grammar()
+    entry.failure = error
     entry.ended.set()
-    entry.deliver(Handover(is_last=True, failure=error))
+    entry.deliver(())
 
 
 def _stop(scheduler: weakref.ref[Scheduler]) -> None:

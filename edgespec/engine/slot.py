@@ -5,7 +5,6 @@ Keeps their KV caches consistent, and knows one text's part in a pass; `loop` ma
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.prompt import Tail, is_read, read_prompt
+from edgespec.engine.prompt import Tail, read_prompt
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round, begin_round
 from edgespec.engine.settings import RoundRules
@@ -54,14 +53,16 @@ class Slot:
         self.n_known: int | None = None
         """Committed tokens of the text that is written here which were computed before it; None
         before its prompt is read."""
-        self.running: ActiveRequest | None = None
-        """The request whose text is written here."""
+        self.is_free = True
+        """True if no text is written here."""
+        self.request: ActiveRequest
+        """The request whose text is written here; a free slot has none."""
         self.last_use = 0
         """Sequence number of the latest request, over all slots."""
         self.paging_before = PagingStats()
         """Reads of the target before the text."""
         self.begun = 0.0
-        self.events: deque[TokenEvent] = deque()
+        self.events: list[TokenEvent] = []
         """Accepted tokens that are not yielded yet."""
         self.tree = TokenTree(0, 1)
         """The text's next tree; its root is the last token, whose KV is not computed yet."""
@@ -69,8 +70,6 @@ class Slot:
         """Part of the next pass, if it reads the rest of the prompt."""
         self.round: Round | None = None
         """Part of the next pass, if it verifies a tree."""
-        self.failure: BaseException | None = None
-        """Error that ended the text, Cancelled included."""
         self._reading: Iterator[None] | None = None
         self._rest: Tail | None = None
         """The rest of the prompt, once it is left to passes."""
@@ -84,14 +83,14 @@ class Slot:
         return self.grower.n_unread(self.n_drafted, n_tokens)
 
     @property
+    def n_leading(self) -> int:
+        """Length of the prefix that the draft holds without a gap."""
+        return self.grower.n_leading if self.grower is not None else 0
+
+    @property
     def is_full(self) -> bool:
         """True if the target's context is full."""
         return len(self.committed) >= self.target.info.n_ctx
-
-    def check_cancelled(self) -> None:
-        """Raise Cancelled if the running request was cancelled."""
-        if self.running is not None:
-            self.running.check_cancelled()
 
     def prefill(self, tokens: Sequence[int], progress: Progress | None) -> None:
         """Commit `tokens` to the target in batches of the prompt size."""
@@ -132,8 +131,8 @@ class Slot:
         if self.prefixes is None:
             return False
         n_tokens = self.n_tiled if self.target.info.prompt_tile else len(self.committed)
-        n_leading = self.grower.n_leading if self.grower is not None else 0
-        return self.prefixes.keep(self.committed, n_tokens, min(n_leading, len(self.committed)))
+        n_leading = min(self.n_leading, len(self.committed))
+        return self.prefixes.keep(self.committed, n_tokens, n_leading)
 
     def cancel(self) -> None:
         """Make a running call of a model raise Cancelled soon; callable from any thread."""
@@ -144,23 +143,18 @@ class Slot:
     # The text that is written here
 
     @property
-    def request(self) -> ActiveRequest:
-        assert self.running is not None, "no text is written here"
-        return self.running
-
-    @property
     def is_at_work(self) -> bool:
         """True if the text needs further passes."""
-        return self.failure is None and not self.request.transcript.is_finished
+        return self.request.failure is None and not self.request.transcript.is_finished
 
     @property
     def is_growing(self) -> bool:
         """True if its prompt is read, so that passes verify its tree."""
-        return self._rest is not None and is_read(self, self.request)
+        return self._rest is not None and self._rest.n_tokens <= 1
 
     def begin_text(self, request: ActiveRequest) -> None:
         """Write the text of `request` from now on."""
-        self.running, self.failure = request, None
+        self.request, self.is_free = request, False
         self.events.clear()
         self.paging_before, self.begun = self.target.paging(), self.clock()
         if self.grower is not None:
@@ -172,7 +166,9 @@ class Slot:
         if self.grower is not None and self.n_known is not None:
             self.grower.end_text(self.committed[self.n_known :])
         self.n_known = None
-        self.running = self.tail = self.round = self._reading = self._rest = None
+        self.tail = self.round = self._reading = self._rest = None
+        self.is_free = True
+        del self.request
 
     def prepare(self, n_others: int, rules: RoundRules, planner: RoundPlanner) -> None:
         """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
@@ -186,14 +182,14 @@ class Slot:
             if self._rest is None:
                 if self._reading is None:
                     self.tree = TokenTree(request.reading[-1], rules.tree_capacity)
-                    self._reading = read_prompt(self, request, planner, n_others)
+                    self._reading = read_prompt(self, planner, n_others)
                 if any(True for _ in self._reading):
                     return
-                self._rest = Tail(self, request)
-            if is_read(self, request):
+                self._rest = Tail(self)
+            if self.is_growing:
                 self.round = begin_round(self, rules, planner, n_others)
             else:
-                self.check_cancelled()
+                request.check_cancelled()
                 self.tail = self._rest
 
     def take_tail(self, part: PassPart, logits: np.ndarray) -> None:
@@ -214,12 +210,12 @@ class Slot:
 
     def fail(self, error: BaseException) -> None:
         """End the text; the error is raised after the tokens accepted before it."""
-        self.failure = self.failure or error
+        self.request.failure = self.request.failure or error
         self.tail = self.round = None
 
     def start_again(self) -> None:
         """Discard an interrupted pass and its guesses, unless the text was cancelled."""
         with self.alone():
-            self.check_cancelled()
+            self.request.check_cancelled()
             self.rewind(len(self.committed))
             self.tree = self.tree.bare()

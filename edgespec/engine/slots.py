@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.engine.drafting.drafter import Drafter
-from edgespec.engine.drafting.history import History
 from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.drafting.mixer import Mixer
+from edgespec.engine.drafting.text_index import History
 from edgespec.engine.prompt import reusable
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import EngineSettings
@@ -54,11 +54,11 @@ class Slots:
     @property
     def n_free(self) -> int:
         """Number of slots without a request."""
-        return sum(slot.running is None for slot in self.usable)
+        return sum(slot.is_free for slot in self.usable)
 
     def has_one_for(self, request: ActiveRequest) -> bool:
         """True if the request can begin now; one with a prompt cache needs slot 0."""
-        free = [slot for slot in self.usable if slot.running is None]
+        free = [slot for slot in self.usable if slot.is_free]
         return any(request.terms.keeper is None or slot.number == 0 for slot in free)
 
     def take(self, request: ActiveRequest) -> Slot:
@@ -76,7 +76,7 @@ class Slots:
     def give_back(self, request: ActiveRequest) -> None:
         """Free the slot in which `request` runs, if it has one."""
         for slot in self.usable:
-            if slot.running is request:
+            if not slot.is_free and slot.request is request:
                 slot.end_text()
 
     def _choose(self, request: ActiveRequest) -> Slot:
@@ -87,9 +87,9 @@ class Slots:
         prompt, owner = request.prompt[:-1], request.terms.owner
         best = max(self.usable, key=lambda slot: reusable(slot, prompt, owner))
         n_shared = reusable(best, prompt, owner)
-        free = (slot for slot in self.usable if slot.running is None)
+        free = (slot for slot in self.usable if slot.is_free)
         oldest = min(free, key=lambda slot: slot.last_use)
-        if best is oldest or (best.running is None and n_shared == len(best.committed) > 0):
+        if best is oldest or (best.is_free and n_shared == len(best.committed) > 0):
             return best
         if n_shared > reusable(oldest, prompt, owner):
             self._share(best, oldest, n_shared)
@@ -110,6 +110,6 @@ class Slots:
         if draft is None or draft.info.n_slots < model.info.n_slots:
             target.n_drafted = 0
         elif target.grower is not None:
-            target.n_drafted = min(source.grower.n_leading, n_tokens) if source.grower else 0
+            target.n_drafted = min(source.n_leading, n_tokens)
             draft.share(source.number, target.number, target.n_drafted)
             target.n_drafted = draft.committed_of(target.number)

@@ -6,13 +6,14 @@ Knows the engine's thread only through its queue, and nothing of models.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users
-from edgespec.engine.request import ActiveRequest, Handover
+from edgespec.engine.request import ActiveRequest
 from edgespec.engine.scheduler import Scheduler
 from edgespec.errors import Cancelled, SessionClosed, UsageError
 from edgespec.ports import Progress
@@ -32,15 +33,15 @@ class Stream(Closeable):
         self._scheduler = scheduler
         self._load_s = load_s
         self._users = Users("the generation")
-        self._handovers: SimpleQueue[Handover] = SimpleQueue()
+        self._deliveries: SimpleQueue[Sequence[TokenEvent]] = SimpleQueue()
         self._events: deque[TokenEvent] = deque()
         """Tokens that are here and not taken."""
-        self._end: Handover | None = None
-        """The last one, once it is here."""
+        self._is_over = False
+        """True once the delivery without tokens is here, which is the last."""
         self._result: GenerationResult | None = None
         self._failure: Exception | None = None
         self._request = request
-        request.deliver = self._handovers.put
+        request.deliver = self._deliveries.put
         if request.terms.progress is not None:
             guarded = _guarded(request.terms.progress, scheduler, self._users)
             request.terms = replace(request.terms, progress=guarded)
@@ -91,7 +92,7 @@ class Stream(Closeable):
 
     def tell(self, item: Any) -> None:
         """Yield `item` before the tokens to come; for the request's callback."""
-        self._request.deliver(Handover([item]))
+        self._request.deliver([item])
 
     def cancel(self) -> None:
         """End the text soon, from any thread; its finish reason is "cancelled"."""
@@ -111,11 +112,11 @@ class Stream(Closeable):
 
     def _wait(self) -> None:
         """Wait until there is a token to take or the text has ended."""
-        if self._end is None and self._handovers.empty():
+        if not self._is_over and self._deliveries.empty():
             self._scheduler.want(self._request)
-        while self._end is None and not self._events:
+        while not self._is_over and not self._events:
             try:
-                handover = self._handovers.get(timeout=POLL_S)
+                events = self._deliveries.get(timeout=POLL_S)
             except Empty:
                 # a call that was about to begin when it was cancelled has not heard of it
                 if self._request.cancelled.is_set():
@@ -124,12 +125,12 @@ class Stream(Closeable):
                 self._leave()
                 raise
             else:
-                self._events += handover.events
-                self._end = handover if handover.is_last else None
+                self._events += events
+                self._is_over = not events
 
     def _finish(self) -> None:
         """Set the result at the end, or raise the error that is the end."""
-        failure = self._end.failure if self._end is not None else None
+        failure = self._request.failure
         if isinstance(failure, SessionClosed):
             raise failure
         self._set_result()

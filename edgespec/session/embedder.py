@@ -16,7 +16,6 @@ import numpy as np
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Worker
-from edgespec.engine.encoding import Encoder
 from edgespec.errors import BudgetError, ModelError, SessionClosed, UsageError
 from edgespec.memory import heap, process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -25,6 +24,7 @@ from edgespec.memory.stable_count import stable_count
 from edgespec.ports import Progress, check_token
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.runtimes import ModelRequest, PreparedEmbedder
+from edgespec.session.encoding import Encoder
 from edgespec.session.given import checked
 from edgespec.session.reserving import REQUESTS
 from edgespec.settings import arguments

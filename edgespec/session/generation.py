@@ -47,7 +47,7 @@ class Generation(Stream):
 
         Raises UsageError if the target cannot serve the request, and SessionClosed.
         """
-        super().__init__(engine.scheduler, engine.admit(request), load_s)
+        super().__init__(engine, engine.admit(request), load_s)
         self._owner = owner
 
     def _set_result(self) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgespec.engine.acceptance import ExactReplay
-from edgespec.engine.drafting import history
-from edgespec.engine.encoding import max_characters
+from edgespec.engine.drafting import text_index
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
@@ -18,6 +17,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import Vocabulary
 from edgespec.runtimes import PreparedModel, UsesGpu
+from edgespec.session.encoding import max_characters
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size
 
@@ -56,7 +56,7 @@ def reserved_rows(
     replays = engine_settings.acceptance_rule is ExactReplay
     nbytes = target.info.n_vocab * (SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN)
     if settings.draft is not None or engine_settings.lookup:
-        nbytes += history.BYTES
+        nbytes += text_index.BYTES
     rows.append(MemoryRow("process", "sampling", nbytes))
     n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
     if grammars:

@@ -20,7 +20,6 @@ from edgespec.chat.prompts import ChatPrompt, ChatPrompts
 from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.admission import text_limit
 from edgespec.engine.drafting.state_store import CalibrationFile
-from edgespec.engine.encoding import Encoder
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -32,6 +31,7 @@ from edgespec.ports import Progress
 from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session import reserving
+from edgespec.session.encoding import Encoder
 from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels

@@ -104,7 +104,7 @@ class SessionBudget(Closeable):
 
         def settle() -> None:
             weights.settle()
-            self._engine.see_budget(paging)
+            self._engine.planner.see_budget(paging)
 
         done = self._engine.between(settle)
         while not applied.wait(POLL_S):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from edgespec.chat.prompts import ChatPrompts
-from edgespec.engine.encoding import Encoder
+from edgespec.session.encoding import Encoder
 
 
 class Tokenizer:

@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edgespec.engine.drafting.block import BlockDrafter
 from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.head import BlockDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.planning.pacer import BestFirstPacer, Limits
 from edgespec.engine.sampling import SamplingParams

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.drafting import history
+from edgespec.engine.drafting import text_index
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.history import BYTES, N_CLIENTS, History
 from edgespec.engine.drafting.lookup import KINDS, LookupDrafter, kind_of
 from edgespec.engine.drafting.mixer import Mixer
-from edgespec.engine.drafting.text_index import MAX_MATCH, TextIndex
+from edgespec.engine.drafting.text_index import BYTES, MAX_MATCH, N_CLIENTS, History, TextIndex
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
@@ -246,8 +245,8 @@ def test_two_matching_tokens_of_another_text_are_too_few() -> None:
 
 
 def test_recent_texts_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "N_TOKENS", 8)
-    recent = history.RecentTexts()
+    monkeypatch.setattr(text_index, "N_TOKENS", 8)
+    recent = text_index.RecentTexts()
     recent.add(range(8))
     for begin in range(100, 200, 8):
         recent.add(range(begin, begin + 8))

@@ -124,4 +124,5 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     rules, tree = EngineSettings().rules_for(target.info), TokenTree(1)
     round_ = Round(slot, rules, RoundPlanner(), RoundPlan(False), None, tree, none, none)
     accepted = Accepted(path=(ROOT,), events=(TokenEvent("c", 2, "target", 0),))
-    assert round_._outcome([ROOT], accepted).idle_s == 0.25
+    round_._measure([ROOT], accepted)
+    assert round_.outcome.idle_s == 0.25

@@ -46,7 +46,7 @@ def slots(address: str) -> tuple[int, int]:
 @pytest.mark.slow
 def test_eight_requests_with_schemas_are_all_answered() -> None:
     with pair(n_parallel=8, grammars=True, logprobs=True) as session, serving(session) as address:
-        scheduler, most = session._engine.scheduler, [0]
+        scheduler, most = session._engine, [0]
         advance = scheduler._advance
 
         def watched() -> None:

@@ -45,15 +45,6 @@ class Opinion(NamedTuple):
 
 
 @runtime_checkable
-class DryRuns(Protocol):
-    """A drafter that can guess a token that is already committed, at almost no cost."""
-
-    def dry_run(self, committed: Sequence[int]) -> Opinion | None:
-        """The opinion about the last committed token, as if that were not known. All of them count
-        as read."""
-
-
-@runtime_checkable
 class RemembersTexts(Protocol):
     """A drafter that guesses from earlier texts: of the same client only, as the time of an answer
     would tell others what was guessed."""

@@ -45,8 +45,6 @@ class DrawingDrafter(ModelDrafter):
         self._growth = growth
         self._draws: dict[int, Draws] = {}
         """Draws by key of the node."""
-        self._best_probability: dict[int, float] = {}
-        """Probability of the draft's best token at temperature 1, by key of the node."""
         self.begin_text(Sampler(SamplingParams()))
 
     def begin_text(self, sampler: Sampler) -> None:
@@ -64,8 +62,10 @@ class DrawingDrafter(ModelDrafter):
         return self._draws.get(key)
 
     def best_probability(self, key: int) -> float:
-        """Probability of the draft's best token after the node with this key; 0 if unknown."""
-        return self._best_probability.get(key, 0.0)
+        """Probability of the draft's best token at temperature 1 after the node with this key; 0 if
+        unknown."""
+        opinion = self.opinion(key)
+        return opinion.probabilities[0] if opinion is not None else 0.0
 
     @property
     def is_greedy(self) -> bool:
@@ -75,12 +75,10 @@ class DrawingDrafter(ModelDrafter):
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         super().follow(tree, path, root)
         self._draws = {key: self._draws[key] for key in self._opinions if key in self._draws}
-        self._best_probability = {key: self._best_probability[key] for key in self._draws}
 
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)
         self._draws.clear()
-        self._best_probability.clear()
 
     def _opinion(
         self, key: int, logits: Logits, n_ahead: int, ahead: Sequence[int]
@@ -92,7 +90,6 @@ class DrawingDrafter(ModelDrafter):
         if self._rated is not None:
             tokens = self._rated[tokens]
         guesses = self._growth.draw(tokens, q, self._random)
-        self._best_probability[key] = opinion.probabilities[0]
         self._draws[key] = Draws(tokens, q, tuple(guesses))
         return opinion
 

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.tree import TokenTree
-
-
-class Answer(NamedTuple):
-    """Candidates for the token after a node, best first."""
-
-    kind: str
-    """Class of answers with about the same hit rate."""
-    tokens: list[int]
-    shares: list[float]
-    """Probability of each token if one of them is right, above 0."""
-    odds: float = 1.0
-    """Factor of the odds that one of them is right, by their noise."""
 
 
 class FreeDrafter(ABC):
@@ -36,15 +24,15 @@ class FreeDrafter(ABC):
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         self._eog_tokens = eog_tokens
         self._sampler = Sampler(SamplingParams())
-        self._answers: dict[int, Answer | None] = {}
-        """Answers by key of the node; None for nodes without one."""
+        self._opinions: dict[int, Opinion | None] = {}
+        """Guesses by key of the node; None for nodes without any."""
 
     def begin_text(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
     @abstractmethod
-    def answer(self, tree: TokenTree, node: int) -> Answer | None:
-        """Candidates for the token after `node`."""
+    def answer(self, tree: TokenTree, node: int) -> Opinion | None:
+        """Guesses after `node`, as `said` makes them."""
 
     @abstractmethod
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:
@@ -56,25 +44,25 @@ class FreeDrafter(ABC):
         return [
             node
             for node in range(n_nodes)
-            if keys[node] not in self._answers and tokens[node] not in self._eog_tokens
+            if keys[node] not in self._opinions and tokens[node] not in self._eog_tokens
         ]
 
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         for node in nodes:
-            self._answers[int(tree.key[node])] = self.answer(tree, node)
+            self._opinions[int(tree.key[node])] = self.answer(tree, node)
         return list(nodes)
 
     def opinion(self, key: int) -> Opinion | None:
-        return self._opinion(self._answers.get(key))
+        return self._opinions.get(key)
 
-    def _opinion(self, answer: Answer | None) -> Opinion | None:
-        if answer is None or not answer.tokens:
+    def said(self, kind: str, tokens: Sequence[int], shares: Sequence[float]) -> Opinion | None:
+        """An opinion of one of `kinds`, best token first; None without tokens.
+
+        `shares` are the probabilities of the tokens if one of them is right, above 0.
+        """
+        if not tokens:
             return None
-        chance = self.kinds[answer.kind]
-        chance = answer.odds * chance / (1.0 - chance + answer.odds * chance)
-        return Opinion(
-            self.source, answer.tokens, answer.shares, chance, answer.kind, self.temperature
-        )
+        return Opinion(self.source, tokens, shares, self.kinds[kind], kind, self.temperature)
 
     def _branch(self, tree: TokenTree, node: int) -> Sequence[int]:
         """Tokens from below the root down to `node`, if the sampler needs them."""
@@ -88,7 +76,7 @@ class FreeDrafter(ABC):
         return None
 
     def rest(self) -> None:
-        self._answers.clear()
+        self._opinions.clear()
 
     def cancel(self) -> None:  # noqa: B027 - there is nothing to end
         """A step takes microseconds."""

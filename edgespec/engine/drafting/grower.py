@@ -8,25 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.engine.drafting.drafter import Drafter, DryRuns, Opinion, RemembersTexts
-from edgespec.engine.drafting.forced import SOURCE as FORCED
+from edgespec.engine.drafting.drafter import Drafter, Opinion, RemembersTexts
+from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.planning.pacer import Limits, Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.ports import PassPart
-from edgespec.tree import TokenTree
+from edgespec.tree import ROOT, TokenTree
 
-
-class Complaint(NamedTuple):
-    """The reason why a drafter cannot guess now."""
-
-    source: str
-    reason: str
+FORCED = "grammar"
+"""Source of the tokens that a grammar forces."""
+FORCED_CONFIDENCE = 0.99
+"""A grammar forces bytes, which the target may still split into other tokens."""
 
 
 class TreeGrower:
@@ -94,10 +91,10 @@ class TreeGrower:
             if isinstance(drafter, RemembersTexts):
                 drafter.end_text(new)
 
-    def prepare(self, committed: Sequence[int], root_token: int) -> list[Complaint]:
+    def prepare(self, committed: Sequence[int], root_token: int) -> dict[str, str]:
         """Determine which drafters can guess after `committed` and `root_token`; the others drop
-        their nodes and are returned."""
-        complaints = []
+        their nodes. Returns their reasons by source."""
+        obstacles = {}
         ready = []
         for drafter in self._drafters:
             reason = drafter.obstacle(committed, root_token)
@@ -105,9 +102,9 @@ class TreeGrower:
                 ready.append(drafter)
             else:
                 drafter.rest()
-                complaints.append(Complaint(drafter.source, reason))
+                obstacles[drafter.source] = reason
         self._ready = tuple(ready)
-        return complaints
+        return obstacles
 
     def is_behind(self, committed: Sequence[int]) -> bool:
         """True if a drafter must read committed tokens before it can guess."""
@@ -124,7 +121,7 @@ class TreeGrower:
         learns."""
         token = committed[-1]
         for drafter in self._ready:
-            if isinstance(drafter, DryRuns):
+            if isinstance(drafter, LookupDrafter):
                 opinion = drafter.dry_run(committed)
                 if opinion is None:
                     return False
@@ -248,8 +245,20 @@ class TreeGrower:
 
     def _opinions(self, key: int) -> list[Opinion]:
         """Opinions of all drafters about the node with this key."""
-        said = (drafter.opinion(key) for drafter in self._ready)
-        return [opinion for opinion in said if opinion is not None]
+        return [opinion for drafter in self._ready if (opinion := drafter.opinion(key)) is not None]
+
+
+def hang_forced(tree: TokenTree, sampler: Sampler, limits: Limits) -> None:
+    """Add the tokens that a grammar forces after the root as one branch, within the limits of a
+    pass."""
+    node = ROOT
+    for token in sampler.forced(min(limits.max_nodes - 1, limits.max_depth)):
+        child = tree.child(node, token)
+        if child is None:
+            if tree.is_full:
+                return
+            child = tree.add(node, token, FORCED_CONFIDENCE, source=FORCED)
+        node = child
 
 
 def step_ahead(asked: Iterable[tuple[TreeGrower | None, PassPart | None]]) -> None:

@@ -1,31 +1,27 @@
-"""Drafter with a head, a draft model that reads the target's hidden states (features).
+"""Drafters with a head, a draft model that reads the target's hidden states (features).
 
-Below guesses it uses features that it predicts itself; accepted tokens are read again with the
-target's. Knows heads through their port, and no target.
+Knows heads through their port, and no target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.model import ModelDrafter
-from edgespec.ports.features import ReadsFeatures
+from edgespec.ports import PassPart
+from edgespec.ports.features import GuessesBlocks, ReadsFeatures
 from edgespec.tree import ROOT, TokenTree
 
 
 class HeadDrafter(ModelDrafter):
-    """Implements `Drafter` with a head."""
+    """Implements `Drafter` with a head.
 
-    def __init__(
-        self,
-        head: ReadsFeatures,
-        n_candidates: int,
-        temperature: float,
-        n_vocab: int,
-        eog_tokens: frozenset[int],
-    ) -> None:
-        super().__init__(head, n_candidates, temperature, n_vocab, eog_tokens)
-        self._head = head
+    Below guesses it uses features that it predicts itself; accepted tokens are read again with the
+    target's.
+    """
+
+    model: ReadsFeatures
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """The root and the children of evaluated nodes, which have features; none before a text's
@@ -38,7 +34,7 @@ class HeadDrafter(ModelDrafter):
         """Read `path` and `root` in one step with the target's features."""
         self.rest()
         n_read = self.window.n_held
-        info, n_nodes = self._head.info, len(path) + 1
+        info, n_nodes = self.model.info, len(path) + 1
         # catch_up() reads a longer path as committed tokens
         if n_read and n_nodes <= info.max_nodes and n_read + n_nodes <= info.n_ctx:
             self._read(tree.branch([*path, root]))
@@ -46,7 +42,7 @@ class HeadDrafter(ModelDrafter):
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
         """Missing features, or the reasons of `ModelDrafter.obstacle`."""
         reason = super().obstacle(committed, root_token)
-        if reason is None and self._head.lacks_features(len(committed)):
+        if reason is None and self.model.lacks_features(len(committed)):
             return "the target's hidden states of this text are not known"
         return reason
 
@@ -56,7 +52,76 @@ class HeadDrafter(ModelDrafter):
 
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)
-        self._head.drop_features(n_tokens)
+        self.model.drop_features(n_tokens)
 
     def _has_features(self, tree: TokenTree, node: int) -> bool:
         return node == ROOT or int(tree.key[tree.parent[node]]) in self._opinions
+
+
+class BlockDrafter(HeadDrafter):
+    """Implements `Drafter` with a block head, which guesses the tokens of several depths in a pass.
+
+    All nodes of a depth have the same guesses; with a chained head, all nodes of a depth and token.
+    The score of a path is the product of its confidences, as in DDTree (arXiv 2604.12989). The step
+    at the root makes the head's pass; later steps are free until the root changes.
+    """
+
+    def __init__(
+        self,
+        head: GuessesBlocks,
+        n_candidates: int,
+        temperature: float,
+        n_vocab: int,
+        eog_tokens: frozenset[int],
+    ) -> None:
+        super().__init__(head, n_candidates, temperature, n_vocab, eog_tokens)
+        self.step_depth = head.block_guesses
+        self._is_chained = head.is_chained
+        self._said: dict[tuple[int, int], Opinion | None] = {}
+        """Guesses by depth and, for chained heads, the token of the node."""
+
+    def open_nodes(self, tree: TokenTree) -> list[int]:
+        """The root; after its step, all nodes within the block."""
+        n_nodes = len(tree) if self.is_free else 1
+        keys, tokens = tree.key[:n_nodes].tolist(), tree.token[:n_nodes].tolist()
+        return [
+            node
+            for node in range(n_nodes)
+            if tree.depth[node] < self.step_depth
+            and keys[node] not in self._opinions
+            and tokens[node] not in self._eog_tokens
+        ]
+
+    def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        unseen = {self._place(tree, node): node for node in nodes}
+        unseen = {place: node for place, node in unseen.items() if place not in self._said}
+        if unseen:
+            asked = [*unseen.values()]
+            [logits] = self.model.evaluate([PassPart(self._slot, tree, asked)])
+            self._take_opinions(tree, asked, logits)
+        for place, node in unseen.items():
+            said = self._opinions[int(tree.key[node])]
+            self._said[place] = said and said._replace(kind=f"{1 + place[0]} ahead")
+        for node in nodes:
+            self._opinions[int(tree.key[node])] = self._said[self._place(tree, node)]
+        self.is_free = True
+        return list(nodes)
+
+    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
+        """Read `path` and drop all guesses, which did not depend on all of it."""
+        self.rest()
+        if len(path) <= self.window.room:
+            self.window.append(tree.token[list(path)].tolist())
+
+    def rest(self) -> None:
+        self._said.clear()
+        self._opinions.clear()
+        self.is_free = False
+
+    def rewind(self, n_tokens: int) -> None:
+        self.rest()
+        super().rewind(n_tokens)
+
+    def _place(self, tree: TokenTree, node: int) -> tuple[int, int]:
+        depth = int(tree.depth[node])
+        return depth, int(tree.token[node]) if self._is_chained and depth else ROOT

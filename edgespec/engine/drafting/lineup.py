@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.history import History
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.model import ModelDrafter
 from edgespec.engine.drafting.recycling import RecyclingDrafter
+from edgespec.engine.drafting.text_index import History
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GuessesBlocks, ReadsFeatures
@@ -58,7 +58,7 @@ def line_up(
     if draft is not None:
         terms = settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
         if isinstance(draft, GuessesBlocks):
-            from edgespec.engine.drafting.block import BlockDrafter
+            from edgespec.engine.drafting.head import BlockDrafter
 
             guessing.insert(0, BlockDrafter(draft, *terms))
         elif isinstance(draft, ReadsFeatures):

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.free import Answer, FreeDrafter
-from edgespec.engine.drafting.history import History, RecentTexts
-from edgespec.engine.drafting.text_index import MAX_MATCH, TextIndex
+from edgespec.engine.drafting.free import FreeDrafter
+from edgespec.engine.drafting.text_index import MAX_MATCH, History, RecentTexts, TextIndex
 from edgespec.tree import TokenTree
 
 N_CANDIDATES = 4
@@ -57,18 +56,24 @@ def voted(places: Sequence[tuple[int, int]]) -> tuple[int, list[int], list[float
     return most, best, [votes[token] / total for token in best]
 
 
-def weighed(answer: Answer, luck: Sequence[float]) -> Answer:
-    """`answer` with shares and odds by the `luck` of its tokens in the draw, best first."""
+def weighed(opinion: Opinion, luck: Sequence[float]) -> Opinion | None:
+    """`opinion` with shares and chance by the `luck` of its tokens in the draw, best first; None if
+    none of them is possible."""
     if not any(luck):
-        return answer
-    tau = FreeDrafter.temperature
-    weights = [share * math.exp(one / tau) for share, one in zip(answer.shares, luck, strict=True)]
-    total = sum(weights)
+        return opinion
+    shares, chance = opinion.probabilities, opinion.chance
+    weights = [
+        share * math.exp(one / opinion.temperature) for share, one in zip(shares, luck, strict=True)
+    ]
     best = sorted((n for n, weight in enumerate(weights) if weight), key=lambda n: -weights[n])
-    return answer._replace(
-        tokens=[answer.tokens[n] for n in best],
-        shares=[weights[n] / total for n in best],
-        odds=total / sum(answer.shares),
+    if not best:
+        return None
+    total = sum(weights)
+    odds = total / sum(shares) * chance
+    return opinion._replace(
+        tokens=[opinion.tokens[n] for n in best],
+        probabilities=[weights[n] / total for n in best],
+        chance=odds / (1.0 - chance + odds),
     )
 
 
@@ -96,13 +101,13 @@ class LookupDrafter(FreeDrafter):
         if self._recent is not None:
             self._recent.add(new)
 
-    def answer(self, tree: TokenTree, node: int) -> Answer | None:
+    def answer(self, tree: TokenTree, node: int) -> Opinion | None:
         words, depth = self._words_at(tree, node), int(tree.depth[node])
         return self._answer_after(words, depth, self._branch(tree, node))
 
     def _answer_after(
         self, words: Sequence[int], n_ahead: int, ahead: Sequence[int] = ()
-    ) -> Answer | None:
+    ) -> Opinion | None:
         said = [
             (self._index.tokens[place + 1], alike) for place, alike in self._index.places(words)
         ]
@@ -116,8 +121,9 @@ class LookupDrafter(FreeDrafter):
             return None
         alike, tokens, shares = voted(said)
         kind = kind_of(alike, len(tokens) == 1, is_others)
+        opinion = self.said(kind, tokens, shares)
         luck = self._sampler.luck(tokens, n_ahead, ahead)
-        return weighed(Answer(kind, tokens, shares), luck)
+        return opinion and weighed(opinion, luck)
 
     def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Ignore the logits: only picked tokens are part of the text."""
@@ -135,12 +141,13 @@ class LookupDrafter(FreeDrafter):
             self._index.append(token)
 
     def dry_run(self, committed: Sequence[int]) -> Opinion | None:
+        """The opinion about the last committed token, as if that were not known, at almost no cost.
+        All of them count as read."""
         self.rest()
         n_read, opinion = len(self._index), None
         for n_ahead, token in enumerate(committed[n_read:], n_read - len(committed)):
             if n_ahead == -1:
-                answer = self._answer_after(self._index.tokens[-MAX_MATCH:], n_ahead)
-                opinion = self._opinion(answer)
+                opinion = self._answer_after(self._index.tokens[-MAX_MATCH:], n_ahead)
             self._index.append(token)
         return opinion
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from edgespec.engine.drafting.drafter import Guess, Opinion
@@ -83,7 +84,7 @@ class Mixer:
                 chance = chances.pop(token, None)
                 if chance is not None:
                     guesses.append(Guess(token, chance, probability, opinion.source))
-        return sorted(guesses, key=lambda guess: -guess.confidence)
+        return sorted(guesses, key=attrgetter("confidence"), reverse=True)
 
     def observe(self, opinions: Sequence[Opinion], token: int) -> None:
         """Learn from a node after which the target picked `token`."""

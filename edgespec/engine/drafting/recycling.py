@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.engine.drafting.free import Answer, FreeDrafter
+from edgespec.engine.drafting.drafter import Opinion
+from edgespec.engine.drafting.free import FreeDrafter
 from edgespec.engine.filters import top_tokens
 from edgespec.tree import ROOT, TokenTree
 
@@ -80,7 +81,7 @@ class RecyclingDrafter(FreeDrafter):
     def end_text(self, new: Sequence[int]) -> None:
         """Its logits are in the tables already."""
 
-    def answer(self, tree: TokenTree, node: int) -> Answer | None:
+    def answer(self, tree: TokenTree, node: int) -> Opinion | None:
         token = int(tree.token[node])
         for kind, found in (
             (PAIR, self._after_pair.get(self._pair(tree, node))),
@@ -89,8 +90,8 @@ class RecyclingDrafter(FreeDrafter):
             if found is not None:
                 tokens, logits = found
                 depth, ahead = int(tree.depth[node]), self._branch(tree, node)
-                said = self._sampler.foresee(logits, N_GUESSES, depth, ahead, tokens)
-                return Answer(kind, said.tokens, said.shares)
+                foreseen = self._sampler.foresee(logits, N_GUESSES, depth, ahead, tokens)
+                return self.said(kind, *foreseen)
         return None
 
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:

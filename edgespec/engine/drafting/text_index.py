@@ -1,4 +1,10 @@
-"""An index of a text, which finds where it went on after the same tokens. Knows no drafter."""
+"""Indexes of texts, which find where a text went on after the same tokens.
+
+One is of the text that is written, others are of the recent texts of each client, prompts and
+answers: SuffixDecoding (Oliaro et al., arXiv 2411.04975) keeps those in suffix trees; here they are
+in the index that a text has of itself, and old ones go as a whole. Owns bounded memory; knows no
+drafter.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,12 @@ MIN_MATCH = 2
 """Fewest matching tokens of an occurrence."""
 MAX_MATCH = 24
 """Most tokens that are compared."""
+N_TOKENS = 8192
+"""Tokens of each of a client's two indexes: the older one is dropped when the newer one is full."""
+N_CLIENTS = 4
+"""Clients whose texts are kept, those that asked last."""
+MIN_RECENT_MATCH = 3
+"""Fewest matching tokens of an occurrence in another text."""
 
 
 class TextIndex:
@@ -76,3 +88,48 @@ class TextIndex:
 
     def _head(self, one: int, other: int) -> int:
         return (one * 0x9E3779B1 ^ other * 0x85EBCA6B) >> 7 & (self.n_heads - 1)
+
+
+class RecentTexts:
+    """The recent texts of one client, at least the last `N_TOKENS` tokens."""
+
+    def __init__(self) -> None:
+        self._newer = TextIndex()
+        self._older: TextIndex | None = None
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Add a part of a text; parts follow one another like one text."""
+        for token in tokens[-N_TOKENS:]:
+            if len(self._newer) == N_TOKENS:
+                self._newer, self._older = TextIndex(), self._newer
+            self._newer.append(token)
+
+    def after(self, words: Sequence[int]) -> list[tuple[int, int]]:
+        """Tokens that followed earlier occurrences of the last of `words`, the latest occurrence
+        first, each with the number of matching tokens."""
+        return [
+            (index.tokens[place + 1], alike)
+            for index in (self._newer, self._older)
+            if index is not None
+            for place, alike in index.places(words)
+            if alike >= MIN_RECENT_MATCH
+        ]
+
+
+class History:
+    """The recent texts of the last `N_CLIENTS` clients, each of which sees its own only."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, RecentTexts] = {}
+
+    def of(self, client: str) -> RecentTexts:
+        """The texts of `client`; those of the client that asked longest ago may be dropped."""
+        texts = self._texts.pop(client, None) or RecentTexts()
+        if len(self._texts) == N_CLIENTS:
+            del self._texts[next(iter(self._texts))]
+        self._texts[client] = texts
+        return texts
+
+
+BYTES = N_CLIENTS * 2 * (TextIndex.n_heads * 4 + N_TOKENS * 8)
+"""Memory that all indexes of recent texts take together, at most."""

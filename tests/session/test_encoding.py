@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from edgespec.engine.encoding import encoded
 from edgespec.errors import UsageError
+from edgespec.session.encoding import encoded
 
 
 class Words:
