@@ -35,6 +35,7 @@ from edgespec.settings.config import (
 from edgespec.settings.draft_name import OWN_DRAFT, SELF
 from edgespec.settings.options import option_names
 from edgespec.settings.toml_file import read_config
+from edgespec.tracing.spans import OFF, Trace
 from edgespec.tuning import presets
 
 MEASURED_SEED = 0
@@ -63,17 +64,23 @@ class CommandSettings:
         return EngineSettings.of(self.generate)
 
     @contextmanager
-    def opened(self, console: Console, template: str | None = None) -> Iterator[Session]:
+    def opened(
+        self, console: Console, template: str | None = None, trace: Trace = OFF
+    ) -> Iterator[Session]:
         """Open a session; `template` replaces the model's chat template."""
         from edgespec.session import session
 
         for note in self.notes:
             console.note(note)
-        with session.load(self.load, self.engine, console.progress) as loaded:
+        with (
+            self.mentioning_draft_max(),
+            session.load(self.load, self.engine, console.progress, trace) as loaded,
+        ):
             console.end_of_progress()
             for note in loaded.plan.notes:
                 console.note(f"note: {note}")
-            loaded.use_chat_template(template)
+            if template is not None:
+                loaded.use_chat_template(template)
             yield loaded
 
     @contextmanager

@@ -73,7 +73,6 @@ def add_to(parser: ArgumentParser) -> None:
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Generate and report; Ctrl-C ends the text early."""
     from edgespec.memory import process
-    from edgespec.session import session
 
     grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
     command, prompt = settings_from(args), read_prompt(args)
@@ -83,17 +82,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if json_file and not as_json:
         check_output(Path(json_file))
     console = Console(color=_color(args, as_json), quiet="quiet" in args)
-    for note in command.notes:
-        console.note(note)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
-    with (
-        command.mentioning_draft_max(),
-        _trace(args) as trace,
-        session.load(command.load, command.engine, console.progress, trace) as running,
-    ):
-        console.end_of_progress()
-        for note in running.plan.notes:
-            console.note(f"note: {note}")
+    with _trace(args) as trace, command.opened(console, trace=trace) as running:
         events = running.stream(
             prompt,
             settings.sampling(seed),

@@ -1,7 +1,8 @@
 """Measures the memory needs of a GGUF model: contexts, plan rows, and tensors on devices.
 
 Sizes come from a model opened without weights, the order of weights from a mapping that is not
-read. Nothing stays loaded.
+read. Nothing stays loaded. The module is longer than others, because the sizes of one model that is
+opened once are one class.
 """
 
 from __future__ import annotations
