@@ -90,10 +90,12 @@ def translated(content: Mapping[str, Any]) -> dict[str, Any]:
             raise FieldError(name, f"{name}: this server cannot do that, only {neutral}")
     if "n_predict" in fields:
         limit = fields.pop("n_predict")
-        fields.setdefault("max_tokens", limit)
+        if fields.get("max_tokens") is None:
+            fields["max_tokens"] = limit
     if fields.get("json_schema") is not None:
         schema = fields.pop("json_schema")
-        fields.setdefault("response_format", {"type": "json_object", "schema": schema})
+        if fields.get("response_format") is None:
+            fields["response_format"] = {"type": "json_object", "schema": schema}
     else:
         fields.pop("json_schema", None)
     _settle_numbers(fields)

@@ -52,20 +52,12 @@ P = TypeVar("P", bound=RequestPart)
 
 
 def validated(kind: type[P], content: object, also_known: Sequence[str] = ()) -> P:
-    """The request in decoded JSON, in which null stands for a field left out.
+    """The request in decoded JSON.
 
     `also_known` are further fields to name where one is misspelled. Raises RequestError.
     """
-    given = content
-    if isinstance(content, Mapping):
-        fields = kind.model_fields
-        given = {
-            name: value
-            for name, value in content.items()
-            if value is not None or name not in fields
-        }
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(content)
     except ValidationError as error:
         raise _request_error(error, kind, content, also_known) from error
 

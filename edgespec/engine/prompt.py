@@ -128,9 +128,10 @@ def _progress_of(request: ActiveRequest, n_before: int, n_tokens: int) -> Progre
 
 
 def _portions(slot: Slot, unread: Sequence[int]) -> list[int]:
-    """Ends of the passes over a prompt. They are of equal size, as a short one may round
-    differently."""
-    n_passes = _n_passes(slot, len(unread))
+    """Ends of the passes over a prompt. They are of equal size, and none is smaller than a tile,
+    which would round differently."""
+    n_tiles = len(unread) // max(1, slot.target.info.prompt_tile)
+    n_passes = min(_n_passes(slot, len(unread)), max(1, n_tiles))
     return [len(unread) * (n + 1) // n_passes for n in range(n_passes)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.planning.decision import RoundPlanner
+from edgespec.engine.prompt import _portions
 from edgespec.ports import Progress
 from edgespec.tree import TokenTree
 from engine_cases import COUNTING, GREEDY, N_VOCAB, counting, finish
@@ -50,6 +52,18 @@ class TwoKernels(FakeModel):
 def written(target: TwoKernels, engine: Engine, prompt: Sequence[int]) -> None:
     """Two tokens after a prompt; the target holds the prompt and the first of them."""
     finish(engine.generate(prompt, GREEDY, max_tokens=2))
+
+
+@given(n_tokens=st.integers(1, 200), n_batch=st.integers(TILE, 40))
+def test_no_portion_of_a_prompt_is_smaller_than_a_tile(n_tokens: int, n_batch: int) -> None:
+    """Other texts are written between the portions."""
+    target = TwoKernels()
+    target.info = replace(target.info, prompt_batch=n_batch)
+    slot: Any = SimpleNamespace(target=target)
+    ends = _portions(slot, [0] * n_tokens)
+    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    assert sum(sizes) == n_tokens
+    assert min(sizes) >= min(n_tokens, TILE)
 
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)

@@ -55,10 +55,12 @@ class FakeCells:
     def max_at_once(self, sequence: int, n_tokens: int) -> int:
         return min(n_tokens, 3)
 
-    @property
-    def cache_path(self) -> dict[int, int]:
-        """Cell of each label."""
-        return {cell[1]: place for place, cell in enumerate(self._places) if cell is not None}
+    def cells_of(self, sequence: int) -> list[int]:
+        return [n for n, cell in enumerate(self._places) if cell and sequence in cell[2]]
+
+    def label_at(self, cell: int) -> int | None:
+        place = self._places[cell]
+        return place and place[1]
 
     def seen(self, sequence: int) -> list[int]:
         """Labels that attention in `sequence` sees, in the order of cells."""
@@ -76,18 +78,24 @@ class Harness:
     """Decodes what `Branches` places and checks every node's view."""
 
     def __init__(
-        self, n_sequences: int, prefix: int, n_slots: int = 1, n_cells: int = 1 << 20
+        self,
+        n_sequences: int,
+        prefix: int,
+        n_slots: int = 1,
+        n_cells: int = 1 << 20,
+        tile: int = 1,
     ) -> None:
         self.cells = FakeCells()
-        self.texts = Texts(n_slots, n_sequences - 1, n_cells, self.cells)
+        self.texts = Texts(n_slots, n_sequences - 1, n_cells, self.cells, tile=tile)
         self.branches = self.texts.all[HOME]
         self.prefixes: list[list[int]] = [[] for _ in range(n_slots)]
         self.kept: list[set[int]] = [set() for _ in range(n_slots)]
         for text in range(n_slots):
             self.read(text, prefix)
 
-    def read(self, text: int, n_tokens: int) -> None:
-        self.texts.layout.make_room(n_tokens)
+    def read(self, text: int, n_tokens: int, in_tiles: bool = False) -> None:
+        reader = self.texts.all[text] if in_tiles else None
+        self.texts.layout.make_room(n_tokens, reader)
         begin = len(self.prefixes[text])
         labels = [-1 - 1000 * text - begin - n for n in range(n_tokens)]
         for n, label in enumerate(labels):
@@ -127,15 +135,13 @@ class Harness:
         """Every text is whole, in order and where the layout says; whatever else is there counts as
         dropped."""
         in_use: set[int] = set()
-        cache_path = self.cells.cache_path
         for text, prefix in enumerate(self.prefixes):
+            branches = self.texts.all[text]
             assert self.cells.seen(text)[: len(prefix)] == prefix
-            assert self.texts.all[text].cells == [cache_path[label] for label in prefix]
-            provisional = self.texts.all[text]._cell_of
-            assert provisional == {label: cache_path[label] for label in self.kept[text]}
-            in_use |= {*prefix, *self.kept[text]}
-        held = {label for _, label, _ in self.cells.cells}
-        assert in_use <= held
+            assert self.cells.cells_of(text)[: len(prefix)] == branches.cells
+            guesses = {key: self.cells.label_at(cell) for key, cell in branches._cell_of.items()}
+            assert guesses == {key: key for key in self.kept[text]}
+            in_use |= {*branches.cells, *branches._cell_of.values()}
         assert len(self.cells.cells) == len(in_use) + self.texts.layout.n_dropped
 
 

@@ -136,7 +136,7 @@ class MessagesRequest(CountRequest):
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type", "custom") != "custom":
+    if tool.get("type") not in (None, "custom"):
         raise RequestError(
             f"{where} is of type {tool.get('type')!r}: this server has no tools of its own, only "
             "those with an input_schema can be called",

@@ -189,8 +189,8 @@ class _Items:
 
     def read(self, item: object, where: str) -> None:
         fields = as_object(item, where, "input")
-        match fields.get("type", "message"):
-            case "message":
+        match fields.get("type"):
+            case None | "message":
                 self._message(fields, where)
             case "function_call":
                 self._call(fields, where)

@@ -1,8 +1,7 @@
 """Measures the memory needs of a GGUF model: contexts, plan rows, and tensors on devices.
 
 Sizes come from a model opened without weights, the order of weights from a mapping that is not
-read. Nothing stays loaded. The module is longer than others, because the sizes of one model that is
-opened once are one class.
+read. Nothing stays loaded. The module is longer than others, because one class adds up a model.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ class MeasuredGguf:
             ),
             shared=(*on_gpu.rows, *self._isolation_rows),
             text_bytes=held_bytes // n_slots if holds_texts else 0,
-            texts_alter_prompts=has_prompt_tiles(self._header),
+            texts_alter_prompts=has_prompt_tiles(self._header) and not self._can_align,
         )
         if not self.info.tree_capable:
             needs = replace(needs, state_bytes=kv_bytes)
@@ -294,6 +293,7 @@ class MeasuredGguf:
                 has_spare=info.tree_capable,
                 n_slots=info.n_slots,
                 frees_cells=self._frees_cells,
+                tile=self._tile,
             )
             for max_nodes, n_batch in choices
         ]
@@ -312,6 +312,22 @@ class MeasuredGguf:
             and not self._n_gpu_layers
             and not self.is_remote
         )
+
+    @property
+    def _can_align(self) -> bool:
+        """True if several texts can be aligned with tiles of attention.
+
+        llama.cpp could write over cells outside the windows of sliding-window layers meanwhile.
+        """
+        is_on_cpu = not self._n_gpu_layers and not self.is_remote
+        return is_on_cpu and not self.n_window and self._options.flash_attn != "off"
+
+    @property
+    def _tile(self) -> int:
+        """Cells of a tile that texts must be aligned with; a draft's rounding changes no text."""
+        is_target, has_several = self._request.owner == "target", self.info.n_slots > 1
+        is_needed = is_target and has_several and has_prompt_tiles(self._header)
+        return TILE_ROWS if is_needed and self._can_align else 1
 
     @property
     def _frees_cells(self) -> bool:

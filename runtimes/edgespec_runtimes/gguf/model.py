@@ -122,7 +122,7 @@ class GgufModel(RunningModel):
             cache_types,
             weight_types,
             expert_types,
-            shape.n_slots == 1,
+            shape.n_slots == 1 or shape.tile > 1,
             weights.backends if weights else (),
         )
         self._prompts_are_invariant = prompts_are_invariant
@@ -130,8 +130,10 @@ class GgufModel(RunningModel):
             self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
         n_branches = shape.n_branches - 1
         spare = shape.n_slots + n_branches
-        self._memory = LlamaMemory(self._context, spare, self._windows)
-        self._texts = Texts(shape.n_slots, n_branches, shape.n_cells, self._memory, self._windows)
+        self._memory = LlamaMemory(self._context, spare + (shape.tile > 1), self._windows)
+        self._texts = Texts(
+            shape.n_slots, n_branches, shape.n_cells, self._memory, self._windows, shape.tile
+        )
         self._recurrent = RecurrentText(
             self._memory, self._texts, checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )
@@ -180,7 +182,8 @@ class GgufModel(RunningModel):
             if n_again:  # rows that fill a tile
                 self._texts.truncate({slot: start + begin})
             positions = range(branches.n_committed, branches.n_committed + size)
-            layout.make_room(size)
+            is_tiled = in_tiles and size >= layout.tile > 1
+            layout.make_room(size, branches if is_tiled else None)
             self._kernels.prepare(size, layout.top + size, in_tiles)
             rows = Rows(chunk, [*positions], [[branches.home]] * size)
             self._decode(rows, range(0), {slot: start}, report)
@@ -345,8 +348,8 @@ class GgufModel(RunningModel):
 
     def read_block(self, content: memoryview, slot: int) -> None:
         with self._users.use():
-            self._texts.layout.put_in_order()
             text, n_tokens = self._texts.all[slot], self.block_tokens
+            self._texts.layout.make_room_to_restore(n_tokens, text)
             begin = text.n_committed
             state.read_block(self._memory, text.home, begin, begin + n_tokens, content)
             self._texts.take_block(slot, n_tokens)

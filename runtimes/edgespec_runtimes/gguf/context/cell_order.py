@@ -5,43 +5,31 @@ be in the order of its positions; cells of other texts between them do not matte
 batch into the first free cells. To make these always the last ones, a cell that is dropped before
 cells that stay is not freed, but moved to the spare sequence, in which nothing is ever decoded. If
 there are many such cells, or the cache is full, the cache is compacted.
+
+Attention in tiles sums over each tile of cells, counted from the cache's first one, and omits tiles
+that are hidden from all rows. So a prompt rounds as it does alone if each of its tiles is a tile of
+cells. Cells before a text's first tile are then filled, in the spare sequence, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+import numpy as np
+
+from edgespec_runtimes.gguf.context.cell_moves import (
+    CellMoves,
+    SequenceMemory,
+    UsedCell,
+    merged,
+)
 from edgespec_runtimes.gguf.context.windows import WindowCells
 
 MIN_WASTE = 256
 """Dropped cells for which compacting is not worthwhile: attention processes cells in such units."""
 WASTE_SHARE = 0.5
 """Largest share of dropped cells, relative to the cells in use."""
-
-
-class SequenceMemory(Protocol):
-    """llama.cpp's sequence operations; positions are half-open ranges, -1 means the end."""
-
-    def remove(self, sequence: int, begin: int, end: int) -> None: ...
-
-    def copy(self, source: int, target: int, begin: int, end: int) -> None: ...
-
-    def save(self, sequence: int, begin: int, end: int) -> Any: ...
-
-    def restore(self, saved: Any, sequence: int, begin: int, end: int) -> None: ...
-
-    def max_at_once(self, sequence: int, n_tokens: int) -> int:
-        """Most tokens that `save` may save at once, of a sequence with `n_tokens`."""
-
-
-class UsedCell(NamedTuple):
-    """A cell in use."""
-
-    cell: int
-    position: int
-    sequences: tuple[int, ...]
 
 
 class Occupant(Protocol):
@@ -57,6 +45,21 @@ class Occupant(Protocol):
 
     @property
     def n_committed(self) -> int: ...
+
+    @property
+    def cells(self) -> list[int]:
+        """Cells of the committed prefix."""
+
+    @property
+    def first_cell(self) -> int:
+        """The first cell in use; a large number if there is none."""
+
+    @property
+    def all_cells(self) -> Sequence[int]:
+        """Cells of the committed prefix and of guesses, ascending."""
+
+    def let_go(self, begin: int, end: int) -> Sequence[int]:
+        """Remove committed positions from all sequences; returns those that need them again."""
 
     def places_from(self, cell: int) -> Iterable[UsedCell]:
         """Cells in use from `cell` on, with all sequences that contain them."""
@@ -78,8 +81,10 @@ class CellLayout:
         n_cells: int,
         spare: int,
         windows: WindowCells | None = None,
+        tile: int = 1,
     ) -> None:
-        """`windows` are the cells of sliding-window layers, if they free cells."""
+        """`windows` are the cells of sliding-window layers, if they free cells. `tile`: cells of a
+        tile of attention, which `make_room` may align; `n_cells` has one more for each text."""
         self.memory = memory
         self.windows = windows
         self.texts: list[Occupant] = []
@@ -87,24 +92,41 @@ class CellLayout:
         self.n_moved = 0
         """Number of tokens moved so far."""
         self.n_cells = n_cells
+        self.tile = tile
         self._spare = spare
         self._waste: set[int] = set()
-        """Dropped cells in the spare sequence."""
+        """Dropped cells in the spare sequence, and filled ones."""
+        self._n_filled = 0
+        """Number of filled cells, at most."""
 
     @property
     def n_dropped(self) -> int:
-        """Number of dropped cells, which are not free."""
+        """Number of dropped and filled cells, which are not free."""
         return len(self._waste)
 
-    def make_room(self, n_rows: int) -> None:
-        """Call before a batch of `n_rows` is placed."""
+    def make_room(self, n_rows: int, reader: Occupant | None = None) -> None:
+        """Call before a batch of `n_rows` is placed.
+
+        If all of them are read by one text, `reader`, its cells are aligned with tiles.
+        """
         n_used = self.top - len(self._waste)
-        is_full = self.top + n_rows > self.n_cells
+        n_extra = self._n_extra(reader) if reader is not None else 0
+        is_full = self.top + n_extra + n_rows > self.n_cells
         # dropped cells take memory in window layers
         most = MIN_WASTE if self.windows else max(MIN_WASTE, WASTE_SHARE * n_used)
-        if self._waste and (is_full or len(self._waste) > most):
-            self.put_in_order()
+        is_wasteful = len(self._waste) - self._n_filled > most
+        if (self._waste and (is_full or is_wasteful)) or (is_full and reader is not None):
+            self.put_in_order(reader)
+        if reader is not None:
+            self._align(reader)
         self.give_back()
+
+    def make_room_to_restore(self, n_tokens: int, text: Occupant) -> None:
+        """Call before the next `n_tokens` of a text are restored."""
+        if self.tile > 1:
+            self.make_room(n_tokens, text)
+        else:
+            self.put_in_order()
 
     def give_back(self, at_once: bool = False) -> None:
         """Free the memory of cells outside all windows in window layers."""
@@ -144,79 +166,140 @@ class CellLayout:
     def clear(self) -> None:
         """Forget all cells: the cache was cleared."""
         self._waste.clear()
+        self._n_filled = 0
         self.top = 0
         if self.windows:
             self.windows.clear()
 
-    def put_in_order(self) -> None:
-        """Compact the cache: move cells behind dropped ones down, a few tokens at a time."""
-        if not self._waste:
+    def put_in_order(self, last: Occupant | None = None) -> None:
+        """Compact the cache: move cells behind dropped ones down, a few tokens at a time.
+
+        If texts are aligned with tiles, each gets cells of its own one after the other, `last` the
+        last ones.
+        """
+        if not self._waste and (self.tile == 1 or last is None):
             return
-        begin = min(self._waste)
+        begin = min(self._waste, default=0) if self.tile == 1 else 0
+        in_use = merged(place for text in self.texts for place in text.places_from(begin))
+        if not in_use:
+            self._free_waste()
+            self.top = begin
+            return
+        order = self._by_text(in_use, last) if self.tile > 1 else _ascending(in_use)
+        example = next(iter(in_use.values()))
+        content = self._saved(example) if None in order else None
         self._free_waste()
-        in_use: dict[int, UsedCell] = {}
-        for text in self.texts:
-            for place in text.places_from(begin):
-                same = in_use.get(place.cell)
-                sequences = (*same.sequences, *place.sequences) if same else place.sequences
-                in_use[place.cell] = place._replace(sequences=sequences)
-        ordered = [in_use[cell] for cell in sorted(in_use)]
-        self.top = begin
         longest = max(self.texts, key=lambda text: text.n_committed)
         n_tokens = longest.n_committed
         most = self.memory.max_at_once(longest.home, n_tokens) if n_tokens > 1 else 1
-        for first in range(0, len(ordered), most):
-            self._move_down(ordered[first : first + most])
+        moves = CellMoves(self.memory, self.windows, order, begin)
+        try:
+            moves.apply(most, lambda n: self._restore(content, n))
+        finally:
+            moved = moves.moved
+            if moved:
+                for text in self.texts:
+                    text.move(moved)
+            self.n_moved += len(moved)
+        self.top = begin + len(order)
+        self._waste = {begin + n for n, place in enumerate(order) if place is None}
+        self._n_filled = len(self._waste)
 
-    def _move_down(self, places: Sequence[UsedCell]) -> None:
-        """Move consecutive cells to the first free ones, which are contiguous after their
-        removal."""
-        runs = _runs(places)
-        saved = [self.memory.save(*run.range) for run in runs]
-        for run in runs:
-            for sequence in run.sequences:
-                self.memory.remove(sequence, *run.range[1:])
-        moved: dict[int, int] = {}
-        old = [cell for run in runs for cell in run.cells]
-        were_held = self.windows.are_held(old) if self.windows else None
-        for run, content in zip(runs, saved, strict=True):
-            first, *others = run.sequences
-            self.memory.restore(content, *run.range)
-            for other in others:
-                self.memory.copy(first, other, *run.range[1:])
-            moved |= {cell: self.append() for cell in run.cells}
-        for text in self.texts:
-            text.move(moved)
-        if self.windows and were_held is not None:
-            self.windows.move([*moved.values()], were_held)
-        self.n_moved += len(moved)
+    def _by_text(
+        self, in_use: Mapping[int, UsedCell], last: Occupant | None
+    ) -> list[UsedCell | None]:
+        """All cells in use, text by text, each from the first cell of a tile on."""
+        order: list[UsedCell | None] = []
+        texts = sorted((t for t in self.texts if t is not last), key=lambda t: t.first_cell)
+        left = dict(in_use)
+        for text in (*texts, *([last] if last is not None else [])):
+            # cells that it shares are the first ones of another text, too
+            own = [left.pop(cell) for cell in text.all_cells if cell in left]
+            if own and not own[0].position % self.tile:
+                order += [None] * (-len(order) % self.tile)
+            order += own
+        return order
+
+    def _align(self, text: Occupant) -> None:
+        """Place cells of `text` anew that are not in tiles, and fill cells up to its next tile."""
+        begin, end = self._first_misplaced(text), text.n_committed
+        if begin < end or not end % self.tile:
+            self._fill(-self.top % self.tile)
+        if begin == end:
+            return
+        most = self.memory.max_at_once(text.home, end)
+        for first in range(begin, end, most):
+            self._copy_up(text, first, min(first + most, end))
+
+    def _copy_up(self, text: Occupant, begin: int, end: int) -> None:
+        """Move tokens of `text` to the first free cells; their old ones are dropped."""
+        old = text.cells[begin:end]
+        held = self.windows.are_held(old) if self.windows else None
+        saved = self.memory.save(text.home, begin, end)
+        shared = {cell for other in self.texts if other is not text for cell in other.cells}
+        n_shared = sum(cell in shared for cell in old)  # the first ones
+        if begin + n_shared < end:
+            self.memory.copy(text.home, self._spare, begin + n_shared, end)
+            self._waste.update(old[n_shared:])
+        first, *others = text.let_go(begin, end)
+        self.memory.restore(saved, first, begin, end)
+        for sequence in others:
+            self.memory.copy(first, sequence, begin, end)
+        new = [self.append() for _ in old]
+        text.cells[begin:end] = new
+        if self.windows and held is not None:
+            self.windows.move(new, held)
+        self.n_moved += len(new)
+
+    def _n_extra(self, text: Occupant) -> int:
+        """Number of cells that `_align` takes."""
+        begin, end = self._first_misplaced(text), text.n_committed
+        is_begun = begin < end or not end % self.tile
+        return end - begin + (-self.top % self.tile if is_begun else 0)
+
+    def _first_misplaced(self, text: Occupant) -> int:
+        """First position of `text` that is not in its tile, a multiple of the tile; the number of
+        committed tokens if the next cell is in its tile."""
+        cells, tile = np.array(text.cells, np.intp), self.tile
+        n_tokens = len(cells)
+        offsets = cells - np.arange(n_tokens)
+        wrong = offsets % tile != 0
+        wrong |= offsets != np.repeat(offsets[::tile], tile)[:n_tokens]
+        if n_tokens % tile and cells[-1] + 1 != self.top:
+            wrong[-1] = True
+        return int(np.argmax(wrong)) // tile * tile if wrong.any() else n_tokens
+
+    def _fill(self, n_cells: int) -> None:
+        """Fill the next cells, in the spare sequence."""
+        if not n_cells:
+            return
+        used = (place for text in self.texts for place in text.places_from(text.last_cell))
+        example = next(used, None)
+        if example is None:
+            self._free_waste()
+            self.top = 0
+            return
+        self._restore(self._saved(example), n_cells)
+        self._waste.update(self.append() for _ in range(n_cells))
+        self._n_filled += n_cells
+
+    def _saved(self, place: UsedCell) -> tuple[Any, int]:
+        """Content of a cell, and its position."""
+        position = place.position
+        return self.memory.save(place.sequences[0], position, position + 1), position
+
+    def _restore(self, saved: tuple[Any, int] | None, n_cells: int) -> None:
+        """Fill the first free cells with a saved one."""
+        assert saved is not None
+        content, position = saved
+        for _ in range(n_cells):
+            self.memory.restore(content, self._spare, position, position + 1)
 
     def _free_waste(self) -> None:
         self.memory.remove(self._spare, -1, -1)
         self._waste.clear()
+        self._n_filled = 0
 
 
-@dataclass(slots=True)
-class _Run:
-    """Cells of consecutive positions in the same sequences."""
-
-    sequences: tuple[int, ...]
-    begin: int
-    cells: list[int]
-
-    @property
-    def range(self) -> tuple[int, int, int]:
-        """One of the sequences, and the half-open range of positions."""
-        return self.sequences[0], self.begin, self.begin + len(self.cells)
-
-
-def _runs(places: Iterable[UsedCell]) -> list[_Run]:
-    runs: list[_Run] = []
-    latest: dict[tuple[int, ...], _Run] = {}
-    for cell, position, sequences in places:
-        run = latest.get(sequences)
-        if run is None or run.begin + len(run.cells) != position:
-            run = latest[sequences] = _Run(sequences, position, [])
-            runs.append(run)
-        run.cells.append(cell)
-    return runs
+def _ascending(in_use: Mapping[int, UsedCell]) -> list[UsedCell | None]:
+    return [in_use[cell] for cell in sorted(in_use)]

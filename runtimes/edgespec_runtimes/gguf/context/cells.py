@@ -16,7 +16,8 @@ _RECURRENT = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class LlamaMemory:
-    """The cells of one context. `spare` is a sequence in which no token is ever decoded."""
+    """The cells of one context. `spare` is a sequence in which no token is ever decoded, and which
+    is empty when cells are saved or restored."""
 
     def __init__(self, context: Any, spare: int, windows: WindowCells | None = None) -> None:
         self._context = context

@@ -82,17 +82,22 @@ class ContextShape:
     n_slots: int = 1
     frees_cells: bool = False
     """True if sliding-window layers free cells outside all windows."""
+    tile: int = 1
+    """Cells of a tile that each of several texts is aligned with; 1 if they need not be."""
 
     @property
     def n_cells(self) -> int:
-        return self.n_slots * self.n_ctx
+        n_filled = self.n_slots * self.tile if self.tile > 1 else 0
+        return self.n_slots * self.n_ctx + n_filled
 
     @property
     def n_seq(self) -> int:
-        """Number of sequences: one per text and further branch, and the spare one; without rollback
-        also one for the first of several rows."""
+        """Number of sequences: one per text and further branch, and the spare one; with tiles one
+        more, through which cells are moved; without rollback also one for the first of several
+        rows."""
         is_apart = not self.n_rollback and (self.n_branches > 1 or self.line_rows > 0)
-        return self.n_slots + self.n_branches - 1 + (self.has_spare or is_apart)
+        n_further = (self.has_spare or is_apart) + (self.tile > 1)
+        return self.n_slots + self.n_branches - 1 + n_further
 
     @property
     def n_rows(self) -> int:

@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf.context.cell_order import CellLayout, SequenceMemory, UsedCell
+from edgespec_runtimes.gguf.context.cell_moves import SequenceMemory, UsedCell
+from edgespec_runtimes.gguf.context.cell_order import CellLayout
 from edgespec_runtimes.gguf.context.windows import PromptEnds, WindowCells
 
 HOME = 0
@@ -32,12 +33,14 @@ class Texts:
         n_cells: int,
         memory: SequenceMemory,
         windows: WindowCells | None = None,
+        tile: int = 1,
     ) -> None:
         """A cache of `n_cells` with `n_branches` sequences besides the texts' own.
 
-        `windows` are the cells of sliding-window layers, if they free cells.
+        `windows` are the cells of sliding-window layers, if they free cells; `tile` is
+        `CellLayout`'s.
         """
-        self.layout = CellLayout(memory, n_cells, n_slots + n_branches, windows)
+        self.layout = CellLayout(memory, n_cells, n_slots + n_branches, windows, tile)
         self._free: list[int] = list(range(n_slots, n_slots + n_branches))[::-1]
         """Empty sequences for branches."""
         self.all: list[Branches] = [Branches(text, self) for text in range(n_slots)]
@@ -256,6 +259,24 @@ class Branches:
     def last_cell(self) -> int:
         last = self.cells[-1] if self.cells else -1
         return max(last, *self._cell_of.values()) if self._cell_of else last
+
+    @property
+    def first_cell(self) -> int:
+        return min((*self.cells[:1], *self._cell_of.values()), default=1 << 62)
+
+    @property
+    def all_cells(self) -> Sequence[int]:
+        return [*self.cells, *sorted(self._cell_of.values())]
+
+    def let_go(self, begin: int, end: int) -> list[int]:
+        holders = [self.home, *(s for s in self._chains if s != self.home)]
+        for sequence, synced in self._synced.items():
+            if sequence in holders:
+                self._memory.remove(sequence, begin, end)
+            elif synced > begin:
+                self._memory.remove(sequence, begin, -1)
+                self._synced[sequence] = begin
+        return holders
 
     def places_from(self, cell: int) -> Iterable[UsedCell]:
         begin = bisect_left(self.cells, cell)

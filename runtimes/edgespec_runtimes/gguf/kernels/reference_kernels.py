@@ -49,16 +49,17 @@ class ReferenceKernels:
         cache_types: Collection[str],
         weight_types: Collection[str],
         expert_types: Collection[str] = (),
-        has_one_text: bool = True,
+        is_aligned: bool = True,
         beside: Collection[int] = (),
     ):
         """`backends` are the captured ones, of which the last is the context's; backends `beside`
         it compute further products of its graph. Keys and values of other types than single or half
         precision have one kernel, and so have other weights. `expert_types`: those of
-        `weight_types` that stacked experts have. `has_one_text`: the cache holds one text only."""
+        `weight_types` that stacked experts have. `is_aligned`: the tiles of a prompt are tiles of
+        the cache, as those of a single text are."""
         self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
         self._has_tiled_experts = not TILED_TYPES.isdisjoint(expert_types)
-        self._has_one_text = has_one_text
+        self._is_aligned = is_aligned
         self._attention_varies = len(set(cache_types)) == 1 and bool(
             {"f16", "f32"} & {*cache_types}
         )
@@ -73,11 +74,11 @@ class ReferenceKernels:
         Tiles are used if products have them, because they are several times faster, or if nothing
         can be switched. Otherwise uniform rounding of all tokens saves more. Experts never go
         through tiles: those would depend on how many rows of a batch chose an expert. Tiles of
-        attention are counted from the cache's first cell, where only a single text begins.
+        attention are counted from the cache's first cell, and texts must be aligned with them.
         """
         if not self._backends:
             return TILE_ROWS if self._has_tiled_products or self._attention_varies else 0
-        round_alike = self._has_one_text and not self._has_tiled_experts
+        round_alike = self._is_aligned and not self._has_tiled_experts
         return TILE_ROWS if self._has_tiled_products and round_alike else 0
 
     def prepare(self, n_rows: int, n_cells: int, in_tiles: bool) -> None:

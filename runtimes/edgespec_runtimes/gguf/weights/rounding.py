@@ -92,7 +92,7 @@ def expert_types(header: GgufFile) -> set[str]:
 
 
 def has_prompt_tiles(header: GgufFile) -> bool:
-    """True if a prompt is computed in tiles where the cache holds one text only."""
+    """True if a prompt is computed in tiles if texts are aligned with them."""
     return not TILED_TYPES.isdisjoint(multiplied_types(header)) and TILED_TYPES.isdisjoint(
         expert_types(header)
     )

@@ -1,0 +1,108 @@
+"""Null is a field left out, in every object of every request, as clients of other languages send
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgespec.completions.embeddings import EmbeddingRequest
+from edgespec.completions.llama_fields import SCHEMAS
+from edgespec.completions.protocols.message_requests import MessagesRequest
+from edgespec.completions.protocols.request_parts import TakesNulls
+from edgespec.completions.protocols.response_requests import ResponsesRequest
+from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
+from edgespec.server.openapi import document
+
+TURNS = [{"role": "user", "content": "a"}]
+REQUIRED: dict[str, Any] = {"messages": TURNS, "input": "a", "prompt": "a", "model": "m"} | {
+    "max_tokens": 5,
+    "name": "f",
+    "function": {"name": "f"},
+    "schema": {"type": "object"},
+}
+"""A value for each required field."""
+KINDS = {"ToolChoice": "auto", "Thinking": "adaptive", "OutputFormat": "json_schema"}
+"""Types of objects that must have one."""
+
+
+def parts(kind: type[TakesNulls] = TakesNulls) -> Iterator[type[TakesNulls]]:
+    """All objects that requests have, and those that they inherit from."""
+    for inherited in kind.__subclasses__():
+        if inherited.__module__.startswith("edgespec.") and not inherited.__name__.startswith("_"):
+            yield inherited
+        yield from parts(inherited)
+
+
+def least(kind: type[TakesNulls]) -> dict[str, Any]:
+    """The required fields of an object."""
+    names = [f.alias or name for name, f in kind.model_fields.items() if f.is_required()]
+    return {name: KINDS[kind.__name__] if name == "type" else REQUIRED[name] for name in names}
+
+
+@pytest.mark.parametrize("kind", sorted({*parts()}, key=lambda kind: kind.__name__))
+def test_an_optional_field_may_be_null(kind: type[TakesNulls]) -> None:
+    content = least(kind)
+    expected = kind.model_validate(content)
+    optional = [f.alias or name for name, f in kind.model_fields.items() if not f.is_required()]
+    for name in optional:
+        assert kind.model_validate(content | {name: None}) == expected, name
+    assert kind.model_validate(content | dict.fromkeys(optional)) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_of", "required"),
+    [
+        (ChatRequest, "messages"),
+        (CompletionRequest, "prompt"),
+        (EmbeddingRequest, "input"),
+        (ResponsesRequest, "input"),
+        (MessagesRequest, "max_tokens"),
+    ],
+)
+def test_a_required_field_must_not_be_null(request_of: Any, required: str) -> None:
+    with pytest.raises(RequestError, match=f"{required} is missing"):
+        request_of.parse(least(request_of) | {required: None})
+
+
+def test_the_document_says_that_optional_fields_may_be_null() -> None:
+    def takes_null(schema: dict[str, Any]) -> bool:
+        kinds = schema.get("type")
+        return (
+            kinds == "null"
+            or (isinstance(kinds, list) and "null" in kinds)
+            or None in schema.get("enum", ())
+            or not schema
+            or any(map(takes_null, schema.get("anyOf", ())))
+        )
+
+    schemas = document()["components"]["schemas"]
+    for kind in parts():
+        if (schema := schemas.get(kind.__name__)) is not None:
+            for name in schema["properties"].keys() - {*schema.get("required", ())}:
+                assert takes_null(schema["properties"][name]), f"{kind.__name__}.{name}"
+
+
+def test_a_null_of_one_dialect_does_not_hide_the_field_of_another() -> None:
+    request = ChatRequest.parse({"messages": TURNS, "max_tokens": None, "n_predict": 7})
+    assert request.limit == 7
+    schema = {"type": "object"}
+    fields = {"messages": TURNS, "response_format": None, "json_schema": schema}
+    request = ChatRequest.parse(fields)
+    assert request.response_format is not None and request.response_format.schema_ == schema
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_fields_of_llama_cpp_may_be_null(name: str) -> None:
+    content = {"messages": TURNS}
+    assert ChatRequest.parse(content | {name: None}) == ChatRequest.parse(content)
+
+
+def test_objects_in_lists_may_have_nulls() -> None:
+    tool = {"type": None, "name": "f", "description": None, "input_schema": {"type": "object"}}
+    content = least(MessagesRequest) | {"tools": [tool]}
+    assert MessagesRequest.parse(content).chat_request().tools
+    item = {"type": None, "role": "user", "content": "a", "id": None, "status": None}
+    assert ResponsesRequest.parse({"model": "m", "input": [item]}).new_messages == TURNS
