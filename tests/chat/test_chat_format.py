@@ -11,13 +11,13 @@ from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.onnx.files.chat_format import chat_format as onnx_format
 from gguf_files import ARRAY, STRING, U32, tiny_llama
 
-TABLE = [b"<s>", b"</s>", b"a"]
-
 
 def of_gguf(tmp_path, metadata) -> ChatFormat:
     model = tiny_llama()
-    model.metadata |= metadata
-    return gguf_format(read_header(model.write(tmp_path / "m.gguf")), TABLE)
+    kind, of_what, tokens = model.metadata["tokenizer.ggml.tokens"]
+    tokens = ["<s>", "</s>", *tokens[2:]]
+    model.metadata |= metadata | {"tokenizer.ggml.tokens": (kind, of_what, tokens)}
+    return gguf_format(read_header(model.write(tmp_path / "m.gguf")))
 
 
 def test_a_gguf_names_its_template_and_its_tokens(tmp_path):
@@ -28,7 +28,7 @@ def test_a_gguf_names_its_template_and_its_tokens(tmp_path):
             "tokenizer.chat_template.tool_use": (STRING, "{{ tools }}"),
             "tokenizer.ggml.bos_token_id": (U32, 0),
             "tokenizer.ggml.eos_token_id": (U32, 1),
-            "tokenizer.ggml.padding_token_id": (U32, 99),
+            "tokenizer.ggml.padding_token_id": (U32, 99_999),
         },
     )
     assert told.templates == {"default": "{{ messages }}", "tool_use": "{{ tools }}"}

@@ -37,7 +37,7 @@ def test_a_gguf_file_recommends_by_its_own_keys(tmp_path):
         "general.sampling.top_k": (I32, 20),
         "general.sampling.penalty_repeat": (F32, 1.25),
     }
-    sampling = gguf_format(read_header(model.write(tmp_path / "m.gguf")), []).sampling
+    sampling = gguf_format(read_header(model.write(tmp_path / "m.gguf"))).sampling
     assert sampling == {"temperature": 0.5, "top_k": 20, "repeat_penalty": 1.25}
 
 
