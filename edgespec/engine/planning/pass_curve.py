@@ -96,7 +96,7 @@ class PassCurve:
     n_context: int = 0
     """Tokens of context to which the knots apply."""
     _points: tuple[Floats, Floats, float] | None = None
-    """The result of `_interpolated`; None after a change of a knot."""
+    """Result of `_interpolated`; None after a change of a knot."""
 
     @property
     def slowdown(self) -> float:
