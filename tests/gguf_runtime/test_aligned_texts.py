@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_branches import Harness
 from test_gguf_types import quantised
+from test_one_text import SMOLLM2
 
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.runtimes import ModelRequest
@@ -193,12 +194,18 @@ class Conversations:
 
 @pytest.fixture(
     scope="module",
-    params=["Q4_K_M", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Q2_K", "Q8_0", "F16"))],
+    params=["Q4_K_M", *(pytest.param(n, marks=pytest.mark.slow) for n in ("Q2_K", "Q8_0", "real"))],
 )
 def conversations(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Conversations]:
-    path = quantised(request.param, tmp_path_factory.mktemp("model"))
+    folder = tmp_path_factory.mktemp("model")
+    if request.param == "real":
+        if not SMOLLM2.exists():
+            pytest.skip("SmolLM2 is not in the cache: edgespec models pull smollm2")
+        path = quantised("Q4_K_M", folder, SMOLLM2)
+    else:
+        path = quantised(request.param, folder)
     alone, beside = opened(path, 1), opened(path, 3, is_paged=True)
     assert alone.info.prompt_tile == beside.info.prompt_tile
     yield Conversations(alone, beside)
