@@ -308,6 +308,7 @@ class MeasuredGguf:
             and not self._request.batch_size
             and self.info.tree_capable
             and not self.n_window
+            and (self.info.n_slots == 1 or not has_prompt_tiles(self._header))
             and self._options.flash_attn != "off"
             and not self._n_gpu_layers
             and not self.is_remote

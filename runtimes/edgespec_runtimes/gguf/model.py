@@ -149,7 +149,8 @@ class GgufModel(RunningModel):
     def _least_tiled_batch(self) -> int:
         """Fewest tokens of a batch with which prompts can be computed in tiles; below
         MIN_TILED_BATCH some rows are computed twice."""
-        return TILE_ROWS if self.info.tree_capable and not self._windows else MIN_TILED_BATCH
+        may_go_back = self.info.tree_capable and self.info.n_slots == 1 and not self._windows
+        return TILE_ROWS if may_go_back else MIN_TILED_BATCH
 
     def committed_of(self, slot: int) -> int:
         return self._texts.all[slot].n_committed + len(self._recurrent.lag)
