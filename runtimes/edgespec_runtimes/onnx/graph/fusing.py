@@ -85,7 +85,7 @@ def with_fused_attention(
 ) -> onnx.ModelProto | None:
     """A copy with fused attention, which takes a mask as bias instead of `masks`; None if a layer
     computes something else. Shapes of the model must be folded."""
-    reader = _Reader(model, roles, masks)
+    reader = _AttentionReader(model, roles, masks)
     layers = [reader.layer(i) for i in range(roles.n_layers)]
     found = [layer for layer in layers if layer is not None]
     if len(found) < len(layers):
@@ -111,7 +111,7 @@ def with_fused_attention(
     return result if appends_in_place(result, roles) else None
 
 
-class _Reader:
+class _AttentionReader:
     """Recognises the parts of attention in a graph."""
 
     def __init__(self, model: onnx.ModelProto, roles: Roles, masks: Sequence[MaskForm]) -> None:
