@@ -201,7 +201,7 @@ def _on_our_cache(
                     helper.make_node("Gather", [cache, PAST_ROWS], [rows], axis=0),
                     helper.make_node("Transpose", [rows], [past_value], perm=[0, 2, 1, 3]),
                 ]
-            heads = _appended(flow, past_value, present_value)
+            heads = appended_value(flow, past_value, present_value)
             if heads is None:
                 heads = f"{new}.heads"
                 after.append(
@@ -211,7 +211,7 @@ def _on_our_cache(
     return before, after
 
 
-def _appended(flow: Flow, past: str, present: str) -> str | None:
+def appended_value(flow: Flow, past: str, present: str) -> str | None:
     """The value that the graph appends to the past, [rows, heads, tokens, size]; else None."""
     made_by = flow.producer.get(present)
     if made_by is None:

@@ -16,6 +16,7 @@ from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, cut
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION
+from edgespec_runtimes.onnx.graph.fusing import can_be_fused, export_shapes, with_fused_attention
 from edgespec_runtimes.onnx.graph.rewriting import appends_in_place, rewritten
 from edgespec_runtimes.onnx.graph.shapes import check_sizes, infer
 from edgespec_runtimes.onnx.memory import needs
@@ -45,6 +46,11 @@ class FittedDecoder:
         self.refuses_masks = device.has_memory and _has(graph, [FUSED_ATTENTION])
         self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
         max_new = max(needs.CHUNKS[0], request.max_nodes)
+        if device.is_cpu and can_be_fused(graph, roles, self.masks):
+            fused = with_fused_attention(_shapes_folded(graph, roles), roles, self.masks)
+            bias = find_masks(fused, roles, capacity, where) if fused else ()
+            if fused and bias:
+                graph, self.masks = fused, bias
         in_place = bool(self.masks) and device.is_cpu and appends_in_place(graph, roles)
         self.buffer_tokens = capacity if in_place else 0
         """Tokens of the buffers to which attention appends by itself; 0 if it does not."""
@@ -90,6 +96,14 @@ class FittedDecoder:
 
     def has(self, operators: Sequence[str]) -> bool:
         return _has(self.model, operators)
+
+
+def _shapes_folded(graph: onnx.ModelProto, roles: Roles) -> onnx.ModelProto:
+    """A copy of an export whose shapes are folded for batches of one row."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(graph)
+    del copy.graph.value_info[:]
+    return folded(copy, [export_shapes(roles, *sizes) for sizes in ((1, 0), (3, 7), (64, 96))])
 
 
 def _has(model: onnx.ModelProto, operators: Sequence[str]) -> bool:

@@ -1,0 +1,141 @@
+"""Attention in standard operators is computed by fused attention, in a cache that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
+
+import onnx
+from onnx import helper, numpy_helper
+
+from edgespec_runtimes.onnx import runtime
+from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION
+from edgespec_runtimes.onnx.graph.rewriting import new_name, past_name
+from edgespec_runtimes.onnx.model import OnnxModel
+from onnx_files import save, write_llama
+from onnx_models import open_paged, open_resident, request
+from onnx_reference import WholeModel
+from port_calls import logits_of_a_tree
+
+TOKENS = [*range(20, 50)]
+
+
+def operators(path: Path) -> set[str]:
+    """Operators of the graph that edgespec computes."""
+    prepared = runtime.prepare(request(path))
+    try:
+        return {node.op_type for node in prepared._deployed.fitted.model.graph.node}
+    finally:
+        prepared.close()
+
+
+def changed(path: Path, change: Callable[[onnx.GraphProto], None]) -> Path:
+    model = onnx.load(path)
+    change(model.graph)
+    save(model, path)
+    return path
+
+
+def first(graph: onnx.GraphProto, operator: str) -> onnx.NodeProto:
+    return next(node for node in graph.node if node.op_type == operator)
+
+
+def constant(number: float) -> onnx.NodeProto:
+    value = numpy_helper.from_array(np.array(number, np.float32))
+    return helper.make_node("Constant", [], ["a number"], value=value)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("opened", [open_resident, open_paged])
+def test_it_computes_what_the_export_computes(
+    tmp_path: Path, kv_heads: int, opened: Callable[[Path], OnnxModel]
+) -> None:
+    path = write_llama(tmp_path, kv_heads=kv_heads)
+    export = WholeModel(path)
+    expected = [export.decode(token) for token in TOKENS][-1]
+    with closing(opened(path)) as model:
+        logits = logits_of_a_tree(model, TOKENS)
+    branch = export.decode(TOKENS[0])
+    assert np.allclose(logits[:2], [expected, branch], rtol=0, atol=2e-5)
+
+
+def test_no_operator_copies_the_cache(tmp_path: Path) -> None:
+    prepared = runtime.prepare(request(write_llama(tmp_path)))
+    try:
+        nodes = prepared._deployed.fitted.model.graph.node
+    finally:
+        prepared.close()
+    past, new = past_name(1, "value"), new_name(1, "value")
+    about = {node.op_type for node in nodes if past in node.input or new in node.output}
+    assert about == {"Identity", FUSED_ATTENTION}
+
+
+def test_factors_of_queries_and_keys_are_scales(tmp_path: Path) -> None:
+    """Optimum multiplies both by the square root of the scale."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        product = next(
+            node
+            for node in graph.node
+            if node.op_type == "MatMul" and "Transpose" in _makers(graph, node.input[1:])
+        )
+        at = list(graph.node).index(product)
+        graph.node.insert(at, helper.make_node("Mul", [product.input[0], "a number"], ["scaled"]))
+        graph.node.insert(at, constant(0.5))
+        product.input[0] = "scaled"
+
+    path = changed(write_llama(tmp_path), change)
+    assert FUSED_ATTENTION in operators(path)
+    export = WholeModel(path)
+    expected = [export.decode(token) for token in TOKENS][-1]
+    with closing(open_resident(path)) as model:
+        assert np.allclose(logits_of_a_tree(model, TOKENS)[0], expected, rtol=0, atol=2e-5)
+
+
+def _makers(graph: onnx.GraphProto, values: list[str]) -> set[str]:
+    return {node.op_type for node in graph.node if set(node.output) & set(values)}
+
+
+def test_another_activation_of_the_weights_stays_as_it_is(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        first(graph, "Softmax").op_type = "LogSoftmax"
+
+    assert FUSED_ATTENTION not in operators(changed(write_llama(tmp_path), change))
+
+
+def test_a_softmax_over_something_else_stays_as_it_is(tmp_path: Path) -> None:
+    def change(graph: onnx.GraphProto) -> None:
+        first(graph, "Softmax").attribute[0].i = 1
+
+    assert FUSED_ATTENTION not in operators(changed(write_llama(tmp_path), change))
+
+
+def test_keys_that_are_changed_after_they_were_kept_stay_as_they_are(tmp_path: Path) -> None:
+    """A factor for each head is no scale."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        turned = next(
+            node
+            for node in graph.node
+            if node.op_type == "Transpose" and list(node.attribute[0].ints) == [0, 1, 3, 2]
+        )
+        at = list(graph.node).index(turned)
+        factors = numpy_helper.from_array(np.ones((1, 4, 1, 1), np.float32), "factors")
+        graph.initializer.append(factors)
+        graph.node.insert(at, helper.make_node("Mul", [turned.input[0], "factors"], ["larger"]))
+        turned.input[0] = "larger"
+
+    assert FUSED_ATTENTION not in operators(changed(write_llama(tmp_path), change))
+
+
+@pytest.mark.parametrize("kind", [{"dtype": "float16"}, {"bits": 8}, {"hidden": 48}])
+def test_what_rounds_more_coarsely_stays_as_it_is(tmp_path: Path, kind: dict[str, object]) -> None:
+    """Half precision and int8; 12 numbers a head are none that fused attention takes."""
+    path = write_llama(tmp_path, **kind)  # type: ignore[arg-type]
+    assert FUSED_ATTENTION not in operators(path)
