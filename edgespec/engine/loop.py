@@ -141,7 +141,7 @@ class Loop(Closeable):
         if not tails:
             return [], self._rules.max_nodes
         n_hidden = self._planner.n_hidden(self._rules.max_rows)
-        parts = parts_of(tails, n_trees, self._rules.max_nodes, n_hidden)
+        parts = parts_of(tails, self.target.info, n_trees, self._rules.max_nodes, n_hidden)
         return parts, self._rules.room_beside(parts, n_trees, n_hidden)
 
     @staticmethod

@@ -209,10 +209,6 @@ class Tail:
         self._begun = slot.clock()
 
     @property
-    def info(self) -> ModelInfo:
-        return self._slot.target.info
-
-    @property
     def n_tokens(self) -> int:
         """Number of tokens yet to be read."""
         return len(self._slot.request.reading) - len(self._slot.committed)
@@ -222,7 +218,7 @@ class Tail:
         others, unless the model reads prompts in shared passes."""
         begin, reading = len(self._slot.committed), self._slot.request.reading
         tokens = reading[begin : begin + most]
-        if self.info.prompts_share_passes:
+        if self._slot.target.info.prompts_share_passes:
             is_end = begin + len(tokens) == len(reading)
             reads = tokens[:-1] if is_end else tokens
             return PassPart(self._slot.number, TokenTree(tokens[-1], 1), range(is_end), reads)
@@ -251,13 +247,14 @@ class Tail:
         return event
 
 
-def parts_of(tails: Sequence[Tail], n_trees: int, max_nodes: int, n_hidden: int) -> list[PassPart]:
+def parts_of(
+    tails: Sequence[Tail], info: ModelInfo, n_trees: int, max_nodes: int, n_hidden: int
+) -> list[PassPart]:
     """Parts of prompts in a pass with `n_trees` trees, the shortest prompts first.
 
     If texts share the pass, prompts get the rows whose compute time is hidden (`n_hidden`), at
     least `MIN_PROMPT_ROWS`, so that a long prompt does not stop other texts.
     """
-    info = tails[0].info
     left = (info.max_rows if info.prompts_share_passes else max_nodes) - n_trees
     if info.prompts_share_passes and n_trees + len(tails) > 1:
         left = min(left, max(MIN_PROMPT_ROWS, n_hidden - n_trees))

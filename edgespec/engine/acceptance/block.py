@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
 
-from edgespec.engine.acceptance.drawn import DrawnGuesses, dense, drawn
+from edgespec.engine.acceptance.drawn import dense, drawn
+from edgespec.engine.acceptance.rule import AcceptanceRule, Growth
 from edgespec.engine.filters import Logits, Probabilities
 from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tree import ROOT, TokenTree
 
 
-class BlockVerification(DrawnGuesses):
+class BlockVerification(AcceptanceRule):
     """Block verification: Sun et al., arXiv 2403.10444, algorithm 2.
 
     Each guess updates the weight of a line to w = min(1, w p / q), so a probable guess can
@@ -23,6 +24,7 @@ class BlockVerification(DrawnGuesses):
     """
 
     name: ClassVar[str] = AcceptanceName.BLOCK
+    growth: ClassVar[Growth | None] = Growth(width=1)
     looks_ahead: ClassVar[bool] = True
 
     def picks(
@@ -58,10 +60,11 @@ class BlockVerification(DrawnGuesses):
             rest = np.maximum(weights[length] * p - draft(length), 0.0)
         yield drawn(rest if rest.any() else p, sampler)
 
-    def choose(
-        self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler
+    def pick(
+        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
     ) -> int:
-        raise NotImplementedError("a line is accepted as a whole")
+        """The target's own token: at temperature 0 nothing is drawn."""
+        return sampler.draw(after[node])
 
 
 def survival(weight: float, p: Probabilities, q: Probabilities) -> float:
