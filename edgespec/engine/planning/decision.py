@@ -27,6 +27,8 @@ from edgespec.values import PassReport
 
 HIT_ROUNDS = 8
 """Rounds of a pause that a right guess counts for which cost nothing and was not verified."""
+PRICES_STAND = 4
+"""Rounds for which prices stand at which no line of guesses would pay."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 MAX_LINE = 16
@@ -145,6 +147,8 @@ class RoundPlanner:
         promise = known.promise(n_texts, max(1, min(MAX_LINE, self.max_rows // n_texts - 1)))
         gain = 1 - 1 / credit.speedup if credit.pays else (1 - 1 / promise) / 2
         saved_s = gain * credit.expected_tokens(n_texts) * known.plain_s(n_texts)
+        if promise <= 1:
+            credit.pause_left = PRICES_STAND
         if promise <= 1 or reading_s > saved_s:
             return none
         share = PAYING_SHARE if credit.pays else TRIAL_SHARE
