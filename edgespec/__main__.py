@@ -14,7 +14,7 @@ _OWN_HASHES = ("_md5", "_sha1", "_sha3", "_blake2")
 def main() -> int:
     """The command line; Ctrl-C during its imports is no traceback either."""
     try:
-        if not _downloads(sys.argv[1:]):
+        if not _hashes_much(sys.argv[1:]):
             _leave_out_openssl()
         from edgespec.cli import entry
 
@@ -29,11 +29,11 @@ def main() -> int:
     return exit_code
 
 
-def _downloads(arguments: list[str]) -> bool:
-    """True if gigabytes may be verified, which OpenSSL's hashes do several times faster."""
-    return arguments[:1] == ["models"] or any(
-        word.startswith(("-hf", "--hf")) for word in arguments
-    )
+def _hashes_much(arguments: list[str]) -> bool:
+    """True if downloads or states may be verified, up to gigabytes, which OpenSSL's hashes do
+    several times faster."""
+    flags = ("-hf", "--hf", "--prompt-cache", "--prefix-cache")
+    return arguments[:1] == ["models"] or any(word.startswith(flags) for word in arguments)
 
 
 def _leave_out_openssl() -> None:
