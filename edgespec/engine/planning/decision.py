@@ -140,8 +140,8 @@ class RoundPlanner:
             return none
         reading_s = known.reading_s(credit.unread)
         risk_s = self.risk_s - reading_s
-        pass_s, with_guess_s = known.curve.seconds(np.array([n_texts, n_texts + 1])).tolist()
-        one_guess_s = known.step_s + known.overhead_s + with_guess_s - pass_s
+        row_s = known.curve.second(n_texts + 1) - known.curve.second(n_texts)
+        one_guess_s = known.step_s + known.overhead_s + row_s
         if risk_s < one_guess_s:
             return none
         promise = known.promise(n_texts, max(1, min(MAX_LINE, self.max_rows // n_texts - 1)))
@@ -198,8 +198,9 @@ class RoundPlanner:
         """Least cumulative confidence of guesses that need no draft step."""
         if self.stop_rule is not None or not self.costs.tries:
             return 0.0
-        first, last = self.costs.curve.compute_s(np.array([1, self.max_rows]))
-        row_s = (last - first) / max(1, self.max_rows - 1)
+        curve = self.costs.curve
+        rows_s = curve.compute_one_s(self.max_rows) - curve.compute_one_s(1)
+        row_s = rows_s / max(1, self.max_rows - 1)
         return float(self.min_benefit_ratio * row_s * self.rate)
 
     def n_hidden(self, most: int | None = None) -> int:
