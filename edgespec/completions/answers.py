@@ -124,7 +124,7 @@ def chat_choice(
 ) -> Answer:
     """A choice of a chat completion without its index."""
     return {
-        "message": {"role": "assistant", "refusal": None} | message,
+        "message": {"role": "assistant", "refusal": None, "annotations": []} | message,
         "logprobs": chat_logprobs(events, piece_of),
         "finish_reason": reason,
     }
