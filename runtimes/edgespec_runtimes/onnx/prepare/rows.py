@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from onnx import TensorProto
+
 from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.needs import BatchNeeds
 from edgespec.memory.pinning import SegmentSize
@@ -86,7 +88,7 @@ def resident_rows(
     if sizes:
         # what a run takes is not yet taken while weights are loaded
         run_bytes = dequantised + cache_bytes + min(b.compute_bytes for b in deployment.batches)
-        loading = max(0, _loading_bytes(fitted, sizes, others) - run_bytes)
+        loading = max(0, _loading_bytes(fitted, source, sizes, others) - run_bytes)
     what = {"weights": sum(kept), "weights in single precision": dequantised, LOADING: loading}
     rows = tuple(MemoryRow(owner, name, nbytes) for name, nbytes in what.items() if nbytes)
     if deployment.device.is_cpu:
@@ -95,13 +97,26 @@ def resident_rows(
 
 
 def _loading_bytes(
-    fitted: FittedDecoder, sizes: Sequence[SessionSize], kept: Sequence[StoredWeight]
+    fitted: FittedDecoder,
+    source: Source,
+    sizes: Sequence[SessionSize],
+    kept: Sequence[StoredWeight],
 ) -> int:
-    """Most temporary bytes while a piece is loaded; `kept` are weights that stay afterwards."""
-    nbytes = {weight.name: weight.nbytes for weight in kept}
+    """Most temporary bytes while all pieces are loaded; `kept` are weights that stay afterwards.
+
+    onnxruntime folds all weights in half precision to single precision before it lets any go.
+    """
+    kept_names = {weight.name for weight in kept}
+    pieces = [{name for _, name in piece.weights} for piece in fitted.cut.pieces]
+    halves = set().union(*pieces) - kept_names
+    halves = {name for name in halves if source.weights[name].kind == TensorProto.FLOAT16}
+
+    def nbytes(names: set[str]) -> int:
+        return sum(source.weights[name].nbytes for name in names)
+
     return max(
-        size.loading_bytes - sum(nbytes.get(name, 0) for _, name in piece.weights)
-        for piece, size in zip(fitted.cut.pieces, sizes, strict=True)
+        size.loading_bytes - nbytes(names & kept_names) + nbytes(halves - names)
+        for names, size in zip(pieces, sizes, strict=True)
     )
 
 
