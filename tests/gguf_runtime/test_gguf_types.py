@@ -138,7 +138,7 @@ def write_split(source: Path, out: Path, tensors_per_file: int) -> None:
         ("Q4_0", 50),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("Q8_0", 90), ("Q4_K_M", 90), ("IQ4_NL", 50))
+            for case in (("Q8_0", 90), ("Q4_K_M", 50), ("IQ4_NL", 50))
         ),
     ],
 )
