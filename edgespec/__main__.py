@@ -30,9 +30,9 @@ def main() -> int:
 
 
 def _hashes_much(arguments: list[str]) -> bool:
-    """True if downloads or states may be verified, up to gigabytes, which OpenSSL's hashes do
+    """True if downloads or prefixes may be verified, up to gigabytes, which OpenSSL's hashes do
     several times faster."""
-    flags = ("-hf", "--hf", "--prompt-cache", "--prefix-cache")
+    flags = ("-hf", "--hf", "--prefix-cache")
     return arguments[:1] == ["models"] or any(word.startswith(flags) for word in arguments)
 
 
