@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from edgespec.errors import UsageError
-from edgespec.memory import cgroups
+from edgespec.memory import cgroups, library_pages
+from edgespec.memory.library_pages import BLAS_LIBRARY
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
 MIB = 1 << 20
@@ -28,21 +28,11 @@ STEP_BYTES = MIB
 a MiB from run to run, and plans should not."""
 PROCESS_SPREAD_BYTES = 2 * MIB
 """Most bytes by which a process's memory before loading may exceed that of an earlier process."""
-LIBRARY_SHARE = 0.66
-"""Resident share of the libraries' mapped bytes at the end of a run: 0.63 to 0.65 with llama.cpp,
-0.62 with onnxruntime. Before loading, the share varies with the page cache."""
-LIBRARY_GROWTH = 0.125
-"""Largest share of not yet resident library bytes that becomes resident by the end of a run: 0.08
-with onnxruntime, 0.07 with llama.cpp."""
-LARGE_LIBRARY_BYTES = 48 * MIB
-"""Mapped size from which on only a library's resident bytes count: it holds kernels for many GPUs,
-like cuBLAS, or shaders, and a run touches few of them. onnxruntime's library has 29 MiB."""
-BLAS_LIBRARY = re.compile(r"lib[^/]*(openblas|gfortran|quadmath)[^/]*$")
-"""Libraries of which only resident bytes count, too: numpy's kernels for all processors, which
-edgespec does not multiply with (2 of 30 MiB are resident)."""
+LIBRARY_SHARE = 0.55
+"""Largest resident share of the libraries' mapped bytes in runs that let go of them: 0.44 to 0.52
+with llama.cpp, 0.47 with onnxruntime, both where a page that is touched maps many others."""
 
 _ROOT = Path("/")
-_MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ (?P<access>\S+) \S+ \S+ \d+ *(?P<path>.*)")
 
 
 def process_rss_bytes(root: Path = _ROOT) -> int:
@@ -62,39 +52,15 @@ def footprint_bytes(root: Path = _ROOT) -> int:
     if sys.platform != "linux":
         return process_rss_bytes(root)
     status = cgroups.table(root / "proc/self/status")
-    mapped, resident = _library_bytes(root)
-    growing = resident + int(LIBRARY_GROWTH * (mapped - resident))
-    return status["VmRSS"] - resident + max(int(LIBRARY_SHARE * mapped), growing)
+    counted = [m for m in library_pages.mappings(root) if not BLAS_LIBRARY.search(m.path)]
+    mapped = sum(mapping.nbytes for mapping in counted)
+    resident = sum(mapping.resident_bytes for mapping in counted)
+    return status["VmRSS"] - resident + max(int(LIBRARY_SHARE * mapped), resident)
 
 
 def round_up_to_step(nbytes: int) -> int:
     """`nbytes` rounded up to a multiple of STEP_BYTES, as in a plan's row of the process."""
     return -(-nbytes // STEP_BYTES) * STEP_BYTES
-
-
-def _library_bytes(root: Path) -> tuple[int, int]:
-    """Mapped and resident bytes of the libraries that grow: neither LARGE_LIBRARY_BYTES nor
-    BLAS_LIBRARY."""
-    sizes: dict[str, list[int]] = {}
-    executable = set()
-    path = ""
-    for line in (root / "proc/self/smaps").read_text(errors="replace").splitlines():
-        if found := _MAPPING.match(line):
-            path = found["path"] if found["path"].startswith("/") else ""
-            if "x" in found["access"]:
-                executable.add(path)
-            continue
-        name, _, rest = line.partition(":")
-        if path and name in ("Size", "Rss", "Anonymous"):
-            mapped, resident = sizes.setdefault(path, [0, 0])
-            n = int(rest.split()[0]) * 1024
-            if name == "Size":
-                sizes[path][0] = mapped + n
-            else:
-                sizes[path][1] = resident + (n if name == "Rss" else -n)
-    code = [sizes[path] for path in executable if path in sizes and not BLAS_LIBRARY.search(path)]
-    code = [size for size in code if size[0] < LARGE_LIBRARY_BYTES]
-    return sum(mapped for mapped, _ in code), sum(resident for _, resident in code)
 
 
 _included_peaks: dict[int, int] = {}

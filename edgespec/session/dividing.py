@@ -9,7 +9,7 @@ from functools import partial
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError
-from edgespec.memory import heap, process
+from edgespec.memory import heap, library_pages, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds, plan_models
 from edgespec.memory.stable_count import stable_count
@@ -54,6 +54,7 @@ class SessionNeeds:
         """The plan of `divided`, with memory for grammars or not."""
         settings, target = self.settings, self.target
         others = reserving.reserved_rows(settings, self.engine_settings, target, needs, grammars)
+        library_pages.release()
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
         footprint_bytes = stable_count(process.footprint_bytes())
         n_threads = settings.threads or process.usable_cores()

@@ -17,7 +17,7 @@ from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import BudgetError, ModelError, SessionClosed, UsageError
-from edgespec.memory import heap, process, request_memory
+from edgespec.memory import heap, library_pages, process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import plan_models
 from edgespec.memory.stable_count import stable_count
@@ -192,6 +192,7 @@ class _Prepared(Closeable):
         )
         needs = self._model.needs()
         heap.trim_heap_top()
+        library_pages.release()
         footprint_bytes = stable_count(process.footprint_bytes())
         try:
             return plan_models(

@@ -18,7 +18,7 @@ from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
-from edgespec.memory import heap, process
+from edgespec.memory import heap, library_pages, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
 from edgespec.memory.needs import ModelNeeds, tree_sizes
@@ -154,6 +154,7 @@ class _Opening(Closeable):
             notes = dict.fromkeys((*memory_plan.notes, *self._notes(memory_plan)))
             memory_plan = replace(memory_plan, notes=tuple(notes))
             on_failure.pop_all()
+            library_pages.release()  # what only loading needed
             needs, budget = first.needs(), self._settings.memory_budget
             return LoadedModels(
                 target,
@@ -225,6 +226,7 @@ class _Opening(Closeable):
         with self._trace.span(Track.ENGINE, "import"):
             runtime = runtimes.find(request.path)
             draft_runtime = runtimes.find(settings.draft) if settings.draft else None
+            library_pages.release()  # what only importing needed
         models: dict[Role, tuple[Path, str]] = {"target": (settings.model, runtime.name)}
         if settings.draft and draft_runtime:
             models["draft"] = (settings.draft, draft_runtime.name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.engine.engine import Engine
 from edgespec.errors import BudgetError, EdgespecError, SessionClosed
-from edgespec.memory import changed_budget, process
+from edgespec.memory import changed_budget, library_pages, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
 from edgespec.ports.adjusting import AdjustsWeights, IsAdjustable
@@ -85,6 +85,8 @@ class SessionBudget(Closeable):
             if self._weights is not None:
                 shares = changed_budget.shares_of(plan)
                 self._wait(self._weights, plan, self._weights.divide(shares))
+            if budget_bytes < self.plan.budget_bytes:
+                library_pages.release()
             self.plan = plan
             return plan
 

@@ -136,9 +136,10 @@ _RECURRENT = "llama_memory_recurrent"
 _CACHES = ("llama_kv_cache", _RECURRENT, "llama_dsv4_comp_state")
 _STATE_HEAD_BYTES = 16 << 10
 """Upper bound of the header of a saved state, and of rounding in llama.cpp's log."""
-_N_GRAPHS = 5
+_N_GRAPHS = 5.5
 """Graphs of a context: the one for sizing, the latest with and without logits, and the equivalent
-of two more in the scheduler's tables (912 bytes per node were measured)."""
+of at most two and a half more in the scheduler's tables: 5.3 graphs were measured in all of
+glm5-next and kimi-k3, 5.0 of kimi-linear, 4.1 of qwen3next."""
 
 
 def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
@@ -169,7 +170,7 @@ def context_sizes(model: Model, shape: ContextShape) -> ContextSizes:
         kv_bytes=round(kv * to_bytes),
         compute_bytes=round(compute * to_bytes),
         output_bytes=4 * shape.n_rows * model.n_vocab,
-        graph_bytes=_N_GRAPHS * _graph_bytes(n_nodes),
+        graph_bytes=int(_N_GRAPHS * _graph_bytes(n_nodes)),
         state_bytes=round(recurrent * to_bytes / n_states) + _STATE_HEAD_BYTES if recurrent else 0,
     )
 

@@ -1,0 +1,138 @@
+"""Resident pages of the files that libraries are mapped from, and how they are let go of.
+
+A page that is touched maps its neighbours too: 64 KiB of them, or since Linux 6.18 the whole block
+of the page cache that holds it, which has megabytes where a file has just been written. What is
+resident therefore depends on the cache, and most of it is needed only while modules are imported.
+Linux only; elsewhere nothing is known and nothing is let go of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 1 << 20
+LARGE_LIBRARY_BYTES = 48 * MIB
+"""Mapped size from which on a library is left alone and counts by its resident bytes: it holds
+kernels for many GPUs, like cuBLAS, or shaders, and a run touches few of them. onnxruntime's library
+has 29 MiB."""
+BLAS_LIBRARY = re.compile(r"lib[^/]*(openblas|gfortran|quadmath)[^/]*$")
+"""Libraries that count by their resident bytes, too: numpy's kernels for all processors, which
+edgespec does not multiply with (1 of 30 MiB stays resident)."""
+
+_ROOT = Path("/")
+_MAPPING = re.compile(
+    r"(?P<begin>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<access>\S+) \S+ \S+ \d+ *(?P<path>.*)"
+)
+
+
+@dataclass(slots=True)
+class LibraryMapping:
+    """A range of addresses that is mapped from a file with code."""
+
+    begin: int
+    end: int
+    access: str
+    path: str
+    resident_bytes: int = 0
+    """Bytes of the file itself; not of copies that this process has changed."""
+    changed_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+
+def mappings(root: Path = _ROOT) -> Sequence[LibraryMapping]:
+    """The mappings of all libraries of this process that are not LARGE_LIBRARY_BYTES."""
+    found: list[LibraryMapping] = []
+    for line in (root / "proc/self/smaps").read_text(errors="replace").splitlines():
+        if match := _MAPPING.match(line):
+            begin, end = int(match["begin"], 16), int(match["end"], 16)
+            found.append(LibraryMapping(begin, end, match["access"], match["path"]))
+            continue
+        name, _, rest = line.partition(":")
+        if name == "Rss":
+            found[-1].resident_bytes = int(rest.split()[0]) * 1024
+        elif name == "Anonymous":
+            found[-1].changed_bytes = int(rest.split()[0]) * 1024
+            found[-1].resident_bytes -= found[-1].changed_bytes
+    with_code = {one.path for one in found if "x" in one.access and one.path.startswith("/")}
+    sizes = dict.fromkeys(with_code, 0)
+    for one in found:
+        if one.path in sizes:
+            sizes[one.path] += one.nbytes
+    return [one for one in found if sizes.get(one.path, LARGE_LIBRARY_BYTES) < LARGE_LIBRARY_BYTES]
+
+
+def release() -> None:
+    """Let go of the resident pages of libraries that this process has not changed.
+
+    Those that are still needed are mapped again from the page cache when they are touched.
+    """
+    if sys.platform != "linux" or sys.maxsize < 1 << 32:
+        return
+    libc = ctypes.PyDLL(None)  # with the GIL: a thread that waits for it may hold the loader's lock
+    if not hasattr(libc, "dl_iterate_phdr"):
+        return
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    clean = [m for m in mappings() if not m.changed_bytes and m.access[1::2] == "-p"]
+
+    def let_go(info: object, *_: object) -> int:
+        """Called with each library while the loader's lock keeps it mapped."""
+        # all at first: the headers themselves lie in such a segment
+        for begin, end in list(_constant_segments(info.contents)):  # type: ignore[attr-defined]
+            for one in clean:
+                if begin <= one.begin and one.end <= end:
+                    libc.madvise(one.begin, one.nbytes, _MADV_DONTNEED)
+        return 0
+
+    libc.dl_iterate_phdr(_Callback(let_go), None)
+
+
+_MADV_DONTNEED = 4
+_PT_LOAD, _PF_W = 1, 2
+
+
+class _ProgramHeader(ctypes.Structure):
+    """`Elf64_Phdr`."""
+
+    _fields_ = [
+        ("type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        *((name, ctypes.c_uint64) for name in ("offset", "vaddr", "paddr", "filesz", "memsz")),
+        ("align", ctypes.c_uint64),
+    ]
+
+
+class _Library(ctypes.Structure):
+    """The first fields of `struct dl_phdr_info`."""
+
+    _fields_ = [
+        ("addr", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("headers", ctypes.POINTER(_ProgramHeader)),
+        ("n_headers", ctypes.c_uint16),
+    ]
+
+
+_Callback = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p
+)
+
+
+def _constant_segments(library: _Library) -> Iterator[tuple[int, int]]:
+    """Addresses, in whole pages, of the segments that are not writable."""
+    for index in range(library.n_headers):
+        header = library.headers[index]
+        if header.type == _PT_LOAD and not header.flags & _PF_W:
+            begin = library.addr + header.vaddr
+            yield (
+                begin // mmap.PAGESIZE * mmap.PAGESIZE,
+                -(-(begin + header.filesz) // mmap.PAGESIZE) * mmap.PAGESIZE,
+            )

@@ -1,0 +1,64 @@
+"""Pages of libraries that are no longer needed are let go of, and come back unharmed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.memory import library_pages
+
+PROGRAM = """
+import json
+import numpy as np
+from edgespec.memory import library_pages
+
+def resident(is_changed):
+    found = library_pages.mappings()
+    if is_changed:
+        return sum(m.changed_bytes for m in found)
+    return sum(m.resident_bytes for m in found)
+
+before, changed = resident(False), resident(True)
+library_pages.release()
+after, kept = resident(False), resident(True)
+product = (np.arange(9.0).reshape(3, 3) @ np.eye(3)).sum()
+print(json.dumps([before, after, changed, kept, product]))
+"""
+SMAPS = """\
+1000000-1400000 r-xp 00000000 fe:00 1001 /lib/liba.so
+Rss:                1024 kB
+Anonymous:             4 kB
+1400000-1800000 rw-p 00400000 fe:00 1001 /lib/liba.so
+Rss:                 512 kB
+Anonymous:           512 kB
+2000000-6000000 r-xp 00000000 fe:00 1002 /lib/libcublas.so
+Rss:               20480 kB
+Anonymous:             0 kB
+7000000-8000000 r--s 00000000 fe:00 1003 /models/a model.gguf
+Rss:                 512 kB
+Anonymous:             0 kB
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's pages")
+def test_pages_are_let_go_of_and_what_was_changed_stays() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
+    before, after, changed, kept, product = json.loads(done.stdout)
+    assert after < before / 2
+    assert kept >= changed
+    assert product == 36.0
+
+
+def test_files_without_code_and_large_libraries_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "smaps").write_text(SMAPS)
+    found = library_pages.mappings(tmp_path)
+    assert {one.path for one in found} == {"/lib/liba.so"}
+    assert [(one.resident_bytes >> 10, one.changed_bytes >> 10) for one in found] == [
+        (1020, 4),
+        (0, 512),
+    ]
