@@ -20,6 +20,7 @@ from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.errors import BudgetError, EdgespecError, UsageError
+from edgespec.files import cache_folder
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config
@@ -295,8 +296,9 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
 
 
 def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
-    """Use the draft that comes with the model, if there is one."""
-    model, draft = settings["model"], own_draft(settings["model"])
+    """Use the draft that comes with the model or was made from it before, if there is one."""
+    model = settings["model"]
+    draft = own_draft(model) or _made_before(model, settings.get("memory_budget", "auto"))
     if draft is None:
         return
     settings["draft"] = draft
@@ -320,6 +322,18 @@ def own_draft(model: Path) -> Path | None:
     if (name := packaged.named(model)) and (draft := packaged.draft_of(name)):
         return draft
     return model if _guesses_itself(model) else None
+
+
+def _made_before(model: Path, memory_budget: int | str) -> Path | None:
+    """The draft that `-md self` made of the model for such a budget."""
+    if not any(cache_folder.folder().glob("*-self-*.gguf")):
+        return None
+    from edgespec.session import own_draft
+
+    try:
+        return own_draft.kept(model, memory_budget)
+    except EdgespecError:
+        return None  # reported when it is opened
 
 
 def _guesses_itself(model: Path) -> bool:

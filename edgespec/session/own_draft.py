@@ -120,6 +120,16 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     return path
 
 
+def kept(target: Path, memory_budget: int | str) -> Path | None:
+    """The draft that `obtain` made of the target for such a budget before, if it is still there."""
+    files = runtimes.describe(target).files
+    digest = sampled_digest(files, with_times=False)[:DIGITS]
+    known = JsonFile(cache_folder.drafts(), digest).read() or {}
+    one = known.get(_budget_class(files, process.resolve_budget(memory_budget)), {})
+    path = _cache_path(target, str(one.get("kind")), digest)
+    return path if path.exists() else None
+
+
 def measured(draft: Path) -> OwnDraft | None:
     """Figures of a draft that `obtain` keeps in the cache; None for any other file."""
     match = _NAME.fullmatch(draft.name)

@@ -11,6 +11,7 @@ from edgespec.cli import entry
 from edgespec.errors import BudgetError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
+from edgespec.files.sampled import sampled_digest
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.pinning import SegmentSize
 from edgespec.models.embedded import embedded_pair
@@ -132,6 +133,22 @@ def test_a_draft_is_deleted_with_what_is_known_about_it(cache: Path) -> None:
     assert own_draft.forget(draft) == 5
     assert own_draft.measured(draft) is None
     assert kept(cache) == []
+
+
+def test_the_command_line_uses_one_that_was_made_for_such_a_budget(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = sampled_digest([TARGET], with_times=False)[: own_draft.DIGITS]
+    draft = cache / f"{TARGET.stem}-self-q2_k-{digest}.gguf"
+    draft.symlink_to(embedded_pair().draft)
+    JsonFile(cache_folder.drafts(), digest).write({"8/8": {"kind": "q2_k"}})
+    plan = ["plan", "-m", str(TARGET), "--memory-budget"]
+    for budget, is_used in (("1GiB", True), ("1MiB", False)):
+        entry.main([*plan, budget])
+        said = "".join(capsys.readouterr())
+        assert (f"{draft.stem} guesses for" in said) == is_used
+        entry.main([*plan, budget, "--no-draft"])
+        assert draft.stem not in "".join(capsys.readouterr())
 
 
 @pytest.fixture(scope="module")
