@@ -10,6 +10,7 @@ from edgespec.concurrency.owning import Users
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.state_store import StateStore
+from edgespec.engine.generation import Generation
 from edgespec.engine.loop import Loop
 from edgespec.engine.planning.stored_planner import StoredPlanner
 from edgespec.engine.request import ActiveRequest
@@ -17,7 +18,6 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slots import Slots
-from edgespec.engine.stream import Stream
 from edgespec.errors import SessionClosed
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
@@ -95,10 +95,10 @@ class Engine(Scheduler):
         request.corrections = self._observer() if self._observer is not None else None
         return request
 
-    def run(self, request: ActiveRequest) -> Stream:
-        """The tokens of a request. After an error, Ctrl-C or closing the stream, the models hold no
+    def run(self, request: ActiveRequest) -> Generation:
+        """The tokens of a request. After an error, Ctrl-C or closing it, the models hold no
         provisional KV, and the engine can be used again."""
-        return Stream(self, request)
+        return Generation(self, request)
 
     def generate(
         self,
@@ -107,7 +107,7 @@ class Engine(Scheduler):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         progress: Progress | None = None,
-    ) -> Stream:
+    ) -> Generation:
         """Admit and `run` a request."""
         terms = TextRequest(tuple(prompt_tokens), sampling, max_tokens, stop, progress=progress)
         return self.run(self.admit(terms))

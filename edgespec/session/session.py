@@ -21,6 +21,7 @@ from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.admission import text_limit
 from edgespec.engine.drafting.state_store import CalibrationFile
 from edgespec.engine.engine import Engine
+from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
@@ -32,12 +33,12 @@ from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session import reserving
 from edgespec.session.encoding import Encoder
-from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.loading import open_models, plan
 from edgespec.session.reserving import POOL, STATE_FILES, row_bytes
 from edgespec.session.session_budget import BudgetReport, SessionBudget
+from edgespec.session.text_options import TextOptions
 from edgespec.session.tokenizer import Tokenizer
 from edgespec.session.warm_start import warm_start
 from edgespec.settings import arguments
@@ -259,7 +260,8 @@ class Session(Closeable):
 
         Raises UsageError if the target cannot serve it.
         """
-        return Generation(self._engine, request, self.load_report["total"], owner=self)
+        active = self._engine.admit(request)
+        return Generation(self._engine, active, self.load_report["total"], lambda: self.memory)
 
     def generate(
         self,
