@@ -128,7 +128,7 @@ class Session(Closeable):
             release=close_models,
             n_grammars=row_bytes(models.plan, POOL) // GRAMMAR_BYTES or None,
             name="the session",
-            prefixes=self._prefixes,
+            prefixes=self._prefixes.place if self._prefixes is not None else None,
         )
         self._budget = SessionBudget(models, self._engine)
         room_bytes = row_bytes(models.plan, STATE_FILES)
