@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # importing typing takes as long as the rest of a command
 if TYPE_CHECKING:
     from typing import Any
 
+    from edgespec.engine.generation import Generation as Generation
     from edgespec.engine.sampling import SamplingParams as SamplingParams
     from edgespec.engine.settings import EngineSettings as EngineSettings
     from edgespec.errors import BudgetError as BudgetError
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from edgespec.session.asynchronous import AsyncSession as AsyncSession
     from edgespec.session.embedder import Embedder as Embedder
     from edgespec.session.embedder import load_embedder as load_embedder
-    from edgespec.session.generation import Generation as Generation
     from edgespec.session.models import Models as Models
     from edgespec.session.session import Session as Session
     from edgespec.session.session import load as load
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from edgespec.values import TokenEvent as TokenEvent
 
 _NAMES = {
+    "engine.generation": ("Generation",),
     "engine.sampling": ("SamplingParams",),
     "engine.settings": ("EngineSettings",),
     "errors": (
@@ -63,7 +64,6 @@ _NAMES = {
     "grammar.specification": ("Grammar", "json_schema", "lark_grammar", "regular_expression"),
     "session.asynchronous": ("AsyncSession",),
     "session.embedder": ("Embedder", "load_embedder"),
-    "session.generation": ("Generation",),
     "session.models": ("Models",),
     "session.session": ("Session", "load", "plan"),
     "settings.config": ("LoadSettings",),

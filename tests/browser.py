@@ -154,3 +154,81 @@ def page_alone(chat: bool = True, *others: dict[str, object]) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+# What a test does and sees on the page
+
+WINDOWS = [(1280, 800), (1920, 1080), (390, 844)]
+"""Sizes of windows."""
+BUDGET = {
+    "budget_bytes": 800 << 20,
+    "planned_bytes": 790 << 20,
+    "smallest_bytes": 300 << 20,
+    "resident_bytes": 700 << 20,
+    "pinned_bytes": 500 << 20,
+    "streamed_bytes": 400 << 20,
+    "follows": False,
+}
+"""The server's report of its memory."""
+
+
+def rect(page: Browser, selector: str, edge: str) -> float:
+    """An edge of the last element of a selector, in pixels of the window."""
+    return page.run(
+        f"return [...document.querySelectorAll('{selector}')].at(-1).getBoundingClientRect().{edge}"
+    )
+
+
+def drawn(page: Browser) -> None:
+    """Wait for two frames: one that draws what came, one that has shown it."""
+    page.run(
+        "window.isDrawn = false;"
+        "requestAnimationFrame(() => requestAnimationFrame(() => window.isDrawn = true))"
+    )
+    page.until("window.isDrawn")
+
+
+def assert_end_is_seen(page: Browser, selector: str) -> None:
+    bottom = rect(page, selector, "bottom")
+    assert rect(page, "#log", "top") < bottom <= rect(page, "form", "top")
+    assert rect(page, "form", "bottom") <= page.run("return innerHeight") + 0.5
+    seen = page.run(
+        f"const part = [...document.querySelectorAll('{selector}')].at(-1);"
+        "const {left, bottom} = part.getBoundingClientRect();"
+        "return part.contains(document.elementFromPoint(left + 20, bottom - 12))"
+    )
+    assert seen, "something lies over the newest text"
+
+
+def begin(page: Browser, question: str, answer: str) -> None:
+    """Ask, and let the answer go on."""
+    answering(page, answer)
+    ask(page, question)
+    page.until("window.asked.length")
+    drawn(page)
+
+
+def finish(page: Browser) -> None:
+    page.run("end()")
+    page.until("!document.querySelector('#send').hidden")
+    drawn(page)
+
+
+def converse(page: Browser, question: str, answer: str) -> None:
+    begin(page, question, answer)
+    finish(page)
+
+
+def reload(page: Browser) -> None:
+    page.run("location.reload()")
+    page.until("document.readyState === 'complete' && document.title === 'm'")
+
+
+def texts(page: Browser, selector: str) -> list[str]:
+    return page.run(
+        f"return [...document.querySelectorAll('{selector}')].map(part => part.textContent.trim())"
+    )
+
+
+def press(page: Browser, name: str, place: int = -1) -> None:
+    page.run(f"[...document.querySelectorAll('[aria-label={name}]')].at({place}).click()")

@@ -22,6 +22,7 @@ pytest.register_assert_rewrite(
     "paging_contract",
     "port_calls",
     "port_contract",
+    "slots_contract",
     "prepared_contract",
     "features_contract",
 )

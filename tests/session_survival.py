@@ -28,11 +28,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, SessionClosed
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, find
-from edgespec.session.generation import Generation
 from edgespec.session.session import LoadedModels, Session
 from edgespec.values import TokenEvent
 from gguf_files import tiny_llama

@@ -23,7 +23,7 @@ from edgespec.tables import wrapped
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
-    from edgespec.session.generation import Generation
+    from edgespec.engine.generation import Generation
 
 ColorMode = Literal["auto", "always", "never"]
 

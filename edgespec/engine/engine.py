@@ -10,18 +10,19 @@ from edgespec.concurrency.owning import Users
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.state_store import StateStore
+from edgespec.engine.generation import Generation
 from edgespec.engine.loop import Loop
 from edgespec.engine.planning.stored_planner import StoredPlanner
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.slot import Slot
 from edgespec.engine.slots import Slots
-from edgespec.engine.stream import Stream
 from edgespec.errors import SessionClosed
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
-from edgespec.ports.prefixes import PrefixStore
+from edgespec.ports.prefixes import PrefixPlace
 from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF, Trace
 
@@ -55,13 +56,14 @@ class Engine(Scheduler):
         release: Callable[[], None] = nothing,
         n_grammars: int | None = None,
         name: str = "the engine",
-        prefixes: PrefixStore | None = None,
+        prefixes: Callable[[int], PrefixPlace] | None = None,
     ) -> None:
         """`drafters` guess in addition to the draft model, in the first text only.
 
         The models are borrowed, unless `release` frees them at the end. At most `n_grammars`
         requests with grammars run at a time. `observer` makes what records the corrections of a
-        text. `name` is the subject of error messages. Texts are stored in `prefixes`.
+        text. `name` is the subject of error messages. `prefixes` says where the
+        texts of a slot are stored.
         """
         settings = settings or EngineSettings()
         check_drafters(settings, draft, drafters)
@@ -73,7 +75,7 @@ class Engine(Scheduler):
         draft_in_use = None if reason else draft
         max_nodes = self._rules.max_nodes
         slots = Slots(target, draft_in_use, drafters, settings, max_nodes, clock, trace, prefixes)
-        self._shift = settings.shift
+        self._n_keep = settings.n_keep
         grower = slots.all[0].grower
         self.planner = StoredPlanner(target, draft, grower, settings, state_store)
         self._observer = observer
@@ -89,16 +91,16 @@ class Engine(Scheduler):
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
-        rule = self._rules.acceptance if self._slots.all[0].grower is not None else None
+        rule = self._rules.acceptance if self.first.grower is not None else None
         with self._users.use():
-            request = admit(self._target, terms, rule, self._shift)
+            request = admit(self._target, terms, rule, self._n_keep)
         request.corrections = self._observer() if self._observer is not None else None
         return request
 
-    def run(self, request: ActiveRequest) -> Stream:
-        """The tokens of a request. After an error, Ctrl-C or closing the stream, the models hold no
+    def run(self, request: ActiveRequest) -> Generation:
+        """The tokens of a request. After an error, Ctrl-C or closing it, the models hold no
         provisional KV, and the engine can be used again."""
-        return Stream(self, request)
+        return Generation(self, request)
 
     def generate(
         self,
@@ -107,7 +109,7 @@ class Engine(Scheduler):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         progress: Progress | None = None,
-    ) -> Stream:
+    ) -> Generation:
         """Admit and `run` a request."""
         terms = TextRequest(tuple(prompt_tokens), sampling, max_tokens, stop, progress=progress)
         return self.run(self.admit(terms))
@@ -115,29 +117,16 @@ class Engine(Scheduler):
     # For the models' state files, while no text is active
 
     @property
+    def first(self) -> Slot:
+        """Slot 0, whose text the files hold."""
+        return self._slots.all[0]
+
+    @property
     def committed(self) -> Sequence[int]:
         """Committed tokens of slot 0."""
-        return tuple(self._slots.all[0].committed)
+        return tuple(self.first.committed)
 
     def forget(self) -> None:
         """Drop all committed text from the models."""
         for slot in self._slots.all:
             slot.rewind(0)
-
-    @property
-    def n_tiled(self) -> int:
-        """Number of committed tokens of slot 0 that were computed in tiles."""
-        return self._slots.all[0].n_tiled
-
-    @property
-    def n_leading(self) -> int:
-        """Length of the prefix of slot 0 that the draft holds without a gap."""
-        return self._slots.all[0].n_leading
-
-    def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
-        """Set the committed tokens of slot 0 after their KV was loaded into the models; `n_tiled`
-        of them were computed in tiles."""
-        slot = self._slots.all[0]
-        slot.committed = list(tokens)
-        slot.n_drafted = len(tokens)
-        slot.n_tiled = n_tiled

@@ -21,7 +21,7 @@ from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine.forest import Forest, Logits
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.prompt import parts_of
+from edgespec.engine.prompt import parts_of, take_part
 from edgespec.engine.round import Round
 from edgespec.engine.settings import RoundRules
 from edgespec.engine.slot import Slot
@@ -85,14 +85,14 @@ class Loop(Closeable):
         """
         check = _cancelled_together(slots)
         rounds = self._prepare(slots)
-        tails, max_nodes = self._tails(slots, len(rounds))
+        prompts, max_nodes = self._prompts(slots, len(rounds))
         if rounds:
-            self._planner.grow_beside(len(rounds), tails, max_nodes)
+            self._planner.grow_beside(len(rounds), prompts, max_nodes)
         prepared = self.clock()
         forest = Forest(rounds, self._planner)
         try:
             forest.grow(self.clock, check)
-            parts = tails + self._grown(forest, max_nodes)
+            parts = prompts + self._grown(forest, max_nodes)
             if not parts:
                 return
             n_rows = sum(part.n_rows for part in parts)
@@ -112,8 +112,8 @@ class Loop(Closeable):
             with slot.alone():
                 if slot.round is not None:
                     outcomes.append(self._accept(slot, slot.round, part.nodes, its_logits))
-                elif slot.tail is not None:
-                    slot.take_tail(part, its_logits)
+                elif slot.reads_prompt:
+                    take_part(slot, part, its_logits)
         if not rounds:
             report = self.target.last_report
             n_context = len(slots[0].committed) if len(slots) == 1 else None
@@ -134,14 +134,14 @@ class Loop(Closeable):
             slot.prepare(len(slots) - 1, self._rules, self._planner)
         return [slot.round for slot in slots if slot.round is not None]
 
-    def _tails(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:
+    def _prompts(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:
         """The parts of prompts in a pass with `n_trees` trees, and the most nodes of these trees
         in total."""
-        tails = [slot.tail for slot in slots if slot.tail is not None]
-        if not tails:
+        reading = [slot for slot in slots if slot.reads_prompt]
+        if not reading:
             return [], self._rules.max_nodes
         n_hidden = self._planner.n_hidden(self._rules.max_rows)
-        parts = parts_of(tails, self.target.info, n_trees, self._rules.max_nodes, n_hidden)
+        parts = parts_of(reading, self.target.info, n_trees, self._rules.max_nodes, n_hidden)
         return parts, self._rules.room_beside(parts, n_trees, n_hidden)
 
     @staticmethod

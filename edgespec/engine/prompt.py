@@ -17,7 +17,7 @@ from edgespec.engine.round import common_length
 from edgespec.ports import PassPart, Progress
 from edgespec.tracing.spans import Track
 from edgespec.tree import TokenTree
-from edgespec.values import ModelInfo, PassReport, TokenEvent
+from edgespec.values import ModelInfo, PassReport
 
 if TYPE_CHECKING:
     from edgespec.engine.slot import Slot
@@ -35,8 +35,8 @@ def read_prompt(slot: Slot, planner: RoundPlanner, n_others: int = 0) -> Iterato
     """Commit the prompt without its last token, reusing the KV that the target holds.
 
     With `n_others` other active texts, yields between passes. A rest that fits into one pass, or
-    that passes can read together with trees of other texts, is left to a `Tail`. Drafters read the
-    prompt if guesses are planned.
+    that passes can read together with trees of other texts, is left to `parts_of`. Drafters read
+    the prompt if guesses are planned.
     """
     request = slot.request
     request.check_cancelled()
@@ -44,7 +44,7 @@ def read_prompt(slot: Slot, planner: RoundPlanner, n_others: int = 0) -> Iterato
     begun = slot.clock()
     keeper = request.terms.keeper if request.held is None else None
     if keeper is not None:
-        keeper.before_prompt(prompt, request.tally)
+        keeper.before_prompt(prompt, request.tally.note)
     _reuse(slot, prompt[:-1])
     reused = len(slot.committed)
     if request.held is None:
@@ -78,7 +78,7 @@ def read_prompt(slot: Slot, planner: RoundPlanner, n_others: int = 0) -> Iterato
     else:
         request.tally.shift_s += now - begun
     if keeper is not None:
-        keeper.after_prompt(len(unread), request.tally)
+        keeper.after_prompt(len(unread), request.tally.note)
     slot.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
 
 
@@ -197,58 +197,8 @@ def _time_sizes(slot: Slot, planner: RoundPlanner) -> None:
         planner.see_pass(n_rows, report)
 
 
-class Tail:
-    """The rest of a prompt, read in passes that may also verify trees of other texts.
-
-    Its last pass also gives the first token, so that the next turn of a conversation may take one
-    pass instead of two.
-    """
-
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
-        self._begun = slot.clock()
-
-    @property
-    def n_tokens(self) -> int:
-        """Number of tokens yet to be read."""
-        return len(self._slot.request.reading) - len(self._slot.committed)
-
-    def part(self, most: int) -> PassPart:
-        """The next tokens, at most `most`. The prompt's last token is a node of a tree; so are the
-        others, unless the model reads prompts in shared passes."""
-        begin, reading = len(self._slot.committed), self._slot.request.reading
-        tokens = reading[begin : begin + most]
-        if self._slot.target.info.prompts_share_passes:
-            is_end = begin + len(tokens) == len(reading)
-            reads = tokens[:-1] if is_end else tokens
-            return PassPart(self._slot.number, TokenTree(tokens[-1], 1), range(is_end), reads)
-        tree = TokenTree(tokens[0], len(tokens))
-        for node, token in enumerate(tokens[1:]):
-            tree.add(node, token, confidence=1.0)
-        return PassPart(self._slot.number, tree, range(len(tree)))
-
-    def take(self, part: PassPart, logits: np.ndarray) -> TokenEvent | None:
-        """Commit a part; returns the first token after the last part."""
-        slot, request = self._slot, self._slot.request
-        event = None
-        if part.n_rows == self.n_tokens:
-            token = request.sampler.pick(logits[-1])
-            event = request.transcript.take(token, "target", 0, request.sampler.latest_logprobs)
-        slot.committed += part.reads
-        if part.nodes:
-            slot.commit(part.tree, part.nodes)
-        if event is not None:
-            seconds = slot.clock() - self._begun
-            if request.held is None:
-                request.tally.read_first_token(seconds)
-            else:
-                request.tally.shift_s += seconds
-        _tell(request, len(slot.committed))
-        return event
-
-
 def parts_of(
-    tails: Sequence[Tail], info: ModelInfo, n_trees: int, max_nodes: int, n_hidden: int
+    slots: Sequence[Slot], info: ModelInfo, n_trees: int, max_nodes: int, n_hidden: int
 ) -> list[PassPart]:
     """Parts of prompts in a pass with `n_trees` trees, the shortest prompts first.
 
@@ -256,14 +206,55 @@ def parts_of(
     least `MIN_PROMPT_ROWS`, so that a long prompt does not stop other texts.
     """
     left = (info.max_rows if info.prompts_share_passes else max_nodes) - n_trees
-    if info.prompts_share_passes and n_trees + len(tails) > 1:
+    if info.prompts_share_passes and n_trees + len(slots) > 1:
         left = min(left, max(MIN_PROMPT_ROWS, n_hidden - n_trees))
     parts: list[PassPart] = []
-    for tail in sorted(tails, key=lambda tail: tail.n_tokens):
+    for slot in sorted(slots, key=lambda slot: slot.n_left):
         if left > 0:
-            parts.append(tail.part(left))
+            parts.append(_next_part(slot, left))
             left -= parts[-1].n_rows
     return parts
+
+
+def _next_part(slot: Slot, most: int) -> PassPart:
+    """The next tokens of a prompt, at most `most`. The last one is a node of a tree; so are the
+    others, unless the model reads prompts in shared passes."""
+    begin, reading = len(slot.committed), slot.request.reading
+    tokens = reading[begin : begin + most]
+    if slot.target.info.prompts_share_passes:
+        is_end = begin + len(tokens) == len(reading)
+        reads = tokens[:-1] if is_end else tokens
+        return PassPart(slot.number, TokenTree(tokens[-1], 1), range(is_end), reads)
+    tree = TokenTree(tokens[0], len(tokens))
+    for node, token in enumerate(tokens[1:]):
+        tree.add(node, token, confidence=1.0)
+    return PassPart(slot.number, tree, range(len(tree)))
+
+
+def take_part(slot: Slot, part: PassPart, logits: np.ndarray) -> None:
+    """Commit a part of a prompt that a pass has read.
+
+    The last one also gives the first token, so that the next turn of a conversation may take one
+    pass instead of two.
+    """
+    request, event = slot.request, None
+    if part.n_rows == slot.n_left:
+        token = request.sampler.pick(logits[-1])
+        event = request.transcript.take(token, "target", 0, request.sampler.latest_logprobs)
+    slot.committed += part.reads
+    if part.nodes:
+        slot.commit(part.tree, part.nodes)
+    if event is not None:
+        assert slot.rest_begun is not None
+        seconds = slot.clock() - slot.rest_begun
+        if request.held is None:
+            request.tally.read_first_token(seconds)
+        else:
+            request.tally.shift_s += seconds
+    _tell(request, len(slot.committed))
+    if event is not None:
+        slot.events.append(event)
+        slot.tree = TokenTree(event.token, slot.tree.capacity)
 
 
 def reusable(slot: Slot, text: Sequence[int], owner: str) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.engine.outcome import Tally
 from edgespec.engine.sampling import Sampler
-from edgespec.engine.transcript import ContextShift, Transcript
+from edgespec.engine.transcript import Transcript, left_by_shift
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.ports.text_request import TextRequest
@@ -35,8 +35,9 @@ class ActiveRequest:
     sampler: Sampler
     transcript: Transcript
     tally: Tally = field(default_factory=Tally)
-    shift: ContextShift | None = None
-    """Rule for a full context; None ends the text there."""
+    n_keep: int | None = None
+    """Number of first tokens that remain of a full context, -1 for the prompt; None ends the text
+    there."""
     held: tuple[int, ...] | None = None
     """Tokens that remained after the latest context shift; None before any."""
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -78,8 +79,8 @@ class ActiveRequest:
 
     def shift_context(self, held: Sequence[int]) -> None:
         """Drop a part of `held`, the tokens of the full context."""
-        assert self.shift is not None
-        self.held = self.shift.left(held, len(self.prompt))
+        assert self.n_keep is not None
+        self.held = left_by_shift(held, len(self.prompt), self.n_keep)
         self.tally.dropped_tokens += len(held) - len(self.held)
 
     @property

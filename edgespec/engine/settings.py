@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.engine.planning.pacer import PACERS, Limits, LinearPacer, Pacer
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
-from edgespec.engine.transcript import ContextShift
 from edgespec.errors import UsageError
 from edgespec.ports import PassPart
 from edgespec.settings.base import Names, PythonNames
@@ -91,9 +90,10 @@ class EngineSettings(Speculation, ContextEnd):
         return ", ".join(f"{name}={value}" for name, value in changed.items())
 
     @property
-    def shift(self) -> ContextShift | None:
-        """The rule for a full context; None ends the text there."""
-        return ContextShift(self.keep) if self.context_shift else None
+    def n_keep(self) -> int | None:
+        """Number of first tokens that remain of a full context, -1 for the prompt; None ends the
+        text there."""
+        return self.keep if self.context_shift else None
 
     @property
     def acceptance_rule(self) -> type[AcceptanceRule]:

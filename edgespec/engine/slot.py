@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
-
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.prompt import Tail, read_prompt
+from edgespec.engine.prompt import read_prompt
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round, begin_round
 from edgespec.engine.settings import RoundRules
@@ -66,13 +64,15 @@ class Slot:
         """Accepted tokens that are not yielded yet."""
         self.tree = TokenTree(0, 1)
         """The text's next tree; its root is the last token, whose KV is not computed yet."""
-        self.tail: Tail | None = None
-        """Part of the next pass, if it reads the rest of the prompt."""
+        self.reads_prompt = False
+        """True if the next pass reads a part of the prompt."""
         self.round: Round | None = None
         """Part of the next pass, if it verifies a tree."""
         self._reading: Iterator[None] | None = None
-        self._rest: Tail | None = None
-        """The rest of the prompt, once it is left to passes."""
+        """The prompt's passes of its own."""
+        self.rest_begun: float | None = None
+        """Time at which the rest of the prompt was left to passes that may verify trees of others;
+        None before."""
 
     @property
     def n_unread(self) -> int:
@@ -126,6 +126,13 @@ class Slot:
         if self.prefixes is not None:
             self.prefixes.rewind(len(self.committed))
 
+    def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
+        """Set the committed tokens after their KV was loaded into the models; `n_tiled` of them
+        were computed in tiles."""
+        self.committed = list(tokens)
+        self.n_drafted = len(tokens)
+        self.n_tiled = n_tiled
+
     def store_block(self) -> bool:
         """Store the next block of the committed text that is not stored; False if there is none."""
         if self.prefixes is None:
@@ -150,7 +157,12 @@ class Slot:
     @property
     def is_growing(self) -> bool:
         """True if its prompt is read, so that passes verify its tree."""
-        return self._rest is not None and self._rest.n_tokens <= 1
+        return self.rest_begun is not None and self.n_left <= 1
+
+    @property
+    def n_left(self) -> int:
+        """Number of prompt tokens yet to be read."""
+        return len(self.request.reading) - len(self.committed)
 
     def begin_text(self, request: ActiveRequest) -> None:
         """Write the text of `request` from now on."""
@@ -166,39 +178,32 @@ class Slot:
         if self.grower is not None and self.n_known is not None:
             self.grower.end_text(self.committed[self.n_known :])
         self.n_known = None
-        self.tail = self.round = self._reading = self._rest = None
+        self.round = self._reading = self.rest_begun = None
+        self.reads_prompt = False
         self.is_free = True
         del self.request
 
     def prepare(self, n_others: int, rules: RoundRules, planner: RoundPlanner) -> None:
         """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
         round."""
-        self.tail = self.round = None
+        self.reads_prompt, self.round = False, None
         request = self.request
         with self.alone():
-            if self.is_growing and request.shift is not None and self.is_full:
+            if self.is_growing and request.n_keep is not None and self.is_full:
                 request.shift_context([*self.committed, int(self.tree.token[ROOT])])
-                self._reading = self._rest = None
-            if self._rest is None:
+                self._reading = self.rest_begun = None
+            if self.rest_begun is None:
                 if self._reading is None:
                     self.tree = TokenTree(request.reading[-1], rules.tree_capacity)
                     self._reading = read_prompt(self, planner, n_others)
                 if any(True for _ in self._reading):
                     return
-                self._rest = Tail(self)
+                self.rest_begun = self.clock()
             if self.is_growing:
                 self.round = begin_round(self, rules, planner, n_others)
             else:
                 request.check_cancelled()
-                self.tail = self._rest
-
-    def take_tail(self, part: PassPart, logits: np.ndarray) -> None:
-        """Process the logits of a pass that read a part of the prompt."""
-        assert self.tail is not None
-        event = self.tail.take(part, logits)
-        if event is not None:
-            self.events.append(event)
-            self.tree = TokenTree(event.token, self.tree.capacity)
+                self.reads_prompt = True
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -211,7 +216,7 @@ class Slot:
     def fail(self, error: BaseException) -> None:
         """End the text; the error is raised after the tokens accepted before it."""
         self.request.failure = self.request.failure or error
-        self.tail = self.round = None
+        self.reads_prompt, self.round = False, None
 
     def start_again(self) -> None:
         """Discard an interrupted pass and its guesses, unless the text was cancelled."""

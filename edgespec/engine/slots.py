@@ -16,7 +16,7 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
 from edgespec.ports import LanguageModel
-from edgespec.ports.prefixes import PrefixStore
+from edgespec.ports.prefixes import PrefixPlace
 from edgespec.tracing.spans import Trace
 
 
@@ -32,11 +32,11 @@ class Slots:
         max_nodes: int,
         clock: Callable[[], float],
         trace: Trace,
-        prefixes: PrefixStore | None = None,
+        prefixes: Callable[[int], PrefixPlace] | None = None,
     ) -> None:
         """All slots of the target; `drafters` guess in the first. At most
-        `max_nodes` are used, and one if all drawn guesses must be verified. Texts are stored in
-        `prefixes`."""
+        `max_nodes` are used, and one if all drawn guesses must be verified. Texts are stored where
+        `prefixes` says for each slot."""
         self._model = target
         self._draft = draft
         mixer, history = Mixer(), History()
@@ -45,7 +45,7 @@ class Slots:
             its_draft = draft if draft is not None and number < draft.info.n_slots else None
             others = () if number else drafters
             grower = line_up(target, its_draft, others, settings, mixer, number, history)
-            place = prefixes.place(number) if prefixes is not None else None
+            place = prefixes(number) if prefixes is not None else None
             self.all.append(Slot(target, number, grower, clock, trace, place))
         self.usable = self.all[: 1 if settings.draws_guesses else max_nodes]
         """Those in which requests run."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from edgespec.errors import UsageError
 from edgespec.ports import Vocabulary
@@ -17,20 +16,13 @@ FIRST_TOKENS = 4
 """First tokens that always remain, as attention sinks (StreamingLLM, arXiv 2309.17453)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContextShift:
-    """llama.cpp's rule for a full context: keeps the first tokens and the latest half of the
-    others."""
-
-    n_keep: int = 0
-    """Number of first tokens that remain; -1 keeps the prompt."""
-
-    def left(self, held: Sequence[int], n_prompt: int) -> tuple[int, ...]:
-        """The tokens of `held` that remain; the prompt is its first `n_prompt` tokens."""
-        n_keep = max(FIRST_TOKENS, n_prompt if self.n_keep < 0 else self.n_keep)
-        n_keep = max(0, min(n_keep, len(held) - 1 - FIRST_TOKENS))
-        n_dropped = (len(held) - n_keep) // 2
-        return (*held[:n_keep], *held[n_keep + n_dropped :])
+def left_by_shift(held: Sequence[int], n_prompt: int, n_keep: int) -> tuple[int, ...]:
+    """Tokens of a full context `held` that remain by llama.cpp's rule: the first `n_keep`, or the
+    prompt of `n_prompt` for -1, and the latest half of the others."""
+    n_keep = max(FIRST_TOKENS, n_prompt if n_keep < 0 else n_keep)
+    n_keep = max(0, min(n_keep, len(held) - 1 - FIRST_TOKENS))
+    n_dropped = (len(held) - n_keep) // 2
+    return (*held[:n_keep], *held[n_keep + n_dropped :])
 
 
 class Transcript:

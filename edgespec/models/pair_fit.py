@@ -17,9 +17,9 @@ import numpy as np
 
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.engine import Engine
+from edgespec.engine.generation import Generation
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.stream import Stream
 from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.features import GivesFeatures, GuessesBlocks, ReadsFeatures
@@ -374,7 +374,7 @@ class ReplayTarget:
 
 
 def _finish(
-    events: Stream,
+    events: Generation,
     shown: Callable[[int], None] | None = None,
 ) -> GenerationResult:
     """Run a generation to its end; `shown` is called with the number of tokens so far."""

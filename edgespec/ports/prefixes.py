@@ -40,10 +40,3 @@ class PrefixPlace(Protocol):
 
     def take_trouble(self) -> str | None:
         """A warning for the user, once; None if all is well."""
-
-
-class PrefixStore(Protocol):
-    """A store of prefixes."""
-
-    def place(self, slot: int) -> PrefixPlace:
-        """The access of one slot."""

@@ -5,7 +5,7 @@ Knows no model: the prompt is tokens, a grammar is a constraint, a prompt cache 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,19 +30,14 @@ class Constraint(Protocol):
         """The next tokens, at most `most`, as far as the grammar leaves no choice."""
 
 
-class Notes(Protocol):
-    """Receives notes for the user."""
-
-    def note(self, text: str) -> None: ...
-
-
 class Keeper(Protocol):
-    """Loads and saves the KV of prompts; its methods may use the models."""
+    """Loads and saves the KV of prompts; its methods may use the models, and call `note` with
+    notes for the user."""
 
-    def before_prompt(self, prompt: Sequence[int], tally: Notes) -> None:
+    def before_prompt(self, prompt: Sequence[int], note: Callable[[str], None]) -> None:
         """Called before prefill: may load saved KV into the models."""
 
-    def after_prompt(self, n_prefilled: int, tally: Notes) -> None:
+    def after_prompt(self, n_prefilled: int, note: Callable[[str], None]) -> None:
         """Called after prefill, which computed `n_prefilled` of the prompt's tokens."""
 
 

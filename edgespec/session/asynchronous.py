@@ -12,10 +12,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 from edgespec.chat.messages import Message
+from edgespec.engine.generation import Generation
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.session import Session
+from edgespec.session.text_options import TextOptions
 from edgespec.settings.config import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
 

@@ -7,12 +7,18 @@ checked before it is encoded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from edgespec.errors import ContextOverflow
 from edgespec.ports import Vocabulary
+from edgespec.settings import arguments
 
+TWO_BOS = (
+    "the prompt begins with a BOS token, and the model's rules add another one, so that it begins "
+    "with two: leave it out of the text"
+)
+"""Note on a prompt of which llama.cpp warns, too."""
 PIECE_CHARACTERS = 8
 """Characters of text per token of the context, more than most tokens have."""
 MAX_PIECE_BYTES = 32
@@ -47,6 +53,14 @@ class Encoder:
             raise error
         with self._turn, self._use():
             return encoded(text, self._vocabulary, self._n_ctx, add_special)
+
+    def prompt(self, prompt: str | Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
+        """Tokens of a prompt, text or tokens already, and notes on it. Raises UsageError."""
+        if not isinstance(prompt, str):
+            return arguments.token_ids("the prompt", prompt), ()
+        tokens = self.encode(arguments.text("the prompt", prompt))
+        has_two = tokens[:1] == tokens[1:2] == self.encode("")[:1]
+        return tokens, (TWO_BOS,) if has_two else ()
 
 
 def max_characters(longest_piece_bytes: int, n_ctx: int) -> int:

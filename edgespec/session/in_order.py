@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Generic, Self, TypeVar
 
 from edgespec.concurrency.owning import Closeable
+from edgespec.engine.generation import Generation
 from edgespec.errors import UsageError
-from edgespec.session.generation import Generation
 from edgespec.values import GenerationResult
 
 P = TypeVar("P")

@@ -16,30 +16,27 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.chat.messages import Message
-from edgespec.chat.prompts import ChatPrompt, ChatPrompts
+from edgespec.chat.prompts import ChatPrompt
 from edgespec.concurrency.owning import Closeable, close_forgotten
 from edgespec.engine.admission import text_limit
-from edgespec.engine.drafting.state_store import CalibrationFile
 from edgespec.engine.engine import Engine
+from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import UsageError
-from edgespec.files import cache_folder
-from edgespec.grammar.specification import GRAMMAR_BYTES, Grammar, new_compiler
+from edgespec.grammar.specification import Grammar, new_compiler
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
-from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session import reserving
 from edgespec.session.encoding import Encoder
-from edgespec.session.generation import Generation, TextOptions
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.loading import open_models, plan
 from edgespec.session.reserving import POOL, STATE_FILES, row_bytes
 from edgespec.session.session_budget import BudgetReport, SessionBudget
-from edgespec.session.tokenizer import Tokenizer
-from edgespec.session.warm_start import warm_start
+from edgespec.session.text_options import TextOptions
+from edgespec.session.tokenizer import Tokenizer, chat_format_of, chat_prompts
+from edgespec.session.warm_start import warm_engine
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.state.keeper import StateKeeper
@@ -56,11 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]
 
 MAX_LOGPROBS = 100
-TWO_BOS = (
-    "the prompt begins with a BOS token, and the model's rules add another one, so that it begins "
-    "with two: leave it out of the text"
-)
-"""llama.cpp warns of such a prompt, too."""
+"""Most alternatives of a token; 0: only its own log probability."""
 
 
 def load(
@@ -101,39 +94,16 @@ class Session(Closeable):
         self._models = models
         self._shifts = engine_settings is not None and engine_settings.context_shift
         target, draft = models.target, models.draft
-        memory, close_models = None, models.close
-        if engine_settings is None or engine_settings.remember:
-            draft_info = draft.info if draft else None
-            memory = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
-            close_models = warm_start(target, models.close)
-        observer = None
-        if engine_settings is not None and engine_settings.learn and draft is not None:
-            from edgespec.engine.drafting.corrections import Corrections
-            from edgespec.files.training_texts import TrainingTexts
-
-            texts = TrainingTexts(cache_folder.learnt())
-            keep = partial(texts.keep, target.info, draft.info, models.path)
-            observer = partial(Corrections, keep)
         self._prefixes: PrefixCache | None = None
         if models.prefix_cache is not None:
             self._prefixes = PrefixCache(*models.prefix_cache, target, draft)
-        self._engine = Engine(
-            target,
-            draft,
-            engine_settings,
-            trace=trace,
-            state_store=memory,
-            observer=observer,
-            release=close_models,
-            n_grammars=row_bytes(models.plan, POOL) // GRAMMAR_BYTES or None,
-            name="the session",
-            prefixes=self._prefixes,
-        )
+        prefixes = self._prefixes.place if self._prefixes is not None else None
+        self._engine = warm_engine(models, engine_settings or EngineSettings(), trace, prefixes)
         self._budget = SessionBudget(models, self._engine)
         room_bytes = row_bytes(models.plan, STATE_FILES)
         self._keeper = StateKeeper(self._engine, target, draft, room_bytes)
         self._encoder = Encoder(target.vocabulary, target.info.n_ctx, self._engine.use)
-        self._prompts = self._new_prompts()
+        self._prompts = chat_prompts(self.target.name, target.vocabulary, self._encoder)
         self._compiler: GrammarCompiler | None = None
         self._compiling = threading.Lock()
 
@@ -227,13 +197,7 @@ class Session(Closeable):
         prompt in a file. `shown` gives control tokens a text; others add none. Raises UsageError
         immediately for invalid arguments.
         """
-        notes: tuple[str, ...] = ()
-        if isinstance(prompt, str):
-            tokens = self._encoder.encode(arguments.text("the prompt", prompt))
-            if tokens[:1] == tokens[1:2] == self._encoder.encode("")[:1]:
-                notes = (TWO_BOS,)
-        else:
-            tokens = arguments.token_ids("the prompt", prompt)
+        tokens, notes = self._encoder.prompt(prompt)
         request = TextRequest(
             prompt_tokens=tuple(tokens),
             sampling=SamplingParams()
@@ -243,7 +207,9 @@ class Session(Closeable):
             stop=arguments.texts("stop", stop),
             progress=arguments.callback("progress", progress),
             constraint=None if grammar is None else self.constraint(grammar),
-            n_logprobs=None if logprobs is None else _n_logprobs(logprobs),
+            n_logprobs=None
+            if logprobs is None
+            else arguments.whole_up_to("logprobs", logprobs, MAX_LOGPROBS),
             shown=shown or {},
             keeper=None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
             notes=notes if grammar is None else (*notes, *grammar.notes),
@@ -259,7 +225,8 @@ class Session(Closeable):
 
         Raises UsageError if the target cannot serve it.
         """
-        return Generation(self._engine, request, self.load_report["total"], owner=self)
+        active = self._engine.admit(request)
+        return Generation(self._engine, active, self.load_report["total"], lambda: self.memory)
 
     def generate(
         self,
@@ -343,7 +310,8 @@ class Session(Closeable):
         `source` is Jinja, or one of llama.cpp's template names, such as `chatml`. Raises UsageError
         for an unknown name, and ModelError for a template that fails or leaves out messages.
         """
-        prompts = self._new_prompts(source)
+        vocabulary = self._models.target.vocabulary
+        prompts = chat_prompts(self.target.name, vocabulary, self._encoder, source)
         if source is not None:
             prompts.template()
         self._prompts = prompts
@@ -354,7 +322,7 @@ class Session(Closeable):
 
         The values that the model's authors recommend, otherwise llama.cpp's defaults.
         """
-        return chat_sampling(self._chat_format.sampling)
+        return chat_sampling(chat_format_of(self._models.target.vocabulary).sampling)
 
     @overload
     def create_chat_completion(
@@ -426,7 +394,7 @@ class Session(Closeable):
         Waits for generations before it. Raises UsageError if there is no text, StateError if the
         path holds another kind of file, EdgespecError for a disk that is full.
         """
-        file = _path(path)
+        file = arguments.path("path", path)
         return self._engine.alone(lambda: len(self._keeper.save(file).tokens))
 
     def load_state(self, path: str | Path) -> int:
@@ -435,43 +403,22 @@ class Session(Closeable):
         Returns the number of tokens. Raises StateError for state of another model, version or
         setting, and for a damaged file; then the session's state is unchanged.
         """
-        file = _path(path)
+        file = arguments.path("path", path)
         return self._engine.alone(lambda: len(self._keeper.load(file).tokens))
 
     @property
     def tokenizer(self) -> Tokenizer:
         """A new converter of texts to tokens and back, with control tokens as text or as tokens."""
-        control = self._chat_format.control_tokens
-        return Tokenizer(self._encoder, self._new_prompts(), self.piece, control)
+        vocabulary = self._models.target.vocabulary
+        prompts = chat_prompts(self.target.name, vocabulary, self._encoder)
+        control = chat_format_of(vocabulary).control_tokens
+        return Tokenizer(self._encoder, prompts, self.piece, control)
 
     def piece(self, token: int) -> bytes:
         """The bytes that `token` adds to a text. Raises UsageError for an unknown token."""
         token = arguments.whole("the token", token)
         with self._engine.use():
             return self._models.target.vocabulary.piece(token)
-
-    @property
-    def _chat_format(self) -> ChatFormat:
-        vocabulary = self._models.target.vocabulary
-        return vocabulary.chat_format if isinstance(vocabulary, HasChatFormat) else ChatFormat()
-
-    def _new_prompts(self, source: str | None = None) -> ChatPrompts:
-        vocabulary, encoder = self._models.target.vocabulary, self._encoder
-
-        def encode(text: str) -> list[int]:  # holds no reference to the session
-            return encoder.encode(text, add_special=False)
-
-        chat_format = self._chat_format
-        bos = encoder.encode("")[:1]
-        return ChatPrompts(
-            self.target.name,
-            chat_format,
-            encode,
-            source,
-            vocabulary.piece,
-            encoder.too_long,
-            bos,
-        )
 
     def constraint(self, grammar: Grammar) -> Constraint:
         """A constraint by `grammar` for one request. Raises UsageError and GrammarError."""
@@ -509,15 +456,3 @@ def _is_chat(prompt: Any) -> bool:
     """True for messages of a conversation."""
     is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
     return is_list and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _path(value: Any) -> Path:
-    return Path(value if isinstance(value, str) else arguments.instance("path", value, Path))
-
-
-def _n_logprobs(value: Any) -> int:
-    """The validated number of alternatives; 0: only the chosen token's log probability."""
-    number = arguments.whole("logprobs", value)
-    if not 0 <= number <= MAX_LOGPROBS:
-        raise UsageError(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {number}")
-    return number

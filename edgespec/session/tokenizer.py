@@ -1,12 +1,34 @@
-"""The tokenizer of a session: texts to tokens and back, control tokens included."""
+"""Texts and conversations to tokens, and tokens to texts, control tokens included."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 
 from edgespec.chat.prompts import ChatPrompts
+from edgespec.ports import Vocabulary
+from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.session.encoding import Encoder
+
+
+def chat_format_of(vocabulary: Vocabulary) -> ChatFormat:
+    """The chat format of a model, which may have none."""
+    return vocabulary.chat_format if isinstance(vocabulary, HasChatFormat) else ChatFormat()
+
+
+def chat_prompts(
+    name: str, vocabulary: Vocabulary, encoder: Encoder, source: str | None = None
+) -> ChatPrompts:
+    """The prompts of conversations with the model `name`; `source` replaces its chat template."""
+    return ChatPrompts(
+        name,
+        chat_format_of(vocabulary),
+        partial(encoder.encode, add_special=False),
+        source,
+        vocabulary.piece,
+        encoder.too_long,
+        bos=encoder.encode("")[:1],
+    )
 
 
 class Tokenizer:

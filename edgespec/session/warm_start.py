@@ -1,18 +1,66 @@
-"""Loads a mixture's expert usage statistics of earlier runs, and saves them at the end."""
+"""The engine of loaded models, which goes on with what earlier runs have learnt.
+
+What it learns itself is kept: costs and confidences, a mixture's use of its experts, and texts that
+the draft may learn from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from edgespec.engine.drafting.state_store import CalibrationFile
+from edgespec.engine.engine import Engine
+from edgespec.engine.settings import EngineSettings
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile, pair_digest
+from edgespec.grammar.specification import GRAMMAR_BYTES
 from edgespec.ports import LanguageModel
 from edgespec.ports.experts import KnowsExperts
+from edgespec.ports.prefixes import PrefixPlace
+from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.reserving import POOL, row_bytes
+from edgespec.tracing.spans import Trace
 
 MAX_FILES = 32
 SHARES = "shares"
 """Key of the share of tokens that chose each expert: one hexadecimal byte per expert, by layer."""
+
+
+def warm_engine(
+    models: LoadedModels,
+    settings: EngineSettings,
+    trace: Trace,
+    prefixes: Callable[[int], PrefixPlace] | None,
+) -> Engine:
+    """The engine of a session, which closes the models at its end; `prefixes` are `Engine`'s."""
+    target, draft = models.target, models.draft
+    store, release = None, models.close
+    if settings.remember:
+        draft_info = draft.info if draft else None
+        store = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
+        release = warm_start(target, models.close)
+    observer = None
+    if settings.learn and draft is not None:
+        from edgespec.engine.drafting.corrections import Corrections
+        from edgespec.files.training_texts import TrainingTexts
+
+        texts = TrainingTexts(cache_folder.learnt())
+        keep = partial(texts.keep, target.info, draft.info, models.path)
+        observer = partial(Corrections, keep)
+    return Engine(
+        target,
+        draft,
+        settings,
+        trace=trace,
+        state_store=store,
+        observer=observer,
+        release=release,
+        n_grammars=row_bytes(models.plan, POOL) // GRAMMAR_BYTES or None,
+        name="the session",
+        prefixes=prefixes,
+    )
 
 
 def warm_start(target: LanguageModel, close: Callable[[], None]) -> Callable[[], None]:

@@ -1,6 +1,6 @@
 """Validates arguments of Python callers: returns the value, or raises UsageError with its name.
 
-Checks types only; ranges are checked where values are used.
+Ranges of settings are checked where they are used.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from numbers import Real
 from operator import index
+from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.errors import UsageError
@@ -46,6 +47,11 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def path(name: str, value: Any) -> Path:
+    """`value`, text or a path, as a path. Raises UsageError."""
+    return Path(value if isinstance(value, str) else instance(name, value, Path))
+
+
 def token_ids(name: str, value: Any) -> list[int]:
     """`value` as a list of token ids. Raises UsageError."""
     if isinstance(value, _BYTES):
@@ -70,6 +76,14 @@ def number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UsageError(f"{name} must be a number, not {_shown(value)}")
     return float(value)
+
+
+def whole_up_to(name: str, value: Any, most: int) -> int:
+    """`value` as a whole number from 0 to `most`. Raises UsageError."""
+    number = whole(name, value)
+    if not 0 <= number <= most:
+        raise UsageError(f"{name} must be between 0 and {most}, not {number}")
+    return number
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class StateKeeper:
             edgespec=installed_version(),
             processor=instruction_sets(),
             n_tokens=len(tokens),
-            n_tiled=self._engine.n_tiled,
+            n_tiled=self._engine.first.n_tiled,
             target=target.model_copy(update={"n_tokens": len(tokens)}),
             draft=draft,
         )
@@ -133,7 +133,7 @@ class StateKeeper:
                     else:
                         reader.skip_model()
                 reader.end()
-                self._engine.adopt(kept.tokens, reader.header.n_tiled)
+                self._engine.first.adopt(kept.tokens, reader.header.n_tiled)
         except BaseException:
             self._engine.forget()
             raise
@@ -180,7 +180,7 @@ class StateKeeper:
         if not isinstance(draft, KeepsState) or draft.state_bytes > self._room_bytes:
             return 0
         n_held = draft.committed_of(0)
-        return min(n_tokens, n_held) if n_held == self._engine.n_leading else 0
+        return min(n_tokens, n_held) if n_held == self._engine.first.n_leading else 0
 
     @cached_property
     def _states(self) -> tuple[ModelState, ModelState | None]:

@@ -168,7 +168,7 @@ class SlotPrefixes:
 
 
 class PrefixCache:
-    """A folder of prefixes of the texts of one pair; implements `PrefixStore`."""
+    """A folder of prefixes of the texts of one pair."""
 
     def __init__(
         self, path: Path, max_bytes: int, target: LanguageModel, draft: LanguageModel | None

@@ -5,12 +5,11 @@ Decides when state is loaded and saved; the keeper does both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgespec.engine.round import common_length
 from edgespec.errors import EdgespecError
-from edgespec.ports.text_request import Notes
 from edgespec.state.file import check_place
 from edgespec.state.keeper import StateKeeper
 
@@ -39,7 +38,7 @@ class CachedPrompt:
         self._keeper = keeper
         self._n_replaced = 0
 
-    def before_prompt(self, prompt: Sequence[int], tally: Notes) -> None:
+    def before_prompt(self, prompt: Sequence[int], note: Callable[[str], None]) -> None:
         """Load the file if it covers more of the prompt than the models' caches."""
         self._keeper.check_possible()
         path = self._cache.path
@@ -54,7 +53,7 @@ class CachedPrompt:
         if n_alike > common_length(self._keeper.held, prompt[:-1]):
             self._keeper.load(path)
 
-    def after_prompt(self, n_prefilled: int, tally: Notes) -> None:
+    def after_prompt(self, n_prefilled: int, note: Callable[[str], None]) -> None:
         """Save the state if prefill computed tokens of the prompt."""
         if not n_prefilled or self._cache.read_only:
             return
@@ -63,10 +62,10 @@ class CachedPrompt:
             kept = self._keeper.save(path)
         except EdgespecError as error:
             self._cache.failure = error
-            tally.note(f"the prompt cache was not written: {error}")
+            note(f"the prompt cache was not written: {error}")
             return
         if self._n_replaced:
-            tally.note(
+            note(
                 f"{path} held {self._n_replaced:,} tokens of another text; now it holds the "
                 f"{len(kept.tokens):,} of this prompt"
             )

@@ -10,7 +10,7 @@ from edgespec.engine.drafting.window import SINK_TOKENS
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.transcript import FIRST_TOKENS, ContextShift
+from edgespec.engine.transcript import FIRST_TOKENS, left_by_shift
 from edgespec.errors import UsageError
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, assert_nothing_provisional, finish, generate
 from fake_model import FakeModel, blend, random_language
@@ -41,7 +41,7 @@ def by_hand(n_tokens: int, n_keep: int = FIRST_TOKENS, n_ctx: int = 40) -> list[
 @pytest.mark.parametrize("n_keep", [-1, 0, 7, 999, 2000])
 def test_a_shift_keeps_the_beginning_and_half_of_what_follows(length: int, n_keep: int) -> None:
     held = list(range(length))
-    left = ContextShift(n_keep).left(held, n_prompt=9)
+    left = left_by_shift(held, 9, n_keep)
     n_first = next(n for n, token in enumerate([*left, -1]) if token != n)
     assert len(left) < length
     assert left[n_first:] == tuple(held[length - len(left) + n_first :])

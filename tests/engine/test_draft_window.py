@@ -91,9 +91,9 @@ def test_a_moved_window_is_not_saved_as_the_texts_beginning() -> None:
     settings = EngineSettings(step_aside=False, lookup=False)
     with Engine(target, draft, settings, clock=lambda: 0.0) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
-        assert engine.n_leading == draft.committed_of(0) > 20
+        assert engine.first.n_leading == draft.committed_of(0) > 20
         finish(engine.generate(LONG, GREEDY, 20))
-        assert engine.n_leading == SINK_TOKENS
+        assert engine.first.n_leading == SINK_TOKENS
 
 
 def test_a_window_of_which_hardly_anything_is_left_is_read_again() -> None:

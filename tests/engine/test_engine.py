@@ -33,7 +33,8 @@ from engine_cases import (
 )
 from fake_model import FakeModel, blend, fixed_text, random_language
 from features_contract import FeaturesContract
-from port_contract import PortContract, SlotsContract
+from port_contract import PortContract
+from slots_contract import SlotsContract
 from state_contract import StateContract
 
 # The fakes keep the contract that the runtimes keep

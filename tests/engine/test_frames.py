@@ -65,7 +65,7 @@ def test_few_frames_lie_between_next_and_the_pass(has_draft: bool) -> None:
         while not stacks.engine:
             next(generation)
         generation.close()
-    assert stacks.waiting[-1] == "Stream.__next__"
+    assert stacks.waiting[-1] == "Generation.__next__"
     assert len(stacks.engine) + len(stacks.waiting) <= MAX_FRAMES, (stacks.engine, stacks.waiting)
 
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.generation import Generation
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.stream import Stream
 from edgespec.errors import ModelError
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
@@ -152,7 +152,7 @@ def test_a_place_that_is_free_is_taken_before_the_next_pass() -> None:
     def hour(n_tokens: int) -> PassReport:
         return PassReport(wall_s=3600.0, n_tokens=n_tokens)
 
-    def begun(token: int, n_tokens: int) -> Stream:
+    def begun(token: int, n_tokens: int) -> Generation:
         return engine.run(engine.admit(TextRequest((token,), SamplingParams(), n_tokens)))
 
     target = Counting(LANGUAGE, N_VOCAB, n_texts=2, n_ctx=256, cost=hour)

@@ -31,7 +31,8 @@ from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import PagingContract, load_paged, one_by_one
 from port_calls import evaluate, prefill
-from port_contract import TEXT, PortContract, SlotsContract
+from port_contract import TEXT, PortContract
+from slots_contract import SlotsContract
 
 PAIR = embedded_pair()
 N_CTX = 256

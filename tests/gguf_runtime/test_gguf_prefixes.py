@@ -68,9 +68,9 @@ def written(
     texts are stored in `folder`; greedy and sampled texts take turns."""
     found = []
     for n, prompt in enumerate(prompts):
-        store = None if folder is None else PrefixCache(folder, 1 << 30, target, None)
+        place = None if folder is None else PrefixCache(folder, 1 << 30, target, None).place
         settings = EngineSettings(remember=False, lookup=True)
-        with Engine(target, None, settings, prefixes=store) as engine:
+        with Engine(target, None, settings, prefixes=place) as engine:
             request = engine.admit(TextRequest(tuple(prompt), SAMPLINGS[n % 2], N_NEW))
             text = [event.token for event in engine.run(request)]
             found.append((text, request.result().reused_tokens))

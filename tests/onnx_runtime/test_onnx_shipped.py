@@ -26,7 +26,8 @@ from edgespec.tree import TokenTree
 from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel
 from port_calls import prefill
-from port_contract import PortContract, SlotsContract
+from port_contract import PortContract
+from slots_contract import SlotsContract
 
 MODELS = Path(__file__).parents[2] / "models"
 TARGET, DRAFT = MODELS / "edgespec-target-onnx-fp16", MODELS / "edgespec-draft-onnx-fp16"

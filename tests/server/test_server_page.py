@@ -12,13 +12,6 @@ pytestmark = browsers.needed
 
 
 @pytest.fixture(scope="module")
-def browser():
-    running = browsers.Browser()
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
 def session():
     with pair() as loaded:
         yield loaded

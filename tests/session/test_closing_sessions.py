@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -135,9 +136,14 @@ def test_closing_waits_for_who_encodes(target: FakeModel, elsewhere: ThreadPoolE
 
 
 def test_a_session_lives_as_long_as_its_generations(target: FakeModel) -> None:
-    generation = open_session(target).stream(PROMPT, max_tokens=3)
+    session = open_session(target)
+    kept = weakref.ref(session)
+    generation = session.stream(PROMPT, max_tokens=3)
+    del session
     assert [event.token for event in generation] == [0, 1, 2]
-    generation._owner.close()  # type: ignore[attr-defined]
+    left = kept()
+    assert left is not None
+    left.close()
 
 
 def test_a_forgotten_session_is_closed_with_a_warning(target: FakeModel) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.engine.generation import Generation
 from edgespec.errors import SessionClosed
 from edgespec.grammar.specification import GRAMMAR_BYTES
 from edgespec.ports.text_request import TextRequest
-from edgespec.session.generation import Generation
 from edgespec.session.session import Session
 from fake_model import FakeModel, random_language
 from session_cases import holds_passes, open_session, until

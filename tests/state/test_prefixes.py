@@ -41,7 +41,7 @@ class StoringEngine:
         self.draft = FakeModel(LANGUAGE, N_VOCAB, n_ctx=n_ctx) if has_draft else None
         self.store = PrefixCache(folder, size, self.target, self.draft)
         self.engine = Engine(
-            self.target, self.draft, EngineSettings(step_aside=False), prefixes=self.store
+            self.target, self.draft, EngineSettings(step_aside=False), prefixes=self.store.place
         )
 
     def write(self, prompt: list[int], owner: str = "", n_tokens: int = 8) -> list[int]:

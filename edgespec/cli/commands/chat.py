@@ -28,8 +28,8 @@ from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.chat.prompts import ChatPrompt
+    from edgespec.engine.generation import Generation
     from edgespec.grammar.specification import Grammar
-    from edgespec.session.generation import Generation
     from edgespec.session.session import Session
     from edgespec.settings.config import GenerateSettings, SamplingParams
     from edgespec.state.prompt_cache import PromptCache

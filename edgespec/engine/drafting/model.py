@@ -7,7 +7,6 @@ no other drafter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +18,6 @@ from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.reduced_head import token_ids_of
 from edgespec.tree import ROOT, TokenTree
-
-
-class Damage(NamedTuple):
-    """An evaluation of the draft whose logits were not finite."""
-
-    n_committed: int
-    """Tokens that the model had read before it."""
-    reason: str
 
 
 class ModelDrafter:
@@ -69,8 +60,11 @@ class ModelDrafter:
         """Guesses by key of the evaluated node; None if its logits were not finite."""
         self.ahead: np.ndarray | None = None
         """Logits of the next step, computed in advance together with those of other texts."""
-        self._damage: Damage | None = None
-        """Prevents guesses until the text is truncated to before it."""
+        self._damage: str | None = None
+        """Error of logits that were not finite; prevents guesses until the text is truncated to
+        before them."""
+        self._n_sound = 0
+        """Tokens that the model had read before the damage."""
 
     def begin_text(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -138,7 +132,7 @@ class ModelDrafter:
         family may pad to different sizes."""
         info = self.model.info
         if self._damage is not None:
-            return self._damage.reason
+            return self._damage
         if len(committed) >= info.n_ctx and not self.window.moves:
             return f"its context holds {info.n_ctx}"
         unknown = max(*committed[self.window.n_read :], root_token, ROOT)
@@ -162,7 +156,7 @@ class ModelDrafter:
         self._opinions.clear()
         self.ahead = None
         self.window.rewind(min(n_tokens, self.window.n_read))
-        if self._damage is not None and n_tokens < self._damage.n_committed:
+        if n_tokens < self._n_sound:
             self._damage = None
 
     def cancel(self) -> None:
@@ -199,7 +193,7 @@ class ModelDrafter:
                 self._opinions[key] = self._opinion(key, row[: self._n_shared], n_ahead, branch)
             except ModelError as error:
                 self._opinions[key] = None
-                self._damage = Damage(self.window.n_read, str(error))
+                self._damage, self._n_sound = str(error), self.window.n_read
 
     def _opinion(
         self, key: int, logits: Logits, n_ahead: int, ahead: Sequence[int]

@@ -1,4 +1,4 @@
-"""The handle of one request: it is iterated, cancelled and closed, and has a result.
+"""The caller's handle of one request: it is iterated, cancelled and closed, and has a result.
 
 Knows the engine's thread only through its queue, and nothing of models.
 """
@@ -6,7 +6,7 @@ Knows the engine's thread only through its queue, and nothing of models.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -17,21 +17,30 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.scheduler import Scheduler
 from edgespec.errors import Cancelled, SessionClosed, UsageError
 from edgespec.ports import Progress
-from edgespec.values import GenerationResult, TokenEvent
+from edgespec.values import GenerationResult, MemoryStats, TokenEvent
 
 
-class Stream(Closeable):
+class Generation(Closeable):
     """Iterator over the tokens of one request as they are accepted, with a `result` at its end.
 
     Taking the first token starts it: it then waits in line for its turn. It ends with its text,
     when it is cancelled, closed or no longer referenced, and after an error of the models. Any
-    thread may take the next token, one thread at a time.
+    thread may take the next token, one thread at a time. A pass is made when a token is wanted and
+    none is there; passes that other texts need go on with this one, too.
     """
 
-    def __init__(self, scheduler: Scheduler, request: ActiveRequest, load_s: float = 0.0) -> None:
-        """`load_s` is the time of loading the models, for the result."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        request: ActiveRequest,
+        load_s: float = 0.0,
+        memory_stats: Callable[[], MemoryStats] = MemoryStats,
+    ) -> None:
+        """The result has `load_s`, the time of loading the models, and what `memory_stats` returns
+        at the end; its owner is referenced as long as this exists."""
         self._scheduler = scheduler
         self._load_s = load_s
+        self._memory_stats = memory_stats
         self._users = Users("the generation")
         self._deliveries: SimpleQueue[Sequence[TokenEvent]] = SimpleQueue()
         self._events: deque[TokenEvent] = deque()
@@ -151,13 +160,14 @@ class Stream(Closeable):
         if self._result is None:
             self._request.transcript.cancel()
             self._request.forget_grammar()
-            self._result = self._request.result(self._load_s)
+            result = self._request.result(self._load_s)
+            self._result = replace(result, memory=self._memory_stats())
 
 
 def _guarded(progress: Progress, scheduler: Scheduler, users: Users) -> Progress:
-    """`progress`, during which neither the engine nor the stream may be closed.
+    """`progress`, during which neither the engine nor the generation may be closed.
 
-    It holds no reference to the stream, which ends when it is no longer referenced.
+    It holds no reference to the generation, which ends when it is no longer referenced.
     """
 
     def guarded(what: str, share: float) -> None:

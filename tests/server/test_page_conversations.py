@@ -1,0 +1,148 @@
+"""Conversations on the page: kept over reloads, listed, saved, and written again."""
+
+import pytest
+
+import browser as browsers
+from browser import answering, ask, begin, converse, finish, press, reload, texts
+
+pytestmark = browsers.needed
+
+
+def test_a_conversation_survives_a_reload(page):
+    converse(page, "first", "**One.**")
+    converse(page, "second", "Two.")
+    page.run("document.querySelector('#settings').open = true")
+    page.write("#system", "Be brief.")
+    reload(page)
+    assert texts(page, ".user") == ["first", "second"]
+    assert texts(page, ".assistant") == ["One.", "Two."]
+    assert page.run("return document.querySelector('#system').value") == "Be brief."
+    converse(page, "third", "Three.")
+    assert [m["content"] for m in page.run("return asked[0].messages")] == [
+        *("Be brief.", "first", "**One.**", "second", "Two.", "third"),
+    ]
+
+
+def test_a_reload_keeps_what_was_answered_so_far(page):
+    begin(page, "first", "Half an")
+    reload(page)
+    assert texts(page, ".assistant") == ["Half an"]
+
+
+def test_a_reload_gives_a_question_without_an_answer_back(page):
+    begin(page, "first", "")
+    reload(page)
+    assert texts(page, ".user") == []
+    assert page.run("return document.querySelector('#text').value") == "first"
+
+
+def test_a_new_conversation_leaves_the_old_one_in_the_list(page):
+    converse(page, "first", "One.")
+    page.run("document.querySelector('#new').click()")
+    reload(page)
+    assert texts(page, ".turn") == []
+    assert texts(page, "#conversations .open") == ["New conversation", "first"]
+    page.run("[...document.querySelectorAll('#conversations .open')].at(-1).click()")
+    assert texts(page, ".turn") == ["first", "One."]
+
+
+def test_a_conversation_is_renamed_and_deleted(page):
+    converse(page, "first", "One.")
+    press(page, "Rename")
+    page.write("#conversations input", "\ue009a\ue000Numbers\ue007")  # all of it, Enter
+    assert texts(page, "#conversations .open") == ["Numbers"]
+    reload(page)
+    assert texts(page, "#conversations .open") == ["Numbers"]
+    page.run("window.confirm = () => true")
+    press(page, "Delete")
+    assert texts(page, ".turn") == []
+    reload(page)
+    assert texts(page, "#conversations .open") == ["New conversation"]
+
+
+def test_a_conversation_is_saved_as_a_file(page):
+    converse(page, "What is 1?", "**One.**")
+    page.run(
+        "URL.createObjectURL = blob => { window.saved = blob.text(); return '#'; };"
+        "HTMLAnchorElement.prototype.click = function () { window.savedAs = this.download; };"
+    )
+    page.run("document.querySelector('#conversations .save').click()")
+    page.run("saved.then(text => { window.savedText = text; })")
+    assert page.until("window.savedText") == (
+        "# What is 1?\n\n## You\n\nWhat is 1?\n\n## Model\n\n**One.**\n"
+    )
+    assert page.run("return window.savedAs") == "What is 1.md"
+
+
+def test_an_answer_under_way_stays_in_its_conversation(page):
+    begin(page, "first", "Half an")
+    page.run("document.querySelector('#new').click()")
+    page.until("document.querySelectorAll('#conversations .open').length === 2")
+    assert texts(page, ".turn") == []
+    page.run("[...document.querySelectorAll('#conversations .open')].at(-1).click()")
+    assert texts(page, ".turn") == ["first", "Half an"]
+
+
+@pytest.mark.parametrize("kept", ["{", "null", '{"converses": true, "messages": 1}', "[]"])
+def test_a_damaged_copy_is_none(page, kept):
+    page.run(
+        f"localStorage.setItem('edgespec conversation damaged', {kept!r});"
+        "sessionStorage.setItem('edgespec current', 'damaged')"
+    )
+    reload(page)
+    assert texts(page, ".turn") == []
+    converse(page, "first", "One.")
+    assert texts(page, ".assistant") == ["One."]
+
+
+def test_regenerate_asks_the_latest_question_again(page):
+    converse(page, "first", "One.")
+    converse(page, "second", "Two.")
+    assert page.run("return document.querySelectorAll('[aria-label=Regenerate]').length") == 1
+    answering(page, "Another.")
+    press(page, "Regenerate")
+    page.until("asked.length")
+    finish(page)
+    assert [m["content"] for m in page.run("return asked[0].messages")] == [
+        *("first", "One.", "second"),
+    ]
+    assert texts(page, ".assistant") == ["One.", "Another."]
+
+
+def test_an_answer_that_cannot_be_had_again_stays(page):
+    converse(page, "first", "One.")
+    answering(page, None)
+    press(page, "Regenerate")
+    page.until("document.querySelector('.error')")
+    assert texts(page, ".assistant") == ["One."]
+    assert page.run("return document.querySelector('#text').value") == ""
+
+
+def test_an_edited_question_replaces_what_follows(page):
+    converse(page, "first", "One.")
+    converse(page, "second", "Two.")
+    press(page, "Edit", 0)
+    assert page.run("return document.querySelector('#text').value") == "first"
+    answering(page, "Eins.")
+    ask(page, "!")
+    page.until("asked.length")
+    finish(page)
+    assert [m["content"] for m in page.run("return asked[0].messages")] == ["first!"]
+    assert texts(page, ".turn") == ["first!", "Eins."]
+
+
+def test_escape_leaves_a_message_as_it_is(page):
+    converse(page, "first", "One.")
+    press(page, "Edit")
+    page.write("#text", "\ue00c")
+    assert page.run("return document.querySelector('#text').value") == ""
+    assert page.run("return document.querySelector('#editing').hidden")
+    assert texts(page, ".turn") == ["first", "One."]
+
+
+def test_escape_stops_an_answer_and_keeps_its_text(page):
+    begin(page, "first", "Half an")
+    page.write("#text", "\ue00c")
+    page.until("!document.querySelector('#send').hidden")
+    assert texts(page, ".turn") == ["first", "Half an"]
+    assert texts(page, ".error") == []
