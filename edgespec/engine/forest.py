@@ -19,7 +19,7 @@ import numpy as np
 from edgespec.concurrency.worker import Running
 from edgespec.engine.drafting.grower import step_ahead
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
+from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import Round
 from edgespec.engine.stop_rules import RoundSoFar
@@ -42,7 +42,7 @@ class Forest:
         self._failure: Exception | None = None
         """Error of the first round that left."""
         self._planner = planner
-        self._plan = rounds[-1].plan if rounds else RoundPlan(False)
+        self._risk_s = rounds[-1].risk_s if rounds else 0.0
         self._draft_steps = 0
         self._growing_s = 0.0
         self._expected = 0.0
@@ -63,7 +63,7 @@ class Forest:
         while self.rounds:
             check()
             open_nodes = self._open_nodes()
-            if not self._planner.grow_on(self._plan, self._so_far(open_nodes)):
+            if not self._planner.grow_on(self._risk_s, self._so_far(open_nodes)):
                 break
             if not self._step(open_nodes, is_beside=False):
                 break
@@ -85,8 +85,8 @@ class Forest:
         if not self._guesses and all(len(round_.tree) == 1 for round_ in self.rounds):
             self._expected = 0.0
             return [[ROOT] for _ in self.rounds]
-        plan = self._plan if self._guesses else replace(self._plan, risk_s=math.inf)
-        point = self._planner.best(plan, self._so_far([]))
+        risk_s = self._risk_s if self._guesses else math.inf
+        point = self._planner.best(risk_s, self._so_far([]))
         self._expected = point.accepted
         if self.rounds[0].tree.draws:
             [round_] = self.rounds
@@ -107,8 +107,7 @@ class Forest:
     ) -> Callable[[Running[Logits]], None] | None:
         """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
         guesses are not proven to."""
-        is_trial = any(round_.plan.is_trial for round_ in self.rounds)
-        if is_trial or not self._guesses or not self._planner.drafts_beside(n_rows):
+        if not self._guesses or not self._planner.drafts_beside(n_rows):
             return None
         return partial(self._grow_beside, check)
 

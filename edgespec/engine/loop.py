@@ -87,7 +87,8 @@ class Loop(Closeable):
         rounds = self._prepare(slots)
         prompts, max_nodes = self._prompts(slots, len(rounds))
         if rounds:
-            self._planner.grow_beside(len(rounds), prompts, max_nodes)
+            n_prompt_rows = sum(part.n_rows for part in prompts)
+            self._planner.share_pass(len(rounds), n_prompt_rows, max_nodes)
         prepared = self.clock()
         forest = Forest(rounds, self._planner)
         try:

@@ -159,12 +159,12 @@ def _draft_reads(
         return
     room = slot.request.transcript.room
     n_context = None if n_others else len(slot.committed)
-    planner.begin_text(slot.n_unread, room, n_others)
+    planner.credit.begin_text(slot.n_unread, room, beside=n_others > 0)
     if report is not None:
         planner.see_prompt(report, n_context)
     if not n_others:
         _time_sizes(slot, planner)
-    if planner.choose().guesses:
+    if planner.choose():
         slot.grower.prepare(slot.committed, slot.request.reading[-1])
         begun = slot.clock()
         slot.catch_up(slot.grower)
@@ -194,7 +194,7 @@ def _time_sizes(slot: Slot, planner: RoundPlanner) -> None:
         if n_rows not in fastest or report.wall_s < fastest[n_rows].wall_s:
             fastest[n_rows] = report
     for n_rows, report in fastest.items():
-        planner.see_pass(n_rows, report)
+        planner.costs.curve.see_timed(n_rows, report)
 
 
 def parts_of(

@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.engine.acceptance import Accepted, accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
 from edgespec.engine.outcome import RoundOutcome, path_nodes
-from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
+from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.settings import RoundRules
 from edgespec.ports import PassPart
@@ -30,8 +30,8 @@ def begin_round(slot: Slot, rules: RoundRules, planner: RoundPlanner, n_others: 
     """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
     slot.request.check_cancelled()
     begun = slot.clock()
-    plan = planner.choose()
-    grower = _ready_grower(slot, plan)
+    risk_s = planner.choose()
+    grower = _ready_grower(slot, risk_s > 0)
     free_hit = False
     if grower is not None:
         slot.catch_up(grower)
@@ -46,7 +46,7 @@ def begin_round(slot: Slot, rules: RoundRules, planner: RoundPlanner, n_others: 
         slot=slot,
         rules=rules,
         planner=planner,
-        plan=plan,
+        risk_s=risk_s,
         grower=grower,
         tree=slot.tree,
         limits=rules.limits(
@@ -63,8 +63,8 @@ def begin_round(slot: Slot, rules: RoundRules, planner: RoundPlanner, n_others: 
     )
 
 
-def _ready_grower(slot: Slot, plan: RoundPlan) -> TreeGrower | None:
-    """The slot's grower; None if no drafter can guess here or the plan has no guesses."""
+def _ready_grower(slot: Slot, guesses: bool) -> TreeGrower | None:
+    """The slot's grower; None if no drafter can guess here or the round has no guesses."""
     grower = slot.grower
     if grower is None:
         return None
@@ -76,7 +76,7 @@ def _ready_grower(slot: Slot, plan: RoundPlan) -> TreeGrower | None:
             "the target went on without it",
             subject=source,
         )
-    if grower.is_ready and plan.guesses:
+    if grower.is_ready and guesses:
         return grower
     grower.rest()
     return None
@@ -89,7 +89,8 @@ class Round:
     slot: Slot
     rules: RoundRules
     planner: RoundPlanner
-    plan: RoundPlan
+    risk_s: float
+    """Most seconds that its guesses may cost."""
     grower: TreeGrower | None
     """None for a round without guesses."""
     tree: TokenTree

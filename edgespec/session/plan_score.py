@@ -8,13 +8,18 @@ from __future__ import annotations
 import numpy as np
 
 from edgespec import theory
-from edgespec.engine.drafting.state_store import Learnt, Numbers
+from edgespec.engine.drafting.state_store import Learnt, Numbers, recall
 from edgespec.engine.planning.credit import Credit
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.engine.planning.round_costs import RoundCosts
-from edgespec.engine.planning.stored_planner import CostKey, draft_share, latest_costs
+from edgespec.engine.planning.stored_planner import (
+    draft_share,
+    latest_costs,
+    share_name,
+    streamed_tenths,
+)
 from edgespec.memory.budget import MemoryPlan
 from edgespec.values import ModelInfo, PagingStats
 
@@ -93,7 +98,8 @@ def gain_without_draft(
     `learnt` is what earlier runs of the pair have stored; typical figures stand in for the rest.
     """
     share = draft_share(target, draft_bytes)
-    same = latest_costs(learnt, _cost_key(paired))
+    paging = PagingStats(pinned_bytes=paired.pinned_bytes, streamed_bytes=paired.streamed_bytes)
+    same = latest_costs(learnt, share_name(streamed_tenths(paging)))
     known = same or latest_costs(learnt) or {}
     compute_s = _compute_s(known) or target.size_bytes / COMPUTE_BYTES_PER_S
     alone_s = compute_s if alone.paged else compute_s / PAGED_COST
@@ -116,12 +122,6 @@ def _rate(
     return tokens / max(planner.plan_score(np.array([tokens])).seconds, 1e-9)
 
 
-def _cost_key(plan: MemoryPlan) -> CostKey:
-    """The cache key of what runs under `plan` learn."""
-    streamed, pinned = plan.streamed_bytes, plan.pinned_bytes
-    return CostKey.of(PagingStats(pinned_bytes=pinned, streamed_bytes=streamed), ())
-
-
 def _compute_s(costs: Numbers) -> float:
     """Seconds to compute a pass over one row; 0 if unknown."""
     curve = PassCurve()
@@ -132,5 +132,5 @@ def _compute_s(costs: Numbers) -> float:
 def _tokens_per_round(costs: Numbers) -> float:
     """Expected tokens of the rounds with guesses; 0 if there were none."""
     credit = Credit()
-    credit.restore(costs)
+    recall(costs, credit)
     return credit.tokens / credit.rounds if credit.rounds else 0.0

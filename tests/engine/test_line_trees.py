@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgespec.engine.outcome import PathNode
 from edgespec.engine.planning.credit import Credit
-from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
+from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pacer import Limits, most_probable
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.engine.planning.round_costs import RoundCosts
@@ -46,7 +46,7 @@ def planner(read_s: float, row_s: float = 0.1) -> RoundPlanner:
 
 
 def n_best(value: RoundPlanner) -> int:
-    return value.best(RoundPlan(True, math.inf), RoundSoFar(forked(), [])).n_rows
+    return value.best(math.inf, RoundSoFar(forked(), [])).n_rows
 
 
 def test_rows_are_those_of_lines_as_long_as_the_longest() -> None:

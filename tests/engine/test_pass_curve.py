@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.engine.drafting.state_store import state_of
 from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.values import PassReport
@@ -164,10 +165,10 @@ def test_reads_beside_computing_take_longer_and_hide_no_more_rows() -> None:
 def test_a_draft_beside_a_pass_teaches_what_that_costs_and_nothing_else() -> None:
     curve = PassCurve()
     curve.see_pass(8, PassReport(0.5, 0.1, read_s=0.5))
-    before = curve.state()
+    before = state_of(curve, curve.experts)
     for _ in range(12):
         curve.see_pass(8, PassReport(0.6, 0.0, read_s=0.5), drafted_beside=True)
-    assert {**curve.state(), "contention": before["contention"]} == before
+    assert {**state_of(curve, curve.experts), "contention": before["contention"]} == before
     assert curve.second(8, beside=True) == pytest.approx(0.6, rel=0.02)
     assert curve.second(8) == 0.5
 
@@ -195,10 +196,10 @@ def test_rows_of_a_mixture_that_share_nothing_cost_as_much_as_the_first() -> Non
     curve = mixed(1 / 16)
     for _ in range(16):
         curve = mixture(4, 0.5, 2.0 * 0.91, curve)  # of 16, 4 independent choices are 3.64
-    assert curve.experts.second(1) == pytest.approx(0.5)
-    assert curve.experts.second(4) == pytest.approx(1.82, rel=0.05)
-    again = restored(curve.state(), mixed(1 / 16))
-    assert again.experts.second(4) == pytest.approx(curve.experts.second(4))
+    assert curve.experts.seconds(1) == pytest.approx(0.5)
+    assert curve.experts.seconds(4) == pytest.approx(1.82, rel=0.05)
+    again = restored(state_of(curve, curve.experts), mixed(1 / 16))
+    assert again.experts.seconds(4) == pytest.approx(curve.experts.seconds(4))
 
 
 def test_the_first_row_tells_what_one_costs_though_all_passes_have_guesses() -> None:
@@ -207,7 +208,7 @@ def test_the_first_row_tells_what_one_costs_though_all_passes_have_guesses() -> 
         curve = mixture(1, 0.5, 0.5, curve)
     for _ in range(60):
         curve = mixture(3, 0.1, 0.2, curve)
-    assert curve.experts.second(1) == pytest.approx(0.1, rel=0.2)
+    assert curve.experts.seconds(1) == pytest.approx(0.1, rel=0.2)
 
 
 def test_a_mixture_is_tried_with_twice_the_rows_that_were_seen() -> None:
@@ -218,7 +219,7 @@ def test_a_mixture_is_tried_with_twice_the_rows_that_were_seen() -> None:
 
 def test_another_run_knows_the_curve() -> None:
     taught = passes((1, 0.04), (2, 0.074), (8, 0.16), (13, 0.233))
-    begun = restored(taught.state())
+    begun = restored(state_of(taught, taught.experts))
     rows = np.arange(1, 60)
     assert begun.seconds(rows) == pytest.approx(taught.seconds(rows))
 
@@ -226,7 +227,7 @@ def test_another_run_knows_the_curve() -> None:
 @pytest.mark.parametrize("times", [0.5, 2.0])
 def test_what_another_run_learnt_is_rescaled_by_the_first_pass(times: float) -> None:
     taught = passes(*[(1, 0.04), (8, 0.16), (32, 0.5)] * 3)
-    begun = restored(taught.state())
+    begun = restored(state_of(taught, taught.experts))
     begun = passes((1, times * 0.04), curve=begun)
     assert begun.second(8) == pytest.approx(times * 0.16, rel=0.02)
 
@@ -267,7 +268,7 @@ def test_the_price_of_one_row_is_sure_after_three_passes_or_where_reads_decide()
     assert after_prompt(PassReport(2.0, 1.9, read_s=2.0, n_tokens=35)).is_sure
 
 
-NAMES = (*passes((1, 0.04), (8, 0.16)).state(), "rows 5", "seconds 5")
+NAMES = (*state_of(passes((1, 0.04), (8, 0.16))), "rows 5", "seconds 5")
 
 
 @given(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.planning.decision import RoundPlanner
+from edgespec.engine.planning.credit import Credit
 from edgespec.engine.prompt import _portions
 from edgespec.ports import Progress
 from edgespec.tree import TokenTree
@@ -128,18 +128,18 @@ def test_tokens_that_the_draft_has_not_read_are_those_after_the_last_it_holds(
 ) -> None:
     """Rounds without guesses left the draft behind by three tokens of the text before."""
     seen: list[int] = []
-    begin_text = RoundPlanner.begin_text
+    begin_text = Credit.begin_text
 
-    def recorded(self: RoundPlanner, n_unread: int, *others: Any) -> None:
+    def recorded(self: Credit, n_unread: int, *others: Any, **named: Any) -> None:
         seen.append(n_unread)
-        begin_text(self, n_unread, *others)
+        begin_text(self, n_unread, *others, **named)
 
     first = [0, 1, 2, 3, 4, 5, 6, 7, 8]
     with Engine(counting(n_ctx=256), counting(n_ctx=256)) as engine:
         finish(engine.generate(first, GREEDY, 1))
         engine._slots.all[0].n_drafted = len(engine.committed) - 3
         n_drafted = min(n_kept, len(engine.committed) - 3)
-        monkeypatch.setattr(RoundPlanner, "begin_text", recorded)
+        monkeypatch.setattr(Credit, "begin_text", recorded)
         second = [*first[:n_kept], *[0] * 100]
         finish(engine.generate(second, GREEDY, 1))
     assert seen == [len(second) - 1 - n_drafted]

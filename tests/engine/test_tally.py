@@ -10,7 +10,7 @@ import pytest
 from edgespec.engine.acceptance import Accepted
 from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
-from edgespec.engine.planning.decision import RoundPlan, RoundPlanner
+from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import Round
 from edgespec.engine.settings import EngineSettings
@@ -122,7 +122,7 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     target.last_report = read
     slot = Slot(target, 0, None, clock=lambda: 1.0, trace=OFF)
     rules, tree = EngineSettings().rules_for(target.info), TokenTree(1)
-    round_ = Round(slot, rules, RoundPlanner(), RoundPlan(False), None, tree, none, none)
+    round_ = Round(slot, rules, RoundPlanner(), 0.0, None, tree, none, none)
     accepted = Accepted(path=(ROOT,), events=(TokenEvent("c", 2, "target", 0),))
     round_._measure([ROOT], accepted)
     assert round_.outcome.idle_s == 0.25

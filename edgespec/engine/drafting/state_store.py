@@ -6,8 +6,8 @@ Knows the format of the files, but not the meaning of the numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -48,30 +48,34 @@ def kept(most: float, default: float = 0.0, size: int = 0) -> Any:
     return field(default=default, metadata={"most": most})
 
 
-def state_of(learner: Any) -> dict[str, float]:
-    """The kept fields of a dataclass; those of an array by index, without zeros."""
+def state_of(*learners: Any) -> dict[str, float]:
+    """The kept fields of dataclasses; those of an array by index, without zeros."""
     numbers: dict[str, float] = {}
-    for each in fields(learner):
-        if "most" in each.metadata:
-            value = getattr(learner, each.name)
-            if isinstance(value, np.ndarray):
-                found = np.flatnonzero(value).tolist()
-                numbers |= {f"{each.name} {n}": float(value[n]) for n in found}
-            else:
-                numbers[each.name] = float(value)
+    for learner, each in _kept_fields(learners):
+        value = getattr(learner, each.name)
+        if isinstance(value, np.ndarray):
+            found = np.flatnonzero(value).tolist()
+            numbers |= {f"{each.name} {n}": float(value[n]) for n in found}
+        else:
+            numbers[each.name] = float(value)
     return numbers
 
 
-def recall(learner: Any, numbers: Numbers) -> None:
-    """Set the kept fields of a dataclass; numbers that are missing stay, arrays do not."""
-    for each in fields(learner):
-        if "most" in each.metadata:
-            value, most = getattr(learner, each.name), each.metadata["most"]
-            if isinstance(value, np.ndarray):
-                names = (f"{each.name} {n}" for n in range(len(value)))
-                setattr(learner, each.name, np.array([within(numbers, n, most) for n in names]))
-            else:
-                setattr(learner, each.name, within(numbers, each.name, most, value))
+def recall(numbers: Numbers, *learners: Any) -> None:
+    """Set the kept fields of dataclasses; numbers that are missing stay, arrays do not."""
+    for learner, each in _kept_fields(learners):
+        value, most = getattr(learner, each.name), each.metadata["most"]
+        if isinstance(value, np.ndarray):
+            names = (f"{each.name} {n}" for n in range(len(value)))
+            setattr(learner, each.name, np.array([within(numbers, n, most) for n in names]))
+        else:
+            setattr(learner, each.name, within(numbers, each.name, most, value))
+
+
+def _kept_fields(learners: Sequence[Any]) -> Iterator[tuple[Any, Field[Any]]]:
+    """The fields declared with `kept`, each with its learner."""
+    for learner in learners:
+        yield from ((learner, each) for each in fields(learner) if "most" in each.metadata)
 
 
 class StateStore(Protocol):

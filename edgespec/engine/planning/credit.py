@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgespec.engine.drafting.state_store import Numbers, kept, recall, state_of
-from edgespec.engine.planning.round_costs import FADE, MAX_RECALLED
+from edgespec.engine.drafting.state_store import kept
+from edgespec.engine.planning.round_costs import FADE
 
 START_TOKENS = 64
 """Tokens of a text from which guesses have credit, beside its prompt."""
@@ -54,10 +54,9 @@ class Credit:
     """Most tokens that may follow."""
     granted: float = 0.0
     """Tokens that guesses might cost the texts at work if earlier ones had lost none."""
-    prompt_tokens: float = 0.0
-    """Tokens in the time of which the target read the prompts."""
     lost: float = 0.0
-    """Tokens lost by guesses so far; negative if they saved time."""
+    """Tokens lost by guesses so far, beyond the share of all that they may cost; negative if they
+    saved time."""
 
     @property
     def speedup(self) -> float:
@@ -72,23 +71,13 @@ class Credit:
     @property
     def left(self) -> float:
         """Tokens that guesses may still cost the texts at work."""
-        return min(1.0, PAIR_CREDIT - self.spent) * self.granted + self._later - self.lost
-
-    @property
-    def _later(self) -> float:
-        return LATER_SHARE * (self.n_tokens + self.prompt_tokens)
+        return min(1.0, PAIR_CREDIT - self.spent) * self.granted - self.lost
 
     @property
     def spent_now(self) -> float:
         """`spent` with the texts at work."""
         text_credit = max(self.granted, START_SHARE * START_TOKENS)
-        return min(PAIR_CREDIT, max(0.0, self.spent + (self.lost - self._later) / text_credit))
-
-    def expected_tokens(self, n_texts: int) -> int:
-        """Tokens that will probably follow: as many as there are, at least `START_TOKENS`."""
-        return min(self.room, max(START_TOKENS * n_texts, self.n_tokens))
-
-    # Events
+        return min(PAIR_CREDIT, max(0.0, self.spent + self.lost / text_credit))
 
     def begin_text(self, n_unread: int, room: int, beside: bool = False) -> None:
         """Begin a text of at most `room` tokens, `n_unread` of which the draft has yet to read,
@@ -96,25 +85,14 @@ class Credit:
         if not beside:
             self.spent = self.spent_now
             self.pause = self.pause_left = self.n_tokens = self.room = 0
-            self.granted = self.prompt_tokens = self.lost = 0.0
+            self.granted = self.lost = 0.0
         self.unread, self.room = n_unread, self.room + room
-        self._grant(min(START_TOKENS, room), beside)
+        self.grant(min(START_TOKENS, room), beside)
 
-    def see_prompt(self, n_tokens: float, beside: bool) -> None:
-        """Count a prompt that the target read in the time of `n_tokens`, `beside` others or not."""
-        self._grant(n_tokens, beside)
-        self.prompt_tokens += n_tokens
-
-    def _grant(self, n_tokens: float, beside: bool) -> None:
+    def grant(self, n_tokens: float, beside: bool) -> None:
         """Give credit for tokens; less if guesses cost the texts that they join."""
         share = max(0.0, 1.0 - self.spent_now) if beside else 1.0
         self.granted += START_SHARE * n_tokens * share
-
-    def see_round(self, n_tokens: int, guessed: bool) -> None:
-        """Count the tokens of a round."""
-        self.unread = 0 if guessed else self.unread + n_tokens
-        self.n_tokens += n_tokens
-        self.room = max(0, self.room - n_tokens)
 
     def see_guesses(self, tokens: float, plain_tokens: float) -> None:
         """Count the tokens of a round with guesses and those without in its time; pause if guesses
@@ -131,15 +109,3 @@ class Credit:
         self.tokens *= share
         self.plain_tokens *= share
         self.rounds *= share
-
-    # What is remembered
-
-    def state(self) -> dict[str, float]:
-        """State for `restore`."""
-        return state_of(self) | {"spent": self.spent_now}
-
-    def restore(self, numbers: Numbers) -> None:
-        """Take the state of an earlier run, which counts for at most `MAX_RECALLED` tokens; invalid
-        numbers are ignored."""
-        recall(self, numbers)
-        self.fade(min(1.0, MAX_RECALLED / max(self.plain_tokens, 1e-9)))

@@ -6,7 +6,6 @@ One mutable object, which rounds teach. It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -14,14 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import theory
-from edgespec.engine.drafting.state_store import Numbers
+from edgespec.engine.drafting.state_store import Numbers, recall, state_of
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.planning.credit import PAYING_SHARE, TRIAL_SHARE, Credit
+from edgespec.engine.planning.credit import (
+    LATER_SHARE,
+    PAYING_SHARE,
+    START_TOKENS,
+    TRIAL_SHARE,
+    Credit,
+)
 from edgespec.engine.planning.pacer import Limits, most_probable
 from edgespec.engine.planning.pass_curve import Floats
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
-from edgespec.ports import PassPart
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 
@@ -31,6 +35,8 @@ PRICES_STAND = 4
 """Rounds for which prices stand at which no line of guesses would pay."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
+MAX_RECALLED = 6.0
+"""Most rounds and guesses that the state of an earlier run counts for."""
 MAX_LINE = 16
 """Longest line of guesses that is considered before any was drafted."""
 TIMED_ROWS = (8, 2)
@@ -49,17 +55,6 @@ class Point(NamedTuple):
     """Expected number of accepted guesses."""
     seconds: float
     """Expected seconds of the further steps, the pass and the overhead."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundPlan:
-    """Decision before a round: to guess or not, and at what risk."""
-
-    guesses: bool
-    risk_s: float = math.inf
-    """Most seconds that the guesses may cost."""
-    is_trial: bool = False
-    """True if guesses have not paid yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,62 +116,57 @@ class RoundPlanner:
         """Tokens per second of late, at least that without guesses."""
         return max(1.0, self.credit.speedup) / self.costs.plain_s()
 
-    @property
-    def risk_s(self) -> float:
-        """Seconds that guesses may cost the text from now on."""
-        return self.credit.left * self.costs.plain_s(self.n_texts)
+    def choose(self) -> float:
+        """The most seconds that guesses may cost in the next round; 0 if it has none.
 
-    def choose(self) -> RoundPlan:
-        """Decide whether the next round guesses.
-
-        It does if the price of one row is reliable, guesses do not pause, the text can afford at
+        It guesses if the price of one row is reliable, guesses do not pause, the text can afford at
         least one of them, the best line would pay if it were right as often as usual, and what the
         draft has to read first takes less time than guesses will save.
         """
         if not self.may_step_aside:
-            return RoundPlan(True)
-        known, credit, n_texts, none = self.costs, self.credit, self.n_texts, RoundPlan(False, 0.0)
+            return math.inf
+        known, credit, n_texts = self.costs, self.credit, self.n_texts
         if credit.pause_left or not known.is_sure:
-            return none
-        reading_s = known.reading_s(credit.unread)
-        risk_s = self.risk_s - reading_s
+            return 0.0
+        plain_s, reading_s = known.plain_s(n_texts), known.reading_s(credit.unread)
+        risk_s = credit.left * plain_s - reading_s
         row_s = known.curve.second(n_texts + 1) - known.curve.second(n_texts)
         one_guess_s = known.step_s + known.overhead_s + row_s
         if risk_s < one_guess_s:
-            return none
+            return 0.0
         promise = known.promise(n_texts, max(1, min(MAX_LINE, self.max_rows // n_texts - 1)))
         gain = 1 - 1 / credit.speedup if credit.pays else (1 - 1 / promise) / 2
-        saved_s = gain * credit.expected_tokens(n_texts) * known.plain_s(n_texts)
+        expected_tokens = min(credit.room, max(START_TOKENS * n_texts, credit.n_tokens))
+        saved_s = gain * expected_tokens * plain_s
         if promise <= 1:
             credit.pause_left = PRICES_STAND
         if promise <= 1 or reading_s > saved_s:
-            return none
-        share = PAYING_SHARE if credit.pays else TRIAL_SHARE
-        return RoundPlan(True, max(share * risk_s, one_guess_s), is_trial=not credit.pays)
+            return 0.0
+        return max((PAYING_SHARE if credit.pays else TRIAL_SHARE) * risk_s, one_guess_s)
 
     @property
     def _prompts_s(self) -> float:
         """Seconds that prompt rows add to a pass without guesses."""
-        if not self.n_prompt_rows:
-            return 0.0
         curve, n_texts = self.costs.curve, self.n_texts
         return curve.second(n_texts + self.n_prompt_rows) - curve.second(n_texts)
 
     def drafts_beside(self, n_rows: int) -> bool:
-        """True if drafting during a pass over `n_rows` saves more time than it costs."""
-        return bool(self._saved_beside_s(np.array([n_rows]))[0] >= 0)
+        """True if guesses are proven and drafting during a pass over `n_rows` saves more time than
+        it costs."""
+        is_proven = self.credit.pays or not self.may_step_aside
+        return is_proven and bool(self._saved_beside_s(n_rows) >= 0)
 
-    def _saved_beside_s(self, n_rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _saved_beside_s(self, n_rows: int | NDArray[np.int64]) -> Floats:
         """Net seconds that drafting during passes saves; negative if it costs more."""
         curve = self.costs.curve
         if not self.may_overlap or not curve.read_s:
-            return np.full(len(n_rows), -math.inf)
+            return np.asarray(-math.inf)
         longer_s = curve.seconds(n_rows, beside=True) - curve.seconds(n_rows)
         return self.costs.kept_s - longer_s
 
     # While a round's tree grows
 
-    def grow_on(self, plan: RoundPlan, so_far: RoundSoFar) -> bool:
+    def grow_on(self, risk_s: float, so_far: RoundSoFar) -> bool:
         """True if another draft step is better than verifying now."""
         if not so_far.open_nodes:
             return False
@@ -184,15 +174,15 @@ class RoundPlanner:
             return not self.stop_rule.fires(so_far)
         if not self.costs.curve.is_known:
             return so_far.draft_steps < 1
-        return self._best(plan, so_far, self.horizons).n_steps > 0
+        return self._best(risk_s, so_far, self.horizons).n_steps > 0
 
-    def best(self, plan: RoundPlan, so_far: RoundSoFar) -> Point:
+    def best(self, risk_s: float, so_far: RoundSoFar) -> Point:
         """The best point without further draft steps: how many nodes to verify."""
         if self.stop_rule is not None or not self.costs.curve.is_known:
             n_rows = len(so_far.tree)
             accepted = float(so_far.tree.cumulative[:n_rows].sum()) - 1
             return Point(n_rows, 0, accepted, self.costs.curve.second(n_rows))
-        return self._best(plan, so_far, ())
+        return self._best(risk_s, so_far, ())
 
     def min_confidence(self) -> float:
         """Least cumulative confidence of guesses that need no draft step."""
@@ -209,9 +199,9 @@ class RoundPlanner:
         curve, rows = self.costs.curve, np.arange(1, (most or self.max_rows) + 1)
         return int(np.searchsorted(curve.compute_s(rows), curve.read_s, "right") * curve.is_known)
 
-    def _best(self, plan: RoundPlan, so_far: RoundSoFar, horizons: tuple[int, ...]) -> Point:
-        """The best point from here on that `plan` allows, with no further step or as many as one of
-        `horizons`."""
+    def _best(self, risk_s: float, so_far: RoundSoFar, horizons: tuple[int, ...]) -> Point:
+        """The best point from here on whose guesses cost at most `risk_s`, with no further step or
+        as many as one of `horizons`."""
         tree, spent_s, known = so_far.tree, so_far.draft_s, self.costs
         n_grown = horizons[-1] * so_far.n_ends if horizons else 0
         order, rows = self._rows(tree, n_grown)
@@ -241,9 +231,8 @@ class RoundPlanner:
             values = (late + self.n_texts + accepted) / np.maximum(late_s + spent_s + seconds, 1e-9)
             if tree.draws:  # drawn guesses must all be verified
                 values[: n_nodes + n_steps - first_row] = -math.inf
-            if plan.risk_s != math.inf:
-                at_risk_s = seconds - pass_s[0]
-                values = np.where(at_risk_s <= max(0.0, plan.risk_s - spent_s), values, -math.inf)
+            at_risk_s = seconds - pass_s[0]
+            values[at_risk_s > max(0.0, risk_s - spent_s)] = -math.inf
             at = len(values) - 1 - int(values[::-1].argmax())
             if values[at] > best_value + 1e-12:
                 best_value = float(values[at])
@@ -276,28 +265,20 @@ class RoundPlanner:
 
     # Texts
 
-    def begin_text(self, n_unread: int, room: int, n_others: int = 0) -> None:
-        """Begin a text of at most `room` tokens, `n_unread` of which the draft has yet to read,
-        beside `n_others`."""
-        self.credit.begin_text(n_unread, room, beside=n_others > 0)
-
     def serve(self, n_texts: int, n_unread: int, room: int) -> None:
         """Plan for `n_texts` with `n_unread` tokens that no drafter has read and at most `room`
         tokens to come, in total."""
         self.share_pass(n_texts)
         self.credit.unread, self.credit.room = n_unread, room
 
-    def grow_beside(self, n_texts: int, prompts: Sequence[PassPart], max_nodes: int) -> None:
-        """Plan for passes over `n_texts` trees with up to `max_nodes` nodes, and `prompts`."""
-        n_prompt_rows = sum(part.n_rows for part in prompts)
-        self.share_pass(n_texts, n_prompt_rows)
-        self.max_rows = max_nodes + n_prompt_rows
-
-    def share_pass(self, n_texts: int, n_prompt_rows: int = 0) -> None:
-        """Plan for passes over `n_texts` texts and `n_prompt_rows` rows of prompts."""
+    def share_pass(self, n_texts: int, n_prompt_rows: int = 0, max_nodes: int = 0) -> None:
+        """Plan for passes over `n_texts` trees, of up to `max_nodes` nodes if that is known, and
+        `n_prompt_rows` rows of prompts."""
         if n_texts > self.n_texts:  # rounds of fewer texts were shorter
             self.credit.fade(0.0)
         self.n_texts, self.n_prompt_rows = n_texts, n_prompt_rows
+        if max_nodes:
+            self.max_rows = max_nodes + n_prompt_rows
 
     # What rounds teach
 
@@ -306,7 +287,8 @@ class RoundPlanner:
         tokens; None if passes serve several texts."""
         self.costs.see_prompt(report, n_context)
         n_tokens = report.wall_s / self.costs.plain_s(self.n_texts)
-        self.credit.see_prompt(n_tokens, beside=n_context is None)
+        self.credit.grant(n_tokens, beside=n_context is None)
+        self.credit.lost -= LATER_SHARE * n_tokens
 
     def untimed(self, most: int) -> list[tuple[int, float]]:
         """Numbers of rows, up to `most`, whose passes are worth timing before the first guess, with
@@ -315,10 +297,6 @@ class RoundPlanner:
             return []
         curve = self.costs.curve
         return [(n, curve.second(n)) for n in TIMED_ROWS if n <= most and not curve.has_size(n)]
-
-    def see_pass(self, n_rows: int, report: PassReport) -> None:
-        """Learn from a pass over `n_rows` that was made to time it."""
-        self.costs.curve.see_timed(n_rows, report)
 
     def see_reading(self, seconds: float) -> None:
         """Learn from the draft's reading of its unread tokens."""
@@ -352,7 +330,8 @@ class RoundPlanner:
             credit.lost += cost - outcome.n_tokens
             if self.stop_rule is not None:
                 self.stop_rule = self.stop_rule.observe(outcome)
-        credit.see_round(outcome.n_tokens, outcome.guessed)
+        credit.n_tokens += outcome.n_tokens
+        credit.lost -= LATER_SHARE * outcome.n_tokens
 
     def _cost(self, outcome: RoundOutcome) -> float:
         """Tokens without guesses in the time of a round with guesses, without what other processes
@@ -362,10 +341,10 @@ class RoundPlanner:
         token_s = known.plain_s(outcome.n_texts)
         pass_s = curve.second(n_rows, beside=outcome.steps_beside > 0) - self._prompts_s
         if report.first_row_stall_s is not None:
-            pass_s += report.choice_stall_s - curve.experts.second(n_rows)
+            pass_s += report.choice_stall_s - curve.experts.seconds(n_rows)
             if outcome.n_texts == 1:
                 # predictable tokens use experts that are in memory more often than others
-                token_s += report.first_row_stall_s - curve.experts.second(1)
+                token_s += report.first_row_stall_s - curve.experts.seconds(1)
         steps_s = min(outcome.growing_s, outcome.draft_steps * known.step_s)
         seconds = min(pass_s, report.wall_s) + steps_s + known.overhead_s
         return seconds / max(token_s, 1e-9)
@@ -377,10 +356,15 @@ class RoundPlanner:
 
     def state(self) -> dict[str, float]:
         """State for `restore`, by names of fields."""
-        return self.costs.state() | self.credit.state()
+        known, credit = self.costs, self.credit
+        numbers = state_of(known, known.curve, known.curve.experts, credit)
+        return numbers | {"spent": credit.spent_now}
 
     def restore(self, numbers: Numbers) -> None:
         """Take the state of an earlier run, before the first round; invalid numbers are ignored."""
         if numbers:
-            self.costs.restore(numbers)
-            self.credit.restore(numbers)
+            known, credit = self.costs, self.credit
+            known.curve.restore(numbers)
+            recall(numbers, known, credit)
+            known.fade(min(1.0, MAX_RECALLED / max(known.tries, 1e-9)))
+            credit.fade(min(1.0, MAX_RECALLED / max(credit.plain_tokens, 1e-9)))

@@ -54,12 +54,9 @@ class ExpertStalls:
     expected_s: NDArray[np.float64] | float = 0.0
     """The same, as the stalls for first rows predict it with each of `SHARINGS`."""
 
-    def seconds(self, n_rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Stalls of passes over these numbers of rows."""
+    def seconds(self, n_rows: Any) -> Any:
+        """Stalls of passes over one or several numbers of rows."""
         return self.all_experts_s * theory.chosen_share(self.used_share, n_rows, self.sharing)
-
-    def second(self, n_rows: int) -> float:
-        return float(self.seconds(np.array([n_rows]))[0])
 
     @property
     def max_rows(self) -> float:
@@ -88,7 +85,7 @@ class ExpertStalls:
         self.most_rows = max(self.most_rows, rows)
         before = 1 - self.rows_share
         if not np.any(self.expected_s):
-            before, prior_s = 1.0, self.prior_passes * self.second(1)
+            before, prior_s = 1.0, self.prior_passes * self.seconds(1)
             self.expected_s = prior_s * self._ratios(2)
             self.waited_s = float(np.interp(self.sharing, SHARINGS, self.expected_s))
         self.expected_s = before * self.expected_s + first_s * self._ratios(rows)

@@ -6,14 +6,13 @@ It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.drafting.state_store import MAX_S, Numbers, kept, recall, state_of
+from edgespec.engine.drafting.state_store import MAX_S, Numbers, kept, recall
 from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.values import PassReport
 
@@ -135,25 +134,22 @@ class PassCurve:
     # The curve
 
     def second(self, n_rows: int, beside: bool = False) -> float:
-        """The time of a pass over `n_rows`: `seconds` in a tenth of the time."""
-        second = max(self.compute_one_s(n_rows) * (1 + self.contention * beside), self.read_s)
-        return second if self.experts.used_share == 1 else second + self.experts.second(n_rows)
+        """Time of a pass over `n_rows`, beside drafting or not."""
+        return float(self.seconds(n_rows, beside))
 
-    def seconds(self, n_rows: NDArray[Any], beside: bool = False) -> Floats:
+    def seconds(self, n_rows: float | NDArray[Any], beside: bool = False) -> Floats:
         """Times of passes over these numbers of rows, beside drafting or not."""
         compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
         seconds = np.maximum(compute_s, self.read_s)
         return seconds if self.experts.used_share == 1 else seconds + self.experts.seconds(n_rows)
 
-    def compute_s(self, n_rows: NDArray[Any]) -> Floats:
+    def compute_s(self, n_rows: float | NDArray[Any]) -> Floats:
         """Compute times of passes over these numbers of rows."""
         if self._points is None:
             self._points = self._interpolated()
         rows, seconds, slope = self._points
-        if not len(rows):
-            return np.zeros(len(n_rows))
         beyond = slope * np.maximum(0.0, n_rows - rows[-1])
-        return self.slowdown * np.asarray(np.interp(n_rows, rows, seconds) + beyond)
+        return np.asarray(self.slowdown * (np.interp(n_rows, rows, seconds) + beyond))
 
     def _interpolated(self) -> tuple[Floats, Floats, float]:
         """Rows and seconds of the curve's points, from one row on, and the slope beyond them.
@@ -163,7 +159,7 @@ class PassCurve:
         known = self.known
         rows = self.knot_rows[known]
         if not known.size:
-            return rows, rows, 0.0
+            return np.ones(1), np.zeros(1), 0.0
         pooled: list[tuple[float, float, int]] = []  # seconds, weight, number of knots
         variances = self.knot_variance[known].tolist()
         for one_s, its_variance in zip(self.knot_s[known].tolist(), variances, strict=True):
@@ -183,18 +179,7 @@ class PassCurve:
 
     def compute_one_s(self, n_rows: float) -> float:
         """Compute time of a pass over so many rows."""
-        if self._points is None:
-            self._points = self._interpolated()
-        rows, seconds, slope = self._points
-        n = bisect_right(rows, n_rows)
-        if n == len(rows):
-            second = seconds[-1] + slope * (n_rows - rows[-1]) if n else 0.0
-        elif n == 0:
-            second = seconds[0]
-        else:
-            rise = (seconds[n] - seconds[n - 1]) / (rows[n] - rows[n - 1])
-            second = rise * (n_rows - rows[n - 1]) + seconds[n - 1]
-        return self.slowdown * float(second)
+        return float(self.compute_s(n_rows))
 
     # What passes teach
 
@@ -314,16 +299,11 @@ class PassCurve:
 
     # What is remembered
 
-    def state(self) -> dict[str, float]:
-        """State for `restore`, by names of fields and octaves."""
-        return state_of(self) | state_of(self.experts)
-
     def restore(self, numbers: Numbers) -> None:
         """Take the knots of an earlier run, rescaled by the passes of this one; invalid values are
         ignored."""
         rows, seconds = self.knot_rows[self.known], self.slowdown * self.knot_s[self.known]
-        recall(self, numbers)
-        recall(self.experts, numbers)
+        recall(numbers, self, self.experts)
         octaves = [octave(rows) for rows in self.knot_rows]
         is_valid = (octaves == np.arange(N_OCTAVES)) & (self.knot_s > MIN_S)
         self.knot_rows[~is_valid | (self.knot_rows < 1)] = 0.0

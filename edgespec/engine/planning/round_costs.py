@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.drafting.state_store import MAX_S, Numbers, kept, recall, state_of
+from edgespec.engine.drafting.state_store import MAX_S, kept
 from edgespec.engine.outcome import PathNode, RoundOutcome
 from edgespec.engine.planning.pass_curve import Floats, PassCurve
 from edgespec.values import PassReport
@@ -22,10 +22,6 @@ MIN_READ = 8
 """Fewest tokens whose reading by the draft is timed."""
 FADE = 0.95
 """Factor by which a round reduces the weight of earlier ones."""
-MAX_RECALLED = 6.0
-"""Most rounds and guesses that the state of an earlier run counts for."""
-
-COUNTS = ("tries", "hits", "right", "claimed")
 
 
 @dataclass(slots=True, eq=False)
@@ -126,8 +122,8 @@ class RoundCosts:
 
     def fade(self, share: float = FADE) -> None:
         """Give earlier guesses less weight; costs keep theirs."""
-        for name in COUNTS:
-            setattr(self, name, share * getattr(self, name))
+        for name in ("hits", "right", "claimed", "tries"):
+            setattr(self, name, share * min(getattr(self, name), self.tries))
 
     # What rounds teach
 
@@ -183,18 +179,3 @@ class RoundCosts:
             expected = expected_s / self.curve.slowdown or now
             after = min(now, math.sqrt(now * expected))
         setattr(self, name, after)
-
-    # What is remembered
-
-    def state(self) -> dict[str, float]:
-        """State for `restore`, by names of fields."""
-        return self.curve.state() | state_of(self)
-
-    def restore(self, numbers: Numbers) -> None:
-        """Take the state of an earlier run, whose guesses count for at most `MAX_RECALLED`; invalid
-        numbers are ignored."""
-        self.curve.restore(numbers)
-        recall(self, numbers)
-        for name in COUNTS:
-            setattr(self, name, min(getattr(self, name), self.tries))
-        self.fade(min(1.0, MAX_RECALLED / max(self.tries, 1e-9)))
