@@ -4,8 +4,9 @@ within the plan, and without a trace in the logits."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,12 @@ import pytest
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec.tree import ROOT, TokenTree
-from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.features import FeatureTap
+from edgespec_runtimes.gguf import measuring, runtime
+from edgespec_runtimes.gguf.features import SHOW_INPUTS, OutputTap
+from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
+from edgespec_runtimes.gguf.node_features import NodeTap
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from features_contract import (
     TOKENS,
@@ -31,8 +33,11 @@ from gguf_files import tiny_llama
 from head_cases import head_request
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
+from zoo_files import write_model
+from zoo_species import Species
 
 LAYERS = (1, 2, 3)
+WITH_EXPERTS = ("gpt-oss", "minimax-m2", "qwen3moe")
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +50,25 @@ def prepare(path: Path, n_slots: int = 1) -> PreparedGguf:
     return runtime.prepare(request)
 
 
-def open_resident(path: Path, n_slots: int = 1, gives: bool = True) -> GgufModel:
+@contextmanager
+def copied() -> Iterator[None]:
+    """In the block, graphs count as giving no features themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "gives_inputs", lambda architecture: False)
+        yield
+
+
+def open_resident(
+    path: Path,
+    n_slots: int = 1,
+    gives: bool = True,
+    layers: tuple[int, ...] = LAYERS,
+    n_values: int = 64,
+) -> GgufModel:
     prepared = prepare(path, n_slots)
     try:
         if gives:
-            prepared.offer_features(LAYERS, 64)
+            prepared.offer_features(layers, n_values)
         model = prepared.load(None)
         assert isinstance(model, GgufModel)
         return model
@@ -80,6 +99,23 @@ class TestAPagedTargetGivesFeatures(FeaturesContract):
         return lambda: open_paged(path)
 
 
+class TestAResidentTargetsFeaturesAreCopiedFromItsNodes(FeaturesContract):
+    layers = LAYERS
+    atol = 1e-3
+
+    @pytest.fixture
+    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
+        return copied()(partial(open_resident, path))
+
+
+class TestAPagedTargetsFeaturesAreCopiedFromItsNodes(FeaturesContract):
+    layers = LAYERS
+
+    @pytest.fixture
+    def model_factory(self, path: Path) -> Callable[[], LanguageModel]:
+        return copied()(partial(open_paged, path))
+
+
 class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
     layers = LAYERS
     atol = 1e-3
@@ -89,32 +125,40 @@ class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
         return lambda: open_resident(path, n_slots=2)
 
 
-def test_they_are_what_llama_cpp_itself_gives(path: Path) -> None:
-    """Its staging functions, which only some graphs serve, give the same bits."""
-    library = ctypes.CDLL(lib._lib._name)
-    ask = library._Z30llama_set_embeddings_layer_inpP13llama_contextjb
-    ask.argtypes, ask.restype = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool], None
-    get = library._Z30llama_get_embeddings_layer_inpP13llama_contextj
-    get.argtypes, get.restype = [ctypes.c_void_p, ctypes.c_uint32], ctypes.POINTER(ctypes.c_float)
-    received = Received()
-    with closing(open_resident(path)) as model:
-        model.give_features(LAYERS, received)
-        prefill(model, TOKENS[:8])
-    with closing(open_resident(path, gives=False)) as model:
-        for layer in LAYERS:
-            ask(model._context, layer, True)
-        prefill(model, TOKENS[:8])
-        for n, layer in enumerate(LAYERS):
-            own = np.ctypeslib.as_array(get(model._context, layer), (8, 64))
-            assert np.array_equal(received.rows[:, n], own), layer
+@pytest.mark.parametrize("architecture", sorted(SHOW_INPUTS))
+def test_nodes_have_the_same_bits_as_what_the_graph_gives(
+    architecture: str, tmp_path: Path
+) -> None:
+    species = Species(architecture, experts=architecture in WITH_EXPERTS)
+    path, found = write_model(tmp_path / "target.gguf", species), []
+    header = read_header(path)
+    n_values = header.integer(header.key("embedding_length"), 0)
+    for how in (nullcontext(), copied()):
+        received = Received()
+        with how, closing(open_resident(path, layers=(1,), n_values=n_values)) as model:
+            model.give_features((1,), received)
+            prefill(model, TOKENS[:8])
+        found.append(received.rows)
+    assert np.array_equal(*found)
+    assert found[0].any()
 
 
-def test_asking_changes_no_logit(path: Path) -> None:
+@pytest.mark.parametrize("how", [nullcontext, copied])
+def test_asking_changes_no_logit(
+    path: Path, how: Callable[[], AbstractContextManager[None]]
+) -> None:
     rows = []
     for gives in (True, False):
-        with closing(open_resident(path, gives=gives)) as model:
+        with how(), closing(open_resident(path, gives=gives)) as model:
             rows.append(logits_of_a_tree(model, LAYERS if gives else ()))
     assert np.array_equal(*rows)
+
+
+def test_a_resident_model_whose_graph_gives_them_has_no_callback(path: Path) -> None:
+    """A callback is asked about every node, which takes longer than all of a small model's
+    overhead."""
+    with closing(open_resident(path)) as model:
+        assert isinstance(model._tap, OutputTap)
 
 
 def test_names_are_read_from_where_layers_ended_in_earlier_passes(
@@ -127,7 +171,7 @@ def test_names_are_read_from_where_layers_ended_in_earlier_passes(
         return names[-1]
 
     monkeypatch.setattr(abi, "name_of", name_of)
-    with closing(open_resident(path)) as model:
+    with copied(), closing(open_resident(path)) as model:
         model.give_features(LAYERS, Received())
         prefill(model, TOKENS[:4])
         names.clear()
@@ -137,13 +181,13 @@ def test_names_are_read_from_where_layers_ended_in_earlier_passes(
 
 
 def test_a_node_that_comes_later_than_in_earlier_passes_is_found(path: Path) -> None:
-    tap = FeatureTap(LAYERS, 64, 8, None, 4)
+    tap = NodeTap(LAYERS, 64, 8, None)
     for places in ([9, 19, 29], [11, 20, 40], [9, 22, 30]):
         pass_over(tap, places)
         assert tap._n_filled == [1, 1, 1], places
 
 
-def pass_over(tap: FeatureTap, places: list[int]) -> None:
+def pass_over(tap: NodeTap, places: list[int]) -> None:
     """Show `tap` a pass whose layers end at these places."""
     rows = np.zeros((1, 64), np.float32)
     tap.begin_pass(1)
@@ -168,7 +212,7 @@ def test_the_plan_has_a_row_for_them_only_if_they_are_asked_for(path: Path) -> N
     with closing(prepare(path)) as prepared:
         prepared.offer_features(LAYERS, 64)
         rows = [row for row in prepared.needs().common_rows() if "features" in row.what]
-        assert [row.nbytes for row in rows] == [4 * 3 * 64 * (9 + 9)]
+        assert [row.nbytes for row in rows] == [4 * 3 * 64 * (2 * 9 + 9)]
 
 
 @pytest.mark.parametrize(

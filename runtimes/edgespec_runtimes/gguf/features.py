@@ -1,135 +1,151 @@
-"""Copies hidden states of committed tokens out of llama.cpp's graph while it computes.
+"""Hidden states of committed tokens, which a head reads: how a context hands them out.
 
-llama.cpp names the output of each layer, which is the input of the next one, and asks about every
-node. Reading a thousand names takes as long as a third of a small model's pass: they are read only
-from where they were found in earlier passes of as many rows. Knows no drafter and no tree.
+Some of llama.cpp's graphs give the inputs of their layers beside logits; of others they are copied
+while a pass is computed (`node_features`). Knows no drafter and no tree.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from edgespec.ports.kept_features import KeptFeatures
-from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.bindings import lib
+from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 
-LAYER_END = b"l_out-"
-"""Name of the node with a layer's output, without the layer's number."""
-LAST_END = b"h_nextn"
-"""Name of the node with the input of the target's own prediction layers (MTP)."""
-F32 = 0
+SHOW_INPUTS = frozenset({"gpt-oss", "llama", "minimax-m2", "qwen3", "qwen3moe"})
+"""Architectures whose graphs give the inputs of all layers but the first; asking another one ends
+the process."""
 
 OnNode = Callable[[int, bool, Any], bool]
 """A `cb_eval` of llama.cpp."""
 
 
 class FeatureTap(KeptFeatures):
-    """Collects features in `callback`, the `cb_eval` of a context, which first calls `inner`."""
+    """Hands out the features of each pass of a context."""
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        n_values: int,
-        n_rows: int,
-        inner: OnNode | None,
-        n_layers: int,
-    ) -> None:
-        """`n_rows` is the most rows of a pass, `n_layers` the number of layers of the model.
-
-        Among `layers`, `n_layers` stands for the input of the prediction layers (MTP).
-        """
+    def __init__(self, layers: Sequence[int]) -> None:
         super().__init__(layers)
-        self.wants_end = n_layers in self.layers
-        """True if llama.cpp must compute all rows of the last layer."""
-        self.callback = lib.ggml_backend_sched_eval_callback(self._on_node)
-        names = [
-            LAST_END if layer == n_layers else LAYER_END + b"%d" % (layer - 1) for layer in layers
-        ]
-        self._index_of = {name: n for n, name in enumerate(names)}
-        self._inner = inner
-        self._inner_waits = False
-        self._known: dict[int, list[int]] = {}
-        """Places of the wanted nodes among all that were asked about, by the rows of the pass."""
-        self._places: list[int] = []
-        self._found: list[int] = []
-        self._n_asked = self._next = self._n_rows = 0
-        self._rows = np.zeros((len(self.layers), n_rows, n_values), np.float32)
-        self._n_filled = [0] * len(self.layers)
-        library = abi.ggml()
-        self._get = library.ggml_backend_tensor_get
-        self._get.restype = None
-        self._get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+        self._nodes: Mapping[int, int] = {}
+        """Rows of the latest pass by node key, while none was copied."""
+        self._n_rows = 0
+        """Number of rows of that pass."""
+
+    def begin(self, context: Any) -> None:
+        """Call with the new context."""
 
     def begin_pass(self, n_rows: int) -> None:
         """Call before every llama_decode."""
-        self._n_filled = [0] * len(self.layers)
-        self._n_rows, self._n_asked, self._found = n_rows, 0, []
-        self._places = self._known.get(n_rows, [])
-        self._next = self._places[0] if self._places else 0
+        self._keep_nodes()
 
     def end_pass(self) -> None:
-        """Call after every llama_decode: remembers where the wanted nodes were."""
-        if not self._has(self._n_rows):
-            self._known.pop(self._n_rows, None)
-        elif self._found != self._places:
-            self._known[self._n_rows] = [*map(min, self._found, self._places or self._found)]
+        """Call after every llama_decode."""
 
     def hand_over_rows(self, position: int, rows: range, n_rows: int) -> None:
         """Hand out `rows` of the latest pass, which had `n_rows`, for tokens from `position` on."""
-        if self._has(n_rows):
-            found = self._rows[:, rows.start : rows.stop]
-            self.hand_over(position, found.transpose(1, 0, 2))
+        if rows and (layers := self._of_pass(n_rows)):
+            cut = slice(rows.start, rows.stop)
+            self.hand_over(position, np.stack([layer[cut] for layer in layers], axis=1))
 
     def keep_rows(self, rows: Mapping[int, int], n_rows: int) -> None:
         """Store rows of the latest pass, which had `n_rows`, by node key."""
-        if self._has(n_rows):
-            self.keep({key: self._rows[:, row] for key, row in rows.items()})
+        self._nodes, self._n_rows = rows, n_rows
 
-    def _has(self, n_rows: int) -> bool:
-        """True if all wanted layers of the latest pass had `n_rows` rows; not all graphs do."""
-        return all(n == n_rows for n in self._n_filled)
+    def commit(self, position: int, path: Sequence[int], keep: Collection[int]) -> None:
+        if self._kept or [*self._nodes] != path:
+            self._keep_nodes()
+            super().commit(position, path, keep)
+            return
+        nodes, self._nodes = self._nodes, {}
+        if layers := self._of_pass(self._n_rows):
+            rows = [[layer[row] for layer in layers] for row in nodes.values()]
+            self.hand_over(position, np.array(rows))
 
-    def _on_node(self, node: int, ask: bool, data: Any) -> bool:
-        if ask:
-            self._n_asked = place = self._n_asked + 1
-            if place < self._next and self._inner is None:
-                return False
-            is_wanted = place >= self._next and self._is_wanted(node, place)
-            if self._inner is None:
-                return is_wanted
-            self._inner_waits = self._inner(node, True, data)
-            return self._inner_waits or is_wanted
-        index = self._index_of.get(abi.name_of(node))
-        if index is not None:
-            self._copy(index, node)
-            if self._has(self._n_rows):
-                self._next = sys.maxsize
-        return self._inner is None or not self._inner_waits or self._inner(node, False, data)
+    def drop(self) -> None:
+        self._nodes = {}
+        super().drop()
 
-    def _is_wanted(self, node: int, place: int) -> bool:
-        """True for the end of a wanted layer; then names are read from the next known place on."""
-        if abi.name_of(node) not in self._index_of:
-            return False
-        self._found.append(place)
-        n_found = len(self._found)
-        self._next = self._places[n_found] if n_found < len(self._places) else 0
-        return True
+    def _keep_nodes(self) -> None:
+        """Copy what the next pass would overwrite."""
+        nodes, self._nodes = self._nodes, {}
+        if nodes and (layers := self._of_pass(self._n_rows)):
+            rows = ((key, np.array([layer[row] for layer in layers])) for key, row in nodes.items())
+            self.keep(dict(rows))
 
-    def _copy(self, index: int, node: int) -> None:
-        """Append a node's result to the rows of its layer.
+    @abstractmethod
+    def _of_pass(self, n_rows: int) -> Sequence[np.ndarray]:
+        """The latest pass's features by layer, float32 [n_rows, values], valid until the next pass;
+        none if it gave none."""
 
-        A node of unexpected shape is skipped, and the pass then has no features.
-        """
-        tensor = abi.GgmlTensor.from_address(node)
-        n_values, n_new = int(tensor.ne[0]), int(tensor.ne[1])
-        begin = self._n_filled[index]
-        into = self._rows[index, begin : begin + n_new]
-        is_dense = tensor.type == F32 and tensor.nb[1] == 4 * n_values
-        if is_dense and into.shape == (n_new, n_values) and n_new:
-            self._get(node, into.ctypes.data, 0, into.nbytes)
-            self._n_filled[index] += n_new
+
+class OutputTap(FeatureTap):
+    """Features that the graph gives itself."""
+
+    def __init__(self, layers: Sequence[int], n_values: int, n_rows: int, n_layers: int) -> None:
+        """`n_rows` is the most rows of a pass, `n_layers` the number of layers of the model. Among
+        `layers`, it stands for the input of the prediction layers (MTP)."""
+        super().__init__(layers)
+        self._shape = (n_rows, n_values)
+        self._n_layers = n_layers
+        self._context: Any = None
+        self._at: dict[int, np.ndarray] = {}
+        """Views of llama.cpp's memory by address."""
+
+    def begin(self, context: Any) -> None:
+        self._context = context
+        for layer in self.layers:
+            if layer == self._n_layers:
+                llama_cpp_ext.llama_set_embeddings_nextn(context, True, False)
+            else:
+                _ask_for_inputs(context, layer, True)
+
+    def _of_pass(self, n_rows: int) -> Sequence[np.ndarray]:
+        return [self._of_layer(layer)[:n_rows] for layer in self.layers]
+
+    def _of_layer(self, layer: int) -> np.ndarray:
+        if layer == self._n_layers:
+            pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
+            address = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+        else:
+            address = _inputs_of(self._context, layer)
+        view = self._at.get(address)
+        if view is None:
+            n_rows, n_values = self._shape
+            content: Any = (ctypes.c_float * (n_rows * n_values)).from_address(address)
+            view = np.frombuffer(content, np.float32).reshape(n_rows, n_values)
+            self._at[address] = view
+        return view
+
+
+def _staged(names: Sequence[str], arguments: Sequence[Any], result: Any = None) -> Any:
+    """One of llama.cpp's functions that have no C interface yet, by its name in the library; None
+    if it is not there."""
+    function = next((f for name in names if (f := getattr(lib._lib, name, None))), None)
+    if function is not None:
+        function.argtypes, function.restype = [ctypes.c_void_p, *arguments], result
+    return function
+
+
+_ask_for_inputs = _staged(
+    (
+        "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+        "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
+    ),
+    (ctypes.c_uint32, ctypes.c_bool),
+)
+_inputs_of = _staged(
+    (
+        "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+        "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
+    ),
+    (ctypes.c_uint32,),
+    ctypes.c_void_p,
+)
+
+
+def gives_inputs(architecture: str) -> bool:
+    """True if the graphs of an architecture give the inputs of their layers."""
+    return architecture in SHOW_INPUTS and _ask_for_inputs is not None

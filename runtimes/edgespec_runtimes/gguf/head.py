@@ -121,12 +121,18 @@ class GgufHead(HiddenStateReader):
         return super().committed_of(slot) + self._has_first
 
     def take_features(self, position: int, rows: np.ndarray) -> None:
-        known = self._known
-        begin = known.start if known.start <= position <= known.stop else position
+        known, waiting = self._known, self._waiting
         rows = rows[: max(0, len(self._features) - position)].reshape(-1, self._n_fused)
-        self._known = range(begin, position + len(rows))
+        end, n_waiting = position + len(rows), len(waiting)
+        self._known = range(
+            known.start if position in known or position == known.stop else position, end
+        )
+        if position == waiting.stop and n_waiting + len(rows) < len(self._states):
+            self._states[n_waiting : n_waiting + len(rows)] = rows
+            self._waiting = range(waiting.start, end)
+            return
         with self._users.use():
-            if position != self._waiting.stop:
+            if position != waiting.stop:
                 self._fuse_waiting()
                 self._waiting = range(position, position)
             while len(rows):

@@ -23,6 +23,7 @@ from edgespec.runtimes import GpuMemory, ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts, windows
 from edgespec_runtimes.gguf.context.recurrent import MAX_LAG, N_CHECKPOINTS
+from edgespec_runtimes.gguf.features import gives_inputs
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
@@ -175,6 +176,12 @@ class MeasuredGguf:
         is_end = self._shows_its_end(layers)
         check_layers(self.info, width, () if is_end else layers, n_values)
         self.feature_layers = tuple(layers)
+
+    @property
+    def gives_features(self) -> bool:
+        """True if llama.cpp's graph gives the inputs of `feature_layers` itself."""
+        is_end = self._shows_its_end(self.feature_layers)
+        return is_end or gives_inputs(self._header.architecture)
 
     def _shows_its_end(self, layers: Sequence[int]) -> bool:
         """True if `layers` is the input of the model's own prediction layers."""
@@ -422,10 +429,9 @@ class MeasuredGguf:
             return ()
         width = self._header.integer(self._header.key("embedding_length"), 0)
         n_layers = len(self.feature_layers)
-        nbytes = feature_bytes(n_layers, width, shape.largest_batch, shape.n_outputs)
-        if self._shows_its_end(self.feature_layers):
-            # the graph holds all rows, and llama.cpp a copy
-            nbytes += 2 * 4 * width * shape.largest_batch
+        # the graph holds all rows, and llama.cpp a copy
+        n_rows = shape.largest_batch * (1 + self.gives_features)
+        nbytes = feature_bytes(n_layers, width, n_rows, shape.n_outputs)
         return (MemoryRow("target", f"features ({n_layers} layers)", nbytes),)
 
     @property

@@ -28,7 +28,7 @@ from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.rows import ForestRows, RowBatch, Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
-from edgespec_runtimes.gguf.features import FeatureTap
+from edgespec_runtimes.gguf.features import FeatureTap, OutputTap
 from edgespec_runtimes.gguf.kernels.invariant_products import InvariantProducts
 from edgespec_runtimes.gguf.kernels.reference_kernels import (
     MIN_TILED_BATCH,
@@ -38,8 +38,9 @@ from edgespec_runtimes.gguf.kernels.reference_kernels import (
 )
 from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
-from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
+from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.openmp import spinning_threads
+from edgespec_runtimes.gguf.node_features import NodeTap
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
 from edgespec_runtimes.kit.running import RunningModel
 
@@ -69,6 +70,7 @@ class GgufModel(RunningModel):
         expert_types: Collection[str] = (),
         prompts_are_invariant: bool = False,
         feature_layers: Sequence[int] = (),
+        gives_features: bool = False,
         checkpoint_bytes: int = 0,
         token_bytes: int = 0,
     ) -> None:
@@ -76,7 +78,8 @@ class GgufModel(RunningModel):
         `expert_types` of them.
 
         `prompts_are_invariant`: a prompt rounds the same whatever prefix of it was reused.
-        `feature_layers`: layers whose inputs can be given. `checkpoint_bytes`: size of each
+        `feature_layers`: layers whose inputs can be given; `gives_features` if llama.cpp's graph
+        does so itself. `checkpoint_bytes`: size of each
         checkpoint of recurrent state. `token_bytes`: keys and values of a token.
         """
         super().__init__(vocabulary, origin, stop, model.users, clock)
@@ -97,14 +100,14 @@ class GgufModel(RunningModel):
             used_share=weights.used_share if weights else info.used_share,
         )
         self._token_bytes = token_bytes
-        on_node = weights.on_node if weights else None
         callback = weights.callback if weights else None
-        if feature_layers:
-            n_values = model.n_embd
-            self._tap = FeatureTap(
-                feature_layers, n_values, shape.largest_batch, on_node, model.n_layers
-            )
-            callback = self._tap.callback
+        if feature_layers and gives_features:
+            n_rows = shape.largest_batch
+            self._tap = OutputTap(feature_layers, model.n_embd, n_rows, model.n_layers)
+        elif feature_layers:
+            on_node = weights.on_node if weights else None
+            self._tap = tap = NodeTap(feature_layers, model.n_embd, shape.largest_batch, on_node)
+            callback = tap.callback
         self._invariant_products = InvariantProducts(
             weight_types, weights.packed if weights else ()
         )
@@ -113,8 +116,8 @@ class GgufModel(RunningModel):
             windows = contexts.windows_of(model, shape)
             self._context: Any = contexts.new_context(model, shape, callback, stop, windows)
             self._windows = windows if windows and windows.is_active else None
-        if self._tap is not None and self._tap.wants_end:
-            llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, False)
+        if self._tap is not None:
+            self._tap.begin(self._context)
         cache_types = (shape.cache_type_k, shape.cache_type_v)
         self._kernels = ReferenceKernels(
             abi.library("ggml-cpu"),

@@ -274,6 +274,7 @@ class PreparedGguf:
                     expert_types=expert_types(self._header),
                     prompts_are_invariant=self._prompts_are_invariant,
                     feature_layers=self._measured.feature_layers,
+                    gives_features=self._measured.gives_features,
                     checkpoint_bytes=self._measured.checkpoint_bytes,
                     token_bytes=self._measured.token_bytes,
                 )
