@@ -140,7 +140,7 @@ def _folding_bytes(
     folding = [size for size, does in zip(sizes, folds, strict=True) if does]
     folded_bytes = max(size.loading_bytes for size in folding)
     folded_bytes += sum(size.kept_bytes for size in folding)
-    folded_bytes += GRAPH_COPIES_OPTIMISED * fitted.model.ByteSize()
+    folded_bytes += int(GRAPH_COPIES_OPTIMISED * fitted.model.ByteSize())
     packing_bytes = max(
         min(size.loading_bytes, PACKED_COPIES * size.kept_bytes) if does else size.loading_bytes
         for size, does in zip(sizes, folds, strict=True)
