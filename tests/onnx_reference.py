@@ -56,6 +56,7 @@ class WholeModel:
             "input_ids": np.array([tokens]),
             "attention_mask": np.ones((1, self._n_tokens + n), np.int64),
             "position_ids": np.arange(self._n_tokens, self._n_tokens + n)[None],
+            "use_cache_branch": np.array([True]),
         }
         feeds = {name: array for name, array in feeds.items() if name in self._inputs}
         values = self._session.run(self._outputs, feeds | self._past)

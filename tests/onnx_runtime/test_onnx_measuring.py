@@ -118,9 +118,8 @@ def test_a_table_that_is_read_by_row_is_no_resident_weight(tmp_path: Path) -> No
     model.close()
 
 
-def test_floats_of_a_quantised_head_are_planned(tmp_path: Path) -> None:
-    """onnxruntime makes them in every run."""
-    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
+def quantise_head(path: Path) -> None:
+    """Store the head as integers, which are transposed and become floats."""
     model = onnx.load(path)
     head = next(node for node in model.graph.node if "logits" in node.output)
     tensor = next(t for t in model.graph.initializer if t.name == head.input[1])
@@ -139,10 +138,34 @@ def test_floats_of_a_quantised_head_are_planned(tmp_path: Path) -> None:
         model.graph.node.insert(place + at, node)
     model.graph.node[place + 2].input[1] = "head.floats"
     save(model, path)
+
+
+def test_floats_of_a_quantised_head_are_planned(tmp_path: Path) -> None:
+    """onnxruntime makes them in every run."""
+    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
+    quantise_head(path)
     needs = needs_of(path)
     assert resident(needs)["weights in single precision"] == 4 * VOCAB * HIDDEN
     paged = {row.what: row.nbytes for row in needs.paged}
     assert paged["weights in single precision"] == 4 * VOCAB * HIDDEN
+
+
+def test_a_head_that_is_folded_is_loaded_before_the_layers_have_taken_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime folds a graph before it packs any of its weights."""
+    layer, head = (measuring.SessionSize(30 * MIB, 30 * MIB, peak * MIB) for peak in (30, 150))
+
+    def sizes(prepared: PreparedOnnx) -> measuring.MeasuredOnnx:
+        n_pieces = len(prepared._deployed.fitted.cut.pieces)
+        return measuring.MeasuredOnnx((*[layer] * (n_pieces - 1), head))
+
+    monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
+    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
+    packed = resident(needs_of(path))["loading"]
+    quantise_head(path)
+    folded = resident(needs_of(path))["loading"]
+    assert packed - folded >= 60 * MIB
 
 
 def test_a_half_precision_head_that_is_transposed_exists_three_times(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from edgespec_runtimes.onnx.files.chat_format import chat_format
 from edgespec_runtimes.onnx.files.source import find_model
 from onnx_files import DATA_FILE, write_llama
 from onnx_models import open_paged, open_resident
+from onnx_reference import WholeModel
 from paging_contract import one_by_one
+from port_calls import logits_of_a_tree
 from port_contract import TEXT
 
 Change = Callable[[onnx.ModelProto], None]
@@ -76,6 +78,31 @@ def branch_chosen(model: onnx.ModelProto) -> None:
     model.graph.input.append(wanted)
 
 
+def merged(model: onnx.ModelProto) -> None:
+    """Optimum merged two decoders: a choice is the graph, with the same outputs."""
+    graph = model.graph
+    outputs = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in graph.output]
+    branches = {
+        f"{name}_branch": helper.make_graph(graph.node, name, [], outputs)
+        for name in ("then", "else")
+    }
+    for node in branches["else_branch"].node:  # a decoder that must not be taken
+        if "logits" in node.output:
+            node.input[1] = node.input[0]
+    names = [value.name for value in outputs]
+    choice = helper.make_node("If", ["use_cache_branch"], names, **branches)
+    del graph.node[:]
+    graph.node.append(choice)
+    graph.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
+
+
+def made_for_single_tokens(model: onnx.ModelProto) -> None:
+    """Tracing with one token leaves out that later ones are hidden."""
+    node = next(node for node in model.graph.node if node.op_type == "And")
+    node.input[0] = node.input[1]
+    merged(model)
+
+
 def logits_chosen(model: onnx.ModelProto) -> None:
     """Exports for browsers can return the logits of the last tokens only."""
     node = next(node for node in model.graph.node if "logits" in node.output)
@@ -119,29 +146,56 @@ def older_function(model: onnx.ModelProto) -> None:
     model.opset_import.append(helper.make_opsetid("local", 1))
 
 
+def changed(path: Path, folder: Path, edit: Change) -> Path:
+    """The export with an edited graph in a folder of its own."""
+    model = onnx.load(path, load_external_data=False)
+    edit(model)
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", DATA_FILE):
+        (folder / name).write_bytes((path.parent / name).read_bytes())
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    return folder / "model.onnx"
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize(
     "edit",
-    [ids_reshaped, branch_chosen, logits_chosen, reversed_nodes, older_function],
+    [ids_reshaped, branch_chosen, merged, logits_chosen, reversed_nodes, older_function],
     ids=lambda edit: edit.__name__,
 )
 @pytest.mark.parametrize("opened", [open_resident, open_paged], ids=["resident", "paged"])
 def test_a_variant_computes_what_the_usual_export_does(
     path: Path, tmp_path: Path, edit: Change, opened: Callable[[Path], object]
 ) -> None:
-    model = onnx.load(path, load_external_data=False)
-    edit(model)
-    changed = tmp_path / "changed"
-    changed.mkdir()
-    for name in ("config.json", "tokenizer.json", DATA_FILE):
-        (changed / name).write_bytes((path.parent / name).read_bytes())
-    (changed / "model.onnx").write_bytes(model.SerializeToString())
     logits = []
-    for one in (path, changed / "model.onnx"):
+    for one in (path, changed(path, tmp_path / "changed", edit)):
         loaded = opened(one)
         logits.append(one_by_one(loaded, loaded.vocabulary.encode(TEXT)[:6]))  # type: ignore[attr-defined, arg-type]
         loaded.close()  # type: ignore[attr-defined]
     assert np.array_equal(*logits)
+
+
+def test_a_merged_decoder_for_single_tokens_computes_each_by_itself(
+    path: Path, tmp_path: Path
+) -> None:
+    single = changed(path, tmp_path / "changed", made_for_single_tokens)
+    loaded, alone = open_resident(single), WholeModel(single)
+    tokens = loaded.vocabulary.encode(TEXT)[:6]
+    computed = logits_of_a_tree(loaded, tokens)
+    loaded.close()
+    for row, guess in zip(computed, ([], tokens[:1], tokens[1:2]), strict=True):
+        alone.start()
+        expected = [alone.decode(token) for token in [*tokens, *guess]]
+        assert np.allclose(row, expected[-1], atol=1e-4)
+
+
+def test_a_merged_decoder_is_taken_from_its_parts(path: Path) -> None:
+    """Optimum left the decoders that it merged beside the result."""
+    names = ("decoder_model", "decoder_with_past_model", "decoder_model_merged")
+    for name in names:
+        (path.parent / f"{name}.onnx").write_bytes(path.read_bytes())
+    path.unlink()
+    assert find_model(path.parent) == path.parent / "decoder_model_merged.onnx"
 
 
 def browser_layout(path: Path, *names: str) -> Path:

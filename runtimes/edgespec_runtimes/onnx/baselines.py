@@ -25,6 +25,7 @@ from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, fin
 from edgespec_runtimes.onnx.files.source import Source, named_model, read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, simplified
+from edgespec_runtimes.onnx.graph.variants import fixed_value, is_merged
 from edgespec_runtimes.onnx.ort.sessions import StopFlag, translated
 
 MMAP, RESIDENT = "mmap", "resident"
@@ -73,12 +74,18 @@ class _ExportedModel(Closeable):
         self.vocabulary = read_vocabulary(source.folder, self._roles.n_vocab, configs)
         # tokens in one run share a quantisation scale, and would differ from the engine's
         scaled = any(node.op_type in BATCH_SCALED for node in model.graph.node)
-        self._most = 1 if scaled else max(1, MAX_LOGITS_BYTES // (4 * self._roles.n_vocab))
+        alone = scaled or is_merged(model.graph)
+        self._most = 1 if alone else max(1, MAX_LOGITS_BYTES // (4 * self._roles.n_vocab))
         trim_heap()
         self._stop = StopFlag()
         options = _resident(n_threads) if keeps_all else _mapped(n_threads)
         self._session = _session(source.path, options)
         self._binding: Any = self._session.io_binding()
+        chosen = [
+            (value.name, fixed_value(value.name, len(value.shape)))
+            for value in self._session.get_inputs()
+        ]
+        self._chosen = {name: array for name, array in chosen if array is not None}
         self._outputs = [output.name for output in self._session.get_outputs()]
         kind = helper.tensor_dtype_to_np_dtype(self._roles.kv_kind)
         nothing = np.empty((1, self._roles.kv_heads, 0, self._roles.head_size), kind)
@@ -114,7 +121,7 @@ class _ExportedModel(Closeable):
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
         """Append tokens to the cache; returns the logits after the last one, [n_vocab]."""
         n_seen = self._n_past + len(tokens)
-        feeds = {IDS: np.array([tokens], np.int64)}
+        feeds = {IDS: np.array([tokens], np.int64), **self._chosen}
         if self._roles.has_mask:
             feeds[MASK] = np.ones((1, n_seen), np.int64)
         if self._roles.has_positions:

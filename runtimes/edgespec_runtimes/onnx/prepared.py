@@ -39,7 +39,6 @@ from edgespec_runtimes.onnx.graph.accuracy import (
 from edgespec_runtimes.onnx.graph.angles import trimmed
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.graph.flow import (
-    BATCH_SCALED,
     PACKED,
     angle_switch,
     simplified,
@@ -384,7 +383,7 @@ class PreparedOnnx:
         )
         return OnnxModel(
             decoder,
-            Batcher(fitted.masks, sizes.chunk, sizes.max_rows, self._has(BATCH_SCALED)),
+            Batcher(fitted.masks, sizes.chunk, sizes.max_rows, fitted.takes_single_tokens),
             replace(self.info, max_nodes=sizes.max_nodes, n_threads=self._n_threads),
             self._vocabulary,
             sizes.tokens_per_pass,

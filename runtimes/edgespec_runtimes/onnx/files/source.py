@@ -25,6 +25,8 @@ from edgespec_runtimes.onnx.files.outline import INLINE_BYTES, THIS_FILE, read_o
 from edgespec_runtimes.onnx.files.roles import set_head_size
 
 MODEL_FILE = "model.onnx"
+MERGED_FILE = "decoder_model_merged.onnx"
+"""File of older exports with two decoders, beside files with one of them."""
 BROWSER_FOLDER = "onnx"
 """Folder of the graphs in repositories for browsers (Transformers.js)."""
 GENAI_CONFIG = "genai_config.json"
@@ -132,9 +134,10 @@ def find_model(path: Path) -> Path | None:
     named = path / _genai_file(path)
     if named.is_file():
         return named
-    below = path / BROWSER_FOLDER / MODEL_FILE
-    if below.is_file():
-        return below
+    usual = (path / BROWSER_FOLDER / MODEL_FILE, path / MERGED_FILE)
+    for file in (*usual, path / BROWSER_FOLDER / MERGED_FILE):
+        if file.is_file():
+            return file
     found = sorted(path.glob("*.onnx")) or sorted((path / BROWSER_FOLDER).glob("*.onnx"))
     if len(found) > 1:
         names = ", ".join(file.name for file in found[:4])

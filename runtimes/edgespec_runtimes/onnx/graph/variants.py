@@ -20,14 +20,12 @@ LOGITS_KEPT = ("num_logits_to_keep", "logits_to_keep")
 
 def fix_variants(graph: onnx.GraphProto) -> None:
     """Choose the decoder with a past and all logits, and let lookups read the ids themselves."""
-    fixed = {USES_PAST: np.bool_(True)} | dict.fromkeys(LOGITS_KEPT, np.int64(0))
     kept = []
     for value in graph.input:
-        if value.name not in fixed:
+        array = fixed_value(value.name, len(value.type.tensor_type.shape.dim))
+        if array is None:
             kept.append(value)
             continue
-        n_dims = len(value.type.tensor_type.shape.dim)
-        array = np.full((1,) * n_dims, fixed[value.name])
         graph.initializer.append(numpy_helper.from_array(array, value.name))
     if len(kept) < len(graph.input):
         _replace(graph.input, kept)
@@ -35,6 +33,18 @@ def fix_variants(graph: onnx.GraphProto) -> None:
         nodes = [part for node in graph.node for part in _chosen(node, graph)]
         _replace(graph.node, nodes)
     _unshape_ids(graph)
+
+
+def is_merged(graph: onnx.GraphProto) -> bool:
+    """True if there was a choice of decoders: the one with a past may be traced with one token, so
+    that nothing hides later tokens of a batch."""
+    return any(tensor.name == USES_PAST for tensor in graph.initializer)
+
+
+def fixed_value(name: str, n_dims: int) -> np.ndarray | None:
+    """What an input that chooses a variant always is; None for other inputs."""
+    fixed = {USES_PAST: np.bool_(True)} | dict.fromkeys(LOGITS_KEPT, np.int64(0))
+    return np.full((1,) * n_dims, fixed[name]) if name in fixed else None
 
 
 def _is_choice(node: NodeProto) -> bool:
@@ -49,8 +59,10 @@ def _chosen(node: NodeProto, graph: onnx.GraphProto) -> list[NodeProto]:
     if branch is None or len(branch.output) != len(node.output):
         return [node]
     graph.initializer.extend(branch.initializer)
-    results = zip(branch.output, node.output, strict=True)
-    copies = [helper.make_node("Identity", [made.name], [name]) for made, name in results]
+    results = ((made.name, name) for made, name in zip(branch.output, node.output, strict=True))
+    copies = [
+        helper.make_node("Identity", [made], [name]) for made, name in results if made != name
+    ]
     return [*branch.node, *copies]
 
 

@@ -207,6 +207,14 @@ def dequantised_bytes(model: onnx.ModelProto, cut: Cut, source: Source) -> list[
     ]
 
 
+def folded_weights(model: onnx.ModelProto) -> set[str]:
+    """Names of weights that are all that an operator reads, so that loading computes it."""
+    graph = model.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    constants |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    return {name for node in graph.node if constants.issuperset(node.input) for name in node.input}
+
+
 def converted_bytes(
     model: onnx.ModelProto, cut: Cut, source: Source, dequantised: Sequence[int]
 ) -> int:

@@ -15,10 +15,11 @@ from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, cut
-from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION
+from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, FUSED_ATTENTION
 from edgespec_runtimes.onnx.graph.fusing import can_be_fused, export_shapes, with_fused_attention
 from edgespec_runtimes.onnx.graph.rewriting import appends_in_place, rewritten
 from edgespec_runtimes.onnx.graph.shapes import check_sizes, infer
+from edgespec_runtimes.onnx.graph.variants import is_merged
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.prepare.folding import folded, sizes_to_compare
@@ -51,6 +52,8 @@ class FittedDecoder:
             bias = find_masks(fused, roles, capacity, where) if fused else ()
             if fused and bias:
                 graph, self.masks = fused, bias
+        self.hides_nothing = is_merged(graph.graph) and not self.masks
+        """True if tokens of a batch may see later ones."""
         in_place = bool(self.masks) and device.is_cpu and appends_in_place(graph, roles)
         self.buffer_tokens = capacity if in_place else 0
         """Tokens of the buffers to which attention appends by itself; 0 if it does not."""
@@ -93,6 +96,11 @@ class FittedDecoder:
         if layouts:
             groups = own_weights(self.cut, source)
             self.groups = with_records(groups, self.cut, source, layouts)
+
+    @property
+    def takes_single_tokens(self) -> bool:
+        """True if each token needs a batch of its own."""
+        return self.hides_nothing or self.has(BATCH_SCALED)
 
     def has(self, operators: Sequence[str]) -> bool:
         return _has(self.model, operators)

@@ -36,6 +36,12 @@ def rounding_notes(
             f"{name} scales activations over a batch: to keep its text, each token is computed by "
             "itself, and a pass saves reading but no computing"
         ]
+    if fitted.hides_nothing:
+        return [
+            f"{name} holds two decoders, and the one for texts with a past was made for single "
+            "tokens: each token is computed by itself, and a pass saves reading but no computing; "
+            "an export by a newer Optimum is faster"
+        ]
     if writes and rounds_to_eight_bits(graph):
         return [
             f"{name} rounds activations of 4-bit products to eight bits (accuracy level 4), those "
