@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from edgespec.values import ModelInfo, PagingStats, PassReport
 Language = Callable[[tuple[int, ...]], np.ndarray]
 """Function from a context to the logits after it, float32 [n_vocab]."""
 
+FAKE_PIECE_TOKENS = 16
 FAKE_BLOCK_TOKENS = 4
 """Tokens of a block of saved keys and values."""
 PATIENCE_S = 5.0
@@ -346,6 +347,29 @@ class FakeModel:
         if content.nbytes != 4 * FAKE_BLOCK_TOKENS:
             raise StateError("a block of another size")
         of.committed += np.frombuffer(content, "<i4").tolist()
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        return not self.info.tree_capable
+
+    def checkpoints(self, slot: int) -> Sequence[int]:
+        return sorted({*self._texts[slot].ends})
+
+    def write_checkpoint(self, n_tokens: int, piece: int, slot: int) -> memoryview | None:
+        assert n_tokens in self._texts[slot].ends, "a checkpoint that is not kept"
+        if not piece:
+            return memoryview(n_tokens.to_bytes(4, "little"))
+        end = min(n_tokens, piece * FAKE_PIECE_TOKENS)
+        tokens = self._texts[slot].committed[(piece - 1) * FAKE_PIECE_TOKENS : end]
+        return memoryview(np.array(tokens, "<i4").tobytes()) if tokens else None
+
+    def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:
+        of = self._texts[slot]
+        assert not of.committed, "a checkpoint in a slot that is not empty"
+        assert int.from_bytes(next(pieces), "little") == n_tokens
+        while len(of.committed) < n_tokens:
+            of.committed += np.frombuffer(next(pieces), "<i4").tolist()
+        of.ends = [n_tokens]
 
     def paging(self) -> PagingStats:
         return PagingStats()

@@ -13,7 +13,7 @@ class PrefixPlace(Protocol):
     """One slot's access to a store of prefixes."""
 
     block_tokens: int
-    """Tokens of each block of the target."""
+    """Tokens of each block of the target; 1 if prefixes of any length are stored."""
 
     def begin(self, owner: str) -> None:
         """Use the texts of `owner` from now on: nobody else's are found, nor kept for others."""

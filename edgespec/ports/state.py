@@ -5,7 +5,7 @@ Knows pieces of bytes, but neither their meaning nor the file that holds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -64,7 +64,8 @@ class KeepsState(Protocol):
 class KeepsBlocks(Protocol):
     """Optional protocol of a model: the KV of blocks of a text's tokens can be saved one by one.
 
-    A block depends on all tokens up to its end, and on nothing else.
+    A block depends on all tokens up to its end, and on nothing else; a hollow one also lacks the
+    KV of layers with windows, which the model has freed.
     """
 
     @property
@@ -73,7 +74,7 @@ class KeepsBlocks(Protocol):
     @property
     def block_tokens(self) -> int:
         """Number of tokens of each block, with about 1 MiB of keys and values; 0 if this model's
-        state has no parts."""
+        state has no such parts."""
 
     def write_block(self, begin: int, slot: int) -> memoryview:
         """The keys and values of the `block_tokens` committed tokens from `begin` on."""
@@ -83,4 +84,52 @@ class KeepsBlocks(Protocol):
 
         Raises StateError for content that `write_block` of this model cannot have written, and then
         leaves the prefix as it was.
+        """
+
+
+@runtime_checkable
+class FreesWindows(Protocol):
+    """Optional protocol of a model with blocks whose window layers free what no text will see."""
+
+    @property
+    def n_window(self) -> int:
+        """Tokens before a position that must be in whole blocks so that a text can go on there; 0
+        if all blocks are whole."""
+
+    def is_whole(self, begin: int, slot: int) -> bool:
+        """True if all layers hold the block from `begin` on."""
+
+    def read_hollow(self, content: memoryview, slot: int) -> None:
+        """`read_block` of a block that was not whole when it was written."""
+
+    def keep_window(self, n_tokens: int, slot: int) -> None:
+        """Keep the window before this position of the slot's next text, if it gets there."""
+
+
+@runtime_checkable
+class KeepsCheckpoints(Protocol):
+    """Optional protocol of a model with recurrent state: a text can go on only where all of the
+    state was kept. Blocks have what attention layers hold besides, if there are any."""
+
+    @property
+    def state_origin(self) -> StateOrigin: ...
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """True if blocks alone are no prefix of this model."""
+
+    def checkpoints(self, slot: int) -> Sequence[int]:
+        """Lengths of the committed prefixes whose state is kept, ascending."""
+
+    def write_checkpoint(self, n_tokens: int, piece: int, slot: int) -> memoryview | None:
+        """A piece of the state after `n_tokens`; None after the last one.
+
+        Piece 0 also has the keys and values behind the last whole block.
+        """
+
+    def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:
+        """Go on after `n_tokens`, whose whole blocks were read into an empty slot.
+
+        A piece is valid until the next one. Raises StateError for what `write_checkpoint` of this
+        model cannot have written; the slot must be emptied then.
         """

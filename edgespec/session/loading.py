@@ -221,6 +221,7 @@ class _Opening(Closeable):
             fewer_nodes=tuple(fewer_nodes),
             batch_size=settings.batch_size,
             budget_bytes=self._budget_bytes,
+            stores_prefixes=settings.prefix_cache is not None,
             trace=self._trace,
         )
         with self._trace.span(Track.ENGINE, "import"):
@@ -239,6 +240,7 @@ class _Opening(Closeable):
         window = settings.ctx_size_draft or DEFAULT_DRAFT_CTX_SIZE
         request_of_draft = replace(
             request,
+            stores_prefixes=False,
             path=settings.draft,
             owner="draft",
             target=settings.model,

@@ -63,6 +63,12 @@ class BlockFolder:
         """True if there is a block of this name."""
         return self._path(name).is_file()
 
+    def names(self, end: str) -> list[str]:
+        """Names of the blocks whose names end so."""
+        return [
+            name.removesuffix(SUFFIX) for _, _, name in self._files() if name.endswith(end + SUFFIX)
+        ]
+
     def read(self, name: str) -> memoryview | None:
         """A block's contents, in memory that the next call reuses; None if there is none.
 

@@ -1,8 +1,6 @@
-"""Prefixes of texts on disk: the KV of blocks of tokens, found by all tokens up to their end.
+"""Prefixes of texts on disk: those of a pair's slots, in one folder.
 
-The name of a block is a hash of everything that its bytes depend on: the model, its settings, the
-owner of the text, and the tokens of this block and of those before it. So the longest common prefix
-of a text with all earlier ones is found without an index, and texts share what they have in common.
+What a stored prefix consists of, and by what names it is found, is its chain's.
 """
 
 from __future__ import annotations
@@ -12,125 +10,25 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.errors import UsageError
 from edgespec.extras import installed_version
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import ReadsFeatures
-from edgespec.ports.state import KeepsBlocks
+from edgespec.ports.state import KeepsBlocks, KeepsCheckpoints
 from edgespec.state.blocks import BlockFolder
+from edgespec.state.chains import MIN_TOKENS, BlockChain
+from edgespec.state.checkpoint_chain import CheckpointChain
 from edgespec.state.keeper import instruction_sets, state_of
 
-MIN_TOKENS = 64
-"""Shorter texts are not stored."""
 FORMAT = 1
-
-
-class BlockChain:
-    """The blocks of one slot's text in one model, and how many of them are stored."""
-
-    def __init__(self, folder: BlockFolder, model: KeepsBlocks, root: str, slot: int) -> None:
-        """`root` names what all of the model's blocks depend on."""
-        self.block_tokens = model.block_tokens
-        self._folder = folder
-        self._model = model
-        self._root = root
-        self._slot = slot
-        self._owner = ""
-        self._names: list[str] = []
-        """Names of the first blocks of the slot's text."""
-        self._n_stored = 0
-        """Number of blocks that are known to be stored."""
-        self._n_doubted = 0
-        """Number of blocks that are written even if there are files, as one was damaged."""
-
-    def begin(self, owner: str) -> None:
-        if owner != self._owner:
-            self._owner = owner
-            self.rewind(0)
-
-    def names(self, text: Sequence[int]) -> list[str]:
-        """Names of all whole blocks of a text."""
-        found, n = [], self.block_tokens
-        name = hashlib.sha256(f"{self._root} {self._owner}".encode()).hexdigest()
-        for begin in range(0, len(text) - n + 1, n):
-            name = self._next(name, text[begin : begin + n])
-            found.append(name)
-        return found
-
-    def stored(self, text: Sequence[int]) -> list[str]:
-        """Names of the leading blocks of a text that are stored."""
-        found = []
-        for name in self.names(text):
-            if not self._folder.has(name):
-                break
-            found.append(name)
-        return found
-
-    def load(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
-        """Append the blocks of `text` behind the first `n_held` tokens to the model, which holds
-        them; returns how many it holds then."""
-        n, names = self.block_tokens, self.names(text)
-        for name in names[n_held // n :]:
-            check()
-            if not self._load_block(name):
-                self._n_doubted = len(names)
-                break
-            n_held += n
-        self._names = names[: n_held // n]
-        self._n_stored = len(self._names)
-        self._folder.touch(self._names)
-        return n_held
-
-    def _load_block(self, name: str) -> bool:
-        """Append a block to the model; False if it is missing or damaged."""
-        block = self._folder.read(name)
-        if block is None:
-            return False
-        try:
-            self._model.read_block(block, self._slot)
-        except StateError:
-            self._folder.delete(name)
-            return False
-        return True
-
-    def keep(self, text: Sequence[int], n_tokens: int) -> bool:
-        """Store the next block of the slot's text, which has `n_tokens`, that is not stored yet;
-        False if there is none."""
-        n, place = self.block_tokens, self._n_stored
-        if (place + 1) * n > n_tokens or not self._folder.is_writing:
-            return False
-        if len(self._names) <= place:
-            self._names = self.names(text[: n_tokens - n_tokens % n])
-        name = self._names[place]
-        if place < self._n_doubted or not self._folder.has(name):
-            try:
-                self._folder.write(name, self._model.write_block(place * n, self._slot))
-            except EdgespecError as error:
-                self._folder.stop(str(error))
-        self._n_stored = place + 1
-        if (self._n_stored + 1) * n > n_tokens:
-            self._folder.touch(self._names[: self._n_stored])
-        return True
-
-    def rewind(self, n_tokens: int) -> None:
-        n_blocks = n_tokens // self.block_tokens
-        del self._names[n_blocks:]
-        self._n_stored = min(self._n_stored, n_blocks)
-        self._n_doubted = min(self._n_doubted, n_blocks)
-
-    @staticmethod
-    def _next(name: str, tokens: Sequence[int]) -> str:
-        content = np.array(tokens, "<i4").tobytes()
-        return hashlib.sha256(bytes.fromhex(name) + content).hexdigest()
 
 
 class SlotPrefixes:
     """The texts of one slot in the target and its draft; implements `PrefixPlace`."""
 
     def __init__(self, folder: BlockFolder, target: BlockChain, draft: BlockChain | None) -> None:
-        self.block_tokens = target.block_tokens
+        # a chain of checkpoints replaces all of the text
+        self.block_tokens = 1 if isinstance(target, CheckpointChain) else target.block_tokens
         self._folder = folder
         self._target = target
         self._draft = draft
@@ -141,9 +39,11 @@ class SlotPrefixes:
             chain.begin(owner)
 
     def n_available(self, text: Sequence[int]) -> int:
-        return len(self._target.stored(text)) * self.block_tokens
+        return self._target.n_available(text)
 
     def load(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
+        if n_held % self.block_tokens:  # layers with windows could not go back to a block's end
+            n_held = self._target.empty()
         return self._target.load(text, n_held, check)
 
     def load_draft(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
@@ -173,41 +73,52 @@ class PrefixCache:
     def __init__(
         self, path: Path, max_bytes: int, target: LanguageModel, draft: LanguageModel | None
     ) -> None:
-        """Raises UsageError if the target cannot store blocks, or the folder cannot be used."""
-        if not isinstance(target, KeepsBlocks) or not target.block_tokens:
+        """Raises UsageError if the target's state cannot be stored, or the folder not be used."""
+        self._needs_checkpoints = isinstance(target, KeepsCheckpoints) and target.needs_checkpoints
+        if not self._needs_checkpoints and not _block_tokens(target):
             raise UsageError(
                 f"--prefix-cache: the state of {target.info.name} has no parts that could be "
                 "stored: leave it out; `chat` and `generate` have --prompt-cache for such models"
             )
         self.folder = BlockFolder(path.expanduser(), max_bytes)
         self._target = target
-        self._target_root = _root(target, target)
-        self._draft = draft if isinstance(draft, KeepsBlocks) and draft.block_tokens else None
-        if isinstance(draft, ReadsFeatures):  # a head's cache also needs features of the target
-            self._draft = None
-        self._draft_slots = 0
-        if draft is not None and self._draft is not None:
-            self._draft_slots = draft.info.n_slots
-            self._draft_root = _root(draft, self._draft)
+        self._target_root = _root(target)
+        # a head's cache also needs features of the target
+        is_stored = (
+            draft is not None and _block_tokens(draft) and not isinstance(draft, ReadsFeatures)
+        )
+        self._draft = draft if is_stored else None
+        self._draft_root = _root(self._draft) if self._draft is not None else ""
 
     def place(self, slot: int) -> SlotPrefixes:
-        draft = None
-        if self._draft is not None and slot < self._draft_slots:
-            draft = BlockChain(self.folder, self._draft, self._draft_root, slot)
-        target = BlockChain(self.folder, self._target, self._target_root, slot)
-        return SlotPrefixes(self.folder, target, draft)
+        folder, draft = self.folder, None
+        if self._draft is not None and slot < self._draft.info.n_slots:
+            draft = self._blocks(self._draft, self._draft_root, slot)
+        if self._needs_checkpoints:
+            target = CheckpointChain(folder, self._target, self._target_root, slot)
+            return SlotPrefixes(folder, target, draft)
+        return SlotPrefixes(folder, self._blocks(self._target, self._target_root, slot), draft)
+
+    def _blocks(self, model: LanguageModel, root: str, slot: int) -> BlockChain:
+        return BlockChain(self.folder, model, _block_tokens(model), root, slot)
 
 
-def _root(model: LanguageModel, keeps: KeepsBlocks) -> str:
+def _block_tokens(model: LanguageModel) -> int:
+    """Tokens of a model's blocks; 0 if it has none."""
+    return model.block_tokens if isinstance(model, KeepsBlocks) else 0
+
+
+def _root(model: LanguageModel) -> str:
     """Digest of everything besides a text that its KV depends on."""
-    state = state_of(model.info.name, keeps.state_origin)
+    assert isinstance(model, KeepsBlocks | KeepsCheckpoints)
+    state = state_of(model.info.name, model.state_origin)
     content = {
         "format": FORMAT,
         "edgespec": installed_version(),
         "processor": instruction_sets(),
         "fingerprint": state.fingerprint,
         "settings": dict(state.settings),
-        "tokens of a block": keeps.block_tokens,
+        "tokens of a block": _block_tokens(model),
         "tokens of a tile": model.info.prompt_tile,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.prompt import N_LEFT
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports.text_request import TextRequest
 from edgespec.state import blocks
 from edgespec.state.blocks import SUFFIX, BlockFolder
-from edgespec.state.prefix_cache import MIN_TOKENS, PrefixCache
+from edgespec.state.chains import MIN_TOKENS
+from edgespec.state.checkpoint_chain import END
+from edgespec.state.prefix_cache import PrefixCache
 from engine_cases import GREEDY
 from fake_model import FAKE_BLOCK_TOKENS, FakeModel, random_language
 
@@ -239,9 +242,59 @@ def test_a_full_disk_is_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert list(folder.iterdir()) == []
 
 
-def test_a_model_without_parts_is_refused(folder: Path) -> None:
+def test_a_model_without_parts_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeModel, "block_tokens", 0)
     with pytest.raises(UsageError, match="has no parts"):
-        StoringEngine(folder, tree_capable=False)
+        StoringEngine(folder)
+
+
+RECURRENT = {"tree_capable": False, "n_ctx": 512}
+
+
+def test_a_recurrent_text_goes_on_where_a_prompt_ended(folder: Path) -> None:
+    first = once(folder, TEXT, **RECURRENT)
+    again = once(folder, TEXT, **RECURRENT)
+    longer = once(folder, [*TEXT, *TEXT[:50]], **RECURRENT)
+    assert again.text == first.text  # type: ignore[attr-defined]
+    assert again.reused == longer.reused >= len(TEXT) - 1 - N_LEFT
+
+
+def test_a_recurrent_text_that_ends_before_a_stored_state_is_computed(folder: Path) -> None:
+    once(folder, TEXT, **RECURRENT)
+    assert once(folder, TEXT[:80], **RECURRENT).reused == 0
+
+
+def test_another_clients_state_is_not_used(folder: Path) -> None:
+    once(folder, TEXT, owner="anna", **RECURRENT)
+    assert once(folder, TEXT, owner="bert", **RECURRENT).reused == 0
+
+
+@pytest.mark.parametrize("n", range(7))
+def test_a_state_with_a_damaged_piece_is_computed_and_stored_again(folder: Path, n: int) -> None:
+    first = once(folder, TEXT, **RECURRENT)
+    path = files(folder)[n]
+    content = bytearray(path.read_bytes())
+    content[70] ^= 1
+    path.write_bytes(content)
+    second = once(folder, TEXT, **RECURRENT)
+    assert (second.reused, second.text) == (0, first.text)  # type: ignore[attr-defined]
+    assert once(folder, TEXT, **RECURRENT).reused > 0
+
+
+def test_a_state_that_loses_its_slot_is_known_later(folder: Path) -> None:
+    process = StoringEngine(folder, **RECURRENT)  # type: ignore[arg-type]
+    with process.engine:
+        process.write(TEXT)
+        process.write(TEXT[::-1])
+        process.write(TEXT)
+        assert process.reused >= len(TEXT) - 1 - N_LEFT
+
+
+def test_the_piece_that_ends_a_state_is_deleted_first(folder: Path) -> None:
+    once(folder, TEXT, **RECURRENT)
+    once(folder, TEXT, **RECURRENT)
+    oldest = min(files(folder), key=lambda path: path.stat().st_mtime_ns)
+    assert oldest.name.endswith(END + SUFFIX)
 
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ class MeasuredGguf:
                 flash_attn=self._options.flash_attn,
                 n_rollback=self._state.n_rollback,
                 line_rows=self._rows_of_a_line,
-                has_spare=info.tree_capable,
+                has_spare=info.tree_capable or request.stores_prefixes,
                 n_slots=info.n_slots,
                 frees_cells=self._frees_cells,
                 tile=self._tile,

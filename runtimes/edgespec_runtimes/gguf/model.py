@@ -18,17 +18,17 @@ import numpy as np
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.ports import PassPart, Progress, Vocabulary
-from edgespec.ports.state import Read, StateOrigin, Write
+from edgespec.ports.state import StateOrigin
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo
-from edgespec_runtimes.gguf import state
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.rows import ForestRows, RowBatch, Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
 from edgespec_runtimes.gguf.features import FeatureTap, OutputTap
+from edgespec_runtimes.gguf.kept_texts import KeptTexts
 from edgespec_runtimes.gguf.kernels.invariant_products import InvariantProducts
 from edgespec_runtimes.gguf.kernels.reference_kernels import (
     MIN_TILED_BATCH,
@@ -42,12 +42,11 @@ from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.openmp import spinning_threads
 from edgespec_runtimes.gguf.node_features import NodeTap
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
-from edgespec_runtimes.kit.running import RunningModel
 
 _ABORTED = 2
 
 
-class GgufModel(RunningModel):
+class GgufModel(KeptTexts):
     """A loaded GGUF model; implements `LanguageModel`, `KeepsState`, `IsAdjustable` and, if loaded
     for it, `GivesFeatures`."""
 
@@ -99,7 +98,9 @@ class GgufModel(RunningModel):
             ),
             used_share=weights.used_share if weights else info.used_share,
         )
-        self._token_bytes = token_bytes
+        self._token_bytes, self._narrowest = token_bytes, model.n_window
+        self._has_attention = model.has_attention
+        self._keeps_checkpoints = shape.can_save or not model.has_attention
         callback = weights.callback if weights else None
         if feature_layers and gives_features:
             n_rows = shape.largest_batch
@@ -133,7 +134,9 @@ class GgufModel(RunningModel):
             self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
         n_branches = shape.n_branches - 1
         spare = shape.n_slots + n_branches
-        self._memory = LlamaMemory(self._context, spare + (shape.tile > 1), self._windows)
+        self._memory = LlamaMemory(
+            self._context, spare + (shape.tile > 1), self._windows, is_hybrid=model.is_hybrid
+        )
         self._texts = Texts(
             shape.n_slots, n_branches, shape.n_cells, self._memory, self._windows, shape.tile
         )
@@ -308,55 +311,13 @@ class GgufModel(RunningModel):
             else:
                 self._recurrent.truncate(n_tokens)
 
+    def _empty(self) -> None:
+        self.truncate(0)
+
     def share(self, source: int, target: int, n_tokens: int) -> None:
         with self._users.use():
             self._texts.truncate({target: 0})
             self._texts.share(source, target, n_tokens)
-
-    @property
-    def state_bytes(self) -> int:
-        with self._users.use():
-            return state.state_bytes(self._memory, self.info.tree_capable)
-
-    def write_state(self, hand_over: Write) -> None:
-        if self._recurrent.lag:
-            self._read([])
-        with self._users.use():
-            self._texts.layout.put_in_order()
-            text, windows = self._texts.all[0], self._windows
-            held = windows.runs_of(text.cells) if windows else ()
-            state.write(self._memory, text.n_committed, self.info.tree_capable, hand_over, held)
-
-    def read_state(self, n_tokens: int, read: Read) -> None:
-        with self._users.use():
-            try:
-                self.truncate(0)
-                self._texts.layout.put_in_order()
-                take = self._texts.take_saved
-                state.read(self._memory, n_tokens, self.info.tree_capable, read, take)
-            except BaseException:
-                self._recurrent.forget()
-                self._memory.clear()
-                self._texts.clear()
-                raise
-
-    @property
-    def block_tokens(self) -> int:
-        has_parts = self.info.tree_capable and self._windows is None
-        return state.block_tokens(self._token_bytes) if has_parts else 0
-
-    def write_block(self, begin: int, slot: int) -> memoryview:
-        with self._users.use():
-            home = self._texts.all[slot].home
-            return state.write_block(self._memory, home, begin, begin + self.block_tokens)
-
-    def read_block(self, content: memoryview, slot: int) -> None:
-        with self._users.use():
-            text, n_tokens = self._texts.all[slot], self.block_tokens
-            self._texts.layout.make_room_to_restore(n_tokens, text)
-            begin = text.n_committed
-            state.read_block(self._memory, text.home, begin, begin + n_tokens, content)
-            self._texts.take_block(slot, n_tokens)
 
     @property
     def expert_shares(self) -> Sequence[bytes]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from edgespec.errors import StateError
 from edgespec.ports.state import Read, Write
@@ -20,6 +22,11 @@ _STEP = struct.Struct("<I")
 """Header of a piece: its number of tokens."""
 _RUN = struct.Struct("<II")
 """Half-open range of positions."""
+_HEAD = struct.Struct("<Q")
+"""Head of a checkpoint: the bytes of its recurrent state."""
+_CHUNK_BYTES = 512
+MAX_HOLLOW_BYTES = 64 << 20
+"""Most bytes of a block whose zeros were left out."""
 Runs = Sequence[tuple[int, int]]
 MAX_BLOCK_TOKENS = 64
 """Most tokens of a block: a shorter rest of a prefix is computed again."""
@@ -79,9 +86,13 @@ def read(
         take(end - begin, held)
 
 
-def block_tokens(token_bytes: int) -> int:
-    """Tokens of a block, a power of two; their keys and values take about PIECE_BYTES."""
-    most = min(MAX_BLOCK_TOKENS, PIECE_BYTES // max(1, token_bytes))
+def block_tokens(token_bytes: int, n_window: int) -> int:
+    """Tokens of a block, a power of two; their keys and values take about PIECE_BYTES.
+
+    A block is no longer than a sliding window (0 if there is none), outside which llama.cpp omits
+    cells.
+    """
+    most = min(MAX_BLOCK_TOKENS, PIECE_BYTES // max(1, token_bytes), n_window or MAX_BLOCK_TOKENS)
     return 1 << max(0, most.bit_length() - 1)
 
 
@@ -100,6 +111,67 @@ def read_block(
     except BaseException:
         memory.drop_spare()
         raise
+
+
+def without_zeros(content: memoryview) -> memoryview:
+    """The content of a block without its chunks of zeros, as freed cells read."""
+    chunks = np.zeros((-(-len(content) // _CHUNK_BYTES), _CHUNK_BYTES), np.uint8)
+    chunks.reshape(-1)[: len(content)] = content
+    is_used = chunks.any(axis=1)
+    head = _HEAD.pack(len(content)) + np.packbits(is_used).tobytes()
+    return memoryview(head + chunks[is_used].tobytes())
+
+
+def with_zeros(packed: memoryview) -> memoryview:
+    """The content of a block of `without_zeros`. Raises StateError for anything else."""
+    n_bytes = _HEAD.unpack_from(packed)[0] if len(packed) >= _HEAD.size else 0
+    n_chunks = -(-n_bytes // _CHUNK_BYTES)
+    end = _HEAD.size + -(-n_chunks // 8)
+    if not 0 < n_bytes <= MAX_HOLLOW_BYTES or end > len(packed):
+        raise StateError("a block without window layers is damaged")
+    marks = np.frombuffer(packed[_HEAD.size : end], np.uint8)
+    is_used = np.unpackbits(marks, count=n_chunks).astype(bool)
+    content = np.frombuffer(packed[end:], np.uint8)
+    if content.size != _CHUNK_BYTES * int(is_used.sum()):
+        raise StateError("a block without window layers is damaged")
+    chunks = np.zeros((n_chunks, _CHUNK_BYTES), np.uint8)
+    chunks[is_used] = content.reshape(-1, _CHUNK_BYTES)
+    return chunks.reshape(-1)[:n_bytes].data.cast("B")
+
+
+def slice_of(kept: Any, piece: int) -> memoryview | None:
+    """A piece of a checkpoint of recurrent state; None after the last one."""
+    return memoryview(kept).cast("B")[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES] or None
+
+
+def head_of(kept: Any, rest: Any) -> memoryview:
+    """The piece of a checkpoint that has its size, and keys and values behind the last block."""
+    return memoryview(_HEAD.pack(len(kept)) + bytes(rest))
+
+
+def read_head(piece: memoryview, most_bytes: int) -> tuple[int, memoryview]:
+    """Bytes of a checkpoint's recurrent state, at most `most_bytes`, and what else `head_of` wrote.
+
+    Raises StateError.
+    """
+    head = memoryview(bytearray(piece))
+    n_bytes = _HEAD.unpack_from(head)[0] if len(head) >= _HEAD.size else 0
+    if not 0 < n_bytes <= most_bytes:
+        raise StateError(f"a recurrent state of {n_bytes:,} bytes does not fit the model")
+    return n_bytes, head[_HEAD.size :]
+
+
+def joined(pieces: Iterator[memoryview], n_bytes: int) -> Any:
+    """The recurrent state in the further pieces of a checkpoint. Raises StateError."""
+    buffer = _buffer(n_bytes)
+    into, filled = memoryview(buffer).cast("B"), 0
+    while filled < n_bytes:
+        piece = next(pieces, None)
+        if piece is None or not 0 < len(piece) <= n_bytes - filled:
+            raise StateError("a piece of the recurrent state is missing")
+        into[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    return buffer
 
 
 def _next(pieces: Read) -> Any:

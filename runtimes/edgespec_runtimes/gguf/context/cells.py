@@ -19,8 +19,17 @@ class LlamaMemory:
     """The cells of one context. `spare` is a sequence in which no token is ever decoded, and which
     is empty when cells are saved or restored."""
 
-    def __init__(self, context: Any, spare: int, windows: WindowCells | None = None) -> None:
+    def __init__(
+        self,
+        context: Any,
+        spare: int,
+        windows: WindowCells | None = None,
+        is_hybrid: bool = False,
+    ) -> None:
+        """`is_hybrid`: pieces are of attention alone, as every copy of a sequence has all of its
+        recurrent state."""
         self._context = context
+        self._is_hybrid = is_hybrid
         self._handle = lib.llama_get_memory(context)
         self._spare = spare
         self._windows = windows
@@ -40,14 +49,14 @@ class LlamaMemory:
 
     def piece_bytes(self, sequence: int, begin: int, end: int) -> int:
         """Number of bytes that `save_into` writes."""
-        self.copy(sequence, self._spare, begin, end)
+        self._copy_to_spare(sequence, begin, end)
         size = lib.llama_state_seq_get_size(self._context, self._spare)
         self.remove(self._spare, -1, -1)
         return int(size)
 
     def save_into(self, buffer: Any, sequence: int, begin: int, end: int) -> int:
         """`save` to the start of a buffer; returns the number of bytes."""
-        self.copy(sequence, self._spare, begin, end)
+        self._copy_to_spare(sequence, begin, end)
         written = lib.llama_state_seq_get_data(self._context, buffer, len(buffer), self._spare)
         self.remove(self._spare, -1, -1)
         if not written:
@@ -64,10 +73,18 @@ class LlamaMemory:
         n_restored = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, self._spare)
         first, last = self._positions(self._spare)
         size = lib.llama_state_seq_get_size(self._context, self._spare)
+        if self._is_hybrid:  # which has a last position only with a recurrent state
+            last = end - 1
         if n_restored != n_bytes or size != n_bytes or (first, last) != (begin, end - 1):
             raise StateError("llama.cpp does not take the saved keys and values")
         self.copy(self._spare, sequence, begin, end)
         self.remove(self._spare, -1, -1)
+
+    def _copy_to_spare(self, sequence: int, begin: int, end: int) -> None:
+        nothing = self.save_recurrent(self._spare) if self._is_hybrid else None
+        self.copy(sequence, self._spare, begin, end)
+        if nothing is not None:
+            self.restore_recurrent(nothing, self._spare)
 
     def drop_spare(self) -> None:
         """Free the cells that a failed `restore_from` left."""
@@ -111,6 +128,16 @@ class LlamaMemory:
             self._context, saved, len(saved), sequence, _RECURRENT
         ):
             raise EdgespecError("llama.cpp could not restore a recurrent state")
+
+    def adopt_recurrent(self, saved: Any, sequence: int, n_tokens: int) -> None:
+        """`restore_recurrent` of untrusted bytes after `n_tokens`. Raises StateError."""
+        n_bytes = len(saved)
+        n_restored = lib.llama_state_seq_set_data_ext(
+            self._context, saved, n_bytes, sequence, _RECURRENT
+        )
+        last = self._positions(sequence)[1]
+        if n_restored != n_bytes or last != n_tokens - 1:
+            raise StateError("llama.cpp does not take the saved recurrent state")
 
     def _positions(self, sequence: int) -> tuple[int, int]:
         first = lib.llama_memory_seq_pos_min(self._handle, sequence)

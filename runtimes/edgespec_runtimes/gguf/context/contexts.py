@@ -100,6 +100,11 @@ class ContextShape:
         return self.n_slots + self.n_branches - 1 + n_further
 
     @property
+    def can_save(self) -> bool:
+        """True if a sequence is free between passes, through which parts of a text are saved."""
+        return self.n_seq > self.n_slots + self.n_branches - 1 + (self.tile > 1)
+
+    @property
     def n_rows(self) -> int:
         """Rows of logits; llama.cpp requires at least one per sequence."""
         return max(self.n_outputs, self.n_seq)

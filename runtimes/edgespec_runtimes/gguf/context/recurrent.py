@@ -156,6 +156,29 @@ class RecurrentText:
             del kept[least_useful(kept)]
         kept[n_tokens] = self._memory.save_recurrent(HOME)
 
+    @property
+    def most_bytes(self) -> int:
+        """Most bytes of a checkpoint."""
+        return self._state_bytes
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Lengths of the prefixes that have checkpoints, ascending."""
+        return sorted(self._checkpoints)
+
+    def checkpoint(self, n_tokens: int) -> Any:
+        """The buffer with the state after `n_tokens`."""
+        return self._checkpoints[n_tokens]
+
+    def adopt(self, n_tokens: int, checkpoint: Any) -> None:
+        """Go on with a stored state after `n_tokens`, whose keys and values the text has.
+
+        Raises StateError.
+        """
+        self._memory.adopt_recurrent(checkpoint, HOME, n_tokens)
+        self._reset()
+        self._checkpoints = {n_tokens: checkpoint}
+
     def truncate(self, n_tokens: int) -> None:
         """Restore the latest checkpoint at or before `n_tokens`; drop guesses."""
         if n_tokens < self._text.n_committed + len(self.lag) or self._first:

@@ -88,9 +88,16 @@ class Texts:
             windows.take_saved(branches.cells[begin:], begin, held)
             self.layout.give_back(at_once=True)
 
-    def take_block(self, text: int, n_tokens: int) -> None:
-        """Append `n_tokens` restored tokens to a text, in a cache whose layers have no windows."""
-        self.all[text].extend(n_tokens)
+    def take_block(self, text: int, n_tokens: int, is_whole: bool = True) -> None:
+        """Append `n_tokens` restored tokens to a text; without `is_whole`, layers with windows have
+        nothing of them."""
+        branches, windows = self.all[text], self.layout.windows
+        begin = branches.n_committed
+        branches.extend(n_tokens)
+        if windows:
+            if not is_whole:
+                windows.take_saved(branches.cells[begin:], begin, ())
+            self.layout.give_back()
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         """Let the empty text `target` share the first `n_tokens` of `source`, or fewer if window

@@ -84,9 +84,17 @@ class Model:
     @property
     def tree_capable(self) -> bool:
         """True if single tokens can be dropped from the model's state."""
-        return self.mtp or not (
-            lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle)
-        )
+        return self.mtp or not (lib.llama_model_is_recurrent(self.handle) or self.is_hybrid)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """True if some layers are recurrent and others have attention."""
+        return bool(lib.llama_model_is_hybrid(self.handle)) and not self.mtp
+
+    @property
+    def has_attention(self) -> bool:
+        """True if some layers have keys and values."""
+        return self.is_hybrid or not lib.llama_model_is_recurrent(self.handle)
 
     @property
     def autoregressive(self) -> bool:

@@ -1,0 +1,134 @@
+"""The stored checkpoints of one text in a model with recurrent state.
+
+Such a text goes on only where all of its state was kept: at the ends of earlier prompts. A
+checkpoint is stored in pieces; the one that ends it is written last and deleted first, and its name
+tells the number of tokens, so that the longest one that a text begins with is found by a list of
+names. What attention layers hold besides is in blocks, which texts share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from edgespec.errors import EdgespecError, StateError
+from edgespec.ports import LanguageModel
+from edgespec.ports.state import KeepsBlocks, KeepsCheckpoints
+from edgespec.state.blocks import BlockFolder
+from edgespec.state.chains import MIN_TOKENS, BlockChain, next_name
+
+TOKENS_OF_A_NAME = 64
+"""Tokens that are hashed at once, if the model has no blocks."""
+END = "-state"
+"""End of the name of the piece that ends a checkpoint."""
+
+
+class CheckpointChain(BlockChain):
+    """The checkpoints of one slot's text in one model, and which of them are stored."""
+
+    def __init__(self, folder: BlockFolder, model: LanguageModel, root: str, slot: int) -> None:
+        n = model.block_tokens if isinstance(model, KeepsBlocks) else 0
+        super().__init__(folder, model, n or TOKENS_OF_A_NAME, root, slot)
+        assert isinstance(model, KeepsCheckpoints)
+        self._states: KeepsCheckpoints = model
+        self._has_blocks = n > 0
+        self._kept: set[int] = set()
+        """Ends of the checkpoints that are known to be stored."""
+        self._next: tuple[int, int] = (0, 1)
+        """End of the checkpoint that is being stored, and its next piece."""
+
+    def n_available(self, text: Sequence[int]) -> int:
+        names = self.names(text)
+        found = (name.removesuffix(END).rsplit("-", 1) for name in self._folder.names(END))
+        ends = {int(parts[1]) for parts in found if len(parts) == 2 and parts[1].isdecimal()}
+        for end in sorted((end for end in ends if end <= len(text)), reverse=True):
+            if self._folder.has(self._name(names, text, end) + END) and self._has_whole(text, end):
+                return end
+        return 0
+
+    def _has_whole(self, text: Sequence[int], end: int) -> bool:
+        """True if all whole blocks before `end` are stored, if there are blocks."""
+        n_in_blocks = end - end % self.block_tokens
+        return not self._has_blocks or super().n_available(text[:end]) == n_in_blocks
+
+    def load(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
+        """Replace the slot's text by `text`, whose checkpoint is at its end; returns its length, or
+        0 if files are damaged: then the slot is empty."""
+        n, end = self.block_tokens, len(text)
+        name = self._name(self.names(text), text, end)
+        self._model.truncate(0, self._slot)
+        self.rewind(0)
+        n_in_blocks = end - end % n
+        if self._has_blocks and super().load(text, 0, check) < n_in_blocks:
+            return self._fail(name)
+        used: list[str] = []
+        try:
+            self._states.read_checkpoint(end, self._pieces(name, used, check), self._slot)
+        except StateError:
+            return self._fail(name)
+        self._kept = {end}
+        self._folder.touch([*self._stored, *used[1:], *used[:1]])
+        return end
+
+    def _fail(self, name: str) -> int:
+        self._folder.delete(name + END)
+        self._model.truncate(0, self._slot)
+        del self._names[:], self._stored[:]
+        return 0
+
+    def _pieces(
+        self, name: str, used: list[str], check: Callable[[], None]
+    ) -> Iterator[memoryview]:
+        """The pieces of a checkpoint, the one that ends it first; `used` gets their names."""
+        file = name + END
+        while True:
+            check()
+            piece = self._folder.read(file)
+            if piece is None:
+                raise StateError(f"the stored state {file} is incomplete")
+            used.append(file)
+            yield piece
+            file = f"{name}-{len(used)}"
+
+    def keep(self, text: Sequence[int], n_tokens: int) -> bool:
+        if not self._folder.is_writing:
+            return False
+        for end in self._states.checkpoints(self._slot):
+            if MIN_TOKENS <= end <= n_tokens and end not in self._kept:
+                if not (self._has_blocks and super().keep(text, end)):
+                    self._keep_piece(text[:end], end)
+                return True
+        return False
+
+    def _keep_piece(self, text: Sequence[int], end: int) -> None:
+        """Store the next piece of the checkpoint at `end`."""
+        name = self._name(self.names(text), text, end)
+        piece = self._next[1] if self._next[0] == end else 1
+        if piece == 1 and self._folder.has(name + END):
+            self._kept.add(end)
+            return
+        try:
+            content = self._states.write_checkpoint(end, piece, self._slot)
+            if content is not None:
+                self._folder.write(f"{name}-{piece}", content)
+                self._next = (end, piece + 1)
+                return
+            content = self._states.write_checkpoint(end, 0, self._slot)
+            assert content is not None
+            self._folder.write(name + END, content)
+        except EdgespecError as error:
+            self._folder.stop(str(error))
+        self._kept.add(end)
+        self._next = (0, 1)
+
+    def rewind(self, n_tokens: int) -> None:
+        super().rewind(n_tokens)
+        self._kept = {end for end in self._kept if end <= n_tokens}
+        if self._next[0] > n_tokens:
+            self._next = (0, 1)
+
+    def _name(self, names: Sequence[str], text: Sequence[int], end: int) -> str:
+        """Name of the checkpoint at `end`, given the names of the text's blocks."""
+        n_blocks = end // self.block_tokens
+        before = names[n_blocks - 1] if n_blocks else self._first_name
+        rest = text[n_blocks * self.block_tokens : end]
+        return f"{next_name(before, rest) if rest else before}-{end}"

@@ -1,0 +1,118 @@
+"""Prefixes on disk of recurrent and hybrid models, and of layers with windows: the same text."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import zoo_files
+from edgespec.engine.engine import Engine
+from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.settings import EngineSettings
+from edgespec.ports import LanguageModel
+from edgespec.ports.text_request import TextRequest
+from edgespec.runtimes import ModelRequest
+from edgespec.state.prefix_cache import PrefixCache
+from edgespec_runtimes.gguf import runtime, state
+from paging_contract import load_paged
+from zoo_species import EXPERTS_ONLY, Species
+
+N_NEW = 6
+PROMPT = [(7 * n * n + 3 * n + 1) % 200 + 3 for n in range(150)]
+SLOW = pytest.mark.slow
+RECURRENT = [
+    ("qwen35", False),
+    *(
+        pytest.param(name, is_paged, marks=SLOW)
+        for name in ("rwkv7", "mamba2", "qwen3next", "granitehybrid", "falcon-h1", "jamba")
+        for is_paged in (False, True)
+    ),
+    pytest.param("qwen35", True, marks=SLOW),
+]
+WINDOWED = [
+    ("gemma3", 1, False),
+    pytest.param("gemma3", 2, False, marks=SLOW),
+    pytest.param("gpt-oss", 1, True, marks=SLOW),
+    pytest.param("gpt-oss", 2, False, marks=SLOW),
+    pytest.param("cohere2", 1, True, marks=SLOW),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MAX_BLOCK_TOKENS", 8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kinds")
+
+
+def opened(folder: Path, name: str, is_paged: bool = False, n_slots: int = 1) -> LanguageModel:
+    path = folder / f"{name}.gguf"
+    if not path.exists():
+        zoo_files.write_model(path, Species(name, name in EXPERTS_ONLY), {"context_length": 4096})
+    request = ModelRequest(
+        path,
+        "target",
+        ctx_size=2048,
+        max_nodes=9,
+        max_branches=4,
+        n_threads=1,
+        batch_size=128,
+        n_slots=n_slots,
+        stores_prefixes=True,
+    )
+    prepared = runtime.prepare(request)
+    return load_paged(prepared) if is_paged else prepared.load(None)
+
+
+def written(
+    target: LanguageModel, folder: Path | None, *prompts: list[int]
+) -> tuple[list[list[int]], list[int]]:
+    """The texts after the prompts, each in an engine of its own, and how many tokens were known."""
+    texts, known = [], []
+    for n, prompt in enumerate(prompts):
+        target.truncate(0)
+        store = None if folder is None else PrefixCache(folder, 1 << 30, target, None)
+        with Engine(target, None, EngineSettings(remember=False), prefixes=store) as engine:
+            sampling = SamplingParams(temperature=0.9 * (n % 2), seed=3)
+            request = engine.admit(TextRequest(tuple(prompt), sampling, N_NEW))
+            texts.append([event.token for event in engine.run(request)])
+            known.append(request.result().reused_tokens)
+    return texts, known
+
+
+@pytest.mark.parametrize(("name", "is_paged"), RECURRENT)
+def test_a_recurrent_text_goes_on_where_an_earlier_prompt_ended(
+    name: str, is_paged: bool, folder: Path, tmp_path: Path
+) -> None:
+    prompts = (PROMPT, [*PROMPT, *PROMPT[:50]], PROMPT[:100])
+    with closing(opened(folder, name, is_paged)) as target:
+        cold, none = written(target, None, *prompts)
+        written(target, tmp_path, PROMPT)
+        warm, known = written(target, tmp_path, *prompts)
+    assert warm == cold
+    assert none == [0, 0, 0]
+    assert known[0] == known[1] >= len(PROMPT) - 10
+    assert known[2] == 0
+
+
+@pytest.mark.parametrize(("name", "n_slots", "is_paged"), WINDOWED)
+def test_a_text_with_windows_goes_on_where_a_window_is_whole(
+    name: str, n_slots: int, is_paged: bool, folder: Path, tmp_path: Path
+) -> None:
+    long = [*PROMPT, *PROMPT]
+    apart = [*long[:100], 5, 6, 7, *long[:30]]
+    prompts = (long, [*long[:-20], 9, 9], apart, apart)
+    with closing(opened(folder, name, is_paged, n_slots)) as target:
+        cold, _ = written(target, None, *prompts)
+        written(target, tmp_path, long)
+        warm, known = written(target, tmp_path, *prompts)
+    assert warm == cold
+    assert known[0] > len(long) - 80
+    assert known[1] > len(long) - 100
+    assert known[2] < 24
+    assert known[3] > 90
