@@ -173,7 +173,6 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
         raise UsageError("no prompt given: use -p TEXT or -f FILE, or pipe text to stdin")
     if not prompt:
         raise UsageError(f"the prompt from {source} is empty: give -p TEXT or -f FILE")
-    _check_unicode(prompt, source)
     return prompt
 
 
@@ -296,7 +295,8 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
 
 def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
     """Use the draft that comes with the model, if there is one."""
-    model, draft = settings["model"], own_draft(settings["model"])
+    model = settings["model"]
+    draft = own_draft(model) if isinstance(model, Path) else None
     if draft is None:
         return
     settings["draft"] = draft
@@ -367,16 +367,8 @@ def _piped(stdin: TextIO) -> str:
 
 def _decode(data: bytes, source: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"the prompt from {source} is not UTF-8 at byte {error.start}: convert it first"
         ) from error
-
-
-def _check_unicode(prompt: str, source: str) -> None:
-    """Raise UsageError for lone surrogates, which stand for arguments that are not UTF-8."""
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the prompt from {source} is not UTF-8: convert it first") from error
