@@ -79,7 +79,7 @@ class Dialogue:
     def load(self, path: Path) -> None:
         """Replace the messages by those of a file. Raises UsageError and then changes nothing."""
         try:
-            content = json.loads(read_regular(path, MAX_BYTES).decode())
+            content = json.loads(read_regular(path, MAX_BYTES).decode("utf-8-sig"))
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:

@@ -268,7 +268,7 @@ def report_failure(
 ) -> int:
     """Write an error to stderr, and with --json also to its place, with the rest of a `report`;
     returns the exit code."""
-    if os.environ.get("EDGESPEC_DEBUG"):
+    if os.environ.get("EDGESPEC_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
     details: dict[str, Any] = {
         "message": message,

@@ -6,6 +6,7 @@ Commands are imported when they run, so that `--help` needs no model library.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -56,7 +57,10 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
     except (KeyboardInterrupt, Cancelled) as error:
         return report_failure(error, "interrupted", INTERRUPTED, place)
     except (EdgespecError, OSError) as error:
-        return report_failure(error, str(error), getattr(error, "exit_code", 1), place)
+        message = str(error)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            message = f"the output cannot be written: {error.strerror}: make room for it"
+        return report_failure(error, message, getattr(error, "exit_code", 1), place)
     except Exception as error:  # noqa: BLE001 - errors are one line, never a traceback
         message = f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
         return report_failure(error, message, 1, place)

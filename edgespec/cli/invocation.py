@@ -174,7 +174,6 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
         raise UsageError("no prompt given: use -p TEXT or -f FILE, or pipe text to stdin")
     if not prompt:
         raise UsageError(f"the prompt from {source} is empty: give -p TEXT or -f FILE")
-    _check_unicode(prompt, source)
     return prompt
 
 
@@ -297,8 +296,10 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
 
 def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
     """Use the draft that comes with the model or was made from it before, if there is one."""
-    model = settings["model"]
-    draft = own_draft(model) or _made_before(model, settings.get("memory_budget", "auto"))
+    model, budget = settings["model"], settings.get("memory_budget", "auto")
+    if not isinstance(model, Path) or not isinstance(budget, int | str):
+        return  # reported when settings are made of them
+    draft = own_draft(model) or _made_before(model, budget)
     if draft is None:
         return
     settings["draft"] = draft
@@ -381,16 +382,8 @@ def _piped(stdin: TextIO) -> str:
 
 def _decode(data: bytes, source: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"the prompt from {source} is not UTF-8 at byte {error.start}: convert it first"
         ) from error
-
-
-def _check_unicode(prompt: str, source: str) -> None:
-    """Raise UsageError for lone surrogates, which stand for arguments that are not UTF-8."""
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the prompt from {source} is not UTF-8: convert it first") from error

@@ -14,7 +14,7 @@ _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def decoded(data: bytes | bytearray, named: str = "the body") -> Any:
     """The JSON value in `data`. Raises Refusal, which calls it `named`, if it is invalid."""
     try:
-        content = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+        content = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
         if _ESCAPED_SURROGATE.search(data):
             _check_text(content)
     except UnicodeDecodeError as error:

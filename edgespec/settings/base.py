@@ -127,10 +127,12 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _reject_bool(cls, value: object, info: ValidationInfo) -> object:
+    def _reject_what_is_no_value(cls, value: object, info: ValidationInfo) -> object:
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and annotation not in (bool, bool | None):
             raise PydanticCustomError("bool", f"it must not be {str(value).lower()}")
+        if value == "" and annotation in (Path, Path | None):
+            raise PydanticCustomError("string_too_short", "it is empty")
         return value
 
 
@@ -182,6 +184,9 @@ def expanded(path: str) -> Path:
 _REASONS = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
+    "path_type": "it must be a path, which is text",
+    "string_type": "it must be text",
+    "tuple_type": "it must be a list",
 }
 """Messages that replace pydantic's, by error type."""
 

@@ -22,7 +22,7 @@ def read_config(path: Path) -> dict[str, Any]:
     are relative to the file. Raises UsageError for what is no TOML and for unknown keys.
     """
     try:
-        content = tomllib.loads(read_regular(path, MAX_CONFIG_BYTES).decode("utf-8"))
+        content = tomllib.loads(read_regular(path, MAX_CONFIG_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except RecursionError as error:
@@ -40,8 +40,8 @@ def read_config(path: Path) -> dict[str, Any]:
         if name in settings:
             raise UsageError(f"--config {path}: {key!r} is given twice, under two spellings")
         is_path = name in _PATHS and isinstance(value, str) and (name, value) != ("draft", SELF)
-        settings[name] = path.parent / expanded(value) if is_path else value
+        settings[name] = path.parent / expanded(value) if is_path and value else value
     return settings
 
 
-_PATHS = frozenset({"model", "draft"})
+_PATHS = frozenset({"model", "draft", "prefix_cache"})

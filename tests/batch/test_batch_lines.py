@@ -37,6 +37,10 @@ def test_blank_lines_are_counted_and_left_out() -> None:
     assert list(numbered_lines(file, 100)) == [(1, b"one\n"), (4, b"four")]
 
 
+def test_the_mark_that_windows_writes_first_is_no_part_of_a_line() -> None:
+    assert parse_line("\ufeff".encode() + line()).custom_id == "a"
+
+
 def test_the_rest_of_a_line_that_is_too_long_is_not_taken_for_another() -> None:
     file = io.BytesIO(b"x" * 25 + b"\nshort\n" + b"y" * 10 + b"\n")
     assert list(numbered_lines(file, 10)) == [(1, None), (2, b"short\n"), (3, b"y" * 10 + b"\n")]

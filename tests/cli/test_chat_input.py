@@ -18,6 +18,10 @@ def test_a_line_is_a_message_and_a_backslash_joins_two(tmp_path):
     assert piped("a\\\nb\r\nü\nc\\".encode(), tmp_path) == ["a\nb", "ü", "c\n"]
 
 
+def test_the_mark_that_windows_writes_first_is_no_part_of_a_message(tmp_path):
+    assert piped("\ufeff/no_think Hi\n".encode(), tmp_path) == ["/no_think Hi"]
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -129,4 +130,12 @@ def test_a_full_disk_behind_stdout_is_an_error(
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert entry.main(["generate", "-p", "hi"]) == 1
+    assert "the output cannot be written: No space left" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_version_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys):
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
+        assert entry.main(["--version"]) == 1
     assert "No space left" in capsys.readouterr().err

@@ -31,6 +31,33 @@ def test_a_file_may_name_the_models(tmp_path: Path):
     assert (load.model, load.draft) == (tmp_path / "m.gguf", tmp_path / "d.gguf")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("model = 5", "model = 5 in .*: it must be a path, which is text"),
+        ('model = ["m.gguf"]', "it must be a path"),
+        ("[model]\nname = 1", "it must be a path"),
+        ('model = ""', "model in .* is empty"),
+        ('model = "m"\ndraft = ""', "model-draft in .* is empty"),
+        ('stop = "a"', "stop = a in .*: it must be a list"),
+        ("stop = [5]", "stop = 5 in .*: it must be text"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_by_its_key(tmp_path: Path, line: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        request(tmp_path, line)
+
+
+def test_a_file_may_begin_with_the_mark_that_windows_writes(tmp_path: Path):
+    assert request(tmp_path, "\ufeffctx-size = 64").load.ctx_size == 64
+    assert prompts(tmp_path, "prompts.txt", "\ufeffone") == ["one"]
+
+
+def test_every_path_in_a_file_is_relative_to_it(tmp_path: Path):
+    load = request(tmp_path, 'model = "m.gguf"\nprefix-cache = "kept"').load
+    assert load.prefix_cache == tmp_path / "kept"
+
+
 def test_the_flag_no_draft_overrules_the_file_and_says_so(tmp_path: Path):
     config = 'model = "m.gguf"\nmodel-draft = "d.gguf"\npacer = "linear"'
     result = request(tmp_path, config, no_draft=True)

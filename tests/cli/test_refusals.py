@@ -59,6 +59,14 @@ def test_a_traceback_is_shown_on_request_only(monkeypatch: pytest.MonkeyPatch, c
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["", "0"])
+def test_a_traceback_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, capsys, value: str):
+    refuse_to_load(monkeypatch, RuntimeError("a surprise"))
+    monkeypatch.setenv("EDGESPEC_DEBUG", value)
+    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_an_error_while_generating_closes_the_session(fake: FakeSession, capsys):
     fake.instead = raising(WeightReadError("cut short"))
     assert entry.main(["generate", "-p", "hi"]) == 1
@@ -89,6 +97,9 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
         ("generate --pacre linear -p hi", "unknown flag --pacre; did you mean '--pacer'?"),
         ("generate hi", "the argument 'hi' needs a flag; did you mean -p hi?"),
         ("generate -p", "expected one argument"),
+        ("generate -p hi --stop ---", "one that begins with - is written --stop=-..."),
+        ("generate -p hi --presence-penalty -1e99", "--presence-penalty -1e99: it must be"),
+        ("generate -p hi --temp -inf", "--temp -inf: it must be a finite number"),
         ("generate -p hi -f file", "give either --prompt or --file, not both"),
         ("generate -f /nonexistent", "--file /nonexistent: No such file"),
         ("generate -p hi --top-p 1.5", "--top-p 1.5"),
@@ -125,6 +136,34 @@ def test_what_cannot_be_meant_is_refused(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["generate", "-p", "hi", "-m", ""], "--model"),
+        (["generate", "-p", "hi", "-md", ""], "--model-draft"),
+        (["generate", "-p", "hi", "--json", ""], "--json"),
+        (["serve", "-m", "a.gguf", "-m", ""], "--model"),
+        (["models", "show", ""], "MODEL"),
+    ],
+)
+def test_an_empty_value_is_refused_by_the_name_of_its_flag(arguments, name, capsys):
+    assert entry.main(arguments) == 2
+    assert f"error: {name} is empty: give it a value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["-p", "--stop", "--grammar", "--json-schema"])
+def test_text_that_is_not_utf_8_is_refused_by_the_name_of_its_flag(flag, capsys):
+    assert entry.main(["generate", "-p", "hi", flag, "a\udcff"]) == 2
+    assert "is not UTF-8: convert it first" in capsys.readouterr().err
+
+
+def test_utf_8_is_understood_in_a_locale_without_it(fake: FakeSession):
+    """Python hands over the bytes of such an argument as surrogates."""
+    prompt = "grüße €".encode().decode("ascii", "surrogateescape")
+    assert entry.main(["generate", "-p", prompt]) == 0
+    assert fake.prompt == "grüße €"
 
 
 def test_an_error_goes_to_the_file_of_json(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path):

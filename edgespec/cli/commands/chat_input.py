@@ -52,7 +52,7 @@ def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
                 + ": a message a line is expected"
             )
         try:
-            text = line.decode().rstrip("\r\n")
+            text = line.decode("utf-8-sig").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"line {number} of stdin is not UTF-8 at byte {error.start}: convert it first"

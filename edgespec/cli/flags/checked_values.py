@@ -34,7 +34,7 @@ def number(flag: str, value: str | float, least: float, most: float) -> float:
 def read_text(flag: str, path: Path, max_bytes: int) -> str:
     """The text of a UTF-8 file. Raises UsageError."""
     try:
-        return read_regular(path, max_bytes).decode()
+        return read_regular(path, max_bytes).decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{flag} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -8,6 +8,8 @@ flags, TOML files and Python arguments are checked alike.
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module
@@ -81,19 +83,31 @@ _ELSEWHERE = {
 """Flags of other programs, and the equivalent here."""
 
 
+_NEGATIVE_NUMBER = re.compile(r"-\.?\d|-inf$|-nan$")
+"""Beginning of a value that is no flag: argparse's own pattern knows no exponents."""
+_TEXTS = frozenset({"TEXT", "JSON"})
+"""Placeholders of values that are text, not names of files."""
+_MAY_BE_EMPTY = frozenset({"prompt", "system", "stop"})
+"""Arguments whose empty value means nothing, or is refused with better advice elsewhere."""
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that raises UsageError instead of printing its usage."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **kwargs)
+        self._negative_number_matcher = _NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            flag = message.removeprefix("argument ").partition(":")[0].rpartition("/")[2]
+            message += f", and one that begins with - is written {flag}=-..."
         raise UsageError(f"{message}; see {self.prog} --help")
 
-    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """Write the help; unlike argparse's method, it does not suppress BrokenPipeError."""
-        (file or sys.stdout).write(self.format_help())
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """Write the help or the version; unlike argparse's method, it does not suppress errors."""
+        (file or sys.stdout).write(message)
 
     def known_flags(self) -> list[str]:
         return list(self._option_string_actions)
@@ -110,13 +124,40 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         if unknown and unknown[0] in _ELSEWHERE:
             raise UsageError(f"unknown flag {unknown[0]}: {_ELSEWHERE[unknown[0]]}")
         parser.error(f"no command given: choose one of {', '.join(commands)}")
+    command = of_models[args.action] if "action" in args else commands[args.command]
     if unknown:
-        command = of_models[args.action] if "action" in args else commands[args.command]
         flag = unknown[0].partition("=")[0]
         if flag.startswith("-"):
             raise UsageError(f"unknown flag {flag}{nearest(flag, command.known_flags())}")
         _refuse(unknown[0], args.command, command)
+    _check_values(args, command)
     return args
+
+
+def _check_values(args: argparse.Namespace, command: _Parser) -> None:
+    """Raise UsageError for values that are empty, such as variables of a shell that are not set,
+    and for text that is not UTF-8. Text is decoded as UTF-8, whatever the locale says."""
+    for action in command._actions:
+        given = getattr(args, action.dest, None)
+        values = given if isinstance(given, list) else [given]
+        name = max(action.option_strings, key=len, default=str(action.metavar))
+        if "" in values and action.dest not in _MAY_BE_EMPTY:
+            instead = ", or leave it out" if action.option_strings else ""
+            raise UsageError(f"{name} is empty: give it a value{instead}")
+        if action.metavar in _TEXTS and given is not None:
+            texts = [_as_utf8(name, str(value)) for value in values]
+            setattr(args, action.dest, texts if isinstance(given, list) else texts[0])
+
+
+def _as_utf8(flag: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes that the locale does not know stand here as surrogates
+        try:
+            return os.fsencode(text).decode()
+        except UnicodeError as error:
+            raise UsageError(f"{flag} is not UTF-8: convert it first") from error
+    return text
 
 
 def _check_command(

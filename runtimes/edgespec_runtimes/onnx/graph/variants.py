@@ -42,7 +42,7 @@ def is_merged(graph: onnx.GraphProto) -> bool:
 
 
 def fixed_value(name: str, n_dims: int) -> np.ndarray | None:
-    """What an input that chooses a variant always is; None for other inputs."""
+    """The constant value of an input that chooses a variant; None for other inputs."""
     fixed = {USES_PAST: np.bool_(True)} | dict.fromkeys(LOGITS_KEPT, np.int64(0))
     return np.full((1,) * n_dims, fixed[name]) if name in fixed else None
 
