@@ -77,7 +77,8 @@ def written(
     for n, prompt in enumerate(prompts):
         target.truncate(0)
         store = None if folder is None else PrefixCache(folder, 1 << 30, target, None)
-        with Engine(target, None, EngineSettings(remember=False), prefixes=store) as engine:
+        place = store.place if store else None
+        with Engine(target, None, EngineSettings(remember=False), prefixes=place) as engine:
             sampling = SamplingParams(temperature=0.9 * (n % 2), seed=3)
             request = engine.admit(TextRequest(tuple(prompt), sampling, N_NEW))
             texts.append([event.token for event in engine.run(request)])

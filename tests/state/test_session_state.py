@@ -160,7 +160,7 @@ def test_what_is_no_cache_is_refused_before_a_model_is_loaded(tmp_path: Path) ->
     ("flags", "complaint"),
     [
         (("--prompt-cache-ro",), "--prompt-cache-ro needs --prompt-cache FILE"),
-        (("--prompt-cache", ""), "--prompt-cache needs a file's name"),
+        (("--prompt-cache", ""), "--prompt-cache is empty"),
         (("--prompt-cache", "x", "--prompt-cache-ro", "--prompt-cache-all"), "contradicts"),
     ],
 )

@@ -40,8 +40,6 @@ def cache_from(args: argparse.Namespace) -> PromptCache | None:
         return None
     if "prompt_cache_all" in args and "prompt_cache_ro" in args:
         raise UsageError("--prompt-cache-all contradicts --prompt-cache-ro: leave one of them out")
-    if not args.prompt_cache:
-        raise UsageError("--prompt-cache needs a file's name")
     from edgespec.state.prompt_cache import PromptCache
 
     args.state_files = True
