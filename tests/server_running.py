@@ -13,7 +13,7 @@ from edgespec.cli.commands import serve
 from edgespec.cli.model_list import ModelList
 from edgespec.models.embedded import embedded_pair
 from edgespec.server.guarding import Guard
-from edgespec.server.running import Server
+from edgespec.server.lifetime import Server
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
 

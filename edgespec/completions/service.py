@@ -17,15 +17,14 @@ from edgespec.chat.prompts import ChatPrompt
 from edgespec.completions import answers
 from edgespec.completions.answers import Envelope
 from edgespec.completions.clients import current_client
-from edgespec.completions.forced_calls import call_grammar_of
 from edgespec.completions.prompt_progress import FollowedTokens, Tokens, ToldTokens
 from edgespec.completions.reasoned import ReasonedAnswers, Wrap
+from edgespec.completions.request_grammars import grammar_of, grammar_of_chat
 from edgespec.completions.requests import (
     ChatRequest,
     CommonRequest,
     CompletionRequest,
     RequestError,
-    ResponseFormat,
 )
 from edgespec.completions.running_request import (
     ChatCompletion,
@@ -40,9 +39,6 @@ from edgespec.errors import ContextOverflow, EdgespecError, ModelError
 from edgespec.grammar.specification import (
     GRAMMAR_BYTES,
     Grammar,
-    json_schema,
-    lark_grammar,
-    regular_expression,
 )
 from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
@@ -156,7 +152,7 @@ class Completions:
     def chat(self, request: ChatRequest, progress: Progress | None = None) -> ChatCompletion:
         """Start the answer to a conversation. Raises UsageError and ModelError."""
         tools, prompt = request.offered_tools, self._prompt(request)
-        grammar = _grammar_of_chat(request, prompt)
+        grammar = grammar_of_chat(request, prompt.template)
         prompt, wrap = self._with_reasoning(request, prompt, grammar is not None)
         tokens = _Prompt(array("i", prompt.tokens), "messages", shown=prompt.hidden_marks)
         kept_bytes = 0
@@ -384,40 +380,3 @@ def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:
                 f"{param}.{place}: token {token} is unknown: tokens are 0 to {n_vocab - 1}",
                 param,
             )
-
-
-def _grammar_of_chat(request: ChatRequest, prompt: ChatPrompt) -> Grammar | None:
-    """Grammar required by `response_format` or `tool_choice`; None for free text."""
-    required = request.required_tools
-    grammar = grammar_of(request.response_format)
-    if required is None:
-        return grammar
-    if grammar is not None:
-        raise RequestError(
-            "tool_choice asks for a call and response_format for something else: leave one of them "
-            "out",
-            "tool_choice",
-        )
-    return call_grammar_of(prompt.template)(required)
-
-
-def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
-    """Grammar of a response format; None for free text. Raises RequestError and GrammarError."""
-    if response_format is None or response_format.type == "text":
-        return None
-    if response_format.type == "json_object":
-        return json_schema(
-            {"type": "object"} if response_format.schema_ is None else response_format.schema_
-        )
-    if response_format.type == "json_schema":
-        if response_format.json_schema is None:
-            raise RequestError("response_format.json_schema is missing", "response_format")
-        return json_schema(response_format.json_schema.schema_)
-    name, text = (
-        ("grammar", response_format.grammar)
-        if response_format.type == "grammar"
-        else ("pattern", response_format.pattern)
-    )
-    if not text:
-        raise RequestError(f"response_format.{name} is missing", "response_format")
-    return lark_grammar(text) if response_format.type == "grammar" else regular_expression(text)

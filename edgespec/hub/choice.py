@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from edgespec.errors import ModelError, UsageError
 from edgespec.hub.files import HubFile, HubModel
-from edgespec.hub.onnx_files import onnx_models, variant_of, with_variant
+from edgespec.hub.onnx_choice import onnx_models, variant_of, with_variant
 from edgespec.settings.units import format_size
 
 DEFAULT_QUANT = "Q4_K_M"

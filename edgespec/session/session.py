@@ -1,6 +1,6 @@
 """The entry point for applications: a target and its draft, loaded under one memory budget.
 
-`load` returns a `Session`, `plan` only the memory plan. `loading.py` opens models, `engine/` has
+`load` returns a `Session`, `plan` only the memory plan. `opening.py` opens models, `engine/` has
 the loop. The module is longer than others, because one class is what programs see: signatures and
 docstrings for the most part.
 """
@@ -31,7 +31,7 @@ from edgespec.session import reserving
 from edgespec.session.encoding import Encoder
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
-from edgespec.session.loading import open_models, plan
+from edgespec.session.opening import open_models, plan
 from edgespec.session.reserving import POOL, STATE_FILES, row_bytes
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.text_options import TextOptions

@@ -21,7 +21,7 @@ from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports.text_request import TextRequest
-from edgespec.session.loading import open_models, plan
+from edgespec.session.opening import open_models, plan
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
 

@@ -37,7 +37,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding
-from edgespec.server import running
+from edgespec.server import lifetime
 from edgespec.session import own_draft, session
 from edgespec.settings.config import SamplingParams
 from edgespec.tuning import pair_figures, trial
@@ -188,7 +188,7 @@ def test_batch(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_serve(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "load", lambda *args: open_session(counting()))
-    monkeypatch.setattr(running.Server, "run", lambda self, listener: None)
+    monkeypatch.setattr(lifetime.Server, "run", lambda self, listener: None)
     golden("serve", "serve", "--port", "0")
 
 

@@ -30,7 +30,7 @@ NOT_FOR_A_TEXT = (
     *(
         "engine.drafting.corrections",
         "engine.drafting.drawing",
-        "engine.drafting.head",
+        "engine.drafting.head_drafter",
         "models.draft_training",
     ),
     *(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from edgespec.completions.forced_calls import call_grammar_of
+from edgespec.completions.request_grammars import call_grammar_of
 from edgespec.completions.tool_calls import CallSplitter
 from edgespec.errors import GrammarError
 from edgespec.grammar.specification import new_compiler

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.head import BlockDrafter
+from edgespec.engine.drafting.head_drafter import BlockDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.planning.pacer import BestFirstPacer, Limits
 from edgespec.engine.sampling import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
-from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.planning.pacer import BestFirstPacer, Limits
 from edgespec.engine.sampling import Sampler

@@ -22,8 +22,10 @@ MAX_STEP_FRAMES = 5
 """Most frames from the trees of a pass to the draft model's step."""
 ROUND = ("loop.py", "forest.py", "round.py")
 """Modules that one reads to follow a round."""
-MAX_TYPES, MAX_TYPES_OF_A_MODULE = 12, 9
+MAX_TYPES, MAX_TYPES_OF_A_MODULE = 11, 8
 """Most types of the engine that these modules name: together, and each."""
+MAX_TYPES_AT_WORK = {"none": 19, "model": 37, "all": 43}
+"""Most types of the engine whose code runs in one round, by its drafters."""
 OURS = edgespec.__path__[0]
 
 
@@ -80,6 +82,53 @@ def test_a_draft_step_is_not_deep() -> None:
         generation.close()
     step = stacks.engine[: next(n for n, name in enumerate(stacks.engine) if "Loop" in name)]
     assert len(step) <= MAX_STEP_FRAMES, step
+
+
+class TypesAtWork:
+    """A profiler that keeps the engine's classes whose code runs from one pass to the next one."""
+
+    def __init__(self) -> None:
+        self.met: set[str] = set()
+        self.rounds: list[set[str]] = []
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
+        if event != "call":
+            return
+        names = frame.f_code.co_qualname.split(".")
+        home = sys.modules.get(frame.f_globals.get("__name__", ""))
+        found = getattr(home, names[0], None)
+        if frame.f_code.co_filename == "<string>":  # a method that a dataclass or a tuple was given
+            made = frame.f_locals.get("self", frame.f_locals.get("_cls"))
+            found = made if isinstance(made, type) else type(made)
+        if isinstance(found, type) and found.__module__.startswith("edgespec.engine."):
+            self.met.add(found.__name__)
+
+    def end_round(self, model: FakeModel) -> None:
+        self.rounds.append(self.met)
+        self.met = set()
+
+
+@pytest.mark.parametrize("drafters", MAX_TYPES_AT_WORK)
+def test_few_types_are_at_work_in_a_round(drafters: str) -> None:
+    target, at_work = counting(), TypesAtWork()
+    draft = None if drafters == "none" else counting()
+    threading.setprofile(at_work)
+    try:
+        with open_session(target, draft, lookup=drafters == "all", draft_max=4) as session:
+            generation = session.stream(PROMPT, max_tokens=60)
+            next(generation)
+            target.hook = at_work.end_round
+            sys.setprofile(at_work)
+            while len(at_work.rounds) < 9:
+                next(generation)
+            sys.setprofile(None)
+            target.hook = None
+            generation.close()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    met = set.union(*at_work.rounds[1:])
+    assert len(met) <= MAX_TYPES_AT_WORK[drafters], sorted(met)
 
 
 def test_a_round_is_made_of_few_types() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgespec.engine.drafting.head import HeadDrafter
+from edgespec.engine.drafting.head_drafter import HeadDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.mixer import Mixer, Weight
-from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.drafting.state_store import Numbers
 from edgespec.errors import ModelError
 from edgespec.tree import ROOT, TokenTree

@@ -15,7 +15,7 @@ from edgespec.ports.features import GivesFeatures, ReadsFeatures, WantsFeatures
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
-from edgespec_runtimes.enlarge.gguf.heads import fit_head
+from edgespec_runtimes.enlarge.gguf.enlarged_heads import fit_head
 from gguf_files import borrowing, tiny_eagle3, tiny_llama
 from port_calls import evaluate, prefill
 

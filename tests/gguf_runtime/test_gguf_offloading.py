@@ -17,7 +17,7 @@ from edgespec.memory.budget import LOADING, MIB, MemoryPlan
 from edgespec.memory.process import process_rss_bytes
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
-from edgespec.session.loading import plan
+from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header

@@ -22,7 +22,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.baselines import BaselineRequest
 from edgespec.ports.features import WantsFeatures
 from edgespec.runtimes import ModelRequest
-from edgespec.session.loading import open_models
+from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.entry import GgufRuntime

@@ -13,9 +13,9 @@ from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 
 from edgespec.errors import FetchError, ModelError
 from edgespec.hub import download
-from edgespec.hub.cache import RepositoryCache
 from edgespec.hub.choice import parse_reference
 from edgespec.hub.fetch import Hub
+from edgespec.hub.repository_cache import RepositoryCache
 from hub_server import REVISION, FakeHub, serving
 
 MODEL = bytes(range(256)) * 9000

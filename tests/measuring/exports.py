@@ -23,7 +23,7 @@ from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB
 from edgespec.memory.cgroups import table
-from edgespec.session.loading import open_models
+from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 from engine_cases import finish
 

@@ -25,7 +25,7 @@ from typing import Any
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.session.loading import open_models
+from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 
 GENAI = """

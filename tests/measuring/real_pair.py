@@ -26,7 +26,7 @@ from edgespec.models import catalogue, pair_fit
 from edgespec.models.embedded import models_folder
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
-from edgespec.session.loading import open_models
+from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.rule_names import PacerName
 from edgespec.values import GenerationResult

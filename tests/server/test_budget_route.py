@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from edgespec.server.guarding import Guard
-from edgespec.server.running import Server
+from edgespec.server.lifetime import Server
 from edgespec.session.session import Session
 from server_running import pair
 

@@ -18,7 +18,7 @@ from test_serve_command import address_of, start
 from test_server_clients import until_idle
 
 from edgespec.memory import request_memory
-from edgespec.server.running import Server
+from edgespec.server.lifetime import Server
 from engine_cases import counting
 from server_running import pair, running, serving
 from session_cases import holds_passes, open_session

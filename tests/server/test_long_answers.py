@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edgespec.completions.running_request import Completion
-from edgespec.server.running import AnswerLimits
+from edgespec.server.lifetime import AnswerLimits
 from server_running import running, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -6,7 +6,7 @@ from starlette.testclient import TestClient
 from edgespec.completions.tokenizing import detokenize, tokenize
 from edgespec.errors import UsageError
 from edgespec.server.guarding import Guard
-from edgespec.server.running import Server
+from edgespec.server.lifetime import Server
 from edgespec.session.tokenizer import chat_format_of
 
 TEXT = "def gcd(a, b):\n    return ä 🙂"

@@ -15,7 +15,7 @@ from edgespec.memory.needs import FOREST_SIZE, TREE_SIZES
 from edgespec.memory.places import AUTO_TEXTS
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.given import checked
-from edgespec.session.loading import _Opening
+from edgespec.session.opening import _Opening
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
 

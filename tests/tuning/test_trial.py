@@ -16,7 +16,7 @@ from edgespec.errors import BudgetError, ModelError
 from edgespec.jobs.launching import launch
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports.text_request import TextRequest
-from edgespec.session.loading import plan
+from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial, write_texts
 from edgespec_runtimes.gguf.options import GgufOptions

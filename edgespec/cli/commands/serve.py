@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edgespec.ports import Progress
     from edgespec.server.guarding import Guard
     from edgespec.server.hosting import HostedModel
-    from edgespec.server.running import LoadedModel
+    from edgespec.server.lifetime import LoadedModel
 
 
 HOST, PORT = "127.0.0.1", 8080
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import (
-            running,
+            lifetime,
             serving,
             while_loading,
         )  # first, so that their memory is planned
@@ -161,9 +161,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         listener = stack.enter_context(_listening(guard.host, port))
         args.spare_grammars = args.logprobs = args.keeps_one_text_fast = True
         args.most_body_bytes = guard.max_body_bytes or 0
-        with while_loading.answered_while_loading(listener, guard, log, running.CLIENT_LIMITS):
+        with while_loading.answered_while_loading(listener, guard, log, lifetime.CLIENT_LIMITS):
             opened = (_one if is_one(args) else _several)(args, console, template, stack)
-            server = running.Server(
+            server = lifetime.Server(
                 **{"guard": guard} | opened.options,
                 max_waiting=max_waiting,
                 max_prompt_tokens=max_prompt,
@@ -262,7 +262,7 @@ def loader(
 ) -> Callable[[HostedModel, bool, Progress], LoadedModel]:
     """A function that loads a model of a list for a server; `tell` is called with warnings of
     sessions."""
-    from edgespec.server.running import LoadedModel
+    from edgespec.server.lifetime import LoadedModel
     from edgespec.session.session import Session
 
     of_name = {one.name: one for one in models.models}

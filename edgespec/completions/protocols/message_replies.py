@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from edgespec.completions.answers import Answer, Usage
+from edgespec.completions.protocols.answer_parts import AnswerPart, AnswerParts, Change
 from edgespec.completions.protocols.dialect import Asked, Dialect, Event
 from edgespec.completions.protocols.message_requests import MessagesRequest
-from edgespec.completions.protocols.parts import AnswerPart, AnswerParts, Change
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions

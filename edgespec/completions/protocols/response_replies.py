@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec.completions.answers import Answer
+from edgespec.completions.protocols.answer_parts import AnswerPart, AnswerParts, Change
 from edgespec.completions.protocols.dialect import Asked, Dialect, Event
-from edgespec.completions.protocols.parts import AnswerPart, AnswerParts, Change
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.protocols.stored_responses import StoredResponses
 from edgespec.completions.refusals import Refusal

@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.engine.acceptance.rule import Growth
 from edgespec.engine.drafting.drafter import Guess, Opinion
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.filters import Logits
 from edgespec.engine.planning.pacer import Limits, Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams, distribution

@@ -14,7 +14,7 @@ import numpy as np
 from edgespec.engine.drafting.drafter import Drafter, Opinion, RemembersTexts
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.mixer import Mixer
-from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.planning.pacer import Limits, Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.ports import PassPart

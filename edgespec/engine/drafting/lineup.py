@@ -11,7 +11,7 @@ from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.mixer import Mixer
-from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.drafting.recycling import RecyclingDrafter
 from edgespec.engine.drafting.text_index import History
 from edgespec.engine.settings import EngineSettings
@@ -58,11 +58,11 @@ def line_up(
     if draft is not None:
         terms = settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
         if isinstance(draft, GuessesBlocks):
-            from edgespec.engine.drafting.head import BlockDrafter
+            from edgespec.engine.drafting.head_drafter import BlockDrafter
 
             guessing.insert(0, BlockDrafter(draft, *terms))
         elif isinstance(draft, ReadsFeatures):
-            from edgespec.engine.drafting.head import HeadDrafter
+            from edgespec.engine.drafting.head_drafter import HeadDrafter
 
             guessing.insert(0, HeadDrafter(draft, *terms))
         else:

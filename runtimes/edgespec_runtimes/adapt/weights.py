@@ -12,7 +12,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from edgespec_runtimes.enlarge.gguf.packing import NewModel, copied_pairs, pack_pair, read_bytes
+from edgespec_runtimes.enlarge.gguf.gguf_writer import NewModel, copied_pairs, pack_pair, read_bytes
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES, TensorType
 

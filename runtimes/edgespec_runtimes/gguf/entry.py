@@ -31,7 +31,7 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 if TYPE_CHECKING:
-    from edgespec_runtimes.gguf.embedder import PreparedGgufEmbedder
+    from edgespec_runtimes.gguf.embedding_model import PreparedGgufEmbedder
 
 HYPERPARAMETERS_BYTES = 1 << 20
 """Size of a file's beginning that has its hyperparameters, which precede the vocabulary."""
@@ -113,7 +113,7 @@ class GgufRuntime:
         return turns_texts_into_vectors(read_header(path))
 
     def prepare_embedder(self, request: ModelRequest) -> PreparedGgufEmbedder:
-        from edgespec_runtimes.gguf.embedder import PreparedGgufEmbedder
+        from edgespec_runtimes.gguf.embedding_model import PreparedGgufEmbedder
 
         header = read_header(request.path)
         validate(header, embeds=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from edgespec.errors import ModelError, UsageError
 from edgespec.settings.units import format_size
 from edgespec.values import ENLARGED_FROM, EnlargeReport
-from edgespec_runtimes.enlarge.gguf.packing import (
+from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     CHUNK_BYTES,
     NewModel,
     copied_pairs,

@@ -9,7 +9,7 @@ from edgespec.files.training_texts import TrainingText
 from edgespec.ports import Progress
 from edgespec_runtimes.adapt import adaptable
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
-from edgespec_runtimes.enlarge.gguf.heads import fit_head
+from edgespec_runtimes.enlarge.gguf.enlarged_heads import fit_head
 from edgespec_runtimes.enlarge.gguf.subset import subset, subset_bytes
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim
 from edgespec_runtimes.gguf import runtime

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgespec.errors import ModelError
 from edgespec.ports import Progress
-from edgespec_runtimes.enlarge.gguf.packing import (
+from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     NewModel,
     copied_pairs,
     copied_tensor,

@@ -14,7 +14,7 @@ from edgespec.files.unfinished import scratch_folder
 from edgespec.ports import Progress
 from edgespec.runtimes import vocabulary_fingerprint, without_padding
 from edgespec.values import ENLARGED_FROM
-from edgespec_runtimes.enlarge.gguf.packing import (
+from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     CHUNK_BYTES,
     Description,
     NewModel,

@@ -10,8 +10,8 @@ from dataclasses import replace
 from edgespec.ports import check_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.llama.bindings import lib
+from edgespec_runtimes.gguf.llama.library_templates import LlamaTemplates
 from edgespec_runtimes.gguf.llama.loading import Model
-from edgespec_runtimes.gguf.llama.named_templates import LlamaTemplates
 
 _CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 """Attributes of tokens that llama.cpp only parses in a text on request."""

@@ -1,6 +1,6 @@
 """Prints which numbers of rows round otherwise than one, by the type of the weights, here.
 
-    python tests/measure.py rows [MODEL.gguf] [--types Q4_K_M Q2_K] [--prompt 70]
+    python tests/measure.py row-rounding [MODEL.gguf] [--types Q4_K_M Q2_K] [--prompt 70]
 
 The first table is of llama.cpp's own products with each tensor type, as stored and packed. The
 second is of MODEL (the embedded target), requantised: logits of edgespec's passes of 2 to 16 rows

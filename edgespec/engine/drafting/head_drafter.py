@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.model import ModelDrafter
+from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.ports import PassPart
 from edgespec.ports.features import GuessesBlocks, ReadsFeatures
 from edgespec.tree import ROOT, TokenTree

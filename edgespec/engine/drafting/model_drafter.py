@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from edgespec.engine.drafting.draft_window import Window
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.window import Window
 from edgespec.engine.filters import Logits
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.errors import ModelError

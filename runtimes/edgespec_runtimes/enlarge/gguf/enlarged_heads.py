@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.enlarge.gguf.enlarge import spread
-from edgespec_runtimes.enlarge.gguf.packing import (
+from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     NewModel,
     copied_pairs,
     pack_array,

@@ -1,6 +1,6 @@
-"""Grammars of calls that a request asks for, in the form in which the model's template writes them.
+"""Grammars that requests ask for: of an answer's format, or of calls as the template writes them.
 
-The form is JSON between marks (Hermes, Qwen2.5, Qwen3), or each argument between marks of its own
+Calls are JSON between marks (Hermes, Qwen2.5, Qwen3), or each argument between marks of its own
 (Qwen3-Coder, GLM). Where the template has another form, it is JSON alone. Knows no session.
 """
 
@@ -14,9 +14,16 @@ from typing import Any
 
 from edgespec.chat.call_marks import BEGIN, END, KEY, KEY_END, VALUE, VALUE_END
 from edgespec.completions.argument_types import followed, types_of
+from edgespec.completions.requests import ChatRequest, RequestError, ResponseFormat
 from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.errors import GrammarError
-from edgespec.grammar.specification import Grammar, lark_grammar, schema_rules
+from edgespec.grammar.specification import (
+    Grammar,
+    json_schema,
+    lark_grammar,
+    regular_expression,
+    schema_rules,
+)
 
 Schema = Mapping[str, Any]
 
@@ -42,6 +49,44 @@ _QWEN = _MarkedForm(
     "\n</parameter>\n",
 )
 _GLM = _MarkedForm(f"{BEGIN}{{}}", END, f"{KEY}{{}}{KEY_END}", VALUE, VALUE_END, "line_break?")
+
+
+def grammar_of_chat(request: ChatRequest, template: str) -> Grammar | None:
+    """Grammar required by `response_format` or `tool_choice`; None for free text. `template` is the
+    source of the chat template."""
+    required = request.required_tools
+    grammar = grammar_of(request.response_format)
+    if required is None:
+        return grammar
+    if grammar is not None:
+        raise RequestError(
+            "tool_choice asks for a call and response_format for something else: leave one of them "
+            "out",
+            "tool_choice",
+        )
+    return call_grammar_of(template)(required)
+
+
+def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
+    """Grammar of a response format; None for free text. Raises RequestError and GrammarError."""
+    if response_format is None or response_format.type == "text":
+        return None
+    if response_format.type == "json_object":
+        return json_schema(
+            {"type": "object"} if response_format.schema_ is None else response_format.schema_
+        )
+    if response_format.type == "json_schema":
+        if response_format.json_schema is None:
+            raise RequestError("response_format.json_schema is missing", "response_format")
+        return json_schema(response_format.json_schema.schema_)
+    name, text = (
+        ("grammar", response_format.grammar)
+        if response_format.type == "grammar"
+        else ("pattern", response_format.pattern)
+    )
+    if not text:
+        raise RequestError(f"response_format.{name} is missing", "response_format")
+    return lark_grammar(text) if response_format.type == "grammar" else regular_expression(text)
 
 
 def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Grammar]:

@@ -1,6 +1,6 @@
 """Prints how honest confidences are, and tokens of a pass: nats a node of the token that came.
 
-    python tests/measure.py mixer TARGET DRAFT PROMPTS [PROMPTS ...] [--count 10] [--carried]
+    python tests/measure.py confidences TARGET DRAFT PROMPTS [PROMPTS ...] [--count 10] [--carried]
 
 Counts, no seconds: every pass verifies as many guesses as it may. Each text is learnt anew unless
 `--carried`.
@@ -19,7 +19,7 @@ from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.session.loading import open_models
+from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.rule_names import FallbackName
 from engine_cases import finish
