@@ -19,8 +19,6 @@ class PathNode(NamedTuple):
     """Sum of the confidences of the guesses after it."""
     was_right: bool
     """True if one of the guesses was right."""
-    was_first: bool
-    """True if the most probable guess was right."""
     entropy: float = 0.0
     """Entropy of the drafter's distribution after it, in nats; 0 if no stop rule needs it."""
 
@@ -34,11 +32,9 @@ def path_nodes(
         children = tree.children(node)
         if children:
             claimed = min(1.0, float(tree.confidence[children].sum()))
-            best = children[int(tree.confidence[children].argmax())]
             was_right = tree.child(node, token) is not None
-            was_first = int(tree.token[best]) == token
             entropy = tree.entropy(node) if needs_entropy else 0.0
-            found.append(PathNode(claimed, was_right, was_first, entropy))
+            found.append(PathNode(claimed, was_right, entropy))
     return found
 
 

@@ -194,7 +194,8 @@ def _time_sizes(slot: Slot, planner: RoundPlanner) -> None:
         if n_rows not in fastest or report.wall_s < fastest[n_rows].wall_s:
             fastest[n_rows] = report
     for n_rows, report in fastest.items():
-        planner.costs.curve.see_timed(n_rows, report)
+        curve = planner.costs.curve
+        curve.put(n_rows, report.wall_s / curve.slowdown, curve.initial_variance)
 
 
 def parts_of(

@@ -126,7 +126,7 @@ def _compute_s(costs: Numbers) -> float:
     """Seconds to compute a pass over one row; 0 if unknown."""
     curve = PassCurve()
     curve.restore(costs)
-    return curve.compute_one_s(1)
+    return float(curve.compute_s(1))
 
 
 def _tokens_per_round(costs: Numbers) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from edgespec.engine.outcome import PathNode
 from edgespec.engine.planning.credit import Credit
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pacer import Limits, most_probable
@@ -39,9 +38,7 @@ def planner(read_s: float, row_s: float = 0.1) -> RoundPlanner:
         pass_s = max(read_s, compute_s)
         report = PassReport(pass_s, pass_s - compute_s, read_s=read_s)
         passes.see_pass(n_rows, report)
-    nodes = [PathNode(0.8, n % 5 > 0, n % 5 > 0) for n in range(30)]
     costs = RoundCosts(passes, seen_step_s=0.001, seen_overhead_s=0.001)
-    costs.see_nodes(nodes)
     return RoundPlanner(costs, Credit(room=99, granted=3.2), lines=LINES)
 
 

@@ -121,12 +121,6 @@ def test_while_single_rows_are_all_that_was_seen_a_further_one_is_cheaper() -> N
     assert passes((1, 2.0), (1, 2.0)).second(2) == pytest.approx(2.2)
 
 
-def test_a_size_that_was_not_seen_for_long_is_forgotten_but_for_the_outer_ones() -> None:
-    curve = passes((1, 0.1), (8, 9.0), (64, 10.0), *[(1, 0.1), (2, 0.2)] * 60)
-    assert curve.second(8) < 2.0
-    assert curve.second(64) == pytest.approx(10.0)
-
-
 @given(st.lists(st.tuples(st.integers(1, 97), st.floats(0.001, 10.0)), min_size=1, max_size=30))
 def test_more_rows_never_cost_less(measured: list[tuple[int, float]]) -> None:
     seconds = passes(*measured).seconds(np.arange(1, 129))
@@ -138,7 +132,7 @@ def test_rows_are_free_until_their_computing_takes_as_long_as_the_reads() -> Non
     """Reads of 1 s, 0.1 s of computing and 0.02 s a row: 45 rows are hidden."""
     curve = PassCurve()
     for n in (1, 9, 17, 25):
-        report = PassReport(wall_s=1.0, stall_s=1.0 - 0.1 - 0.02 * n)
+        report = PassReport(wall_s=1.0, stall_s=1.0 - 0.1 - 0.02 * n, read_s=1.0)
         curve.see_pass(n, report)
     assert curve.second(40) == curve.second(1) == pytest.approx(1.0)
     assert curve.second(70) == pytest.approx(1.5, rel=0.01)
@@ -160,17 +154,6 @@ def test_reads_beside_computing_take_longer_and_hide_no_more_rows() -> None:
     assert curve.read_s == pytest.approx(0.04)
     curve.see_pass(8, PassReport(0.08, 0.03, read_s=0.08))
     assert curve.read_s > 0.05
-
-
-def test_a_draft_beside_a_pass_teaches_what_that_costs_and_nothing_else() -> None:
-    curve = PassCurve()
-    curve.see_pass(8, PassReport(0.5, 0.1, read_s=0.5))
-    before = state_of(curve, curve.experts)
-    for _ in range(12):
-        curve.see_pass(8, PassReport(0.6, 0.0, read_s=0.5), drafted_beside=True)
-    assert {**state_of(curve, curve.experts), "contention": before["contention"]} == before
-    assert curve.second(8, beside=True) == pytest.approx(0.6, rel=0.02)
-    assert curve.second(8) == 0.5
 
 
 def test_a_further_row_of_a_mixture_costs_less_the_more_experts_are_chosen_already() -> None:
@@ -213,8 +196,8 @@ def test_the_first_row_tells_what_one_costs_though_all_passes_have_guesses() -> 
 
 def test_a_mixture_is_tried_with_twice_the_rows_that_were_seen() -> None:
     curve = mixture(1, 0.5, 0.5, mixed(1 / 16))
-    assert curve.max_rows == 2
-    assert mixture(3, 0.5, 0.7, curve).max_rows == 6
+    assert curve.experts.max_rows == 2
+    assert mixture(3, 0.5, 0.7, curve).experts.max_rows == 6
 
 
 def test_another_run_knows_the_curve() -> None:
@@ -243,17 +226,6 @@ def test_a_slow_first_pass_between_known_sizes_counts_half() -> None:
     expected_s = known.second(8)
     assert passes((8, 4 * expected_s), curve=known).second(8) == pytest.approx(2 * expected_s)
     assert passes((8, 0.06), curve=known).second(8) == pytest.approx(0.06)
-
-
-def test_a_size_that_was_timed_is_not_forgotten() -> None:
-    """After thirty rounds without guesses it was timed again, in every text."""
-    curve = after_prompt(PassReport(wall_s=0.4, n_tokens=32))
-    for n_rows, seconds in ((8, 0.12), (2, 0.07)):
-        curve.see_timed(n_rows, PassReport(wall_s=seconds))
-    before = [curve.second(n) for n in (2, 8)]
-    curve = passes(*[(1, 0.04)] * 90, curve=curve)
-    assert [curve.second(n) for n in (2, 8)] == pytest.approx(before)
-    assert curve.has_size(2) and curve.has_size(8)
 
 
 def test_a_slow_pass_moves_a_price_less_than_a_fast_one() -> None:

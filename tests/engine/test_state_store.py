@@ -162,31 +162,31 @@ class Streamed(FakeModel):
         return PagingStats(segments=2, pinned_bytes=5, streamed_bytes=5)
 
 
-def contention_of(folder: Path, target: FakeModel, **rules: object) -> float:
-    """A run's prior of drafting beside a pass, when the prompt is read."""
+def spent_of(folder: Path, target: FakeModel, **rules: object) -> float:
+    """What guesses have cost the pair before a run, when the prompt is read."""
     draft = pair()[1]
     memory = CalibrationFile(folder, target.info, draft.info)
     with Engine(target, draft, EngineSettings(**rules), state_store=memory) as engine:
         events = engine.generate(PROMPT, GREEDY, 40)
         next(events)
-        begun = engine.planner.costs.curve.contention
+        begun = engine.planner.credit.spent
         finish(events)
         return begun
 
 
 def teach(folder: Path, target: FakeModel, **rules: object) -> None:
-    """The folder holds what a run left that found the cores busy."""
-    contention_of(folder, target, **rules)
+    """The folder holds what a run left in which guesses were dear."""
+    spent_of(folder, target, **rules)
     (file,) = folder.iterdir()
     content = json.loads(file.read_text())
     (place,) = (name for name in content if name.startswith("rounds@"))
-    content[place]["contention"] = 3.0
+    content[place]["spent"] = 1.0
     file.write_text(json.dumps(content))
 
 
 def test_costs_are_remembered_for_the_same_disk_and_threads(tmp_path: Path) -> None:
     teach(tmp_path, Streamed())
-    assert contention_of(tmp_path, Streamed(330.0)) == 3.0
+    assert spent_of(tmp_path, Streamed(330.0)) == 1.0
 
 
 @pytest.mark.costly
@@ -195,7 +195,7 @@ def test_costs_are_not_believed_of_another_disk_or_other_threads(
     tmp_path: Path, mb_per_s: float, n_threads: int
 ) -> None:
     teach(tmp_path, Streamed())
-    assert contention_of(tmp_path, Streamed(mb_per_s, n_threads)) == 1.0
+    assert spent_of(tmp_path, Streamed(mb_per_s, n_threads)) == 0.0
 
 
 @pytest.mark.costly
@@ -204,8 +204,8 @@ def test_costs_are_not_believed_of_another_disk_or_other_threads(
 )
 def test_costs_under_other_rules_are_not_believed(tmp_path: Path, rules: dict[str, object]) -> None:
     teach(tmp_path, Streamed(), **rules)
-    assert contention_of(tmp_path, Streamed()) == 1.0
-    assert contention_of(tmp_path, Streamed(), **rules) == 3.0
+    assert spent_of(tmp_path, Streamed()) == 0.0
+    assert spent_of(tmp_path, Streamed(), **rules) == 1.0
 
 
 def test_a_memory_keeps_the_circumstances_that_were_met_last() -> None:
@@ -217,10 +217,10 @@ def test_a_memory_keeps_the_circumstances_that_were_met_last() -> None:
 
 def test_costs_are_kept_apart_and_what_is_learnt_of_guesses_is_not(tmp_path: Path) -> None:
     for target in (Streamed(), Streamed(2000.0), Streamed(n_threads=1)):
-        contention_of(tmp_path, target)
+        spent_of(tmp_path, target)
     (file,) = tmp_path.iterdir()
     content = json.loads(file.read_text())
     costs = {name: told for name, told in content.items() if name.startswith("rounds@")}
     assert len(costs) == 3
-    assert all(1.0 in told.values() for told in costs.values())
+    assert all("spent" in told for told in costs.values())
     assert "confidences" in content

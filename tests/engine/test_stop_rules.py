@@ -164,10 +164,10 @@ def test_the_entropy_window_follows_the_entropy_of_rejected_guesses() -> None:
     rule = EntropyWindow()
     rejected = replace(
         OUTCOME,
-        path_nodes=(PathNode(0.9, True, True, 3.0), PathNode(0.9, False, False, 0.5)),
+        path_nodes=(PathNode(0.9, True, 3.0), PathNode(0.9, False, 0.5)),
     )
     assert rule.observe(rejected).threshold == pytest.approx((1.0 + 0.5) / 2)
-    accepted = replace(OUTCOME, path_nodes=(PathNode(0.9, True, True, 3.0),))
+    accepted = replace(OUTCOME, path_nodes=(PathNode(0.9, True, 3.0),))
     assert rule.observe(accepted) == rule
 
 
@@ -176,7 +176,7 @@ def test_the_classifier_learns_at_which_entropy_guesses_fail() -> None:
     for _ in range(400):
         entropy = random.uniform(0, 2)
         is_right = entropy < 1
-        reached = PathNode(0.7, is_right, is_right, entropy)
+        reached = PathNode(0.7, is_right, entropy)
         rule = rule.observe(replace(OUTCOME, path_nodes=(reached,)))
     sure, unsure = (1.0, 0.8, 0.2, 0.0), (1.0, 0.8, 1.8, 0.0)
     assert rule.chance(sure) > 0.8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -78,11 +79,12 @@ def test_free_guesses_do_not_slow_a_text_down(read_s: float) -> None:
 def test_trees_do_not_outgrow_the_reads_that_hide_them(read_s: float) -> None:
     """A pass that waited a little though it computed all the time once made all nodes up to its
     own size seem free, the next one larger, and so on. Guesses that know the noise of a draw are
-    sure enough for a few nodes beyond those that reads hide, and the planner tries a size above."""
+    sure enough for a few nodes beyond those that reads hide, now and then."""
     machine = WaitingMachine(read_s, 0.1, 0.08)
     machine.seconds_per_token(200, step_aside=False)
     n_hidden = (read_s - 0.1) / 0.08
-    assert max(machine.sizes[1:]) < n_hidden + 6
+    assert mean(machine.sizes[1:]) < n_hidden + 1
+    assert max(machine.sizes[1:]) < n_hidden + 7
 
 
 def test_the_prompt_shows_what_nodes_of_the_first_tree_cost() -> None:

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgespec.engine.drafting.state_store import kept
-from edgespec.engine.planning.round_costs import FADE
 
+FADE = 0.95
+"""Factor by which a round reduces the weight of earlier ones."""
 START_TOKENS = 64
 """Tokens of a text from which guesses have credit, beside its prompt."""
 START_SHARE, LATER_SHARE = 0.05, 0.002
 """Guesses may cost a text 5 % of these, and 0.2 % of all."""
 PAIR_CREDIT = 1.25
 """They may cost a pair so many times that, until they save it again."""
-TRIAL_SHARE, PAYING_SHARE = 0.5, 0.75
-"""Shares of what guesses may cost a text that one round may, before and after they have paid."""
 
 
 @dataclass(slots=True)

@@ -15,15 +15,9 @@ from numpy.typing import NDArray
 from edgespec import theory
 from edgespec.engine.drafting.state_store import Numbers, recall, state_of
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.planning.credit import (
-    LATER_SHARE,
-    PAYING_SHARE,
-    START_TOKENS,
-    TRIAL_SHARE,
-    Credit,
-)
+from edgespec.engine.planning.credit import LATER_SHARE, START_TOKENS, Credit
 from edgespec.engine.planning.pacer import Limits, most_probable
-from edgespec.engine.planning.pass_curve import Floats
+from edgespec.engine.planning.pass_curve import Floats, octave
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.tree import TokenTree
@@ -31,17 +25,18 @@ from edgespec.values import PassReport
 
 HIT_ROUNDS = 8
 """Rounds of a pause that a right guess counts for which cost nothing and was not verified."""
+RISK_SHARE = 0.75
+"""Share of what guesses may still cost a text that one round may."""
 PRICES_STAND = 4
 """Rounds for which prices stand at which no line of guesses would pay."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 MAX_RECALLED = 6.0
-"""Most rounds and guesses that the state of an earlier run counts for."""
+"""Most tokens that the state of an earlier run counts for."""
+USUAL_SURENESS = 0.9
+"""Confidence of guesses that are yet to be drafted, as far as drafted ones do not tell."""
 MAX_LINE = 16
 """Longest line of guesses that is considered before any was drafted."""
-TIMED_ROWS = (8, 2)
-"""Rows of the passes that are timed before the first guess: where the time of a pass takes a step,
-besides one row."""
 
 
 class Point(NamedTuple):
@@ -72,8 +67,6 @@ class RoundPlanner:
 
     horizons: ClassVar[tuple[int, ...]] = (1, 2, 3, 4, 6, 8, 12, 16)
     """Candidate numbers of further draft steps."""
-    min_benefit_ratio: ClassVar[float] = 0.5
-    """Least expected benefit of a guess that needs no draft step, relative to its row's cost."""
 
     costs: RoundCosts = field(default_factory=RoundCosts)
     credit: Credit = field(default_factory=Credit)
@@ -91,21 +84,22 @@ class RoundPlanner:
     lines: Limits | None = None
     """Limits of trees that are computed as one sequence per branch; None computes each node
     once."""
-    times_passes: bool = False
-    """Time passes of few rows before the first guess."""
+    timed_rows: tuple[int, ...] = ()
+    """Rows of the passes that are timed before the first guess."""
 
     # Before a run
 
     def plan_score(self, tokens: Floats | None = None) -> Point:
         """The best round before any tree exists.
 
-        `tokens` are the expected tokens of rounds with 0, 1, 2, ... guesses, by default the typical
-        ones (`theory.tree_tokens`).
+        `tokens` are the expected tokens of a text in rounds with 0, 1, 2, ... guesses, by default
+        the typical ones (`theory.tree_tokens`).
         """
         if tokens is None:
             tokens = theory.tree_tokens(np.arange(self.max_rows, dtype=np.float64))
-        seconds = self.costs.guessing_s(np.arange(len(tokens)))
-        seconds[0] = self.costs.curve.second(1) + self.costs.plain_overhead_s
+        known, n_guesses = self.costs, np.arange(len(tokens))
+        seconds = known.curve.seconds(self.n_texts * (1 + n_guesses)) + n_guesses * known.step_s
+        seconds += np.where(n_guesses, known.overhead_s, known.plain_overhead_s)
         best = int((tokens / np.maximum(seconds, 1e-9)).argmax())
         return Point(1 + best, best, float(tokens[best]) - 1, float(seconds[best]))
 
@@ -134,15 +128,17 @@ class RoundPlanner:
         one_guess_s = known.step_s + known.overhead_s + row_s
         if risk_s < one_guess_s:
             return 0.0
-        promise = known.promise(n_texts, max(1, min(MAX_LINE, self.max_rows // n_texts - 1)))
+        n_most = min(MAX_LINE, self.max_rows // n_texts - 1)
+        line = self.plan_score(np.cumsum(USUAL_SURENESS ** np.arange(1 + n_most)))
+        if not line.n_steps:
+            credit.pause_left = PRICES_STAND
+            return 0.0
+        promise = n_texts * (1 + line.accepted) * plain_s / line.seconds
         gain = 1 - 1 / credit.speedup if credit.pays else (1 - 1 / promise) / 2
         expected_tokens = min(credit.room, max(START_TOKENS * n_texts, credit.n_tokens))
-        saved_s = gain * expected_tokens * plain_s
-        if promise <= 1:
-            credit.pause_left = PRICES_STAND
-        if promise <= 1 or reading_s > saved_s:
+        if reading_s > gain * expected_tokens * plain_s:
             return 0.0
-        return max((PAYING_SHARE if credit.pays else TRIAL_SHARE) * risk_s, one_guess_s)
+        return max(RISK_SHARE * risk_s, one_guess_s)
 
     @property
     def _prompts_s(self) -> float:
@@ -151,18 +147,12 @@ class RoundPlanner:
         return curve.second(n_texts + self.n_prompt_rows) - curve.second(n_texts)
 
     def drafts_beside(self, n_rows: int) -> bool:
-        """True if guesses are proven and drafting during a pass over `n_rows` saves more time than
-        it costs."""
+        """True if guesses have paid and a pass over `n_rows` waits for reads though drafting takes
+        half of the cores."""
         is_proven = self.credit.pays or not self.may_step_aside
-        return is_proven and bool(self._saved_beside_s(n_rows) >= 0)
-
-    def _saved_beside_s(self, n_rows: int | NDArray[np.int64]) -> Floats:
-        """Net seconds that drafting during passes saves; negative if it costs more."""
         curve = self.costs.curve
-        if not self.may_overlap or not curve.read_s:
-            return np.asarray(-math.inf)
-        longer_s = curve.seconds(n_rows, beside=True) - curve.seconds(n_rows)
-        return self.costs.kept_s - longer_s
+        waits = bool(2 * curve.compute_s(n_rows) < curve.read_s)  # with half of the cores
+        return is_proven and self.may_overlap and waits
 
     # While a round's tree grows
 
@@ -185,13 +175,13 @@ class RoundPlanner:
         return self._best(risk_s, so_far, ())
 
     def min_confidence(self) -> float:
-        """Least cumulative confidence of guesses that need no draft step."""
-        if self.stop_rule is not None or not self.costs.tries:
+        """Least cumulative confidence of guesses that need no draft step: those that bring at least
+        half of what their row costs."""
+        if self.stop_rule is not None or not self.credit.rounds:
             return 0.0
-        curve = self.costs.curve
-        rows_s = curve.compute_one_s(self.max_rows) - curve.compute_one_s(1)
-        row_s = rows_s / max(1, self.max_rows - 1)
-        return float(self.min_benefit_ratio * row_s * self.rate)
+        compute_s, n_rows = self.costs.curve.compute_s, self.max_rows
+        row_s = (compute_s(n_rows) - compute_s(1)) / max(1, n_rows - 1)
+        return float(0.5 * row_s * self.rate)
 
     def n_hidden(self, most: int | None = None) -> int:
         """Number of rows, up to `most`, whose compute time is hidden by the reads of a pass; 0
@@ -206,19 +196,12 @@ class RoundPlanner:
         n_grown = horizons[-1] * so_far.n_ends if horizons else 0
         order, rows = self._rows(tree, n_grown)
         ranked = tree.cumulative[order]
-        # an error of the confidences is compounded at every depth
-        corrections = known.calibration ** tree.depth[: len(tree)]
-        calibrated = np.minimum(1.0, tree.cumulative[: len(tree)] * corrections)
-        expected = np.cumsum(calibrated[order]) - 1.0
-        n_nodes = len(order)
-        n_others = self.n_texts - 1
-        n_other_rows = n_others + self.n_prompt_rows
-        max_rows = min(self.max_rows, self.n_texts * int(known.curve.max_rows))
+        expected = np.cumsum(ranked) - 1.0
+        n_other_rows = self.n_texts - 1 + self.n_prompt_rows
+        max_rows = min(self.max_rows, self.n_texts * known.curve.experts.max_rows)
         most = max(1, min(max_rows - n_other_rows, len(rows)))
         rows = rows[:most] + n_other_rows
         pass_s = known.curve.seconds(rows) + known.overhead_s - self._prompts_s
-        # drafting during a pass has half of the cores
-        pass_s -= np.clip(self._saved_beside_s(rows), 0.0, 0.5 * pass_s)
         # steps of this round tell of the next ones, as the caches are as cold, and others as busy
         step_s = (KNOWN_STEPS * known.step_s + spent_s) / (KNOWN_STEPS + so_far.draft_steps)
         late, late_s = self.credit.tokens, self.credit.plain_tokens * known.plain_s(self.n_texts)
@@ -230,7 +213,7 @@ class RoundPlanner:
             seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + steps_s
             values = (late + self.n_texts + accepted) / np.maximum(late_s + spent_s + seconds, 1e-9)
             if tree.draws:  # drawn guesses must all be verified
-                values[: n_nodes + n_steps - first_row] = -math.inf
+                values[: len(order) + n_steps - first_row] = -math.inf
             at_risk_s = seconds - pass_s[0]
             values[at_risk_s > max(0.0, risk_s - spent_s)] = -math.inf
             at = len(values) - 1 - int(values[::-1].argmax())
@@ -244,8 +227,11 @@ class RoundPlanner:
             best_first = np.argsort(-tree.cumulative[open_nodes], kind="stable")
             ends = [open_nodes[n] for n in best_first[: so_far.n_ends]]
             rank = int((ranked >= tree.cumulative[ends[0]]).sum())
-            stands = np.cumsum(known.hit_rate ** np.arange(1, horizons[-1] + 1))
-            line = float(calibrated[ends].sum()) * stands
+            # a further guess is as sure as those before it, and two that are as sure as usual
+            path_sureness = USUAL_SURENESS**2 * tree.cumulative[ends[0]]
+            sureness = path_sureness ** (1 / (2 + tree.depth[ends[0]]))
+            stands = np.cumsum(sureness ** np.arange(1, horizons[-1] + 1))
+            line = float(tree.cumulative[ends].sum()) * stands
             for n_steps in horizons:
                 n_rows = n_steps * len(ends)
                 end = most - n_rows
@@ -291,40 +277,32 @@ class RoundPlanner:
         self.credit.lost -= LATER_SHARE * n_tokens
 
     def untimed(self, most: int) -> list[tuple[int, float]]:
-        """Numbers of rows, up to `most`, whose passes are worth timing before the first guess, with
-        the expected seconds of one: sizes that neither this run nor an earlier one knows."""
-        if not self.times_passes or not self.may_step_aside:
-            return []
+        """Those of `timed_rows`, up to `most`, that neither this run nor an earlier one knows, with
+        the expected seconds of a pass."""
         curve = self.costs.curve
-        return [(n, curve.second(n)) for n in TIMED_ROWS if n <= most and not curve.has_size(n)]
+        unknown = (n for n in self.timed_rows if n <= most and not curve.knot_rows[octave(n)])
+        return [(n, curve.second(n)) for n in unknown]
 
     def see_reading(self, seconds: float) -> None:
         """Learn from the draft's reading of its unread tokens."""
-        n_read = self.credit.unread
-        if n_read:
-            self.costs.see_reading(n_read, seconds)
-            # what other processes hold up is not charged to guesses
-            charged_s = min(seconds, self.costs.reading_s(n_read))
-            self.credit.lost += charged_s / self.costs.plain_s(self.n_texts)
-            self.credit.unread = 0
+        known, credit = self.costs, self.credit
+        known.see_reading(credit.unread, seconds)
+        # what other processes hold up is not charged to guesses
+        charged_s = min(seconds, known.reading_s(credit.unread))
+        credit.lost += charged_s / known.plain_s(self.n_texts)
+        credit.unread = 0
 
     def see_round(self, outcome: RoundOutcome) -> None:
         """Learn from a round."""
         known, credit = self.costs, self.credit
         known.see_costs(outcome)
         if not outcome.guessed:
-            known.fade()
             credit.fade()
-            n_rounds = HIT_ROUNDS if outcome.free_hit else 1
-            credit.pause_left = max(0, credit.pause_left - n_rounds)
+            credit.pause_left = max(0, credit.pause_left - (HIT_ROUNDS if outcome.free_hit else 1))
         else:
-            if outcome.reading_s:
-                self.see_reading(outcome.reading_s)
-            before = known.calibration
-            known.see_nodes(outcome.path_nodes)
+            self.see_reading(outcome.reading_s)
             # half of what came, which chance moves, and half of what was to be expected
-            expected = known.calibration / before * outcome.expected
-            tokens = (outcome.n_tokens + outcome.n_texts + expected) / 2
+            tokens = (outcome.n_tokens + outcome.n_texts + outcome.expected) / 2
             cost = self._cost(outcome)
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens
@@ -336,18 +314,17 @@ class RoundPlanner:
     def _cost(self, outcome: RoundOutcome) -> float:
         """Tokens without guesses in the time of a round with guesses, without what other processes
         held up."""
-        known, curve, n_rows = self.costs, self.costs.curve, outcome.n_rows
-        report = outcome.report
+        known, report, experts = self.costs, outcome.report, self.costs.curve.experts
         token_s = known.plain_s(outcome.n_texts)
-        pass_s = curve.second(n_rows, beside=outcome.steps_beside > 0) - self._prompts_s
+        pass_s = known.curve.second(outcome.n_rows) - self._prompts_s
         if report.first_row_stall_s is not None:
-            pass_s += report.choice_stall_s - curve.experts.seconds(n_rows)
+            pass_s += report.choice_stall_s - experts.seconds(outcome.n_rows)
             if outcome.n_texts == 1:
                 # predictable tokens use experts that are in memory more often than others
-                token_s += report.first_row_stall_s - curve.experts.seconds(1)
+                token_s += report.first_row_stall_s - experts.seconds(1)
         steps_s = min(outcome.growing_s, outcome.draft_steps * known.step_s)
         seconds = min(pass_s, report.wall_s) + steps_s + known.overhead_s
-        return seconds / max(token_s, 1e-9)
+        return float(seconds / max(token_s, 1e-9))
 
     # What is remembered
 
@@ -366,5 +343,4 @@ class RoundPlanner:
             known, credit = self.costs, self.credit
             known.curve.restore(numbers)
             recall(numbers, known, credit)
-            known.fade(min(1.0, MAX_RECALLED / max(known.tries, 1e-9)))
             credit.fade(min(1.0, MAX_RECALLED / max(credit.plain_tokens, 1e-9)))

@@ -5,7 +5,7 @@ It reads no clock and calls no model.
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -59,9 +59,9 @@ class ExpertStalls:
         return self.all_experts_s * theory.chosen_share(self.used_share, n_rows, self.sharing)
 
     @property
-    def max_rows(self) -> float:
+    def max_rows(self) -> int:
         """Most rows of a pass; with fine-grained experts, twice as many as were measured."""
-        return math.inf if self.used_share > self.fine_share else 2.0 * self.most_rows
+        return sys.maxsize if self.used_share > self.fine_share else 2 * self.most_rows
 
     def see_all(self, rows: float, choice_s: float) -> None:
         """Learn from a pass of which only the stall of all rows together is known."""

@@ -55,10 +55,6 @@ class PassCurve:
     """Lower bound of a knot's variance."""
     sure_variance: ClassVar[float] = 0.0066
     """Variance after three passes that were not slower than expected."""
-    ageing_variance: ClassVar[float] = 0.002
-    """Increase of a knot's variance per pass of another size."""
-    max_variance: ClassVar[float] = 0.1
-    """Inner knots above this variance are dropped, so that their sizes are tried again."""
     drift_variance: ClassVar[float] = 0.004
     """Increase of the slowdown's variance per pass."""
     guessed_slope: ClassVar[float] = 0.1
@@ -78,17 +74,12 @@ class PassCurve:
     experts: ExpertStalls = field(default_factory=ExpertStalls)
     read_s: float = 0.0
     """Seconds of reading the streamed segments, once per pass."""
-    contention: float = kept(4.0, 1.0)
-    """Relative increase of the compute time while a draft runs; 1 is an even share of the cores."""
     knot_rows: Floats = kept(MAX_ROWS, size=N_OCTAVES)
     """Knots by octave: mean rows of the passes, 0 if none was measured."""
     knot_s: Floats = kept(MAX_S, size=N_OCTAVES)
     """Their compute time at slowdown 1, without stalls."""
     knot_variance: Floats = kept(1.0, size=N_OCTAVES)
     """Variance of log(knot_s)."""
-    timed_rows: float = kept(MAX_ROWS)
-    """Most rows of the passes that were made to time them, by this run or an earlier one. Sizes up
-    to that are not forgotten: where a pass takes a step, other sizes do not tell."""
     measured_slowdown: float = 0.0
     """Current compute time relative to the knots; 0 before this run's first pass."""
     slowdown_variance: float = 0.0
@@ -117,57 +108,38 @@ class PassCurve:
     def is_sure(self) -> bool:
         """True if the time of a pass over one row is reliable: after three passes, after two with
         the state of an earlier run, or at once if reading takes longer than computing."""
-        if self.read_s and self.read_s > self.compute_one_s(1):
+        if self.read_s and self.read_s > self.compute_s(1):
             return True
         is_precise = bool((self.knot_variance[self.known[:1]] < self.sure_variance).any())
         return is_precise and self.slowdown_variance < self.initial_variance
 
-    def has_size(self, n_rows: int) -> bool:
-        """True if passes over about `n_rows` were measured."""
-        return bool(self.knot_rows[octave(n_rows)])
-
-    @property
-    def max_rows(self) -> float:
-        """Most rows of a pass."""
-        return min(MAX_ROWS, self.experts.max_rows)
-
     # The curve
 
-    def second(self, n_rows: int, beside: bool = False) -> float:
-        """Time of a pass over `n_rows`, beside drafting or not."""
-        return float(self.seconds(n_rows, beside))
+    def second(self, n_rows: int) -> float:
+        """Time of a pass over `n_rows`."""
+        return float(self.seconds(n_rows))
 
-    def seconds(self, n_rows: float | NDArray[Any], beside: bool = False) -> Floats:
-        """Times of passes over these numbers of rows, beside drafting or not."""
-        compute_s = self.compute_s(n_rows) * (1 + self.contention * beside)
-        seconds = np.maximum(compute_s, self.read_s)
+    def seconds(self, n_rows: float | NDArray[Any]) -> Any:
+        """Times of passes over one or several numbers of rows."""
+        seconds = np.maximum(self.compute_s(n_rows), self.read_s)
         return seconds if self.experts.used_share == 1 else seconds + self.experts.seconds(n_rows)
 
-    def compute_s(self, n_rows: float | NDArray[Any]) -> Floats:
-        """Compute times of passes over these numbers of rows."""
+    def compute_s(self, n_rows: float | NDArray[Any]) -> Any:
+        """Compute times of passes over one or several numbers of rows."""
         if self._points is None:
             self._points = self._interpolated()
         rows, seconds, slope = self._points
         beyond = slope * np.maximum(0.0, n_rows - rows[-1])
-        return np.asarray(self.slowdown * (np.interp(n_rows, rows, seconds) + beyond))
+        return self.slowdown * (np.interp(n_rows, rows, seconds) + beyond)
 
     def _interpolated(self) -> tuple[Floats, Floats, float]:
-        """Rows and seconds of the curve's points, from one row on, and the slope beyond them.
-
-        Adjacent knots that decrease are averaged (pool adjacent violators).
-        """
+        """Rows and seconds of the curve's points, from one row on, and the slope beyond them."""
         known = self.known
         rows = self.knot_rows[known]
         if not known.size:
             return np.ones(1), np.zeros(1), 0.0
-        pooled: list[tuple[float, float, int]] = []  # seconds, weight, number of knots
-        variances = self.knot_variance[known].tolist()
-        for one_s, its_variance in zip(self.knot_s[known].tolist(), variances, strict=True):
-            pooled.append((one_s, 1 / its_variance, 1))
-            while len(pooled) > 1 and pooled[-2][0] > pooled[-1][0]:
-                (a, v, n), (b, w, m) = pooled.pop(-2), pooled.pop()
-                pooled.append(((a * v + b * w) / (v + w), v + w, n + m))
-        heights = [height for height, _, n in pooled for _ in range(n)]
+        # no more rows take less time
+        heights = np.minimum.accumulate(self.knot_s[known][::-1])[::-1]
         fewer = OCTAVES[rows[0] > OCTAVES]
         rows = np.append(fewer, rows)
         seconds = np.append(heights[0] * (fewer / rows[len(fewer)]) ** self.usual_growth, heights)
@@ -176,10 +148,6 @@ class PassCurve:
             mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
             slope = max(0.5 * mean, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
         return rows, seconds, float(slope)
-
-    def compute_one_s(self, n_rows: float) -> float:
-        """Compute time of a pass over so many rows."""
-        return float(self.compute_s(n_rows))
 
     # What passes teach
 
@@ -203,20 +171,12 @@ class PassCurve:
             self._see_attention(rows, wall_s - stall_s, (n_now - n_before) / grown)
 
     def see_pass(self, n_rows: int, report: PassReport, drafted_beside: bool = False) -> None:
-        """Learn from a pass over `n_rows`; one beside drafting teaches contention instead of
-        compute time."""
+        """Learn from a pass over `n_rows`; one beside drafting teaches no compute time."""
         rest_s = report.wall_s - report.choice_stall_s
         self._see_reads(rest_s, report.stall_s - report.choice_stall_s, report.read_s)
-        if drafted_beside:
-            self._see_contention(n_rows, rest_s)
-        else:
+        if not drafted_beside:
             self.experts.see_pass(n_rows, report)
             self._see_compute(n_rows, max(0.0, report.wall_s - report.stall_s))
-
-    def see_timed(self, n_rows: int, report: PassReport) -> None:
-        """Learn from a pass over `n_rows` that was made to time it."""
-        self.timed_rows = max(self.timed_rows, n_rows)
-        self.see_pass(n_rows, report)
 
     def put(self, rows: float, seconds: float, variance: float) -> None:
         """Add or replace a knot."""
@@ -226,7 +186,7 @@ class PassCurve:
     def _see_compute(self, rows: float, seconds: float) -> None:
         """Learn from a pass over `rows` with this compute time."""
         seconds, mine, known = max(seconds, MIN_S), octave(rows), self.known
-        expected_s = self.compute_one_s(rows) or seconds
+        expected_s = self.compute_s(rows) or seconds
         if not self.measured_slowdown:
             self.measured_slowdown = seconds / expected_s
             if known.size:
@@ -238,7 +198,6 @@ class PassCurve:
             if known.size and 1 < rows < self.knot_rows[known[-1]]:
                 seconds = min(seconds, math.sqrt(seconds * expected_s))
             self.put(rows, seconds / self.slowdown, self.initial_variance)
-        self._age(mine)
 
     def _correct(self, n: int, rows: float, surprise: float) -> None:
         """Correct a knot and the slowdown after a pass over `rows` took exp(`surprise`) times as
@@ -248,21 +207,10 @@ class PassCurve:
         noise = self.slow_pass_variance if surprise > 0 else self.fast_pass_variance
         own, common = np.array([before, drifted]) / (drifted + before + noise)  # Kalman gains
         at = self.knot_rows[n] + own * (rows - self.knot_rows[n])
-        height = self.compute_one_s(at) / self.slowdown * math.exp(own * surprise)
+        height = self.compute_s(at) / self.slowdown * math.exp(own * surprise)
         self.put(at, height, max(self.min_variance, before * (1 - own)))
         self.measured_slowdown *= math.exp(common * surprise)
         self.slowdown_variance = drifted * (1 - common)
-
-    def _age(self, newest: int) -> None:
-        """Trust the inner knots but the `newest` less, and drop those that are not trusted, unless
-        they were timed."""
-        self._points = None
-        others = self.known[1:-1]
-        others = others[others != newest]
-        old = others[self.knot_variance[others] > self.max_variance]
-        self.knot_rows[old[self.knot_rows[old] > self.timed_rows]] = 0.0
-        bounded = np.minimum(self.knot_variance[others], self.max_variance)
-        self.knot_variance[others] = bounded + self.ageing_variance
 
     def _see_attention(self, rows: float, seconds: float, ratio: float) -> None:
         """Learn from a prompt pass of `rows` and `seconds` in a context of another length.
@@ -270,32 +218,19 @@ class PassCurve:
         Attention adds a time per row that is proportional to the context. `ratio` is the change of
         the context at the end of the prompt, divided by its average change while it was read.
         """
-        expected_s = self.compute_one_s(rows)
+        expected_s = self.compute_s(rows)
         row_s = ratio * (seconds - expected_s) / rows / self.slowdown
         least_s = max(MIN_S, min(1.0, seconds / expected_s)) * self.knot_s
         self.knot_s = np.maximum(least_s, self.knot_s + row_s * self.knot_rows)
         self.knot_variance = np.maximum(self.knot_variance, self.initial_variance)
         self._points = None
 
-    def _see_contention(self, n_rows: int, wall_s: float) -> None:
-        compute_s = self.compute_one_s(n_rows)
-        if compute_s <= 0:
-            return
-        found = max(0.0, wall_s / compute_s - 1)
-        if wall_s < 1.05 * self.read_s:
-            # reading took as long, so this is an upper bound
-            found = min(found, self.contention)
-        self.contention = 0.7 * self.contention + 0.3 * min(found, 4.0)
-
     def _see_reads(self, wall_s: float, idle_s: float, measured_s: float) -> None:
-        """Learn the read time from a pass: as measured by the store, or inferred from stalls."""
-        if measured_s > 0:
-            before_s = self.read_s or measured_s
-            after_s = 0.7 * before_s + 0.3 * measured_s
-            waited = idle_s > self.idle_share * wall_s
-            self.read_s = after_s if waited else min(before_s, after_s)
-        else:
-            self.read_s = wall_s if idle_s > 0.25 * wall_s else min(self.read_s, wall_s)
+        """Learn the read time from a pass, as the store measured it."""
+        before_s = self.read_s or measured_s
+        after_s = 0.7 * before_s + 0.3 * measured_s
+        waited = idle_s > self.idle_share * wall_s
+        self.read_s = after_s if waited else min(before_s, after_s)
 
     # What is remembered
 

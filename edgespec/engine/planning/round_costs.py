@@ -1,4 +1,4 @@
-"""Learnt costs of rounds, and how often guesses are right.
+"""Learnt costs of rounds.
 
 It reads no clock and calls no model.
 """
@@ -6,30 +6,20 @@ It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.engine.drafting.state_store import MAX_S, kept
-from edgespec.engine.outcome import PathNode, RoundOutcome
-from edgespec.engine.planning.pass_curve import Floats, PassCurve
+from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.values import PassReport
 
 MIN_READ = 8
 """Fewest tokens whose reading by the draft is timed."""
-FADE = 0.95
-"""Factor by which a round reduces the weight of earlier ones."""
 
 
 @dataclass(slots=True, eq=False)
 class RoundCosts:
-    """Learnt costs of passes and draft steps, and acceptance rates."""
-
-    usual_hit_rate: ClassVar[float] = 0.9
-    """Share of first guesses expected to be right before any was verified."""
+    """Learnt costs of passes and draft steps."""
 
     curve: PassCurve = field(default_factory=PassCurve)
     draft_share: float = 0.0
@@ -47,16 +37,6 @@ class RoundCosts:
     """Mean seconds of a round with guesses besides steps and pass, at slowdown 1."""
     seen_plain_overhead_s: float = kept(MAX_S)
     """Mean seconds of a round without guesses besides its pass, at slowdown 1."""
-    kept_s: float = 0.0
-    """Drafting time that growth during a pass saves the next round."""
-    tries: float = kept(1e3)
-    """Fading number of nodes on accepted paths that had guesses after them."""
-    hits: float = kept(1e3)
-    """Those whose most probable guess was right."""
-    right: float = kept(1e3)
-    """Those of which any guess was right."""
-    claimed: float = kept(1e3)
-    """Expected `right`: the sum of the confidences of all guesses after these nodes."""
 
     # Costs
 
@@ -67,17 +47,14 @@ class RoundCosts:
     @property
     def is_sure(self) -> bool:
         """True if the time of a pass over one row is reliable, or is mostly network latency."""
-        curve, latency_s = self.curve, self.latency_s
-        return curve.is_sure or (
-            latency_s > 0 and curve.is_known and 2 * latency_s > curve.second(1)
-        )
+        return self.curve.is_sure or 2 * self.latency_s > self.curve.second(1) > 0
 
     @property
     def step_s(self) -> float:
         """Seconds of a draft step."""
         if self.seen_step_s:
             return self.curve.slowdown * self.seen_step_s
-        one_s = self.curve.compute_one_s(1)
+        one_s = float(self.curve.compute_s(1))
         return self.draft_share * max(0.1 * one_s, one_s - self.latency_s)
 
     @property
@@ -95,35 +72,6 @@ class RoundCosts:
         token_s = self.curve.slowdown * self.seen_token_read_s
         token_s = token_s or self.draft_share * self.prompt_token_s
         return max(n_tokens * token_s, self.step_s) if n_tokens else 0.0
-
-    def guessing_s(self, n_guesses: NDArray[np.int64], n_texts: int = 1) -> Floats:
-        """Seconds of rounds that draft lines of so many guesses in every text."""
-        pass_s = self.curve.seconds(n_texts * (1 + n_guesses))
-        return pass_s + n_guesses * self.step_s + self.overhead_s
-
-    # Hit rates
-
-    @property
-    def calibration(self) -> float:
-        """Ratio of right guesses to expected ones."""
-        return (self.right + 1) / (self.claimed + 1)
-
-    @property
-    def hit_rate(self) -> float:
-        """Probability that the first guess after an accepted node is right."""
-        return (self.hits + 2 * self.usual_hit_rate) / (self.tries + 2)
-
-    def promise(self, n_texts: int, max_guesses: int) -> float:
-        """Speedup by the best line of guesses, were they right as often as usual."""
-        n_guesses = np.arange(1, max_guesses + 1)
-        accepted = np.cumsum(self.usual_hit_rate**n_guesses)
-        rates = n_texts * (1 + accepted) / self.guessing_s(n_guesses, n_texts)
-        return float(rates.max()) * self.plain_s(n_texts)
-
-    def fade(self, share: float = FADE) -> None:
-        """Give earlier guesses less weight; costs keep theirs."""
-        for name in ("hits", "right", "claimed", "tries"):
-            setattr(self, name, share * min(getattr(self, name), self.tries))
 
     # What rounds teach
 
@@ -152,18 +100,6 @@ class RoundCosts:
             self._average("seen_overhead_s", max(0.0, rest_s))
             if steps:
                 self._average("seen_step_s", outcome.growing_s / steps, before_s)
-        kept = outcome.provisional_kept / max(1, outcome.provisional_drafted)
-        kept_s = outcome.steps_beside * kept * self.curve.slowdown * self.seen_step_s
-        self.kept_s = 0.5 * self.kept_s + 0.5 * kept_s
-
-    def see_nodes(self, nodes: Sequence[PathNode]) -> None:
-        """Learn from a round whose accepted path had guesses after `nodes`."""
-        for node in nodes:
-            self.fade()
-            self.tries += 1
-            self.hits += node.was_first
-            self.right += node.was_right
-            self.claimed += node.claimed
 
     def _average(self, name: str, now_s: float, expected_s: float = 0.0) -> None:
         """Update the mean of a duration at slowdown 1.

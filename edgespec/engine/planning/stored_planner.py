@@ -22,6 +22,8 @@ CONFIDENCES = "confidences"
 """Name of the calibration of drafters in the stored state."""
 COSTS = "rounds@"
 """Beginning of the names of stored costs."""
+TIMED_ROWS = (8, 2)
+"""Rows at which the time of a resident target's pass takes a step, besides one."""
 MIN_DRAFT_SHARE = 0.05
 """Lower bound of a draft step's prior time relative to a pass, for the overhead of small drafts."""
 
@@ -40,7 +42,8 @@ class StoredPlanner(RoundPlanner):
         settings: EngineSettings,
         state_store: StateStore | None,
     ) -> None:
-        info, is_resident = target.info, not target.paging().segments
+        info = target.info
+        times_passes = grower is not None and info.tree_capable and not target.paging().segments
         draft_info = draft.info if draft is not None else None
         super().__init__(
             costs=RoundCosts(
@@ -53,18 +56,18 @@ class StoredPlanner(RoundPlanner):
             may_overlap=settings.may_overlap,
             max_rows=settings.max_nodes(info),
             lines=None if info.tree_capable else settings.rules_for(info).line_limits,
-            times_passes=grower is not None and info.tree_capable and is_resident,
+            timed_rows=TIMED_ROWS if times_passes and settings.step_aside else (),
         )
         self._grower = grower
         self._state_store = state_store
-        threads = (info.n_threads, draft_info.n_threads if draft_info else 0)
+        n_threads = (info.n_threads, draft_info.n_threads if draft_info else 0)
+        threads = "+".join(str(n) for n in n_threads if n)
+        latency_ms = _power_of_two(1e3 * info.latency_s) if info.latency_s else 0
         self._tenths = streamed_tenths(target.paging())
         self._read_bytes_per_s = 0.0
-        self._rest = [f"{'+'.join(str(n) for n in threads if n)} threads"] if any(threads) else []
-        if info.latency_s:
-            self._rest.append(f"{_power_of_two(1e3 * info.latency_s)} ms away")
-        if settings.unusual:
-            self._rest.append(settings.unusual)
+        self._rest = threads and f", {threads} threads"
+        self._rest += f", {latency_ms} ms away" if latency_ms else ""
+        self._rest += settings.unusual and f", {settings.unusual}"
         self._recalled: Learnt = {}
         self._recalled_name = ""
         self._has_seen_rounds = False
@@ -81,11 +84,9 @@ class StoredPlanner(RoundPlanner):
         varies by 10 to 20 %.
         """
         if not self._tenths:
-            return ", ".join([share_name(0), *self._rest])
-        if not self._read_bytes_per_s:
-            return ""
-        speed = f"{_power_of_two(self._read_bytes_per_s / 1e6)} MB/s"
-        return ", ".join([share_name(self._tenths), speed, *self._rest])
+            return share_name(0) + self._rest
+        speed = f", {_power_of_two(self._read_bytes_per_s / 1e6)} MB/s{self._rest}"
+        return share_name(self._tenths) + speed if self._read_bytes_per_s else ""
 
     def see_prompt(self, report: PassReport, n_context: int | None = None) -> None:
         if self._grower is not None:
