@@ -67,6 +67,7 @@ def serving_list(models: ModelList) -> Iterator[str]:
         32,
         models=tuple(hosted),
         load=serve.loader(models),
+        together=models.together,
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=(listener,))

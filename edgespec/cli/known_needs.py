@@ -16,6 +16,7 @@ from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 
 MAX_MODELS = 500
+_NEEDS = "needs of each kind"
 MAX_SETTINGS = 8
 """Most settings of one model that are kept."""
 
@@ -26,8 +27,8 @@ class ListedNeeds:
 
     smallest_bytes: int
     """The smallest budget that it can be loaded with."""
-    beside_bytes: int = 0
-    """Bytes of an embedding model, without those of the process."""
+    beside_bytes: int
+    """Bytes of the model with all of its weights, without those of the process."""
 
 
 class KnownNeeds:
@@ -58,16 +59,16 @@ class KnownNeeds:
     def needs(self, settings: CommandSettings) -> ListedNeeds | None:
         """Needs of the model with these settings; None if they are not known."""
         try:
-            return ListedNeeds(**self._known["needs"][_key(settings)])
+            return ListedNeeds(**self._known[_NEEDS][_key(settings)])
         except (LookupError, TypeError):
             return None
 
     def keep(self, settings: CommandSettings, needs: ListedNeeds) -> None:
         """Remember what the model needs with these settings."""
-        known = self._known.get("needs")
+        known = self._known.get(_NEEDS)
         others = [*known.items()] if isinstance(known, dict) else []
         kept = dict([*others, (_key(settings), asdict(needs))][-MAX_SETTINGS:])
-        self._known["needs"] = kept
+        self._known[_NEEDS] = kept
         self._file.write(self._known)
 
 

@@ -6,7 +6,7 @@ One list for the page, the routes and `batch`; the models share one budget.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,8 @@ PARALLEL = "auto"
 """The default number of texts at once."""
 MOST_BESIDE = 0.25
 """Largest share of the budget that is kept for an embedding model beside another model."""
+SPARE_TOGETHER = 1.05
+"""Factor of what all models need together, so that each is planned with all of its weights."""
 _LATER_PART = "-of-"
 _FIRST_PART = "-00001-of-"
 _NO_MODELS = ("mmproj",)
@@ -47,7 +49,7 @@ class ListedModel:
     smallest_bytes: int = 0
     """The smallest budget that it can be loaded with; 0 if it cannot be planned."""
     beside_bytes: int = 0
-    """Bytes of an embedding model beside another model."""
+    """Bytes of the model beside another one, all of its weights in memory; 0 if unknown."""
     error: str | None = None
     """Reason why it cannot be planned."""
 
@@ -136,6 +138,16 @@ class ModelList:
             return 0
         return max((need for need in self._needs_beside.values()), default=0)
 
+    @cached_property
+    def together(self) -> bool:
+        """True if the budget holds all models at once, so that none has to leave for another."""
+        usable = [model for model in self.models if model.error is None]
+        if len(usable) < 2 or not all(model.beside_bytes for model in usable):
+            return False
+        budget = process.resolve_budget(self.settings(usable[0]).load.memory_budget)
+        needed = sum(model.beside_bytes + process.STEP_BYTES for model in usable)
+        return process.footprint_bytes() + SPARE_TOGETHER * needed <= budget
+
     def fits_beside(self, model: ListedModel) -> bool:
         """True if an embedding model can be in memory beside one that writes."""
         return self.room_bytes > 0 and self._needs_beside.get(model.name, 0) > 0
@@ -147,28 +159,38 @@ class ModelList:
         `edgespec.load`."""
         from edgespec.session import embedder
 
+        heap.trim_heap()
+        room_bytes = model.beside_bytes + process.STEP_BYTES if self.together else self.room_bytes
+        base_bytes = process.round_up_to_step(process.footprint_bytes())
+        in_room = {"memory_budget": base_bytes + room_bytes}
         if model.embeds:
-            heap.trim_heap()
             load = self.settings(model).load
-            if beside:
-                base_bytes = process.round_up_to_step(process.footprint_bytes())
-                load = load.model_copy(update={"memory_budget": base_bytes + self.room_bytes})
+            load = load.model_copy(update=in_room if beside else {})
             return embedder.load_embedder(load, progress), False
+        if self.together:
+            others = (one.beside_bytes + process.STEP_BYTES for one in self.models)
+            left = {"beside_bytes": sum(others) - room_bytes}
+            return self._load_text(model, progress, in_room if beside else left), False
         if self.room_bytes:
             try:
-                return self.load_text(model, progress, self.room_bytes), True
+                return self._load_text(model, progress, {"beside_bytes": self.room_bytes}), True
             except BudgetError:
                 heap.trim_heap()
         return self.load_text(model, progress), False
 
-    def load_text(self, model: ListedModel, progress: Progress, beside_bytes: int = 0) -> Session:
-        """A loaded model that writes texts, beside which there are `beside_bytes`. Raises the
-        errors of `edgespec.load`."""
+    def load_text(self, model: ListedModel, progress: Progress) -> Session:
+        """A loaded model that writes texts. Raises the errors of `edgespec.load`."""
+        return self._load_text(model, progress, {})
+
+    def _load_text(
+        self, model: ListedModel, progress: Progress, changes: Mapping[str, int]
+    ) -> Session:
+        """`load_text` with changed settings."""
         from edgespec.session import session
 
         settings = self.settings(model)
         heap.trim_heap()
-        load = settings.load.model_copy(update={"beside_bytes": beside_bytes})
+        load = settings.load.model_copy(update=dict(changes))
         loaded = session.load(load, settings.engine, progress)
         for note in loaded.plan.notes:
             self._console.note(f"note: {note}")
@@ -231,10 +253,11 @@ class ModelList:
     @cached_property
     def _needs_beside(self) -> dict[str, int]:
         """Bytes of the embedding models that may be beside another model, besides the process."""
-        needs = {model.name: model.beside_bytes for model in self.models if model.beside_bytes}
+        vectors = [model for model in self.models if model.embeds and model.beside_bytes]
+        needs = {model.name: model.beside_bytes for model in vectors}
         if not needs:
             return {}
-        settings = self.settings(next(model for model in self.models if model.beside_bytes))
+        settings = self.settings(vectors[0])
         most = MOST_BESIDE * process.resolve_budget(settings.load.memory_budget)
         return {name: need for name, need in needs.items() if need <= most}
 
@@ -244,9 +267,7 @@ def _planned(settings: CommandSettings, embeds: bool) -> ListedNeeds:
     from edgespec.session import embedder, session
 
     ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": 1})
-    if not embeds:
-        return ListedNeeds(session.plan(ample, settings.engine).smallest_bytes)
-    plan = embedder.plan_embedder(ample)
+    plan = embedder.plan_embedder(ample) if embeds else session.plan(ample, settings.engine)
     beside_bytes = plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
     return ListedNeeds(plan.smallest_bytes, beside_bytes)
 

@@ -182,10 +182,11 @@ class _OneAnswer:
 
         A request that has to wait keeps only its body in memory.
         """
-        queue, max_s, stack = self._shared.queue, self._shared.max_s, self.stack
+        assert self.served is not None
+        turns, max_s, stack = self.served.turns, self._shared.max_s, self.stack
         asked, completion = self.first.pop() if self.first else await self.prepare()
-        turn = queue.turn(completion.pool_bytes)
-        if queue.is_busy(completion.pool_bytes):
+        turn = turns.turn(completion.pool_bytes)
+        if turns.is_busy(completion.pool_bytes):
             completion.close()
             del asked, completion
             await stack.enter_async_context(turn)

@@ -41,6 +41,9 @@ from edgespec.session.asynchronous import in_thread
 from edgespec.session.session import Session
 
 Handler = Callable[[Request], Awaitable[Response]]
+_SHARED = (
+    "several models share the budget, which stays as it is: start the server again with another"
+)
 ErrorBody = Callable[[Refusal, str], Answer]
 """The body of an error response, given the request's id."""
 
@@ -125,8 +128,8 @@ class Service:
             {
                 "status": "ok",
                 "requests_in_progress": queue.n_in_progress,
-                "slots_idle": queue.n_slots - queue.n_processing,
-                "slots_processing": queue.n_processing,
+                "slots_idle": queue.n_slots_of_all - queue.n_processing_of_all,
+                "slots_processing": queue.n_processing_of_all,
             }
         )
 
@@ -209,7 +212,10 @@ class Service:
 
     @property
     def _loaded(self) -> Session:
-        """The loaded model that writes texts. Raises Refusal if there is none."""
+        """The loaded model that writes texts. Raises Refusal if there is none, and if several share
+        the budget."""
+        if self._shared.host.together:
+            raise Refusal(409, _SHARED, code="budget_shared")
         if not isinstance(served := self._shared.host.current, ServedText):
             raise overloaded("no model that writes texts is loaded", "not_loaded")
         return served.model

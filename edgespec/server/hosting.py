@@ -1,8 +1,9 @@
 """The models of a server: which are in memory, and which requests wait for which.
 
-All share one budget. A model that writes texts has it for itself, but for room that it may leave to
-one embedding model; the model that is asked for is loaded once requests to those that have to leave
-for it have ended. One event loop owns this; knows no HTTP and no memory.
+All share one budget. If it holds all of them, each is loaded once and stays. Otherwise a model
+that writes texts has it for itself, but for room that it may leave to one embedding model; the
+model that is asked for is loaded once requests to those that have to leave for it have ended. One
+event loop owns this; knows no HTTP and no memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from edgespec.completions.protocols.model_names import model_named, not_loaded
 from edgespec.completions.refusals import RETRY_AFTER_S, Refusal, overloaded
@@ -23,8 +24,9 @@ from edgespec.ports import Progress
 from edgespec.session.asynchronous import in_thread
 from edgespec.values import PagingStats
 
-Place = Literal["alone", "beside"]
-"""Place of a model: with the budget for itself, or in the room that another one leaves."""
+Place = str
+"""Place of a model: `alone` with the budget for itself, `beside` in the room that another one
+leaves, or one of its own, by its name."""
 
 
 class HeldModel(Protocol):
@@ -91,11 +93,13 @@ class ModelHost:
         models: Sequence[HostedModel],
         load: Callable[[HostedModel, bool, Progress], Served],
         on_change: Callable[[Served], None] = lambda _: None,
+        together: bool = False,
     ) -> None:
         """`load` is called in a thread with a model, true if it is to be beside another one, and a
         callback that raises Cancelled once the server ends. `on_change` is told each model that
-        then has the budget for itself."""
+        then has the budget for itself. With `together`, all stay once they are loaded."""
         self.models = tuple(models)
+        self.together = together
         self.n_loads = 0
         """Number of models loaded so far."""
         self._load = load
@@ -112,14 +116,14 @@ class ModelHost:
 
     def seat(self, model: HostedModel, served: Served) -> None:
         """Take in a model that is loaded already."""
-        self._seats["beside" if model.fits_beside else "alone"] = _Seat(model, served)
+        self._seats[self._places(model)[0]] = _Seat(model, served)
         self._on_change(served)
 
     @property
     def current(self) -> Any:
         """The loaded model that writes texts, otherwise any; None if there is none."""
-        seat = self._seats.get("alone") or self._seats.get("beside")
-        return seat.served if seat else None
+        seats = sorted(self._seats.values(), key=lambda seat: seat.model.embeds)
+        return seats[0].served if seats else None
 
     @property
     def paging(self) -> PagingStats:
@@ -268,7 +272,7 @@ class ModelHost:
             self._seats[place] = _Seat(model, served)
             self.n_loads += 1
             model.load_s = time.monotonic() - began
-            if place == "alone":
+            if place != "beside":
                 self._on_change(served)
         finally:
             self._loading = self._change = None
@@ -294,7 +298,7 @@ class ModelHost:
                 raise Cancelled("the server is shutting down")
 
         report("opening", 0.0)
-        served = self._load(model, place == "beside", report)
+        served = self._load(model, place == "beside" or bool(self._seats), report)
         if self._is_ending:
             served.model.close()
             raise Cancelled("the server is shutting down")
@@ -309,6 +313,8 @@ class ModelHost:
 
     def _places(self, model: HostedModel) -> tuple[Place, ...]:
         """The places that a model needs, its own first."""
+        if self.together:
+            return (f"of {model.name}",)
         alone = self._seats.get("alone")
         if model.fits_beside and (alone is None or alone.served.leaves_room):
             return ("beside",)

@@ -63,20 +63,23 @@ class Server:
         models: Sequence[HostedModel] = (),
         load: Callable[[HostedModel, bool, Progress], LoadedModel] | None = None,
         leaves_room: bool = False,
+        together: bool = False,
     ) -> None:
         """`sampling` has defaults for requests; None: `session.chat_sampling`. `drain` lets
         requests under way go on for `drain_s` seconds.
 
         With `models`, of which `session` is the one that is called `model`, the others are loaded
         by `load` when they are asked for; `session` may be None. `load` is told true for a model
-        that comes beside another one, and its callback raises Cancelled once the server ends.
+        that comes beside another one, and its callback raises Cancelled once the server ends. With
+        `together`, all share the budget and stay.
         """
         self.model = model
         self._stored = StoredResponses(request_memory.STORED_BYTES)
         self._figures = ServerFigures()
         self._max_prompt_tokens = max_prompt_tokens
         self._answer_limits = answer_limits
-        self._queue = Queue(max_waiting)
+        self._together = together
+        self._queue = Queue(max_waiting, 0 if together else 1)
         self.named = model if len(models) < 2 else f"{len(models)} models"
         """Name of the model, or number of models, for people."""
         if not models:
@@ -91,7 +94,7 @@ class Server:
             assert load is not None
             return self._served(one.name, load(one, beside, progress))
 
-        self._host = ModelHost(models, load_served, self._resize)
+        self._host = ModelHost(models, load_served, self._resize, together)
         self.chat_refusal: str | None = None
         """Reason why the loaded model cannot answer conversations; None if it can."""
         if session is not None:
@@ -125,12 +128,15 @@ class Server:
     def _served(self, name: str, loaded: LoadedModel) -> Served:
         if isinstance(loaded.model, Embedder):
             return ServedVectors(loaded.model, name)
+        session, queue = loaded.model, self._queue
+        turns = queue.beside(session.n_parallel, session.pool_bytes) if self._together else queue
         return ServedText(
-            loaded.model,
+            session,
             name,
             self._stored,
             self._figures.count,
-            self._queue.n_for_each,
+            queue,
+            turns,
             self._max_prompt_tokens,
             loaded.sampling,
             self._answer_limits,
@@ -139,7 +145,7 @@ class Server:
 
     def _resize(self, served: Served) -> None:
         """Let as many requests run at once as the model answers."""
-        if isinstance(served, ServedText):
+        if isinstance(served, ServedText) and not self._together:
             self._queue.resize(served.model.n_parallel, served.model.pool_bytes)
 
     def run(self, listener: socket.socket) -> None:

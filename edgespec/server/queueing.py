@@ -22,34 +22,20 @@ class _Turn:
     begun: asyncio.Future[None]
 
 
-class Queue:
-    """A queue with `n_slots` running and up to `max_waiting` waiting requests; others are refused.
+class Turns:
+    """The turns of requests to one model, `n_slots` of which run at once.
 
     Requests keep their order. They may need bytes of a pool: the first of them in line gets free
     bytes, and requests that need none may overtake it.
     """
 
-    def __init__(self, max_waiting: int, n_slots: int = 1, pool_bytes: int = 0) -> None:
+    def __init__(self, n_slots: int = 1, pool_bytes: int = 0) -> None:
         """`pool_bytes` is the size of the pool, which no request exceeds; 0: unlimited."""
         self.n_slots = n_slots
         self._free_bytes = pool_bytes or sys.maxsize
-        self._limit = n_slots + max_waiting
-        self.n_in_progress = 0
-        self.is_ending = False
-        """True once the server shuts down: no waiting request starts."""
-        self.preparing = asyncio.Lock()
-        """Held while a request is prepared, which takes far more memory than its body."""
         self.n_processing = 0
         """Number of running requests."""
         self._waiting: deque[_Turn] = deque()
-
-    def resize(self, n_slots: int, pool_bytes: int) -> None:
-        """Serve another model, while no request runs or waits for its turn."""
-        assert not self.n_processing, "requests run"
-        assert not self._waiting, "requests wait"
-        self._limit += n_slots - self.n_slots
-        self.n_slots = n_slots
-        self._free_bytes = pool_bytes or sys.maxsize
 
     def is_busy(self, n_bytes: int = 0) -> bool:
         """True if a request that needs `n_bytes` of the pool would have to wait."""
@@ -57,28 +43,6 @@ class Queue:
             return True
         waits = any(turn.n_bytes for turn in self._waiting)
         return n_bytes > 0 and (waits or n_bytes > self._free_bytes)
-
-    def n_for_each(self) -> int:
-        """Number of texts that one request may generate at once: its own slot and idle ones.
-
-        Any thread may call it.
-        """
-        return 1 + max(0, self.n_slots - max(1, self.n_in_progress))
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place in the queue for one request. Raises Refusal if there is none."""
-        if self.n_in_progress >= self._limit:
-            raise overloaded(
-                f"{self.n_in_progress} requests are under way, which is as many as this server "
-                "takes",
-                "queue_full",
-            )
-        self.n_in_progress += 1
-        try:
-            yield
-        finally:
-            self.n_in_progress -= 1
 
     @asynccontextmanager
     async def turn(self, n_bytes: int = 0) -> AsyncIterator[None]:
@@ -137,6 +101,69 @@ class Queue:
         self._begin_others()  # requests behind it may have waited for its bytes
 
 
+class Queue(Turns):
+    """A queue with running and up to `max_waiting` waiting requests; others are refused.
+
+    Its own turns are those of the model that has the budget for itself; models that share it have
+    turns of their own, and a place in the queue in common.
+    """
+
+    def __init__(self, max_waiting: int, n_slots: int = 1, pool_bytes: int = 0) -> None:
+        super().__init__(n_slots, pool_bytes)
+        self._max_waiting = max_waiting
+        self.n_in_progress = 0
+        self.is_ending = False
+        """True once the server shuts down: no waiting request starts."""
+        self.preparing = asyncio.Lock()
+        """Held while a request is prepared, which takes far more memory than its body."""
+        self._all: list[Turns] = [self]
+
+    def resize(self, n_slots: int, pool_bytes: int) -> None:
+        """Serve another model, while no request runs or waits for its turn."""
+        assert not self.n_processing, "requests run"
+        assert not self._waiting, "requests wait"
+        self.n_slots = n_slots
+        self._free_bytes = pool_bytes or sys.maxsize
+
+    def beside(self, n_slots: int, pool_bytes: int) -> Turns:
+        """Turns of a model that shares the budget with others."""
+        turns = Turns(n_slots, pool_bytes)
+        self._all.append(turns)
+        return turns
+
+    @property
+    def n_slots_of_all(self) -> int:
+        """Number of requests that all models answer at once."""
+        return sum(turns.n_slots for turns in self._all)
+
+    @property
+    def n_processing_of_all(self) -> int:
+        """Number of requests that run, whatever their model."""
+        return sum(turns.n_processing for turns in self._all)
+
+    def n_for_each(self, turns: Turns) -> int:
+        """Number of texts that one request may generate at once: its own slot and idle ones.
+
+        Any thread may call it.
+        """
+        return 1 + max(0, turns.n_slots - max(1, self.n_in_progress))
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a place in the queue for one request. Raises Refusal if there is none."""
+        if self.n_in_progress >= self.n_slots_of_all + self._max_waiting:
+            raise overloaded(
+                f"{self.n_in_progress} requests are under way, which is as many as this server "
+                "takes",
+                "queue_full",
+            )
+        self.n_in_progress += 1
+        try:
+            yield
+        finally:
+            self.n_in_progress -= 1
+
+
 _TOTALS: dict[str, tuple[str, Callable[[GenerationResult], float]]] = {
     "prompt_tokens": ("Tokens of prompts", lambda r: len(r.prompt_tokens)),
     "reused_tokens": (
@@ -181,8 +208,8 @@ class ServerFigures:
         for name, kind, text, value in (
             ("uptime_seconds", "gauge", "Since the server began", time.monotonic() - self._began_s),
             ("requests_in_progress", "gauge", "Answered or waiting", queue.n_in_progress),
-            ("requests_processing", "gauge", "Being answered", queue.n_processing),
-            ("slots", "gauge", "Requests that are answered at once", queue.n_slots),
+            ("requests_processing", "gauge", "Being answered", queue.n_processing_of_all),
+            ("slots", "gauge", "Requests that are answered at once", queue.n_slots_of_all),
             *(
                 (f"{name}_total", "counter", text, self._totals[name])
                 for name, (text, _) in _TOTALS.items()

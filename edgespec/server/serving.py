@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from edgespec.completions.answers import Answer, fingerprint
@@ -20,6 +21,7 @@ from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import OnResult
 from edgespec.completions.service import Completions
 from edgespec.memory import request_memory
+from edgespec.server.queueing import Queue, Turns
 from edgespec.session.embedder import Embedder
 from edgespec.session.session import Session
 
@@ -68,15 +70,18 @@ class ServedText:
         name: str,
         stored: StoredResponses,
         on_result: OnResult,
-        n_at_once: Callable[[], int],
+        queue: Queue,
+        turns: Turns,
         max_prompt_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
         limits: AnswerLimits = NO_LIMITS,
         leaves_room: bool = False,
     ) -> None:
-        """`sampling` has defaults for requests; None: `session.chat_sampling`."""
+        """`sampling` has defaults for requests; None: `session.chat_sampling`. `turns` are those of
+        this model's requests, which are in `queue`."""
         self.name = name
         self.model = session
+        self.turns = turns
         self.leaves_room = leaves_room
         self.completions = Completions(
             session,
@@ -88,7 +93,7 @@ class ServedText:
             max_logged_tokens=request_memory.max_answer_tokens,
             max_characters=request_memory.MAX_ANSWER_CHARACTERS,
             on_result=on_result,
-            n_at_once=n_at_once,
+            n_at_once=partial(queue.n_for_each, turns),
             answer_bytes=request_memory.answer_bytes,
             writes_ahead=True,
             reasoning_budget=limits.reasoning_tokens,

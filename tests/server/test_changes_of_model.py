@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from embedding_files import write_encoder
 
 MIB = 1 << 20
 BUDGET = 220
+AMPLE = 400
+"""MiB that hold all models of the folder at once."""
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +34,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def serving(
+    folder: Path, budget: int = BUDGET
+) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A server over the models of a folder, and a client; it does not outlive a failure."""
-    process, url = start(folder)
+    process, url = start(folder, budget)
     with process, httpx.Client(base_url=url, timeout=120) as client:
         try:
             yield process, client
@@ -42,8 +47,8 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]
             raise
 
 
-def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
-    flags = ("--models-dir", str(folder), "--memory-budget", f"{BUDGET}MiB", "-np", "1")
+def start(folder: Path, budget: int) -> tuple[subprocess.Popen[str], str]:
+    flags = ("--models-dir", str(folder), "--memory-budget", f"{budget}MiB", "-np", "1")
     process = subprocess.Popen(
         [sys.executable, "-m", "edgespec", "serve", "--port", "0", *flags],
         stderr=subprocess.PIPE,
@@ -88,4 +93,27 @@ def test_a_model_of_the_folder_that_is_damaged_ends_nothing(folder: Path) -> Non
         assert client.post("/v1/completions", json={"model": "damaged", **body}).status_code == 500
         assert client.post("/v1/completions", json={"model": "a", **body}).status_code == 200
         process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_models_that_fit_together_stay_and_keep_the_budget(folder: Path) -> None:
+    with serving(folder, AMPLE) as (process, client):
+
+        def ask(name: str) -> str:
+            body = {"model": name, "prompt": "def f(", "max_tokens": 40, "temperature": 0}
+            answer = client.post("/v1/completions", json=body)
+            return str(answer.json()["choices"][0]["text"])
+
+        alone = ask("a")
+        ask("b")
+        with ThreadPoolExecutor(4) as pool:
+            texts = [*pool.map(ask, "abab")]
+        vectors = client.post("/v1/embeddings", json={"model": "vectors", "input": "rain"})
+        assert vectors.status_code == 200
+        assert texts == [alone] * 4  # both are copies of one model
+        assert {"edgespec_model_loads_total 3"} <= {*client.get("/metrics").text.splitlines()}
+        assert memory(process, "VmHWM") <= AMPLE
+        process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

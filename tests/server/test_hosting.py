@@ -38,7 +38,7 @@ class FakeServed:
 class World:
     """Two models that write and one that embeds; remembers what is loaded and unloaded."""
 
-    def __init__(self, leaves_room: bool = True) -> None:
+    def __init__(self, leaves_room: bool = True, together: bool = False) -> None:
         self.a, self.b = HostedModel("a.gguf"), HostedModel("b.gguf")
         self.vectors = HostedModel("v.gguf", embeds=True, fits_beside=True)
         self.in_memory: list[str] = []
@@ -48,7 +48,10 @@ class World:
         self.holds_loading: threading.Event | None = None
         self.leaves_room = leaves_room
         self.host = ModelHost(
-            (self.a, self.b, self.vectors), self._load, lambda one: self.told.append(one.name)
+            (self.a, self.b, self.vectors),
+            self._load,
+            lambda one: self.told.append(one.name),
+            together,
         )
 
     def _load(self, model: HostedModel, beside: bool, progress: Callable) -> FakeServed:
@@ -323,3 +326,42 @@ def test_a_request_without_a_name_is_refused_where_it_could_mean_several(world: 
 def test_a_servers_only_model_answers_to_every_name(world: World) -> None:
     host = ModelHost((world.a,), world._load)
     assert host.named("gpt-4o") is world.a
+
+
+def test_models_that_the_budget_holds_stay_and_write_at_once() -> None:
+    world = World(together=True)
+
+    async def steps() -> None:
+        held = asyncio.Event()
+        first = asyncio.create_task(world.ask(world.a, held))
+        await until(lambda: world.host.served(world.a) is not None)
+        assert await world.ask(world.b) == "b.gguf"
+        assert await world.ask(world.vectors) == "v.gguf"
+        held.set()
+        await first
+        await world.ask(world.a)
+
+    run(steps())
+    assert [event for event in world.events if event[0] in "+-"] == [
+        "+a.gguf",
+        "+b.gguf",
+        "+v.gguf",
+    ]
+    world.host.close()
+    assert not world.in_memory
+
+
+def test_one_that_shares_the_budget_answers_while_another_is_loaded() -> None:
+    world = World(together=True)
+
+    async def steps() -> None:
+        await world.ask(world.a)
+        world.holds_loading = threading.Event()
+        second = asyncio.create_task(world.ask(world.b))
+        await until(lambda: world.host.state(world.b)["value"] == "loading")
+        assert await world.ask(world.a) == "a.gguf"
+        world.holds_loading.set()
+        await second
+
+    run(steps())
+    world.host.close()

@@ -41,7 +41,9 @@ def listed(**flags: object) -> ModelList:
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    with serving_list(listed(models_dir=str(folder))) as address:
+    models = listed(models_dir=str(folder))
+    models.together = False  # as with a budget that holds one at a time
+    with serving_list(models) as address:
         yield address
 
 

@@ -226,6 +226,7 @@ def _several(
     of_list, load = hosted(known), loader(known, console.note)
     options: dict[str, Any] = {"session": None, "model": "", "models": of_list, "load": load}
     options["guard"] = replace(_guard(args), max_body_bytes=known.body_bytes)
+    options["together"] = known.together
     if (first := known.first) is not None:
         begun = load(of_list[0], False, console.progress)
         stack.callback(begun.model.close)

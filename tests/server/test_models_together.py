@@ -1,0 +1,68 @@
+"""A server whose budget holds all of its models: they stay, and write at once."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from edgespec.cli.console import Console
+from edgespec.cli.model_list import ModelList
+from gguf_files import tiny_llama
+from server_running import serving_list
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> ModelList:
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("one", "two"):
+        tiny_llama().write(folder / f"{name}.gguf")
+    args = Namespace(memory_budget="64GiB", quiet=True, models_dir=str(folder))
+    return ModelList(args, Console(quiet=True), None, n_parallel="1")
+
+
+@pytest.fixture(scope="module")
+def client(models: ModelList) -> Iterator[httpx.Client]:
+    with serving_list(models) as url, httpx.Client(base_url=url, timeout=60) as found:
+        yield found
+
+
+def ask(client: httpx.Client, model: str) -> httpx.Response:
+    body = {"model": model, "prompt": "one", "max_tokens": 2}
+    return client.post("/v1/completions", json=body)
+
+
+def test_none_leaves_for_another(client: httpx.Client) -> None:
+    for name in ("one", "two", "one"):
+        assert ask(client, name).json()["model"] == name
+    assert "Server-Timing" not in ask(client, "two").headers
+    states = [one["status"]["value"] for one in client.get("/v1/models").json()["data"]]
+    assert states == ["loaded", "loaded"]
+
+
+def test_one_writes_while_the_other_does(client: httpx.Client) -> None:
+    ask(client, "two")
+    body = {"model": "one", "prompt": "one", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert ask(client, "two").status_code == 200
+        health = client.get("/health").json()
+        assert health["slots_idle"] + health["slots_processing"] == 2
+
+
+def test_a_shared_budget_stays(client: httpx.Client) -> None:
+    ask(client, "one")
+    refused = client.post("/v1/budget", json={"memory_budget": "1GiB"})
+    assert refused.status_code == 409
+    assert refused.json()["error"]["code"] == "budget_shared"
+
+
+def test_models_that_do_not_fit_take_turns(models: ModelList) -> None:
+    args = Namespace(**vars(models._args) | {"memory_budget": "20MiB"})
+    assert models.together
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.memory.process.resolve_budget", lambda _: 20 << 20)
+        assert not ModelList(args, Console(quiet=True), None, n_parallel="1").together
