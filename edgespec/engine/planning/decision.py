@@ -32,7 +32,8 @@ from edgespec.values import PassReport
 HIT_ROUNDS = 8
 """Rounds of a pause that a right guess counts for which cost nothing and was not verified."""
 PRICES_STAND = 4
-"""Rounds for which prices stand at which no line of guesses would pay."""
+"""Rounds for which prices stand at which no line of guesses would pay, or the text cannot afford a
+guess: deciding takes as long as a fiftieth of a small model's pass."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 MAX_RECALLED = 6.0
@@ -133,6 +134,7 @@ class RoundPlanner:
         row_s = known.curve.second(n_texts + 1) - known.curve.second(n_texts)
         one_guess_s = known.step_s + known.overhead_s + row_s
         if risk_s < one_guess_s:
+            credit.pause_left = PRICES_STAND
             return 0.0
         promise = known.promise(n_texts, max(1, min(MAX_LINE, self.max_rows // n_texts - 1)))
         gain = 1 - 1 / credit.speedup if credit.pays else (1 - 1 / promise) / 2
