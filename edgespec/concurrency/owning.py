@@ -98,29 +98,31 @@ class Users:
                 f"{self._name} belongs to the process {self._process}, of which this is a fork "
                 "without its threads: load one here, or start processes by multiprocessing's spawn"
             )
-        with self._entered(alone) as entry:
+        entry = (threading.get_ident(), alone, object())
+        try:
+            self._inside.append(entry)
             if self.is_closing:
                 raise self._closed(f"{self._name} is closed")
             if alone and next(other for other in list(self._inside) if other[1]) is not entry:
                 raise UsageError(f"{self._name} is in use: one thread at a time")
             yield
+        finally:
+            self._leave(entry)
 
     @contextmanager
     def within(self) -> Iterator[None]:
         """Enter from a callback, also while the object is closing; nobody's `alone` minds it."""
-        with self._entered(False):
-            yield
-
-    @contextmanager
-    def _entered(self, alone: bool) -> Iterator[tuple[int, bool, object]]:
-        entry = (threading.get_ident(), alone, object())
+        entry = (threading.get_ident(), False, object())
         try:
             self._inside.append(entry)
-            yield entry
+            yield
         finally:
-            self._inside.remove(entry)
-            if self.is_closing:
-                self._left.set()
+            self._leave(entry)
+
+    def _leave(self, entry: tuple[int, bool, object]) -> None:
+        self._inside.remove(entry)
+        if self.is_closing:
+            self._left.set()
 
     def close(self, hurry: Callable[[], None], release: Callable[[], None]) -> None:
         """Call `release` once no call is inside; `hurry` asks those inside to return.

@@ -30,7 +30,8 @@ def begin_round(slot: Slot, rules: RoundRules, planner: RoundPlanner, n_others: 
     """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
     slot.request.check_cancelled()
     begun = slot.clock()
-    risk_s = planner.choose()
+    # nothing is chosen or learnt for a text alone without drafters
+    risk_s = planner.choose() if slot.grower is not None or n_others else 0.0
     grower = _ready_grower(slot, risk_s > 0)
     free_hit = False
     if grower is not None:

@@ -249,12 +249,11 @@ class Scheduler(Closeable):
     @property
     def _is_wanted(self) -> bool:
         """True if somebody waits for a pass."""
-        in_line = {entry.thread for entry in [*self._line]}
         requests = [slot.request for slot in self._at_work]
-        return any(
-            request.is_wanted or request.terms.runs_ahead or request.thread in in_line
-            for request in requests
-        )
+        if any(request.is_wanted or request.terms.runs_ahead for request in requests):
+            return True
+        in_line = {entry.thread for entry in [*self._line]}
+        return bool(in_line) and any(request.thread in in_line for request in requests)
 
     def _gathers(self) -> bool:
         """Wait for requests that begin in free slots; False if the pass should not wait longer."""

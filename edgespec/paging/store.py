@@ -100,6 +100,8 @@ class PassMeter:
 
     def report(self, passes: int, n_tokens: int) -> PassReport:
         """Cost of the call; what was read counts from the end of the previous call."""
+        if not self._stores:
+            return PassReport(self._clock() - self._began_s, passes=passes, n_tokens=n_tokens)
         after = reads_of(self._stores)
         call, since_report = after - self._before, after - self._reported
         self._reported = after

@@ -13,7 +13,7 @@ from edgespec.engine.filters import Logits, Probabilities, Tokens
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName, Keeps
-from edgespec.tree import ROOT, TARGET, TokenTree
+from edgespec.tree import ROOT, TokenTree
 from edgespec.values import TokenEvent
 
 
@@ -142,10 +142,10 @@ def accept(
                 raise
             failure = error
             break
+        if path:  # the token before this one was guessed
+            events[-1] = replace(events[-1], origin="draft", source=tree.source[node])
         path.append(node)
         round_ = len(request.tally.outcomes)
-        event = transcript.take(token, "draft", round_, sampler.latest_logprobs)
+        events.append(transcript.take(token, "target", round_, sampler.latest_logprobs))
         node = tree.child(node, token)
-        events.append(event if node is None else replace(event, source=tree.source[node]))
-    events[-1] = replace(events[-1], origin="target", source=TARGET)
     return Accepted(tuple(path), tuple(events), failure)

@@ -28,7 +28,8 @@ HIT_ROUNDS = 8
 RISK_SHARE = 0.75
 """Share of what guesses may still cost a text that one round may."""
 PRICES_STAND = 4
-"""Rounds for which prices stand at which no line of guesses would pay."""
+"""Rounds for which prices stand at which no line of guesses would pay, or the text cannot afford a
+guess: deciding takes as long as a fiftieth of a small model's pass."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 MAX_RECALLED = 6.0
@@ -127,6 +128,7 @@ class RoundPlanner:
         row_s = known.curve.second(n_texts + 1) - known.curve.second(n_texts)
         one_guess_s = known.step_s + known.overhead_s + row_s
         if risk_s < one_guess_s:
+            credit.pause_left = PRICES_STAND
             return 0.0
         n_most = min(MAX_LINE, self.max_rows // n_texts - 1)
         line = self.plan_score(np.cumsum(USUAL_SURENESS ** np.arange(1 + n_most)))

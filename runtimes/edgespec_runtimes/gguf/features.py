@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.ports.kept_features import KeptFeatures
+from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 
 SHOW_INPUTS = frozenset({"gpt-oss", "llama", "minimax-m2", "qwen3", "qwen3moe"})
@@ -88,11 +89,9 @@ class OutputTap(FeatureTap):
         """`n_rows` is the most rows of a pass, `n_layers` the number of layers of the model. Among
         `layers`, it stands for the input of the prediction layers (MTP)."""
         super().__init__(layers)
-        self._shape = (n_rows, n_values)
+        self._rows = abi.FloatRows(n_rows, n_values)
         self._n_layers = n_layers
         self._context: Any = None
-        self._at: dict[int, np.ndarray] = {}
-        """Views of llama.cpp's memory by address."""
 
     def begin(self, context: Any) -> None:
         self._context = context
@@ -103,21 +102,14 @@ class OutputTap(FeatureTap):
                 _ask_for_inputs(context, layer, True)
 
     def _of_pass(self, n_rows: int) -> Sequence[np.ndarray]:
-        return [self._of_layer(layer)[:n_rows] for layer in self.layers]
+        return [self._rows.at(self._address_of(layer), n_rows) for layer in self.layers]
 
-    def _of_layer(self, layer: int) -> np.ndarray:
+    def _address_of(self, layer: int) -> int | None:
         if layer == self._n_layers:
             pointer = llama_cpp_ext.llama_get_embeddings_nextn(self._context)
-            address = ctypes.cast(pointer, ctypes.c_void_p).value or 0
-        else:
-            address = _inputs_of(self._context, layer)
-        view = self._at.get(address)
-        if view is None:
-            n_rows, n_values = self._shape
-            content: Any = (ctypes.c_float * (n_rows * n_values)).from_address(address)
-            view = np.frombuffer(content, np.float32).reshape(n_rows, n_values)
-            self._at[address] = view
-        return view
+            return ctypes.cast(pointer, ctypes.c_void_p).value
+        address: int | None = _inputs_of(self._context, layer)
+        return address
 
 
 def _staged(names: Sequence[str], arguments: Sequence[Any], result: Any = None) -> Any:

@@ -44,6 +44,9 @@ from edgespec_runtimes.gguf.node_features import NodeTap
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
 
 _ABORTED = 2
+_address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
+    ("llama_get_logits", lib._lib)
+)
 
 
 class GgufModel(KeptTexts):
@@ -144,6 +147,7 @@ class GgufModel(KeptTexts):
             self._memory, self._texts, checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )
         self._batch = RowBatch(shape.largest_batch, shape.n_seq)
+        self._logit_rows = abi.FloatRows(shape.n_rows, model.n_vocab)
         self._threads = spinning_threads() if shape.n_threads > 1 else None
 
     @property
@@ -274,11 +278,7 @@ class GgufModel(KeptTexts):
 
     def _logits(self, n_rows: int) -> np.ndarray:
         """Logits of the latest pass, valid until the next one."""
-        n_vocab = self._model.n_vocab
-        address = ctypes.cast(lib.llama_get_logits(self._context), ctypes.c_void_p).value
-        # not ctypeslib.as_array, which creates a type for every shape and takes longer than a copy
-        content: Any = (ctypes.c_float * (n_rows * n_vocab)).from_address(address or 0)
-        return np.frombuffer(content, np.float32).reshape(n_rows, n_vocab)
+        return self._logit_rows.at(_address_of_logits(self._context), n_rows)
 
     def commit(
         self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0

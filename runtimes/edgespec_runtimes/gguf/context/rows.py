@@ -56,15 +56,15 @@ class ForestRows(Rows):
         Raises UsageError if there are too few branches.
         """
         rows = cls()
-        begins = {part.slot: texts.all[part.slot].n_committed for part in parts}
         for slot, _, nodes, reads in parts:
-            assert not reads or len(nodes) <= 1, "no other sequence holds them yet"
-            if slot == 0:
-                rows.first_reads = range(len(rows), len(rows) + len(reads))
-            branches, begin = texts.all[slot], begins[slot]
-            homes = [[branches.home]] * len(reads)
-            rows.extend([*map(int, reads)], range(begin, begin + len(reads)), homes)
             if reads:
+                assert len(nodes) <= 1, "no other sequence holds them yet"
+                if slot == 0:
+                    rows.first_reads = range(len(rows), len(rows) + len(reads))
+                branches = texts.all[slot]
+                begin = branches.n_committed
+                homes = [[branches.home]] * len(reads)
+                rows.extend([*map(int, reads)], range(begin, begin + len(reads)), homes)
                 branches.read(len(reads))
         rows.n_read = len(rows)
         for slot, tree, nodes, _ in parts:
@@ -84,6 +84,8 @@ class ForestRows(Rows):
 
     def in_order(self, logits: np.ndarray) -> list[np.ndarray]:
         """The rows of each part in the order of its nodes: views of `logits`, sorted in place."""
+        if len(logits) == 1:
+            return [logits]
         parts, begin = [], 0
         for order in self.orders:
             part = logits[begin : begin + len(order)]
@@ -116,7 +118,9 @@ class RowBatch:
 
         Rows are tokens, or embeddings of `n_values`.
         """
-        self._batch = lib.llama_batch_init(n_rows, n_values, n_sequences)
+        self._batch = batch = lib.llama_batch_init(n_rows, n_values, n_sequences)
+        # each access to a field of the struct creates a new pointer
+        self._fields = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
         self._n_values = n_values
 
     @property
@@ -125,11 +129,8 @@ class RowBatch:
 
     def fill(self, rows: Rows, with_logits: Collection[int]) -> None:
         """Set the batch to `rows`; `with_logits` has the indices of rows that need logits."""
-        batch = self._batch
-        batch.n_tokens = len(rows)
-        # each access to a field of the struct creates a new pointer
-        fields = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
-        row_token, row_position, row_n_ids, row_ids, row_logits = fields
+        self._batch.n_tokens = len(rows)
+        row_token, row_position, row_n_ids, row_ids, row_logits = self._fields
         columns = zip(rows.tokens, rows.positions, rows.sequences, strict=True)
         for i, (token, position, ids) in enumerate(columns):
             if not self._n_values:

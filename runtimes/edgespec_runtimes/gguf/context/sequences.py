@@ -195,6 +195,11 @@ class Branches:
     def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int]) -> None:
         """Append `path` to the prefix; the nodes below it in `keep` stay provisional."""
         keys = [int(tree.key[node]) for node in path]
+        if self._chains == {self.home: keys}:  # nothing to drop and nothing to copy
+            self.cells += (self._cell_of.pop(key) for key in keys)
+            self._synced[self.home] = self.n_committed
+            self._chains = {}
+            return
         kept_keys = {int(tree.key[node]) for node in keep}
         begin, end = self.n_committed, self.n_committed + len(keys)
         through = {s: c[len(keys) :] for s, c in self._chains.items() if c[: len(keys)] == keys}

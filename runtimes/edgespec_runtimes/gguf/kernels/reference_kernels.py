@@ -65,6 +65,8 @@ class ReferenceKernels:
         )
         is_needed = bool(backends) and (self._attention_varies or self._has_tiled_products)
         self._backends = [*map(ctypes.c_void_p, (backends[-1], *beside))] if is_needed else []
+        self._is_reference: bool | None = None
+        """The latest choice."""
         self._set_reference = libggml_cpu.ggml_backend_cpu_set_use_ref
 
     @property
@@ -92,8 +94,10 @@ class ReferenceKernels:
             tiled = n_rows >= TILE_ROWS and not in_tiles
             attention = self._attention_varies and (is_split or tiled)
             products = self._has_tiled_products and n_rows >= PRODUCT_TILE_ROWS and not in_tiles
-            for backend in self._backends:
-                self._set_reference(backend, ctypes.c_bool(attention or products))
+            if self._is_reference is not (attention or products):
+                self._is_reference = attention or products
+                for backend in self._backends:
+                    self._set_reference(backend, ctypes.c_bool(self._is_reference))
 
 
 @contextmanager

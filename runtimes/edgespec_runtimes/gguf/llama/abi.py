@@ -10,6 +10,7 @@ import functools
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,26 @@ NAME_OFFSET = GgmlTensor.name.offset
 def name_of(tensor: int) -> bytes:
     """The name of the tensor at an address."""
     return ctypes.string_at(tensor + NAME_OFFSET)
+
+
+class FloatRows:
+    """Views of float32 matrices in llama.cpp's memory, one for each address: creating one takes as
+    long as copying many rows."""
+
+    def __init__(self, n_rows: int, n_values: int) -> None:
+        """A matrix has at most `n_rows` rows of `n_values`."""
+        self._shape = (n_rows, n_values)
+        self._views: dict[int, np.ndarray] = {}
+
+    def at(self, address: int | None, n_rows: int) -> np.ndarray:
+        """The first `n_rows` rows of the matrix at an address."""
+        view = self._views.get(address or 0)
+        if view is None:
+            n_most, n_values = self._shape
+            content: Any = (ctypes.c_float * (n_most * n_values)).from_address(address or 0)
+            view = np.frombuffer(content, np.float32).reshape(n_most, n_values)
+            self._views[address or 0] = view
+        return view[:n_rows]
 
 
 def int32_rows(tensor: int) -> np.ndarray:
