@@ -278,8 +278,8 @@ class RoundPlanner:
         self.credit.lost -= LATER_SHARE * n_tokens
 
     def untimed(self, most: int) -> list[tuple[int, float]]:
-        """Those of `timed_rows`, up to `most`, that neither this run nor an earlier one knows, with
-        the expected seconds of a pass."""
+        """Rows of passes that are worth timing before the first guess, up to `most`, with
+        expected seconds: those of `timed_rows` that neither this run nor an earlier one knows."""
         curve = self.costs.curve
         unknown = (n for n in self.timed_rows if n <= most and not curve.knot_rows[octave(n)])
         return [(n, curve.second(n)) for n in unknown]
