@@ -413,3 +413,9 @@ def test_guesses_whose_experts_are_in_memory_save_no_reads() -> None:
         return (after.credit.lost + OUTCOME.n_tokens) * token_s
 
     assert lost_s(0.02) == pytest.approx(lost_s(0.1), rel=0.1)
+
+
+def test_more_texts_than_rows_are_not_guessed_for() -> None:
+    value = replace(begun(curve(*RESIDENT, read_s=0.5), draft_share=0.05), max_rows=3)
+    value.share_pass(4)
+    assert not value.choose()

@@ -163,7 +163,7 @@ class Streamed(FakeModel):
 
 
 def spent_of(folder: Path, target: FakeModel, **rules: object) -> float:
-    """Cost of guesses of the pair before a run, when the prompt is read."""
+    """Cost of guesses for the pair before a run, when the prompt is read."""
     draft = pair()[1]
     memory = CalibrationFile(folder, target.info, draft.info)
     with Engine(target, draft, EngineSettings(**rules), state_store=memory) as engine:

@@ -82,13 +82,15 @@ FOR_EIGHT = replace(HALF_OF_A_GIBIBYTE, read_s=2.69)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["good", "medium"])
 def test_eight_short_texts_at_once_are_four_times_one(kind: str) -> None:
+    """Alone, a text whose first guesses are all right needs three passes: others delay it most."""
     text, n_tokens = TEXTS[kind], 24
     alone = [together(HALF_OF_A_GIBIBYTE, text, n_tokens, 1, first=n) for n in range(8)]
     eight, results = together(FOR_EIGHT, text, n_tokens, 8)
     alone_s = [n_tokens / rate for rate, _ in alone]
     assert eight >= 4.3 * 8 * n_tokens / sum(alone_s)
     slower = [seconds_of(result) / s for result, s in zip(results, alone_s, strict=True)]
-    assert max(slower) <= 1.6
+    assert sum(slower) / 8 <= 1.5
+    assert max(slower) <= 1.9
 
 
 def seconds_of(result: GenerationResult) -> float:

@@ -58,8 +58,8 @@ class RoundPlanner:
     """Chooses the round with the most expected tokens per second.
 
     The candidates (`Point`) are no guesses, a line, and trees of any size, with or without drafting
-    during the pass. Expected tokens follow from the confidences of the tree's nodes and the hit
-    rate of nodes yet to be drafted; seconds from the pass curve and the cost of draft steps.
+    during the pass. Expected tokens follow from the confidences of the tree's nodes, which also
+    tell of nodes yet to be drafted; seconds from the pass curve and the cost of draft steps.
 
     What a draft brings is found by trying it: a real tree early in a text, and after rounds that
     did not pay again after 2, 4, 8, ... rounds without guesses. What trying may cost a pair and a
@@ -130,7 +130,7 @@ class RoundPlanner:
         if risk_s < one_guess_s:
             credit.pause_left = PRICES_STAND
             return 0.0
-        n_most = min(MAX_LINE, self.max_rows // n_texts - 1)
+        n_most = max(0, min(MAX_LINE, self.max_rows // n_texts - 1))
         line = self.plan_score(np.cumsum(USUAL_SURENESS ** np.arange(1 + n_most)))
         if not line.n_steps:
             credit.pause_left = PRICES_STAND
@@ -230,10 +230,9 @@ class RoundPlanner:
             ends = [open_nodes[n] for n in best_first[: so_far.n_ends]]
             rank = int((ranked >= tree.cumulative[ends[0]]).sum())
             # a further guess is as sure as those before it, and two that are as sure as usual
-            path_sureness = USUAL_SURENESS**2 * tree.cumulative[ends[0]]
-            sureness = path_sureness ** (1 / (2 + tree.depth[ends[0]]))
-            stands = np.cumsum(sureness ** np.arange(1, horizons[-1] + 1))
-            line = float(tree.cumulative[ends].sum()) * stands
+            chances, longest = tree.cumulative[ends], np.arange(1, horizons[-1] + 1)
+            sureness = (USUAL_SURENESS**2 * chances) ** (1 / (2 + tree.depth[ends]))
+            line = chances @ np.cumsum(sureness[:, None] ** longest, axis=1)
             for n_steps in horizons:
                 n_rows = n_steps * len(ends)
                 end = most - n_rows
@@ -279,8 +278,8 @@ class RoundPlanner:
         self.credit.lost -= LATER_SHARE * n_tokens
 
     def untimed(self, most: int) -> list[tuple[int, float]]:
-        """Those of `timed_rows`, up to `most`, that neither this run nor an earlier one knows, with
-        the expected seconds of a pass."""
+        """Rows of passes that are worth timing before the first guess, up to `most`, with
+        expected seconds: those of `timed_rows` that neither this run nor an earlier one knows."""
         curve = self.costs.curve
         unknown = (n for n in self.timed_rows if n <= most and not curve.knot_rows[octave(n)])
         return [(n, curve.second(n)) for n in unknown]

@@ -181,7 +181,8 @@ class PassCurve:
     def put(self, rows: float, seconds: float, variance: float) -> None:
         """Add or replace a knot."""
         n, self._points = octave(rows), None
-        self.knot_rows[n], self.knot_s[n], self.knot_variance[n] = rows, seconds, variance
+        self.knot_rows[n], self.knot_s[n] = rows, max(seconds, MIN_S)
+        self.knot_variance[n] = variance
 
     def _see_compute(self, rows: float, seconds: float) -> None:
         """Learn from a pass over `rows` with this compute time."""
@@ -226,7 +227,8 @@ class PassCurve:
         self._points = None
 
     def _see_reads(self, wall_s: float, idle_s: float, measured_s: float) -> None:
-        """Learn the read time from a pass, as the store measured it."""
+        """Learn the read time from a pass: as measured by the store, or inferred from stalls."""
+        measured_s = measured_s or wall_s * (idle_s > 0.25 * wall_s)
         before_s = self.read_s or measured_s
         after_s = 0.7 * before_s + 0.3 * measured_s
         waited = idle_s > self.idle_share * wall_s
