@@ -69,6 +69,8 @@ class Decoder(Closeable):
             for name in (past_name, new_name)
         }
         self._wiring = [_wired(piece, entries) for piece in cut.pieces]
+        self._kept_bound: KeyValueCache | None = None
+        """The cache that is bound to the session of everything."""
         self._read_last: dict[str, int] = {}
         for i, wiring in enumerate(self._wiring):
             self._read_last |= {name: i for _, name in wiring.fed}
@@ -126,6 +128,13 @@ class Decoder(Closeable):
             if name in self._read_last
         }
 
+    def _keep_bound(self, cache: KeyValueCache, wiring: _Wiring) -> None:
+        """Bind a text's cache to the session of everything, until another text is computed."""
+        assert self._session is not None
+        if cache is not self._kept_bound:
+            self._kept_bound = cache
+            self._session.keep_bound(_buffers(cache, wiring.past), _buffers(cache, wiring.new))
+
     def _run_piece(
         self,
         session: OrtSession,
@@ -142,9 +151,11 @@ class Decoder(Closeable):
             inputs[short] = values[name]
         outputs: dict[str, Bound | None] = {short: None for short, _ in wiring.passed}
         is_direct = batch.is_direct
-        if cache.is_shared:
-            inputs |= {short: cache.buffers[layer][kind] for short, layer, kind in wiring.past}
-            outputs |= {short: cache.buffers[layer][kind] for short, layer, kind in wiring.new}
+        if cache.is_shared and self._session is not None:
+            self._keep_bound(cache, wiring)
+        elif cache.is_shared:
+            inputs |= _buffers(cache, wiring.past)
+            outputs |= _buffers(cache, wiring.new)
         else:
             for short, layer, kind in wiring.past:
                 inputs[short] = located(layer, kind, 0, n_past)
@@ -164,6 +175,10 @@ class Decoder(Closeable):
                 cache.entries[layer, kind, batch.slots] = flat[batch.places]
         if wiring.logits and batch.results.size:
             logits[batch.results] = results[wiring.logits].numpy()[0]
+
+
+def _buffers(cache: KeyValueCache, names: Sequence[tuple[str, int, int]]) -> dict[str, Bound]:
+    return {short: cache.buffers[layer][kind] for short, layer, kind in names}
 
 
 def _wired(piece: Piece, entries: Mapping[str, tuple[int, int]]) -> _Wiring:
