@@ -112,6 +112,8 @@ class FakeText:
     """Provisional nodes by their keys."""
     ends: list[int] = field(default_factory=list)
     """Lengths after its prompts, to which a recurrent model can go back."""
+    expected_end: int = 0
+    """A further one, within the next prompt."""
 
     def context(self, key: int) -> tuple[int, ...]:
         """The tokens down to a provisional node."""
@@ -210,6 +212,9 @@ class FakeModel:
             self._run_hook()
         finally:
             self._is_running = False
+        if len(of.committed) < of.expected_end < len(of.committed) + len(tokens):
+            of.ends.append(of.expected_end)
+        of.expected_end = 0
         of.committed += tokens
         of.ends.append(len(of.committed))
         if slot == 0:
@@ -370,6 +375,9 @@ class FakeModel:
         while len(of.committed) < n_tokens:
             of.committed += np.frombuffer(next(pieces), "<i4").tolist()
         of.ends = [n_tokens]
+
+    def expect_end(self, n_tokens: int, slot: int) -> None:
+        self._texts[slot].expected_end = n_tokens
 
     def paging(self) -> PagingStats:
         return PagingStats()

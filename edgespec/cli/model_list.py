@@ -140,9 +140,11 @@ class ModelList:
 
     @cached_property
     def together(self) -> bool:
-        """True if the budget holds all models at once, so that none has to leave for another."""
+        """True if the budget holds all models at once, several of which write."""
         usable = [model for model in self.models if model.error is None]
-        if len(usable) < 2 or not all(model.beside_bytes for model in usable):
+        if sum(not model.embeds for model in usable) < 2 or not all(
+            model.beside_bytes for model in usable
+        ):
             return False
         budget = process.resolve_budget(self.settings(usable[0]).load.memory_budget)
         needed = sum(model.beside_bytes + process.STEP_BYTES for model in usable)

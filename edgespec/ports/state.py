@@ -133,3 +133,7 @@ class KeepsCheckpoints(Protocol):
         A piece is valid until the next one. Raises StateError for what `write_checkpoint` of this
         model cannot have written; the slot must be emptied then.
         """
+
+    def expect_end(self, n_tokens: int, slot: int) -> None:
+        """Also keep the state after `n_tokens` of the next prompt, where earlier texts diverged
+        from it, if its rounding allows that."""

@@ -3,7 +3,8 @@
 Such a text goes on only where all of its state was kept: at the ends of earlier prompts. A
 checkpoint is stored in pieces; the one that ends it is written last and deleted first, and its name
 tells the number of tokens, so that the longest one that a text begins with is found by a list of
-names. What attention layers hold besides is in blocks, which texts share.
+names. What attention layers hold besides is in blocks, which texts share. Blocks that hold nothing
+tell where texts diverge, so that a checkpoint is made there.
 """
 
 from __future__ import annotations
@@ -38,17 +39,18 @@ class CheckpointChain(BlockChain):
 
     def n_available(self, text: Sequence[int]) -> int:
         names = self.names(text)
-        found = (name.removesuffix(END).rsplit("-", 1) for name in self._folder.names(END))
-        ends = {int(parts[1]) for parts in found if len(parts) == 2 and parts[1].isdecimal()}
+        stored = (name.removesuffix(END).rsplit("-", 1) for name in self._folder.names(END))
+        ends = {int(parts[1]) for parts in stored if len(parts) == 2 and parts[1].isdecimal()}
+        n_known = super().n_available(text)
+        found = 0
         for end in sorted((end for end in ends if end <= len(text)), reverse=True):
-            if self._folder.has(self._name(names, text, end) + END) and self._has_whole(text, end):
-                return end
-        return 0
-
-    def _has_whole(self, text: Sequence[int], end: int) -> bool:
-        """True if all whole blocks before `end` are stored, if there are blocks."""
-        n_in_blocks = end - end % self.block_tokens
-        return not self._has_blocks or super().n_available(text[:end]) == n_in_blocks
+            is_whole = not self._has_blocks or end - end % self.block_tokens <= n_known
+            if is_whole and self._folder.has(self._name(names, text, end) + END):
+                found = end
+                break
+        if n_known >= max(MIN_TOKENS, found + self.block_tokens):
+            self._states.expect_end(n_known, self._slot)
+        return found
 
     def load(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
         """Replace the slot's text by `text`, whose checkpoint is at its end; returns its length, or
@@ -58,7 +60,10 @@ class CheckpointChain(BlockChain):
         self._model.truncate(0, self._slot)
         self.rewind(0)
         n_in_blocks = end - end % n
-        if self._has_blocks and super().load(text, 0, check) < n_in_blocks:
+        if not self._has_blocks:
+            self._names = self.names(text)
+            self._stored = list(self._names)
+        elif super().load(text, 0, check) < n_in_blocks:
             return self._fail(name)
         used: list[str] = []
         try:
@@ -94,7 +99,7 @@ class CheckpointChain(BlockChain):
             return False
         for end in self._states.checkpoints(self._slot):
             if MIN_TOKENS <= end <= n_tokens and end not in self._kept:
-                if not (self._has_blocks and super().keep(text, end)):
+                if not super().keep(text, end):
                     self._keep_piece(text[:end], end)
                 return True
         return False
@@ -119,6 +124,12 @@ class CheckpointChain(BlockChain):
             self._folder.stop(str(error))
         self._kept.add(end)
         self._next = (0, 1)
+
+    def _write_block(self, file: str, begin: int) -> None:
+        if self._has_blocks:
+            super()._write_block(file, begin)
+        else:
+            self._folder.write(file, memoryview(b""))
 
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)

@@ -90,15 +90,17 @@ def written(
 def test_a_recurrent_text_goes_on_where_an_earlier_prompt_ended(
     name: str, is_paged: bool, folder: Path, tmp_path: Path
 ) -> None:
-    prompts = (PROMPT, [*PROMPT, *PROMPT[:50]], PROMPT[:100])
+    others = ([*PROMPT[:100], n, *PROMPT[:30]] for n in (1, 2))
+    prompts = (PROMPT, [*PROMPT, *PROMPT[:50]], PROMPT[:100], *others)
     with closing(opened(folder, name, is_paged)) as target:
         cold, none = written(target, None, *prompts)
         written(target, tmp_path, PROMPT)
         warm, known = written(target, tmp_path, *prompts)
     assert warm == cold
-    assert none == [0, 0, 0]
+    assert none == [0] * 5
     assert known[0] == known[1] >= len(PROMPT) - 10
     assert known[2] == 0
+    assert known[4] >= known[3] >= 64  # it is kept where texts diverge
 
 
 @pytest.mark.parametrize(("name", "n_slots", "is_paged"), WINDOWED)

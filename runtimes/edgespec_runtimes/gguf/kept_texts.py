@@ -121,6 +121,10 @@ class KeptTexts(RunningModel):
             self._texts.take_block(HOME, n_tokens - self._texts.all[HOME].n_committed)
             self._recurrent.adopt(n_tokens, state.joined(pieces, n_bytes))
 
+    def expect_end(self, n_tokens: int, slot: int) -> None:
+        if self.info.prompts_share_passes:  # otherwise a part would round unlike the whole
+            self._recurrent.expected_end = n_tokens
+
     def _end_of_blocks(self, n_tokens: int) -> int:
         """Tokens whose keys and values are in whole blocks, or nowhere."""
         return n_tokens - n_tokens % self.block_tokens if self.block_tokens else n_tokens

@@ -170,10 +170,11 @@ class GgufModel(KeptTexts):
         start = self._texts.all[slot].n_committed
         self._check_room(start + len(tokens))
         with self._running():
-            self._read_in_batches(tokens, start, progress, slot)
-            self._model.wait(self._context)
-            if not self.info.tree_capable:
-                self._recurrent.end_prompt()
+            for part in self._recurrent.parts(tokens, start):
+                self._read_in_batches(part, self._texts.all[slot].n_committed, progress, slot)
+                self._model.wait(self._context)
+                if not self.info.tree_capable:
+                    self._recurrent.end_prompt()
 
     def _read_in_batches(
         self, tokens: Sequence[int], start: int, progress: Progress | None, slot: int

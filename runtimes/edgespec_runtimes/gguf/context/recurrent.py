@@ -54,6 +54,8 @@ class RecurrentText:
         self._text = texts.all[HOME]
         self._state_bytes = state_bytes
         self._rolls_back = rolls_back
+        self.expected_end = 0
+        """Number of tokens after which the next prompt gets a further checkpoint."""
         self._checkpoints: dict[int, Any] = {}
         """Checkpoints by number of tokens, ascending."""
         self._first: list[int] = []
@@ -142,6 +144,13 @@ class RecurrentText:
                 self.take_in_lag()
             self._drop_copies()
         self._first = []
+
+    def parts(self, tokens: Sequence[int], begin: int) -> list[Sequence[int]]:
+        """The parts of a prompt's tokens from `begin` on, each of which ends in a checkpoint."""
+        n_before, self.expected_end = self.expected_end - begin, 0
+        if 0 < n_before < len(tokens):
+            return [tokens[:n_before], tokens[n_before:]]
+        return [tokens]
 
     def end_prompt(self) -> None:
         """Store a checkpoint at the end of a prompt, when the state includes all tokens.
