@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from edgespec.errors import BudgetError
+from edgespec.errors import BudgetError, EdgespecError
 from edgespec.settings.units import format_duration
 from edgespec.tables import wrapped
 from edgespec.values import GenerationResult, TokenEvent
@@ -245,11 +245,29 @@ STDOUT = "-"
 
 
 def write_json(place: str, content: Mapping[str, Any]) -> None:
-    """Write a JSON object on one line to stdout or to a file. Raises OSError."""
+    """Write a JSON object on one line to stdout or to a file. Raises OSError and EdgespecError."""
     if place == STDOUT:
         print(_as_json(content, sys.stdout.encoding), flush=True)
     else:
-        Path(place).write_text(_as_json(content) + "\n", encoding="utf-8")
+        write_file(Path(place), _as_json(content) + "\n")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file, which stays as it was if that fails; devices and pipes are written to.
+
+    Raises EdgespecError.
+    """
+    from edgespec.files.unfinished import unfinished_file  # slow to import
+
+    content = text.encode()
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(content)
+            return
+        with unfinished_file(path, alone=False) as file:
+            file.write(content)
+    except OSError as error:
+        raise EdgespecError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _as_json(content: Mapping[str, Any], encoding: str | None = "utf-8") -> str:
@@ -278,7 +296,7 @@ def report_failure(
     if isinstance(error, BudgetError) and error.smallest_bytes is not None:
         details["smallest_bytes"] = error.smallest_bytes
     # a closed stream does not change the exit code
-    with suppress(OSError):
+    with suppress(OSError, EdgespecError):
         if json_place is not None:
             write_json(json_place, {"error": details} | report)
     with suppress(OSError):

@@ -47,7 +47,10 @@ def test_every_line_is_a_message_and_gets_an_answer(chat):
 
 def test_a_conversation_is_saved_and_gone_on_with(chat, tmp_path):
     file = tmp_path / "talk.json"
-    chat(f"write gcd\n/save {file}\n/exit\nnever read\n", "--system", "Be brief.", "--commands")
+    talk = f"write gcd\n/save {file}\n/load {file}\n/exit\nnever read\n"
+    _, said = chat(talk, "--system", "Be brief.", "--commands")
+    assert f"saved: {file}\n" in said
+    assert f"loaded: {file}, 3 messages\n" in said
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     chat(f"again\n/save {file}\n", "--load", str(file), "--commands")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
 import pty
 import struct
 import termios
+from pathlib import Path
 
 import pytest
 
+from edgespec.cli import console as output
 from edgespec.cli.console import Console, wants_color
+from edgespec.errors import EdgespecError
 from edgespec.values import TokenEvent
 
 
@@ -220,3 +224,30 @@ def test_notes_and_progress_give_a_terminal_no_orders():
     console.progress("\x1b[2Jloading", 0.2)
     assert "\x1b[2J" not in err.getvalue()
     assert "[2Jloading: 20%" in err.getvalue()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_file_that_cannot_be_written_is_named():
+    with pytest.raises(EdgespecError, match="/dev/full cannot be written: No space left"):
+        output.write_json("/dev/full", {"a": 1})
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (out := tmp_path / "out.json").write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EdgespecError, match=r"out\.json cannot be written"):
+        output.write_json(str(out), {"a": 1})
+    assert out.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_link_stays_a_link(tmp_path: Path):
+    (link := tmp_path / "link").symlink_to(target := tmp_path / "target")
+    output.write_json(str(link), {"a": 1})
+    assert link.is_symlink()
+    assert target.read_text() == '{"a": 1}\n'

@@ -1,6 +1,7 @@
 """The logits of a pass are handed out in the order of the nodes, without a copy of them all."""
 
 import numpy as np
+import pytest
 
 from edgespec_runtimes.gguf.context.rows import ForestRows, permute
 
@@ -23,3 +24,10 @@ def test_the_parts_of_a_pass_are_views_of_its_logits() -> None:
     for part, rows in zip((parts[0], *parts[2:]), expected, strict=True):
         assert np.array_equal(part, rows)
         assert np.shares_memory(part, logits)
+
+
+@pytest.mark.parametrize("orders", [[[0]], [[0], []], [[], [0]]])
+def test_a_single_row_goes_to_the_part_whose_node_it_is(orders: list[list[int]]) -> None:
+    """A part without nodes reads its prompt, of which more follows in later passes."""
+    parts = ForestRows(orders=orders).in_order(np.ones((1, 3), np.float32))
+    assert [len(part) for part in parts] == [len(order) for order in orders]

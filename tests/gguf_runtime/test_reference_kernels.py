@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH
 from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT
@@ -35,7 +37,7 @@ REQUEST = ModelRequest(
 )
 
 
-def opened(**wanted: int) -> LanguageModel:
+def opened(**wanted: Any) -> LanguageModel:
     return load_paged(runtime.prepare(replace(REQUEST, **wanted)))
 
 
@@ -70,6 +72,17 @@ def test_a_prompt_rounds_alike_whatever_the_batch(n_tokens: int) -> None:
 def test_a_tree_of_many_nodes_has_the_logits_of_one_node_a_pass() -> None:
     """They differed by tenths from 64 nodes on."""
     together, alone = logits_of_both(opened(), n_prompt=40, n_nodes=80)
+    assert np.array_equal(together, alone)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(("keys", "values"), [("f32", "f16"), ("f16", "f32")])
+def test_a_tree_of_many_nodes_over_two_precisions_has_the_logits_of_one_node_a_pass(
+    keys: str, values: str
+) -> None:
+    """llama.cpp rounds single precision to half first, so attention has all its kernels."""
+    options = GgufOptions(cache_type_k=keys, cache_type_v=values)
+    together, alone = logits_of_both(opened(options=options), n_prompt=40, n_nodes=66)
     assert np.array_equal(together, alone)
 
 

@@ -29,7 +29,7 @@ from edgespec.bench.modes import ENGINE_MODES, BenchDraft, Mode, choose, known_m
 from edgespec.bench.summary import ModeSummary, Row, spread, summarise
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
-from edgespec.cli.console import STDOUT, Console, report_failure, write_json
+from edgespec.cli.console import STDOUT, Console, report_failure, write_file, write_json
 from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.interrupts import Interrupts
@@ -164,16 +164,16 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             check_output(Path(name))
     report = measure(settings, spelled(args), console)
     lines = "\n".join(table.summary_table(report, console.width))
-    if "svg" in args:
-        Path(args.svg).write_text(picture(report), encoding="utf-8")
-        console.note(f"picture: {args.svg}")
     if json_name == "-":
         console.note(lines)
         console.json(report.as_dict())
     else:
+        console.write("\n" + lines)
         if json_name is not None:
             write_json(json_name, report.as_dict())
-        console.write("\n" + lines)
+    if "svg" in args:
+        write_file(Path(args.svg), picture(report))
+        console.note(f"picture: {args.svg}")
     if report.failures:
         error = EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
         if json_name not in (None, STDOUT):  # the file has the report, failures included

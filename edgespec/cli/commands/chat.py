@@ -46,8 +46,8 @@ examples:
   edgespec chat -hf USER/REPO --system 'Answer in one sentence.'
   echo 'What is a token tree?' | edgespec chat -m big.gguf
 
-Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends. Commands, also in a
-pipe with --commands:
+Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends.
+Commands, also in a pipe with --commands:
   /system [TEXT]  set the system message, or remove it, and start a new conversation
   /reset          start a new conversation
   /save FILE      save the conversation as JSON
@@ -213,8 +213,8 @@ class Chat:
         return {
             "/system": self._set_system,
             "/reset": lambda rest: self._dialogue.reset(),
-            "/save": lambda rest: self._dialogue.save(_path(rest, "/save")),
-            "/load": lambda rest: self._dialogue.load(_path(rest, "/load")),
+            "/save": self._save,
+            "/load": self._load,
             "/stats": self._tell_stats,
             "/help": lambda rest: self._console.note(SLASH_COMMANDS),
         }
@@ -222,6 +222,14 @@ class Chat:
     def _set_system(self, text: str) -> None:
         self._dialogue.reset()
         self._dialogue.system = text or None
+
+    def _save(self, text: str) -> None:
+        self._dialogue.save(path := _path(text, "/save"))
+        self._console.note(f"saved: {path}")
+
+    def _load(self, text: str) -> None:
+        self._dialogue.load(path := _path(text, "/load"))
+        self._console.note(f"loaded: {path}, {len(self._dialogue.messages)} messages")
 
     def _tell_stats(self, rest: str) -> None:
         if self._last is None:

@@ -84,7 +84,7 @@ class ForestRows(Rows):
 
     def in_order(self, logits: np.ndarray) -> list[np.ndarray]:
         """The rows of each part in the order of its nodes: views of `logits`, sorted in place."""
-        if len(logits) == 1:
+        if len(self.orders) == len(logits) == 1:
             return [logits]
         parts, begin = [], 0
         for order in self.orders:

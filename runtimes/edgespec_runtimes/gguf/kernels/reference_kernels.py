@@ -2,10 +2,10 @@
 
 ggml's attention has three kernels: for whole rows; in tiles, for 64 rows and more; and with a
 single row's cells split over threads, from 512 cells on. All three are used if keys and values have
-the same type, single or half precision. Products with K-quants have two kernels: for whole rows,
-and in tiles, for 8 rows and more. Their logits differ by tenths. The backend's switch for reference
-kernels leaves only those for whole rows. llama.cpp does not expose it, so the backend is captured
-when a context creates it.
+single or half precision, since llama.cpp rounds single precision to half before. Products with
+K-quants have two kernels: for whole rows, and in tiles, for 8 rows and more. Their logits differ by
+tenths. The backend's switch for reference kernels leaves only those for whole rows. llama.cpp does
+not expose it, so the backend is captured when a context creates it.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class ReferenceKernels:
         self._has_tiled_products = not TILED_TYPES.isdisjoint(weight_types)
         self._has_tiled_experts = not TILED_TYPES.isdisjoint(expert_types)
         self._is_aligned = is_aligned
-        self._attention_varies = len(set(cache_types)) == 1 and bool(
-            {"f16", "f32"} & {*cache_types}
-        )
+        self._attention_varies = {*cache_types} <= {"f16", "f32"}
         is_needed = bool(backends) and (self._attention_varies or self._has_tiled_products)
         self._backends = [*map(ctypes.c_void_p, (backends[-1], *beside))] if is_needed else []
         self._is_reference: bool | None = None
