@@ -124,7 +124,7 @@ def test_the_room_is_what_is_left_beside_the_target() -> None:
     [
         (["--size", "10K"], "raise --size"),
         (["--types", "Q4_0,Q99"], "'Q99' is not one of"),
-        (["--types", ""], "'' is not one of"),
+        (["--types", ""], "--types is empty"),
     ],
 )
 def test_what_cannot_be_made_is_refused(
