@@ -25,7 +25,7 @@ from edgespec.values import PassReport
 
 HIT_ROUNDS = 8
 """Rounds of a pause that a right guess counts for which cost nothing and was not verified."""
-RISK_SHARE = 0.75
+RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
 PRICES_STAND = 4
 """Rounds for which prices stand at which no line of guesses would pay, or the text cannot afford a
