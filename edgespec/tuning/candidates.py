@@ -99,7 +99,7 @@ class Candidate:
         idle: set[str] = set()
         if self.draft is None:
             idle = {*ABOUT_THE_DRAFT, *option_names("draft")}
-            idle |= set() if self.changed.get("lookup") else DRAFTING
+            idle |= set() if self.changed.get("lookup") else {*DRAFTING, "lookup"}
         return {name: value for name, value in self.changed.items() if name not in idle}
 
 
