@@ -40,9 +40,8 @@ class Loop(Closeable):
         planner: RoundPlanner,
         clock: Callable[[], float],
         trace: Trace,
-        notes: Sequence[str] = (),
     ) -> None:
-        """`notes` are added to every result. The target is borrowed."""
+        """The target is borrowed."""
         self.target = target
         self.clock = clock
         self.worker = Worker()
@@ -51,16 +50,10 @@ class Loop(Closeable):
         self._rules = rules
         self._planner = planner
         self._trace = trace
-        self._notes = notes
 
     def close(self) -> None:
         """Stop the worker thread. Idempotent."""
         self.worker.close()
-
-    def begin(self, slot: Slot) -> None:
-        """Begin the text of a slot's request."""
-        for note in self._notes:
-            slot.request.tally.note(note)
 
     def end(self, slot: Slot) -> None:
         """Drop everything provisional of a text that needs no further pass, and keep what was
