@@ -172,20 +172,18 @@ class Loop(Closeable):
         self, slot: Slot, round_: Round, nodes: Sequence[int], logits: np.ndarray
     ) -> RoundOutcome:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
-        accepted = round_.accept(nodes, logits)
-        if accepted.failure is not None:
-            slot.fail(accepted.failure)
-        slot.commit(round_.tree, accepted.path)
+        round_.accept(nodes, logits)
+        slot.commit(round_.tree, round_.path)
         if round_.grower is not None:
             slot.n_drafted = len(slot.committed)
         round_.observe_logits(nodes, logits)
         if slot.request.corrections is not None:
-            slot.request.corrections.see_round(slot.request, round_.tree, nodes, logits, accepted)
+            slot.request.corrections.see_round(round_, nodes, logits)
         del logits  # the memory plan has room for the logits of one pass
-        slot.tree = round_.reroot(accepted)
+        slot.tree = round_.reroot()
         outcome = round_.end(slot.tree)
         slot.request.tally.outcomes.append(outcome)
-        slot.events += accepted.events
+        slot.events += round_.events
         return outcome
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.acceptance import Accepted, accept
+from edgespec.engine.acceptance import accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
 from edgespec.engine.outcome import RoundOutcome, path_nodes
 from edgespec.engine.planning.decision import RoundPlanner
@@ -21,6 +21,7 @@ from edgespec.engine.settings import RoundRules
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
+from edgespec.values import TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.engine.slot import Slot
@@ -104,6 +105,15 @@ class Round:
     outcome: RoundOutcome = field(default_factory=RoundOutcome)
     provisional: range = range(0)
     """Keys of the nodes drafted during the pass."""
+    path: Sequence[int] = ()
+    """Nodes after which tokens were picked: the root first, each the parent of the next."""
+    events: Sequence[TokenEvent] = ()
+    """The tokens picked after each node of the path: accepted guesses, and the target's own one."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens picked after each node of the path."""
+        return [event.token for event in self.events]
 
     def start(self) -> None:
         """Add the guesses that cost no draft step to the tree."""
@@ -154,14 +164,14 @@ class Round:
             self.outcome.draft_steps += grew
         return grew
 
-    def accept(self, nodes: Sequence[int], logits: np.ndarray) -> Accepted:
+    def accept(self, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Apply the acceptance rule to the target's logits after `nodes`, [n_nodes, n_vocab], and
         measure the pass."""
         with self.slot.trace.span(Track.ENGINE, "accept") as span:
-            accepted = accept(self.rules.acceptance, self.tree, nodes, logits, self.slot.request)
-            span.note(accepted=len(accepted.path) - 1)
-        self._measure(nodes, accepted)
-        return accepted
+            rule, request = self.rules.acceptance, self.slot.request
+            self.path, self.events = accept(rule, self.tree, nodes, logits, request)
+            span.note(accepted=len(self.path) - 1)
+        self._measure(nodes)
 
     def observe_logits(self, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Pass the target's logits to the drafters, including those after rejected guesses."""
@@ -170,9 +180,9 @@ class Round:
             self.grower.observe_logits(self.tree, nodes, logits)
             self.outcome.draft_s += self.slot.clock() - begun
 
-    def reroot(self, accepted: Accepted) -> TokenTree:
+    def reroot(self) -> TokenTree:
         """The tree below the target's own token, with the guesses that it already has there."""
-        tree, end, token = self.tree, accepted.path[-1], accepted.tokens[-1]
+        tree, end, token = self.tree, self.path[-1], self.events[-1].token
         if self.grower is None:
             return tree.after(token)
         root = tree.child(end, token)
@@ -186,7 +196,7 @@ class Round:
         begun = self.slot.clock()
         try:
             with self.slot.trace.span(Track.ENGINE, "re-root"):
-                return self.grower.follow(tree, accepted.path, root, self.rules.pacer)
+                return self.grower.follow(tree, self.path, root, self.rules.pacer)
         except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
             self.slot.fail(error)
             return tree.reroot(root).bare()
@@ -219,28 +229,28 @@ class Round:
             trace.flush()
         return outcome
 
-    def _measure(self, nodes: Sequence[int], accepted: Accepted) -> None:
+    def _measure(self, nodes: Sequence[int]) -> None:
         """Measure the pass over `nodes` of the tree."""
         tree, outcome, report = self.tree, self.outcome, self.slot.target.last_report
         outcome.report = report
-        outcome.n_tokens = len(accepted.events)
+        outcome.n_tokens = len(self.events)
         outcome.verified = len(nodes) - 1
         if self.rules.computes_lines:
             outcome.n_line_rows = max(0, report.n_tokens - len(nodes))
         if self.grower is None:
             return
-        needs_entropy = self.planner.stop_rule is not None
         parents = {int(tree.parent[node]) for node in nodes}
         best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
         best_tokens = tree.token[tree.path(best)[1:]].tolist()
-        outcome.accepted = len(accepted.path) - 1
+        outcome.accepted = len(self.path) - 1
         outcome.best_confidence = float(tree.cumulative[best])
         outcome.best_length = len(best_tokens)
-        outcome.best_correct = common_length(best_tokens, accepted.tokens)
+        outcome.best_correct = common_length(best_tokens, self.tokens)
         outcome.provisional_drafted = len(self.provisional)
-        outcome.path_nodes = path_nodes(tree, accepted.path, accepted.tokens, needs_entropy)
+        if self.planner.stop_rule is not None:
+            outcome.path_nodes = path_nodes(tree, self.path, self.tokens)
         outcome.verified_by = Counter(tree.source[node] for node in nodes if node != ROOT)
-        outcome.accepted_by = Counter(tree.source[node] for node in accepted.path[1:])
+        outcome.accepted_by = Counter(tree.source[node] for node in self.path[1:])
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
