@@ -76,19 +76,20 @@ class Engine(Scheduler):
         self._rules = settings.rules_for(target.info)
         draft_in_use = None if reason else draft
         n_slots = 1 if settings.draws_guesses else min(target.info.n_slots, self._rules.max_nodes)
-        mixer, history, slots = Mixer(), History(), []
+        mixer, history, growers = Mixer(), History(), []
         for n in range(n_slots):
             its_draft = draft_in_use if draft_in_use and n < draft_in_use.info.n_slots else None
             others = () if n else drafters
-            grower = line_up(target, its_draft, others, settings, mixer, n, history)
-            place = prefixes(n) if prefixes is not None else None
-            slots.append(Slot(target, n, grower, clock, trace, place))
+            growers.append(line_up(target, its_draft, others, settings, mixer, n, history))
+        self.planner = StoredPlanner(target, draft, growers[0], settings, state_store)
+        slots = [
+            Slot(target, n, grower, self._rules, self.planner, clock, trace, prefixes)
+            for n, grower in enumerate(growers)
+        ]
         self._n_keep = settings.n_keep
-        grower = slots[0].grower
-        self.planner = StoredPlanner(target, draft, grower, settings, state_store)
         self._observer = observer
         acceptance, n_texts = self._rules.acceptance, target.info.n_slots
-        self._notes = notes_on(reason, acceptance, grower is not None, n_texts)
+        self._notes = notes_on(reason, acceptance, growers[0] is not None, n_texts)
         loop = Loop(target, self._rules, self.planner, clock, trace)
         n_grammars = n_slots if n_grammars is None else n_grammars
         super().__init__(slots, loop, Users(name, SessionClosed), n_grammars, release)

@@ -93,13 +93,13 @@ class Forest:
         n_others = len(self.rounds) - 1
         most = min(point.n_rows + n_others, max_nodes)
         candidates = [
-            round_.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
+            round_.slot.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
             for round_ in self.rounds
         ]
         if not n_others:
             return candidates
         trees = [round_.tree for round_ in self.rounds]
-        return share_out(trees, candidates, most, self.rounds[0].rules.max_branches)
+        return share_out(trees, candidates, most, self.rounds[0].slot.rules.max_branches)
 
     def beside(
         self, n_rows: int, check: Callable[[], None]

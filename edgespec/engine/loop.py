@@ -125,7 +125,7 @@ class Loop(Closeable):
                 room=sum(slot.request.transcript.room for slot in growing),
             )
         for slot in slots:
-            slot.prepare(len(slots) - 1, self._rules, self._planner)
+            slot.prepare(len(slots) - 1)
         return [slot.round for slot in slots if slot.round is not None]
 
     def _prompts(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:

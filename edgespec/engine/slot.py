@@ -31,15 +31,20 @@ class Slot:
         target: LanguageModel,
         number: int,
         grower: TreeGrower | None,
+        rules: RoundRules,
+        planner: RoundPlanner,
         clock: Callable[[], float],
         trace: Trace,
-        prefixes: PrefixPlace | None = None,
+        prefixes: Callable[[int], PrefixPlace] | None = None,
     ) -> None:
-        """`prefixes` is where texts are stored."""
+        """`prefixes` says where the texts of a slot are stored."""
         self.target = target
-        self.prefixes = prefixes
+        self.prefixes = prefixes(number) if prefixes is not None else None
         self.number = number
         self.grower = grower
+        self.rules = rules
+        self.planner = planner
+        """The planner of all slots."""
         self.clock = clock
         self.trace = trace
         self.committed: list[int] = []
@@ -188,8 +193,7 @@ class Slot:
     def begin_text(self, request: ActiveRequest) -> None:
         """Write the text of `request` from now on."""
         if self.grower is not None:
-            self.grower.begin_text(request.sampler)
-            self.grower.begin_client(request.terms.owner)
+            self.grower.begin_text(request.sampler, request.terms.owner)
         self.events.clear()
         self.paging_before, self.begun = self.target.paging(), self.clock()
         self.request, self.is_free = request, False
@@ -204,7 +208,7 @@ class Slot:
         self.is_free = True
         del self.request
 
-    def prepare(self, n_others: int, rules: RoundRules, planner: RoundPlanner) -> None:
+    def prepare(self, n_others: int) -> None:
         """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
         round."""
         self.reads_prompt, self.round = False, None
@@ -215,13 +219,13 @@ class Slot:
                 self._reading = self.rest_begun = None
             if self.rest_begun is None:
                 if self._reading is None:
-                    self.tree = TokenTree(request.reading[-1], rules.tree_capacity)
-                    self._reading = read_prompt(self, planner, n_others)
+                    self.tree = TokenTree(request.reading[-1], self.rules.tree_capacity)
+                    self._reading = read_prompt(self, n_others)
                 if any(True for _ in self._reading):
                     return
                 self.rest_begun = self.clock()
             if self.is_growing:
-                self.round = begin_round(self, rules, planner, n_others)
+                self.round = begin_round(self, n_others)
             else:
                 request.check_cancelled()
                 self.reads_prompt = True

@@ -120,9 +120,9 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     none = Limits(max_nodes=0, max_branches=1, max_depth=0)
     target = counting()
     target.last_report = read
-    slot = Slot(target, 0, None, clock=lambda: 1.0, trace=OFF)
-    rules, tree = EngineSettings().rules_for(target.info), TokenTree(1)
-    round_ = Round(slot, rules, RoundPlanner(), 0.0, None, tree, none, none)
+    rules = EngineSettings().rules_for(target.info)
+    slot = Slot(target, 0, None, rules, RoundPlanner(), clock=lambda: 1.0, trace=OFF)
+    round_ = Round(slot, 0.0, None, TokenTree(1), none)
     round_.path, round_.events = [ROOT], [TokenEvent("c", 2, "target", 0)]
     round_._measure([ROOT])
     report = round_.outcome.report
