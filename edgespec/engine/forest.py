@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -94,13 +93,13 @@ class Forest:
         n_others = len(self.rounds) - 1
         most = min(point.n_rows + n_others, max_nodes)
         candidates = [
-            round_.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
+            round_.slot.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
             for round_ in self.rounds
         ]
         if not n_others:
             return candidates
         trees = [round_.tree for round_ in self.rounds]
-        return share_out(trees, candidates, most, self.rounds[0].rules.max_branches)
+        return share_out(trees, candidates, most, self.rounds[0].slot.rules.max_branches)
 
     def beside(
         self, n_rows: int, check: Callable[[], None]
@@ -112,8 +111,9 @@ class Forest:
         return partial(self._grow_beside, check)
 
     def outcome(self, outcomes: Sequence[RoundOutcome], prepared_s: float) -> RoundOutcome:
-        """The rounds of a pass combined into one, for the planner; `prepared_s` are the seconds
-        since all rounds were planned and their drafts had read the text."""
+        """The rounds of a pass combined into one, as far as the planner learns from it;
+        `prepared_s` are the seconds since all rounds were planned and their drafts had read the
+        text."""
         of_pass: dict[str, Any] = {
             "n_prompt_rows": self._planner.n_prompt_rows,
             "draft_steps": self._draft_steps,
@@ -127,17 +127,11 @@ class Forest:
             outcomes[0],
             n_texts=len(outcomes),
             n_tokens=sum(o.n_tokens for o in outcomes),
-            accepted=sum(o.accepted for o in outcomes),
-            drafted=sum(o.drafted for o in outcomes),
             verified=sum(o.verified for o in outcomes),
-            provisional_drafted=sum(o.provisional_drafted for o in outcomes),
-            provisional_kept=sum(o.provisional_kept for o in outcomes),
             steps_beside=sum(o.steps_beside for o in outcomes),
             reading_s=sum(o.reading_s for o in outcomes),
             guessed=any(o.guessed for o in outcomes),
             path_nodes=[node for o in outcomes for node in o.path_nodes],
-            verified_by=sum((Counter(o.verified_by) for o in outcomes), Counter()),
-            accepted_by=sum((Counter(o.accepted_by) for o in outcomes), Counter()),
             **of_pass,
         )
 

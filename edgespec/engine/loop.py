@@ -40,9 +40,8 @@ class Loop(Closeable):
         planner: RoundPlanner,
         clock: Callable[[], float],
         trace: Trace,
-        notes: Sequence[str] = (),
     ) -> None:
-        """`notes` are added to every result. The target is borrowed."""
+        """The target is borrowed."""
         self.target = target
         self.clock = clock
         self.worker = Worker()
@@ -51,16 +50,10 @@ class Loop(Closeable):
         self._rules = rules
         self._planner = planner
         self._trace = trace
-        self._notes = notes
 
     def close(self) -> None:
         """Stop the worker thread. Idempotent."""
         self.worker.close()
-
-    def begin(self, slot: Slot) -> None:
-        """Begin the text of a slot's request."""
-        for note in self._notes:
-            slot.request.tally.note(note)
 
     def end(self, slot: Slot) -> None:
         """Drop everything provisional of a text that needs no further pass, and keep what was
@@ -132,7 +125,7 @@ class Loop(Closeable):
                 room=sum(slot.request.transcript.room for slot in growing),
             )
         for slot in slots:
-            slot.prepare(len(slots) - 1, self._rules, self._planner)
+            slot.prepare(len(slots) - 1)
         return [slot.round for slot in slots if slot.round is not None]
 
     def _prompts(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:
@@ -179,20 +172,18 @@ class Loop(Closeable):
         self, slot: Slot, round_: Round, nodes: Sequence[int], logits: np.ndarray
     ) -> RoundOutcome:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
-        accepted = round_.accept(nodes, logits)
-        if accepted.failure is not None:
-            slot.fail(accepted.failure)
-        slot.commit(round_.tree, accepted.path)
+        round_.accept(nodes, logits)
+        slot.commit(round_.tree, round_.path)
         if round_.grower is not None:
             slot.n_drafted = len(slot.committed)
         round_.observe_logits(nodes, logits)
         if slot.request.corrections is not None:
-            slot.request.corrections.see_round(slot.request, round_.tree, nodes, logits, accepted)
+            slot.request.corrections.see_round(round_, nodes, logits)
         del logits  # the memory plan has room for the logits of one pass
-        slot.tree = round_.reroot(accepted)
+        slot.tree = round_.reroot()
         outcome = round_.end(slot.tree)
         slot.request.tally.outcomes.append(outcome)
-        slot.events += accepted.events
+        slot.events += round_.events
         return outcome
 
 

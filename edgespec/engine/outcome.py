@@ -20,12 +20,10 @@ class PathNode(NamedTuple):
     was_right: bool
     """True if one of the guesses was right."""
     entropy: float = 0.0
-    """Entropy of the drafter's distribution after it, in nats; 0 if no stop rule needs it."""
+    """Entropy of the drafter's distribution after it, in nats."""
 
 
-def path_nodes(
-    tree: TokenTree, path: Sequence[int], tokens: Sequence[int], needs_entropy: bool
-) -> list[PathNode]:
+def path_nodes(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[PathNode]:
     """The nodes of an accepted path that had guesses below them; `tokens` followed each."""
     found = []
     for node, token in zip(path, tokens, strict=True):
@@ -33,8 +31,7 @@ def path_nodes(
         if children:
             claimed = min(1.0, float(tree.confidence[children].sum()))
             was_right = tree.child(node, token) is not None
-            entropy = tree.entropy(node) if needs_entropy else 0.0
-            found.append(PathNode(claimed, was_right, entropy))
+            found.append(PathNode(claimed, was_right, tree.entropy(node)))
     return found
 
 
@@ -67,7 +64,7 @@ class RoundOutcome:
     draft_s: float = 0.0
     """Seconds of drafting that did not overlap the pass."""
     n_texts: int = 1
-    """Texts in the pass; counts of guesses and tokens are totals over them."""
+    """Texts in the pass; the planner gets one outcome for all of them."""
     n_prompt_rows: int = 0
     """Rows of the pass that are prompt tokens of other texts."""
     n_line_rows: int = 0
@@ -85,7 +82,7 @@ class RoundOutcome:
     free_hit: bool = False
     """True if a free drafter would have guessed the latest token, in a round without guesses."""
     path_nodes: Sequence[PathNode] = ()
-    """Nodes of the accepted path that had guesses below them."""
+    """Nodes of the accepted path that had guesses below them; none without a stop rule."""
     verified_by: Mapping[str, int] = field(default_factory=dict)
     """Verified guesses by source."""
     accepted_by: Mapping[str, int] = field(default_factory=dict)
@@ -95,17 +92,6 @@ class RoundOutcome:
     def n_rows(self) -> int:
         """Number of rows of the pass."""
         return self.n_texts + self.verified + self.n_prompt_rows + self.n_line_rows
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds in which the pass waited for reads that do not depend on its rows, so that more
-        nodes would have cost nothing."""
-        return self.report.stall_s - self.report.choice_stall_s
-
-    @property
-    def missed(self) -> bool:
-        """True if all guesses after the last accepted node were wrong."""
-        return bool(self.path_nodes) and not self.path_nodes[-1].was_right
 
     @property
     def cost(self) -> RoundCost:

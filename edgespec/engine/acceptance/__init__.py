@@ -13,9 +13,9 @@ from edgespec.engine.acceptance.drawn import (
     WithoutReplacement,
 )
 from edgespec.engine.acceptance.lossy import Rollback, TypicalAcceptance
-from edgespec.engine.acceptance.rule import AcceptanceRule, Accepted, ExactReplay, Growth, accept
+from edgespec.engine.acceptance.rule import AcceptanceRule, ExactReplay, Growth, accept
 
-__all__ = ["ACCEPTANCE_RULES", "AcceptanceRule", "Accepted", "ExactReplay", "Growth", "accept"]
+__all__ = ["ACCEPTANCE_RULES", "AcceptanceRule", "ExactReplay", "Growth", "accept"]
 
 ACCEPTANCE_RULES: dict[str, type[AcceptanceRule]] = {
     rule.name: rule

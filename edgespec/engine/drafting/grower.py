@@ -49,7 +49,6 @@ class TreeGrower:
         models = (each for each in self._drafters if isinstance(each, ModelDrafter))
         self.modelled = next(models, None)
         """The drafter with a draft model."""
-        self._window = self.modelled.window if self.modelled else None
         self.step_depth = self.modelled.step_depth if self.modelled else 1
         """Number of consecutive nodes that a step of the draft model adds."""
         self.n_guesses = 0
@@ -63,25 +62,21 @@ class TreeGrower:
     @property
     def n_leading(self) -> int:
         """Length of the text's prefix that the draft model holds without a gap; 0 without one."""
-        return self._window.n_leading if self._window is not None else 0
+        return self.modelled.n_leading if self.modelled is not None else 0
 
     def n_unread(self, n_drafted: int, n_tokens: int) -> int:
         """Number of tokens that the drafters, which have read `n_drafted`, must read before they
         can guess after `n_tokens`."""
-        if self._window is not None and self._window.moves:
-            return self._window.n_unread(n_tokens)
+        if self.modelled is not None and self.modelled.moves:
+            return self.modelled.n_unread(n_tokens)
         return n_tokens - n_drafted
 
-    def begin_text(self, sampler: Sampler) -> None:
-        """Begin a text, whose draws `sampler` foresees."""
+    def begin_text(self, sampler: Sampler, client: str) -> None:
+        """Begin a text of `client`, whose draws `sampler` foresees."""
         if not self._foresees:
             sampler = Sampler(SamplingParams())
         for drafter in self._drafters:
             drafter.begin_text(sampler)
-
-    def begin_client(self, client: str) -> None:
-        """The next text is one of `client`."""
-        for drafter in self._drafters:
             if isinstance(drafter, RemembersTexts):
                 drafter.begin_client(client)
 
