@@ -116,6 +116,10 @@ class EngineSettings(Speculation, ContextEnd):
         """Most nodes of one pass of this target, the root included."""
         return min(info.max_nodes, 1 + self.draft_max) if self.pins_draft_max else info.max_nodes
 
+    def pacer_for(self, info: ModelInfo) -> Pacer:
+        """The pacer by name; one that grows a line for a target that verifies no more."""
+        return PACERS[self.pacer]() if info.max_branches > 1 else LinearPacer()
+
     def new_stop_rule(self) -> StopRule | None:
         """The stop rule by name; None if the round planner decides."""
         rule = STOP_RULES.get(self.fallback)
@@ -126,7 +130,7 @@ class EngineSettings(Speculation, ContextEnd):
         max_nodes = self.max_nodes(info)
         longest = max_nodes - 1 if info.tree_capable else info.max_rollback
         return RoundRules(
-            pacer=PACERS[self.pacer]() if info.max_branches > 1 else LinearPacer(),
+            pacer=self.pacer_for(info),
             acceptance=self.acceptance_rule(),
             max_nodes=max_nodes,
             max_rows=max(max_nodes, info.prompt_batch),
