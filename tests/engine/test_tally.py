@@ -92,7 +92,7 @@ GUESSES = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": Fal
 
 
 def misses(draft: FakeModel, **limits: Any) -> list[bool]:
-    """Whether all guesses after the last accepted node were wrong, by rounds of a text."""
+    """Rounds of a text: True where all guesses after the last accepted node were wrong."""
     settings = EngineSettings(step_aside=False, **GUESSES)
     with Engine(counting(), draft, settings) as engine:
         request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, **limits))
