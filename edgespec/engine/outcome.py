@@ -120,9 +120,8 @@ class Tally:
     shift_s: float = 0.0
     """Seconds of reading the remaining text again after context shifts."""
     outcomes: list[RoundOutcome] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    noted: set[str] = field(default_factory=set)
-    """Subjects of the notes."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Notes for the user by subject."""
     acceptance: str = AcceptanceName.EXACT_REPLAY
     keeps: str = Keeps.DRAWS
     """Acceptance rule and its guarantee: the target's draws, its distribution, or neither."""
@@ -136,9 +135,7 @@ class Tally:
 
     def note(self, text: str, subject: str = "") -> None:
         """Add a note for the user, at most one for each subject."""
-        if (subject or text) not in self.noted:
-            self.noted.add(subject or text)
-            self.notes.append(text)
+        self.notes.setdefault(subject or text, text)
 
     def speculation(self) -> SpeculationStats:
         rounds = self.outcomes

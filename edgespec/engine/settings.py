@@ -90,12 +90,6 @@ class EngineSettings(Speculation, ContextEnd):
         return ", ".join(f"{name}={value}" for name, value in changed.items())
 
     @property
-    def n_keep(self) -> int | None:
-        """Number of first tokens that remain of a full context, -1 for the prompt; None ends the
-        text there."""
-        return self.keep if self.context_shift else None
-
-    @property
     def acceptance_rule(self) -> type[AcceptanceRule]:
         """The acceptance rule by name, ours or another package's."""
         rule = ACCEPTANCE_RULES.get(self.acceptance)
@@ -137,6 +131,7 @@ class EngineSettings(Speculation, ContextEnd):
             max_branches=info.max_branches,
             max_depth=min(self.max_depth or max_nodes - 1, longest),
             computes_lines=not info.tree_capable,
+            n_keep=self.keep if self.context_shift else None,
         )
 
 
@@ -155,6 +150,9 @@ class RoundRules:
     """Most drafted tokens in one verified branch."""
     computes_lines: bool = False
     """True if the target computes each branch as a sequence of its own, padded to the longest."""
+    n_keep: int | None = None
+    """Number of first tokens that remain of a full context, -1 for the prompt; None ends the text
+    there."""
 
     @property
     def line_limits(self) -> Limits:

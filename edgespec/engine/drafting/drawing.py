@@ -110,12 +110,10 @@ class DrawnGrower(TreeGrower):
 
     def begin(self, tree: TokenTree, limits: Limits) -> None:
         """Add the draws after nodes that the draft has already evaluated, such as the root."""
-        if self._drafter.is_greedy:
-            super().begin(tree, limits)
-            return
-        for node in range(len(tree)):
-            if node not in tree.draws:
-                self._hang_draws(tree, node, limits)
+        if not self._drafter.is_greedy:
+            for node in range(len(tree)):
+                if node not in tree.draws:
+                    self._hang_draws(tree, node, limits)
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> TokenTree:
         if self._drafter.is_greedy:
