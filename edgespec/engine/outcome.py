@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import TokenTree
-from edgespec.values import PassReport, RoundCost, SourceStats, SpeculationStats, Timings
+from edgespec.values import (
+    PassReport,
+    RoundCost,
+    SourceStats,
+    SpeculationStats,
+    Timings,
+    total_sources,
+)
 
 
 class PathNode(NamedTuple):
@@ -83,10 +89,8 @@ class RoundOutcome:
     """True if a free drafter would have guessed the latest token, in a round without guesses."""
     path_nodes: Sequence[PathNode] = ()
     """Nodes of the accepted path that had guesses below them; none without a stop rule."""
-    verified_by: Mapping[str, int] = field(default_factory=dict)
-    """Verified guesses by source."""
-    accepted_by: Mapping[str, int] = field(default_factory=dict)
-    """Accepted guesses by source."""
+    sources: Sequence[SourceStats] = ()
+    """Verified and accepted guesses by source."""
 
     @property
     def n_rows(self) -> int:
@@ -152,18 +156,7 @@ class Tally:
             round_costs=tuple(outcome.cost for outcome in rounds),
             acceptance=str(self.acceptance),
             keeps=str(self.keeps),
-            sources=self._sources(),
-        )
-
-    def _sources(self) -> tuple[SourceStats, ...]:
-        verified: Counter[str] = Counter()
-        accepted: Counter[str] = Counter()
-        for outcome in self.outcomes:
-            verified.update(outcome.verified_by)
-            accepted.update(outcome.accepted_by)
-        return tuple(
-            SourceStats(source, n_nodes, accepted[source])
-            for source, n_nodes in verified.most_common()
+            sources=total_sources(outcome.sources for outcome in rounds),
         )
 
     def timings(self) -> Timings:

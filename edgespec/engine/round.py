@@ -19,7 +19,7 @@ from edgespec.engine.planning.pacer import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
-from edgespec.values import TokenEvent
+from edgespec.values import SourceStats, TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.engine.slot import Slot
@@ -244,8 +244,9 @@ class Round:
         outcome.provisional_drafted = len(self.provisional)
         if self.slot.planner.stop_rule is not None:
             outcome.path_nodes = path_nodes(tree, self.path, self.tokens)
-        outcome.verified_by = Counter(tree.source[node] for node in nodes if node != ROOT)
-        outcome.accepted_by = Counter(tree.source[node] for node in self.path[1:])
+        verified = Counter(tree.source[node] for node in nodes if node != ROOT)
+        accepted = Counter(tree.source[node] for node in self.path[1:])
+        outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
