@@ -92,7 +92,7 @@ GUESSES = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": Fal
 
 
 def misses(draft: FakeModel, **limits: Any) -> list[bool]:
-    """Rounds of a text: True where all guesses after the last accepted node were wrong."""
+    """True for each round of a text whose guesses after the last accepted node were all wrong."""
     settings = EngineSettings(step_aside=False, **GUESSES)
     with Engine(counting(), draft, settings) as engine:
         request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, **limits))
