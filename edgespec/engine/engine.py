@@ -64,8 +64,8 @@ class Engine(Scheduler):
 
         The models are borrowed, unless `release` frees them at the end. At most `n_grammars`
         requests with grammars run at a time. `observer` makes what records the corrections of a
-        text. `name` is the subject of error messages. `prefixes` says where the
-        texts of a slot are stored.
+        text. `name` is the subject of error messages. `prefixes` says where the texts of a slot are
+        stored.
         """
         settings = settings or EngineSettings()
         check_drafters(settings, draft, drafters)
