@@ -269,7 +269,7 @@ class Speculation(Settings):
     """Most guesses in a row, down one branch. Default: as many as one pass verifies."""
     lookup: Annotated[bool | None, Flag()] = None
     """Guess from the text so far, too: what followed when its last words occurred before. Default:
-    beside a draft model, not without one."""
+    beside a draft model, and without one if the target's weights are paged."""
     learn: Annotated[bool, Flag()] = False
     """Keep ALL TEXTS, prompts and answers, in the cache folder, so that `edgespec models adapt` can
     train the draft on what the target said where no guess was right: 64 MiB at most, readable by

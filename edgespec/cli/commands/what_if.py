@@ -109,7 +109,7 @@ def _lines(found: WhatIf, source: str) -> list[str]:
     if found.drafted:
         lines += ["", "Of two figures the first is for conversation, the second for code."]
     elif plan.paged:
-        lines.append("No draft that fits would be faster; --lookup guesses without memory.")
+        lines.append("No draft that fits would be faster; guesses from the text itself need none.")
     return lines
 
 

@@ -140,8 +140,13 @@ def add_measured_temperature(group: _ArgumentGroup | ArgumentParser) -> None:
 def add_speculation(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
     add(group, Speculation)
-    flag(group, "--no-lookup", "only the draft model guesses", action="store_false", dest="lookup")
+    add_no_lookup(group)
     add(group, GenerateSettings, "no_overlap")
+
+
+def add_no_lookup(group: _ArgumentGroup) -> None:
+    """The flag that leaves guessing to a draft model."""
+    flag(group, "--no-lookup", "only a draft model guesses", action="store_false", dest="lookup")
 
 
 def add(
