@@ -64,8 +64,8 @@ class Engine(Scheduler):
 
         The models are borrowed, unless `release` frees them at the end. At most `n_grammars`
         requests with grammars run at a time. `observer` makes what records the corrections of a
-        text. `name` is the subject of error messages. `prefixes` says where the
-        texts of a slot are stored.
+        text. `name` is the subject of error messages. `prefixes` says where the texts of a slot are
+        stored.
         """
         settings = settings or EngineSettings()
         check_drafters(settings, draft, drafters)
@@ -86,7 +86,6 @@ class Engine(Scheduler):
             Slot(target, n, grower, self._rules, self.planner, clock, trace, prefixes)
             for n, grower in enumerate(growers)
         ]
-        self._n_keep = settings.n_keep
         self._observer = observer
         acceptance, n_texts = self._rules.acceptance, target.info.n_slots
         self._notes = notes_on(reason, acceptance, growers[0] is not None, n_texts)
@@ -103,7 +102,7 @@ class Engine(Scheduler):
         """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
         rule = self._rules.acceptance if self.first.grower is not None else None
         with self._users.use():
-            request = admit(self._target, terms, rule, self._n_keep)
+            request = admit(self._target, terms, rule, self._rules.n_keep is not None)
         for note in self._notes:
             request.tally.note(note)
         request.corrections = self._observer() if self._observer is not None else None

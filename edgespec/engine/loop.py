@@ -83,14 +83,14 @@ class Loop(Closeable):
             n_prompt_rows = sum(part.n_rows for part in prompts)
             self._planner.share_pass(len(rounds), n_prompt_rows, max_nodes)
         prepared = self.clock()
-        forest = Forest(rounds, self._planner)
+        forest = Forest(rounds, self._planner, self.clock, check)
         try:
-            forest.grow(self.clock, check)
-            parts = prompts + self._grown(forest, max_nodes)
+            forest.grow()
+            parts = prompts + forest.parts(max_nodes)
             if not parts:
                 return
             n_rows = sum(part.n_rows for part in parts)
-            logits = self._verify(parts, forest.beside(n_rows, check), check)
+            logits = self._verify(parts, forest.beside(n_rows), check)
         except Cancelled:
             for slot in slots:
                 slot.start_again()
@@ -137,15 +137,6 @@ class Loop(Closeable):
         n_hidden = self._planner.n_hidden(self._rules.max_rows)
         parts = parts_of(reading, self.target.info, n_trees, self._rules.max_nodes, n_hidden)
         return parts, self._rules.room_beside(parts, n_trees, n_hidden)
-
-    @staticmethod
-    def _grown(forest: Forest, max_nodes: int) -> list[PassPart]:
-        """The parts of a pass that verify the selected nodes of all trees."""
-        nodes = forest.select(max_nodes)
-        return [
-            PassPart(round_.slot.number, round_.tree, its_nodes)
-            for round_, its_nodes in zip(forest.rounds, nodes, strict=True)
-        ]
 
     def _verify(
         self,

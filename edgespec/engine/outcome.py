@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import TokenTree
-from edgespec.values import PassReport, RoundCost, SourceStats, SpeculationStats, Timings
+from edgespec.values import (
+    PassReport,
+    RoundCost,
+    SourceStats,
+    SpeculationStats,
+    Timings,
+    total_sources,
+)
 
 
 class PathNode(NamedTuple):
@@ -83,10 +89,8 @@ class RoundOutcome:
     """True if a free drafter would have guessed the latest token, in a round without guesses."""
     path_nodes: Sequence[PathNode] = ()
     """Nodes of the accepted path that had guesses below them; none without a stop rule."""
-    verified_by: Mapping[str, int] = field(default_factory=dict)
-    """Verified guesses by source."""
-    accepted_by: Mapping[str, int] = field(default_factory=dict)
-    """Accepted guesses by source."""
+    sources: Sequence[SourceStats] = ()
+    """Verified and accepted guesses by source."""
 
     @property
     def n_rows(self) -> int:
@@ -120,9 +124,8 @@ class Tally:
     shift_s: float = 0.0
     """Seconds of reading the remaining text again after context shifts."""
     outcomes: list[RoundOutcome] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    noted: set[str] = field(default_factory=set)
-    """Subjects of the notes."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Notes for the user by subject."""
     acceptance: str = AcceptanceName.EXACT_REPLAY
     keeps: str = Keeps.DRAWS
     """Acceptance rule and its guarantee: the target's draws, its distribution, or neither."""
@@ -136,9 +139,7 @@ class Tally:
 
     def note(self, text: str, subject: str = "") -> None:
         """Add a note for the user, at most one for each subject."""
-        if (subject or text) not in self.noted:
-            self.noted.add(subject or text)
-            self.notes.append(text)
+        self.notes.setdefault(subject or text, text)
 
     def speculation(self) -> SpeculationStats:
         rounds = self.outcomes
@@ -155,18 +156,7 @@ class Tally:
             round_costs=tuple(outcome.cost for outcome in rounds),
             acceptance=str(self.acceptance),
             keeps=str(self.keeps),
-            sources=self._sources(),
-        )
-
-    def _sources(self) -> tuple[SourceStats, ...]:
-        verified: Counter[str] = Counter()
-        accepted: Counter[str] = Counter()
-        for outcome in self.outcomes:
-            verified.update(outcome.verified_by)
-            accepted.update(outcome.accepted_by)
-        return tuple(
-            SourceStats(source, n_nodes, accepted[source])
-            for source, n_nodes in verified.most_common()
+            sources=total_sources(outcome.sources for outcome in rounds),
         )
 
     def timings(self) -> Timings:

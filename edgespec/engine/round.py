@@ -19,7 +19,7 @@ from edgespec.engine.planning.pacer import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
-from edgespec.values import TokenEvent
+from edgespec.values import SourceStats, TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.engine.slot import Slot
@@ -112,7 +112,7 @@ class Round:
             self.tree = self.tree.bare()
         hang_forced(self.tree, self.slot.request.sampler, self.limits)
         if self.grower is not None:
-            self.grower.begin(self.tree, self.slot.rules.pacer, self.limits)
+            self.grower.begin(self.tree, self.limits)
 
     @property
     def open_nodes(self) -> list[int]:
@@ -127,8 +127,7 @@ class Round:
         """The next draft step as a part of a pass of the draft model; None without one."""
         if self.grower is None:
             return None
-        limits, pacer = self._limits_of_step(is_beside), self.slot.rules.pacer
-        return self.grower.draft_part(self.tree, open_nodes, pacer, limits)
+        return self.grower.draft_part(self.tree, open_nodes, self._limits_of_step(is_beside))
 
     def step(self, open_nodes: Sequence[int], is_beside: bool) -> bool:
         """Make and trace one draft step, before the pass or beside it; False if the pacer finds
@@ -139,9 +138,9 @@ class Round:
         assert self.grower is not None
         tree, trace = self.tree, self.slot.trace
         n_before, first_key = len(tree), tree.next_key
-        limits, pacer = self._limits_of_step(is_beside), self.slot.rules.pacer
+        limits = self._limits_of_step(is_beside)
         with trace.span(Track.BESIDE if is_beside else Track.ENGINE, "draft step") as span:
-            grew = self.grower.step(tree, open_nodes, pacer, limits)
+            grew = self.grower.step(tree, open_nodes, limits)
             if not grew:
                 span.forget()
             elif trace.is_on:
@@ -187,7 +186,7 @@ class Round:
         begun = self.slot.clock()
         try:
             with self.slot.trace.span(Track.ENGINE, "re-root"):
-                return self.grower.follow(tree, self.path, root, self.slot.rules.pacer)
+                return self.grower.follow(tree, self.path, root)
         except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
             self.slot.fail(error)
             return tree.reroot(root).bare()
@@ -245,8 +244,9 @@ class Round:
         outcome.provisional_drafted = len(self.provisional)
         if self.slot.planner.stop_rule is not None:
             outcome.path_nodes = path_nodes(tree, self.path, self.tokens)
-        outcome.verified_by = Counter(tree.source[node] for node in nodes if node != ROOT)
-        outcome.accepted_by = Counter(tree.source[node] for node in self.path[1:])
+        verified = Counter(tree.source[node] for node in nodes if node != ROOT)
+        accepted = Counter(tree.source[node] for node in self.path[1:])
+        outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:

@@ -212,10 +212,10 @@ class Slot:
         """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
         round."""
         self.reads_prompt, self.round = False, None
-        request = self.request
+        request, n_keep = self.request, self.rules.n_keep
         with self.alone():
-            if self.is_growing and request.n_keep is not None and self.is_full:
-                request.shift_context([*self.committed, int(self.tree.token[ROOT])])
+            if self.is_growing and n_keep is not None and self.is_full:
+                request.shift_context([*self.committed, int(self.tree.token[ROOT])], n_keep)
                 self._reading = self.rest_begun = None
             if self.rest_begun is None:
                 if self._reading is None:

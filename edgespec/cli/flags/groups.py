@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, _ArgumentGroup
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, get_origin
+from typing import Annotated, Any, TypeVar, get_origin
+
+from pydantic import BeforeValidator
 
 from edgespec.chat.chat_sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.settings.base import Settings, descriptions, spell
+from edgespec.settings.base import Flag, Settings, descriptions, spell
 from edgespec.settings.config import (
     ContextEnd,
     GenerateSettings,
@@ -18,6 +20,9 @@ from edgespec.settings.config import (
 )
 from edgespec.settings.options import declared
 from edgespec.settings.rule_names import RuleName
+from edgespec.settings.units import parse_size
+
+S = TypeVar("S", bound=Settings)
 
 HUB_NAME = "USER/REPO[:QUANT]"
 MEASURED_TEMPERATURE = f"what chat uses: the model's own, otherwise {CHAT_DEFAULTS['temperature']}"
@@ -195,10 +200,19 @@ def add_plain_output(parser: ArgumentParser) -> None:
     flag(parser, "--quiet", "print no notes or progress")
 
 
-def add_max_body(group: _ArgumentGroup) -> None:
-    flag(
-        group,
-        "--max-body SIZE",
-        "largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
-        "each token of the context)",
-    )
+def given(args: Namespace, settings: type[S]) -> S:
+    """Settings of a command, from the flags that were given. Raises UsageError."""
+    known = settings.known()
+    return settings.model_validate({n: value for n, value in vars(args).items() if n in known})
+
+
+def _body_size(value: str) -> int:
+    return parse_size(value, named="--max-body")
+
+
+class BodyLimit(Settings):
+    """The limit of requests of `serve` and `batch`."""
+
+    max_body: Annotated[int | None, Flag(metavar="SIZE"), BeforeValidator(_body_size)] = None
+    """Largest request body; the plan keeps memory for it. Default: 64 KiB and 16 bytes for each
+    token of the context."""

@@ -1,11 +1,11 @@
 """Acceptance rules: which guesses of a verified tree become part of the text.
 
 `rule` has the interface, the default and the walk down a tree; the others are grouped by what they
-do with guesses: `drawn`, `block` and `lossy`.
+do with guesses: `drawn` and `lossy`.
 """
 
-from edgespec.engine.acceptance.block import BlockVerification
 from edgespec.engine.acceptance.drawn import (
+    BlockVerification,
     KSequential,
     Lenience,
     MultiStepRejection,

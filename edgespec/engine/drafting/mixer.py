@@ -106,7 +106,14 @@ class Mixer:
 
     def _chances(self, opinions: Sequence[Opinion]) -> dict[int, float]:
         """Probability of each named token: softmax of the log odds and of 0 for all others."""
-        said = [self._log_odds(opinion) for opinion in opinions]
+        said: list[dict[int, float]] = []
+        for opinion in opinions:
+            evidence, sharpness = self._weights_of(opinion)
+            logs = _sharpened(opinion, sharpness)
+            base = evidence.value + _logit(opinion.chance) - math.log(sum(map(math.exp, logs)))
+            said.append(
+                {token: base + log for token, log in zip(opinion.tokens, logs, strict=True)}
+            )
         log_odds = {token: 0.0 for its_odds in said for token in its_odds}
         for opinion, its_odds in zip(opinions, said, strict=True):
             unnamed = UNNAMED_LOG_ODDS if opinion.is_exhaustive else 0.0
@@ -116,14 +123,6 @@ class Mixer:
         shares = {token: math.exp(one - highest) for token, one in log_odds.items()}
         total = sum(shares.values()) + math.exp(-highest)
         return {token: share / total for token, share in shares.items()}
-
-    def _log_odds(self, opinion: Opinion) -> dict[int, float]:
-        """Log odds of each token of an opinion against all tokens that no source names."""
-        evidence, sharpness = self._weights_of(opinion)
-        logs = _sharpened(opinion, sharpness)
-        total = sum(map(math.exp, logs))
-        base = evidence.value + _logit(opinion.chance) - math.log(total)
-        return {token: base + log for token, log in zip(opinion.tokens, logs, strict=True)}
 
     def _weights_of(self, opinion: Opinion) -> tuple[Weight, Weight]:
         """The evidence of an opinion's source and kind, and the sharpness of its source."""
