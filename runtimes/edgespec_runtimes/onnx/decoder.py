@@ -184,9 +184,7 @@ class Decoder(Closeable):
         n = batch.results.size
         if not (n and batch.is_direct and self._has_float_logits):
             return None
-        return Bound(
-            np.float32, (1, n, self._n_vocab), logits[int(batch.results[0]) :].ctypes.data
-        )
+        return Bound(np.float32, (1, n, self._n_vocab), logits[int(batch.results[0]) :].ctypes.data)
 
 
 def _buffers(cache: KeyValueCache, names: Sequence[tuple[str, int, int]]) -> dict[str, Bound]:
