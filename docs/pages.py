@@ -193,7 +193,7 @@ def _field(member: ast.AnnAssign, following: ast.stmt | None) -> tuple[str, str,
 
 def _type(annotation: ast.expr | None) -> str:
     """An annotation without what only validates."""
-    whole_numbers = re.compile(r"\b(Count|AtLeastOne)\b")
+    whole_numbers = re.compile(r"\b(Count|AtLeastOne|Threads)\b")
 
     class Plain(ast.NodeTransformer):
         def visit_Subscript(self, node: ast.Subscript) -> ast.AST:

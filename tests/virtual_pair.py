@@ -19,6 +19,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.slot import take
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
@@ -285,10 +286,8 @@ def together(
 
 def _drive_all(engine: Any, requests: Sequence[ActiveRequest]) -> None:
     """Passes until all texts are written, all of which are at work before the first pass."""
-    loop, slots = engine._loop, engine._slots
-    at_work = [slots.take(request) for request in requests]
-    for slot in at_work:
-        loop.begin(slot)
+    loop = engine._loop
+    at_work = [take(engine._slots, request) for request in requests]
     while at_work:
         loop.advance(at_work)
         for slot in [*at_work]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from edgespec.errors import UsageError
-from edgespec.settings.base import Settings
+from edgespec.settings.base import Flag, Settings
 from edgespec.settings.parsing import MAX_TEXTS
 from edgespec.settings.units import format_size, parse_rate, parse_size
 
@@ -56,45 +56,49 @@ def _paths(value: object) -> object:
 class BenchSettings(Settings):
     """Settings of one bench."""
 
-    model: Path | None = None
+    model: Annotated[Path | None, Flag(metavar="FILE", short="-m")] = None
     """Target: a GGUF file or an ONNX model's folder. Default: the embedded one, enlarged."""
-    draft: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = ()
+    draft: Annotated[
+        tuple[Path, ...], Flag(metavar="FILE", short="-md"), BeforeValidator(_paths)
+    ] = ()
     """Draft model: a small one that guesses, a head, `self` for one made from the target, or the
     target's name for a layer of its own (MTP); may be given several times to compare them.
     Default: with -m only what comes with the model."""
-    pair: str = "embedded"
+    pair: Annotated[str, Flag(metavar="NAME")] = "embedded"
     """Pair whose target is enlarged if need be: embedded, or a real model that is fetched once,
     smollm2 or qwen2.5-coder."""
-    size: Annotated[int, BeforeValidator(_size)] = 1 << 30
+    size: Annotated[int, Flag(metavar="SIZE"), BeforeValidator(_size)] = 1 << 30
     """Size of the enlarged target."""
-    memory: Annotated[str, BeforeValidator(_memory)] = "50%"
+    memory: Annotated[str, Flag(metavar="SIZE"), BeforeValidator(_memory)] = "50%"
     """Memory limit: 1GiB, a share of target plus largest draft like 30%, or unlimited."""
-    disk_bandwidth: Annotated[int | None, BeforeValidator(parse_rate)] = None
+    disk_bandwidth: Annotated[int | None, Flag(metavar="RATE"), BeforeValidator(parse_rate)] = None
     """Bytes read per second, like 300M, in decimal units as storage is sold. Default: no limit."""
-    modes: Annotated[tuple[str, ...] | None, BeforeValidator(_parts)] = None
+    modes: Annotated[tuple[str, ...] | None, Flag(metavar="LIST"), BeforeValidator(_parts)] = None
     """Names from below, separated by commas. Default: all."""
     parallel: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=MAX_TEXTS)], ...] | None, BeforeValidator(_parts)
+        tuple[Annotated[int, Field(ge=1, le=MAX_TEXTS)], ...] | None,
+        Flag(metavar="LIST"),
+        BeforeValidator(_parts),
     ] = None
     """Numbers of texts at once, like 1,2,4,8: tokens/s together and for each text. Default: single
     texts."""
-    prompts: Path | None = None
+    prompts: Annotated[Path | None, Flag(metavar="FILE")] = None
     """File of prompts: one a line, or in .jsonl an object's `prompt`. Default: beginnings of Python
     code."""
-    n_prompts: int = Field(default=3, ge=1)
+    n_prompts: Annotated[int, Flag(metavar="N"), Field(ge=1)] = 3
     """Number of prompts, from the beginning of the file."""
-    repetitions: int = Field(default=3, ge=1)
+    repetitions: Annotated[int, Flag(metavar="N"), Field(ge=1)] = 3
     """Runs of each mode on each prompt."""
-    max_tokens: int = Field(default=48, ge=1)
+    max_tokens: Annotated[int, Flag(metavar="N", short="-n"), Field(ge=1)] = 48
     """Tokens of each run."""
-    baseline_tokens: int = Field(default=16, ge=1)
+    baseline_tokens: Annotated[int, Flag(metavar="N"), Field(ge=1)] = 16
     """Tokens of runs whose passes yield about one token each."""
-    ctx_size: int = Field(default=512, ge=1)
+    ctx_size: Annotated[int, Flag(metavar="N", short="-c"), Field(ge=1)] = 512
     """Tokens of context."""
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: Annotated[float | None, Flag(metavar="T"), Field(ge=0)] = None
     """Measure at this temperature, too, with the filters of `edgespec chat`; 0: greedy texts alone,
     in half of the time. Default: what chat uses: the model's own, otherwise 0.8."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: Annotated[int | None, Flag(metavar="N", short="-t"), Field(ge=1)] = None
     """Threads of each run. Default: one for each physical core."""
 
     @model_validator(mode="after")

@@ -88,7 +88,12 @@ def _rules(pacer: Pacer, fallback: Fallback) -> EngineSettings:
 
 
 ENGINE_MODES = (
-    Mode("paged", "edgespec without a draft", False, engine=EngineSettings(remember=False)),
+    Mode(
+        "paged",
+        "edgespec without guesses",
+        False,
+        engine=EngineSettings(lookup=False, remember=False),
+    ),
     Mode(
         "linear",
         "one branch of a fixed length",

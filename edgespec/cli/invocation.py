@@ -122,6 +122,8 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
         settings["draft"] = fetching.draft_from_target(load, Console(quiet="quiet" in args))
     if file is None and "no_tuned" not in args:
         _recall_tuned(settings, notes)
+    if settings.get("no_draft"):  # the target alone, unless a flag says otherwise
+        settings.setdefault("lookup", False)
     if settings.get("draft") is None and not settings.get("lookup"):
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
         settings["no_draft"] = True
@@ -282,8 +284,8 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
             _add_own_draft(settings, notes)
         if not any(settings.get(name) for name in ("draft", "no_draft", "lookup")):
             notes.append(
-                "no draft: the target runs alone. -md names a draft model (-md self makes one from "
-                "the target), and --lookup guesses from the text itself"
+                "no draft model: -md names one, -md self makes one from the target; until then a "
+                "model that is paged guesses from the text itself (--lookup: one in memory, too)"
             )
         return
     if "draft" in settings:

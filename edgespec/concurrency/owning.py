@@ -10,8 +10,7 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Self
 
 from edgespec.errors import EdgespecError, UsageError
@@ -63,11 +62,10 @@ class Users:
         `close`."""
         self._name = name
         self._closed = closed
-        self._inside: list[tuple[int, bool, object]] = []
-        """The thread of each call inside, whether it wants to be alone, and what tells it from
-        others. List methods are atomic, so entering and leaving need
-        no lock: a signal handler or the garbage collector may run at any point."""
-        self._left = threading.Event()
+        self.inside: list[Use] = []
+        """The calls inside. List methods are atomic, so entering and leaving need no lock: a signal
+        handler or the garbage collector may run at any point."""
+        self.left = threading.Event()
         self._release = threading.RLock()
         self._process = os.getpid()
         self.is_closing = False
@@ -78,51 +76,38 @@ class Users:
     @property
     def is_inside(self) -> bool:
         """True if the calling thread is inside a call."""
-        return any(thread == threading.get_ident() for thread, *_ in list(self._inside))
+        return any(use.thread == threading.get_ident() for use in list(self.inside))
 
     @property
     def is_forked(self) -> bool:
         """True in a fork of the process."""
         return os.getpid() != self._process
 
-    @contextmanager
-    def use(self, alone: bool = False) -> Iterator[None]:
-        """Prevent the release while the block runs.
+    def use(self, alone: bool = False) -> Use:
+        """Context manager that prevents the release.
 
         Raises the error of `closed` once it is closing. Raises UsageError if `alone` is set and
         another call that wants to be alone is inside, and in a fork of the process, which has none
         of its threads.
         """
-        if self.is_forked:
+        return Use(self, alone)
+
+    def within(self) -> Use:
+        """Context manager for a callback, also while the object is closing; nobody's `alone` minds
+        it."""
+        return Use(self, is_callback=True)
+
+    def check(self, use: Use) -> None:
+        """Raise the errors of `use`."""
+        if os.getpid() != self._process:
             raise UsageError(
                 f"{self._name} belongs to the process {self._process}, of which this is a fork "
                 "without its threads: load one here, or start processes by multiprocessing's spawn"
             )
-        entry = (threading.get_ident(), alone, object())
-        try:
-            self._inside.append(entry)
-            if self.is_closing:
-                raise self._closed(f"{self._name} is closed")
-            if alone and next(other for other in list(self._inside) if other[1]) is not entry:
-                raise UsageError(f"{self._name} is in use: one thread at a time")
-            yield
-        finally:
-            self._leave(entry)
-
-    @contextmanager
-    def within(self) -> Iterator[None]:
-        """Enter from a callback, also while the object is closing; nobody's `alone` minds it."""
-        entry = (threading.get_ident(), False, object())
-        try:
-            self._inside.append(entry)
-            yield
-        finally:
-            self._leave(entry)
-
-    def _leave(self, entry: tuple[int, bool, object]) -> None:
-        self._inside.remove(entry)
         if self.is_closing:
-            self._left.set()
+            raise self._closed(f"{self._name} is closed")
+        if use.alone and next(other for other in list(self.inside) if other.alone) is not use:
+            raise UsageError(f"{self._name} is in use: one thread at a time")
 
     def close(self, hurry: Callable[[], None], release: Callable[[], None]) -> None:
         """Call `release` once no call is inside; `hurry` asks those inside to return.
@@ -142,16 +127,44 @@ class Users:
             if self.is_released:
                 return
             self.is_closing = True
-            while self._inside:
+            while self.inside:
                 try:
-                    self._left.clear()
+                    self.left.clear()
                     hurry()
-                    if self._inside:
-                        self._left.wait(POLL_S)
+                    if self.inside:
+                        self.left.wait(POLL_S)
                 except KeyboardInterrupt:  # freeing memory in use would crash the process
                     continue
             self.is_released = True
             release()
+
+
+class Use:
+    """A call inside an object; a context manager. A generator would take twice as long."""
+
+    __slots__ = ("_users", "alone", "is_callback", "thread")
+
+    def __init__(self, users: Users, alone: bool = False, is_callback: bool = False) -> None:
+        self._users = users
+        self.alone = alone
+        self.is_callback = is_callback
+        self.thread = threading.get_ident()
+
+    def __enter__(self) -> None:
+        users = self._users
+        try:
+            users.inside.append(self)
+            if not self.is_callback:
+                users.check(self)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        users = self._users
+        users.inside.remove(self)
+        if users.is_closing:
+            users.left.set()
 
 
 def close_forgotten(owner: object, close: Callable[[], None]) -> None:

@@ -105,12 +105,12 @@ def admit(
     target: LanguageModel,
     terms: TextRequest,
     rule: AcceptanceRule | None = None,
-    n_keep: int | None = None,
+    shifts: bool = False,
 ) -> ActiveRequest:
     """Validate a request and prepare it to run on `target`.
 
-    `rule` is the acceptance rule, None without guesses; `n_keep` is that of
-    `ActiveRequest`. Raises UsageError if the target or the rule cannot serve the request.
+    `rule` is the acceptance rule, None without guesses; a text that `shifts` goes on when the
+    context is full. Raises UsageError if the target or the rule cannot serve the request.
     """
     if rule is not None:
         check_rule(rule, terms)
@@ -119,8 +119,8 @@ def admit(
     terms.sampling.check_vocabulary(target.info.n_vocab)
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
-    limit = text_limit(target.info.n_ctx, len(prompt), max_tokens, n_keep is not None)
-    is_own = n_keep is not None or limit == max_tokens
+    limit = text_limit(target.info.n_ctx, len(prompt), max_tokens, shifts)
+    is_own = shifts or limit == max_tokens
     limit_reason: FinishReason = "length" if is_own else "context"
     transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason)
     transcript.shown = dict(terms.shown)
@@ -128,7 +128,7 @@ def admit(
     tally = Tally() if rule is None else Tally(acceptance=rule.name, keeps=rule.keeps)
     for note in terms.notes:
         tally.note(note)
-    return ActiveRequest(terms, sampler, transcript, tally, n_keep)
+    return ActiveRequest(terms, sampler, transcript, tally)
 
 
 def text_limit(n_ctx: int, n_prompt: int, max_tokens: int | None, shifts: bool) -> int:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 from edgespec.concurrency.owning import Users
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
 from edgespec.engine.drafting.drafter import Drafter
+from edgespec.engine.drafting.lineup import line_up
+from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.state_store import StateStore
+from edgespec.engine.drafting.text_index import History
 from edgespec.engine.generation import Generation
 from edgespec.engine.loop import Loop
 from edgespec.engine.planning.stored_planner import StoredPlanner
@@ -18,7 +21,6 @@ from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
-from edgespec.engine.slots import Slots
 from edgespec.errors import SessionClosed
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
@@ -62,8 +64,8 @@ class Engine(Scheduler):
 
         The models are borrowed, unless `release` frees them at the end. At most `n_grammars`
         requests with grammars run at a time. `observer` makes what records the corrections of a
-        text. `name` is the subject of error messages. `prefixes` says where the
-        texts of a slot are stored.
+        text. `name` is the subject of error messages. `prefixes` says where the texts of a slot are
+        stored.
         """
         settings = settings or EngineSettings()
         check_drafters(settings, draft, drafters)
@@ -73,27 +75,36 @@ class Engine(Scheduler):
             target.give_features(draft.feature_layers, draft.take_features)
         self._rules = settings.rules_for(target.info)
         draft_in_use = None if reason else draft
-        max_nodes = self._rules.max_nodes
-        slots = Slots(target, draft_in_use, drafters, settings, max_nodes, clock, trace, prefixes)
-        self._n_keep = settings.n_keep
-        grower = slots.all[0].grower
-        self.planner = StoredPlanner(target, draft, grower, settings, state_store)
+        n_slots = 1 if settings.draws_guesses else min(target.info.n_slots, self._rules.max_nodes)
+        mixer, history, growers = Mixer(), History(), []
+        for n in range(n_slots):
+            its_draft = draft_in_use if draft_in_use and n < draft_in_use.info.n_slots else None
+            others = () if n else drafters
+            growers.append(line_up(target, its_draft, others, settings, mixer, n, history))
+        self.planner = StoredPlanner(target, draft, growers[0], settings, state_store)
+        slots = [
+            Slot(target, n, grower, self._rules, self.planner, clock, trace, prefixes)
+            for n, grower in enumerate(growers)
+        ]
         self._observer = observer
-        notes = notes_on(reason, self._rules.acceptance, grower is not None, len(slots.all))
-        loop = Loop(target, self._rules, self.planner, clock, trace, notes)
-        n_grammars = len(slots.usable) if n_grammars is None else n_grammars
+        acceptance, n_texts = self._rules.acceptance, target.info.n_slots
+        self._notes = notes_on(reason, acceptance, growers[0] is not None, n_texts)
+        loop = Loop(target, self._rules, self.planner, clock, trace)
+        n_grammars = n_slots if n_grammars is None else n_grammars
         super().__init__(slots, loop, Users(name, SessionClosed), n_grammars, release)
 
     @property
     def n_texts(self) -> int:
         """Number of generations that can run at a time."""
-        return len(self._slots.usable)
+        return len(self._slots)
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
         rule = self._rules.acceptance if self.first.grower is not None else None
         with self._users.use():
-            request = admit(self._target, terms, rule, self._n_keep)
+            request = admit(self._target, terms, rule, self._rules.n_keep is not None)
+        for note in self._notes:
+            request.tally.note(note)
         request.corrections = self._observer() if self._observer is not None else None
         return request
 
@@ -119,7 +130,7 @@ class Engine(Scheduler):
     @property
     def first(self) -> Slot:
         """Slot 0, whose text the files hold."""
-        return self._slots.all[0]
+        return self._slots[0]
 
     @property
     def committed(self) -> Sequence[int]:
@@ -128,5 +139,5 @@ class Engine(Scheduler):
 
     def forget(self) -> None:
         """Drop all committed text from the models."""
-        for slot in self._slots.all:
+        for slot in self._slots:
             slot.rewind(0)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import Round
 from edgespec.engine.stop_rules import RoundSoFar
+from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 
@@ -36,12 +35,21 @@ cumulative confidence."""
 class Forest:
     """The growing trees of one pass."""
 
-    def __init__(self, rounds: Sequence[Round], planner: RoundPlanner) -> None:
+    def __init__(
+        self,
+        rounds: Sequence[Round],
+        planner: RoundPlanner,
+        clock: Callable[[], float],
+        check: Callable[[], None],
+    ) -> None:
+        """`check` is called between draft steps and may raise."""
         self.rounds = [*rounds]
         """The rounds whose trees grow; one whose drafter fails leaves."""
         self._failure: Exception | None = None
         """Error of the first round that left."""
         self._planner = planner
+        self._clock = clock
+        self._check = check
         self._risk_s = rounds[-1].risk_s if rounds else 0.0
         self._draft_steps = 0
         self._growing_s = 0.0
@@ -51,25 +59,25 @@ class Forest:
     def _guesses(self) -> bool:
         return any(round_.grower is not None for round_ in self.rounds)
 
-    def grow(self, clock: Callable[[], float], check: Callable[[], None]) -> None:
+    def grow(self) -> None:
         """Draft until the planner decides to verify, or no tree can grow within its limits."""
-        begun = clock()
+        begun = self._clock()
         for round_ in self.rounds:
             with self._alone(round_):
                 round_.start()
         if not self._guesses:
             return
-        grown = clock()
+        grown = self._clock()
         while self.rounds:
-            check()
+            self._check()
             open_nodes = self._open_nodes()
             if not self._planner.grow_on(self._risk_s, self._so_far(open_nodes)):
                 break
             if not self._step(open_nodes, is_beside=False):
                 break
             self._draft_steps += 1
-            self._growing_s = clock() - grown
-        end = clock()
+            self._growing_s = self._clock() - grown
+        end = self._clock()
         for round_ in self.rounds:
             if round_.grower is not None:
                 round_.outcome.draft_s += end - begun
@@ -78,7 +86,14 @@ class Forest:
             trace = self.rounds[0].slot.trace
             trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
 
-    def select(self, max_nodes: int) -> list[list[int]]:
+    def parts(self, max_nodes: int) -> list[PassPart]:
+        """The parts of a pass that verify the trees, at most `max_nodes` in total."""
+        return [
+            PassPart(round_.slot.number, round_.tree, nodes)
+            for round_, nodes in zip(self.rounds, self._select(max_nodes), strict=True)
+        ]
+
+    def _select(self, max_nodes: int) -> list[list[int]]:
         """Nodes of each tree to verify, ascending, at most `max_nodes` in total."""
         if not self.rounds:
             return []
@@ -94,26 +109,25 @@ class Forest:
         n_others = len(self.rounds) - 1
         most = min(point.n_rows + n_others, max_nodes)
         candidates = [
-            round_.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
+            round_.slot.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
             for round_ in self.rounds
         ]
         if not n_others:
             return candidates
         trees = [round_.tree for round_ in self.rounds]
-        return share_out(trees, candidates, most, self.rounds[0].rules.max_branches)
+        return share_out(trees, candidates, most, self.rounds[0].slot.rules.max_branches)
 
-    def beside(
-        self, n_rows: int, check: Callable[[], None]
-    ) -> Callable[[Running[Logits]], None] | None:
+    def beside(self, n_rows: int) -> Callable[[Running[Logits]], None] | None:
         """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
         guesses are not proven to."""
         if not self._guesses or not self._planner.drafts_beside(n_rows):
             return None
-        return partial(self._grow_beside, check)
+        return self._grow_beside
 
     def outcome(self, outcomes: Sequence[RoundOutcome], prepared_s: float) -> RoundOutcome:
-        """The rounds of a pass combined into one, for the planner; `prepared_s` are the seconds
-        since all rounds were planned and their drafts had read the text."""
+        """The rounds of a pass combined into one, as far as the planner learns from it;
+        `prepared_s` are the seconds since all rounds were planned and their drafts had read the
+        text."""
         of_pass: dict[str, Any] = {
             "n_prompt_rows": self._planner.n_prompt_rows,
             "draft_steps": self._draft_steps,
@@ -127,24 +141,18 @@ class Forest:
             outcomes[0],
             n_texts=len(outcomes),
             n_tokens=sum(o.n_tokens for o in outcomes),
-            accepted=sum(o.accepted for o in outcomes),
-            drafted=sum(o.drafted for o in outcomes),
             verified=sum(o.verified for o in outcomes),
-            provisional_drafted=sum(o.provisional_drafted for o in outcomes),
-            provisional_kept=sum(o.provisional_kept for o in outcomes),
             steps_beside=sum(o.steps_beside for o in outcomes),
             reading_s=sum(o.reading_s for o in outcomes),
             guessed=any(o.guessed for o in outcomes),
             path_nodes=[node for o in outcomes for node in o.path_nodes],
-            verified_by=sum((Counter(o.verified_by) for o in outcomes), Counter()),
-            accepted_by=sum((Counter(o.accepted_by) for o in outcomes), Counter()),
             **of_pass,
         )
 
-    def _grow_beside(self, check: Callable[[], None], running: Running[Logits]) -> None:
+    def _grow_beside(self, running: Running[Logits]) -> None:
         """Grow the trees while the pass verifies them."""
         while not running.done:
-            check()
+            self._check()
             if not self._step(self._open_nodes(), is_beside=True):
                 break
         if not self.rounds and self._failure is not None:  # no text needs the pass any more

@@ -40,9 +40,8 @@ class Loop(Closeable):
         planner: RoundPlanner,
         clock: Callable[[], float],
         trace: Trace,
-        notes: Sequence[str] = (),
     ) -> None:
-        """`notes` are added to every result. The target is borrowed."""
+        """The target is borrowed."""
         self.target = target
         self.clock = clock
         self.worker = Worker()
@@ -51,16 +50,10 @@ class Loop(Closeable):
         self._rules = rules
         self._planner = planner
         self._trace = trace
-        self._notes = notes
 
     def close(self) -> None:
         """Stop the worker thread. Idempotent."""
         self.worker.close()
-
-    def begin(self, slot: Slot) -> None:
-        """Begin the text of a slot's request."""
-        for note in self._notes:
-            slot.request.tally.note(note)
 
     def end(self, slot: Slot) -> None:
         """Drop everything provisional of a text that needs no further pass, and keep what was
@@ -90,14 +83,14 @@ class Loop(Closeable):
             n_prompt_rows = sum(part.n_rows for part in prompts)
             self._planner.share_pass(len(rounds), n_prompt_rows, max_nodes)
         prepared = self.clock()
-        forest = Forest(rounds, self._planner)
+        forest = Forest(rounds, self._planner, self.clock, check)
         try:
-            forest.grow(self.clock, check)
-            parts = prompts + self._grown(forest, max_nodes)
+            forest.grow()
+            parts = prompts + forest.parts(max_nodes)
             if not parts:
                 return
             n_rows = sum(part.n_rows for part in parts)
-            logits = self._verify(parts, forest.beside(n_rows, check), check)
+            logits = self._verify(parts, forest.beside(n_rows), check)
         except Cancelled:
             for slot in slots:
                 slot.start_again()
@@ -132,7 +125,7 @@ class Loop(Closeable):
                 room=sum(slot.request.transcript.room for slot in growing),
             )
         for slot in slots:
-            slot.prepare(len(slots) - 1, self._rules, self._planner)
+            slot.prepare(len(slots) - 1)
         return [slot.round for slot in slots if slot.round is not None]
 
     def _prompts(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:
@@ -144,15 +137,6 @@ class Loop(Closeable):
         n_hidden = self._planner.n_hidden(self._rules.max_rows)
         parts = parts_of(reading, self.target.info, n_trees, self._rules.max_nodes, n_hidden)
         return parts, self._rules.room_beside(parts, n_trees, n_hidden)
-
-    @staticmethod
-    def _grown(forest: Forest, max_nodes: int) -> list[PassPart]:
-        """The parts of a pass that verify the selected nodes of all trees."""
-        nodes = forest.select(max_nodes)
-        return [
-            PassPart(round_.slot.number, round_.tree, its_nodes)
-            for round_, its_nodes in zip(forest.rounds, nodes, strict=True)
-        ]
 
     def _verify(
         self,
@@ -179,20 +163,18 @@ class Loop(Closeable):
         self, slot: Slot, round_: Round, nodes: Sequence[int], logits: np.ndarray
     ) -> RoundOutcome:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
-        accepted = round_.accept(nodes, logits)
-        if accepted.failure is not None:
-            slot.fail(accepted.failure)
-        slot.commit(round_.tree, accepted.path)
+        round_.accept(nodes, logits)
+        slot.commit(round_.tree, round_.path)
         if round_.grower is not None:
             slot.n_drafted = len(slot.committed)
         round_.observe_logits(nodes, logits)
         if slot.request.corrections is not None:
-            slot.request.corrections.see_round(slot.request, round_.tree, nodes, logits, accepted)
+            slot.request.corrections.see_round(round_, nodes, logits)
         del logits  # the memory plan has room for the logits of one pass
-        slot.tree = round_.reroot(accepted)
+        slot.tree = round_.reroot()
         outcome = round_.end(slot.tree)
         slot.request.tally.outcomes.append(outcome)
-        slot.events += accepted.events
+        slot.events += round_.events
         return outcome
 
 

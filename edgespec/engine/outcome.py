@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import TokenTree
-from edgespec.values import PassReport, RoundCost, SourceStats, SpeculationStats, Timings
+from edgespec.values import (
+    PassReport,
+    RoundCost,
+    SourceStats,
+    SpeculationStats,
+    Timings,
+    total_sources,
+)
 
 
 class PathNode(NamedTuple):
@@ -20,12 +26,10 @@ class PathNode(NamedTuple):
     was_right: bool
     """True if one of the guesses was right."""
     entropy: float = 0.0
-    """Entropy of the drafter's distribution after it, in nats; 0 if no stop rule needs it."""
+    """Entropy of the drafter's distribution after it, in nats."""
 
 
-def path_nodes(
-    tree: TokenTree, path: Sequence[int], tokens: Sequence[int], needs_entropy: bool
-) -> list[PathNode]:
+def path_nodes(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[PathNode]:
     """The nodes of an accepted path that had guesses below them; `tokens` followed each."""
     found = []
     for node, token in zip(path, tokens, strict=True):
@@ -33,8 +37,7 @@ def path_nodes(
         if children:
             claimed = min(1.0, float(tree.confidence[children].sum()))
             was_right = tree.child(node, token) is not None
-            entropy = tree.entropy(node) if needs_entropy else 0.0
-            found.append(PathNode(claimed, was_right, entropy))
+            found.append(PathNode(claimed, was_right, tree.entropy(node)))
     return found
 
 
@@ -67,7 +70,7 @@ class RoundOutcome:
     draft_s: float = 0.0
     """Seconds of drafting that did not overlap the pass."""
     n_texts: int = 1
-    """Texts in the pass; counts of guesses and tokens are totals over them."""
+    """Texts in the pass; the planner gets one outcome for all of them."""
     n_prompt_rows: int = 0
     """Rows of the pass that are prompt tokens of other texts."""
     n_line_rows: int = 0
@@ -85,27 +88,14 @@ class RoundOutcome:
     free_hit: bool = False
     """True if a free drafter would have guessed the latest token, in a round without guesses."""
     path_nodes: Sequence[PathNode] = ()
-    """Nodes of the accepted path that had guesses below them."""
-    verified_by: Mapping[str, int] = field(default_factory=dict)
-    """Verified guesses by source."""
-    accepted_by: Mapping[str, int] = field(default_factory=dict)
-    """Accepted guesses by source."""
+    """Nodes of the accepted path that had guesses below them; none without a stop rule."""
+    sources: Sequence[SourceStats] = ()
+    """Verified and accepted guesses by source."""
 
     @property
     def n_rows(self) -> int:
         """Number of rows of the pass."""
         return self.n_texts + self.verified + self.n_prompt_rows + self.n_line_rows
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds in which the pass waited for reads that do not depend on its rows, so that more
-        nodes would have cost nothing."""
-        return self.report.stall_s - self.report.choice_stall_s
-
-    @property
-    def missed(self) -> bool:
-        """True if all guesses after the last accepted node were wrong."""
-        return bool(self.path_nodes) and not self.path_nodes[-1].was_right
 
     @property
     def cost(self) -> RoundCost:
@@ -134,9 +124,8 @@ class Tally:
     shift_s: float = 0.0
     """Seconds of reading the remaining text again after context shifts."""
     outcomes: list[RoundOutcome] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    noted: set[str] = field(default_factory=set)
-    """Subjects of the notes."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Notes for the user by subject."""
     acceptance: str = AcceptanceName.EXACT_REPLAY
     keeps: str = Keeps.DRAWS
     """Acceptance rule and its guarantee: the target's draws, its distribution, or neither."""
@@ -150,9 +139,7 @@ class Tally:
 
     def note(self, text: str, subject: str = "") -> None:
         """Add a note for the user, at most one for each subject."""
-        if (subject or text) not in self.noted:
-            self.noted.add(subject or text)
-            self.notes.append(text)
+        self.notes.setdefault(subject or text, text)
 
     def speculation(self) -> SpeculationStats:
         rounds = self.outcomes
@@ -169,18 +156,7 @@ class Tally:
             round_costs=tuple(outcome.cost for outcome in rounds),
             acceptance=str(self.acceptance),
             keeps=str(self.keeps),
-            sources=self._sources(),
-        )
-
-    def _sources(self) -> tuple[SourceStats, ...]:
-        verified: Counter[str] = Counter()
-        accepted: Counter[str] = Counter()
-        for outcome in self.outcomes:
-            verified.update(outcome.verified_by)
-            accepted.update(outcome.accepted_by)
-        return tuple(
-            SourceStats(source, n_nodes, accepted[source])
-            for source, n_nodes in verified.most_common()
+            sources=total_sources(outcome.sources for outcome in rounds),
         )
 
     def timings(self) -> Timings:

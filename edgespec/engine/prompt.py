@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import common_length
 from edgespec.ports import PassPart, Progress
@@ -31,7 +30,7 @@ MIN_PROMPT_ROWS = 64
 """Prompt tokens that a pass of several texts reads even if reads do not hide their compute time."""
 
 
-def read_prompt(slot: Slot, planner: RoundPlanner, n_others: int = 0) -> Iterator[None]:
+def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[None]:
     """Commit the prompt without its last token, reusing the KV that the target holds.
 
     With `n_others` other active texts, yields between passes. A rest that fits into one pass, or
@@ -69,7 +68,7 @@ def read_prompt(slot: Slot, planner: RoundPlanner, n_others: int = 0) -> Iterato
                 yield
             slot.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
             report = _sum(report, slot.target.last_report)
-    _draft_reads(slot, planner, report, n_others)
+    _draft_reads(slot, report, n_others)
     now = slot.clock()
     if request.held is None:
         request.tally.prompt_s = now - begun
@@ -151,10 +150,9 @@ def _sum(before: PassReport | None, now: PassReport) -> PassReport:
     )
 
 
-def _draft_reads(
-    slot: Slot, planner: RoundPlanner, report: PassReport | None, n_others: int
-) -> None:
+def _draft_reads(slot: Slot, report: PassReport | None, n_others: int) -> None:
     """Let the drafters read the prompt if guesses are planned."""
+    planner = slot.planner
     if slot.grower is None:
         return
     room = slot.request.transcript.room
@@ -163,7 +161,7 @@ def _draft_reads(
     if report is not None:
         planner.see_prompt(report, n_context)
     if not n_others:
-        _time_sizes(slot, planner)
+        _time_sizes(slot)
     if planner.choose():
         slot.grower.prepare(slot.committed, slot.request.reading[-1])
         begun = slot.clock()
@@ -171,14 +169,14 @@ def _draft_reads(
         planner.see_reading(slot.clock() - begun)
 
 
-def _time_sizes(slot: Slot, planner: RoundPlanner) -> None:
+def _time_sizes(slot: Slot) -> None:
     """Time passes over few rows, so that the first guesses know their price. Their KV is dropped.
 
     Sizes are timed once for a model and machine, three times each if that takes no longer than
     `MAX_TIMING_S`; the fastest pass counts.
     """
     n_free = min(slot.target.info.n_ctx - len(slot.committed), slot.target.info.max_nodes)
-    sizes, spent_s = planner.untimed(n_free), 0.0
+    sizes, spent_s = slot.planner.untimed(n_free), 0.0
     fastest: dict[int, PassReport] = {}
     for n_rows, expected_s in sizes * 3:
         if spent_s + expected_s > MAX_TIMING_S:
@@ -194,7 +192,7 @@ def _time_sizes(slot: Slot, planner: RoundPlanner) -> None:
         if n_rows not in fastest or report.wall_s < fastest[n_rows].wall_s:
             fastest[n_rows] = report
     for n_rows, report in fastest.items():
-        curve = planner.costs.curve
+        curve = slot.planner.costs.curve
         curve.put(n_rows, report.wall_s / curve.slowdown, curve.initial_variance)
 
 

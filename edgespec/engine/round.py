@@ -12,24 +12,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.acceptance import Accepted, accept
+from edgespec.engine.acceptance import accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
 from edgespec.engine.outcome import RoundOutcome, path_nodes
-from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pacer import Limits
-from edgespec.engine.settings import RoundRules
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
+from edgespec.values import SourceStats, TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.engine.slot import Slot
 
 
-def begin_round(slot: Slot, rules: RoundRules, planner: RoundPlanner, n_others: int = 0) -> Round:
+def begin_round(slot: Slot, n_others: int = 0) -> Round:
     """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
     slot.request.check_cancelled()
-    begun = slot.clock()
+    planner, begun = slot.planner, slot.clock()
     # nothing is chosen or learnt for a text alone without drafters
     risk_s = planner.choose() if slot.grower is not None or n_others else 0.0
     grower = _ready_grower(slot, risk_s > 0)
@@ -42,22 +41,18 @@ def begin_round(slot: Slot, rules: RoundRules, planner: RoundPlanner, n_others: 
     outcome = RoundOutcome(
         guessed=grower is not None, draft_s=reading_s, reading_s=reading_s, free_hit=free_hit
     )
-    room = slot.request.transcript.room
     return Round(
         slot=slot,
-        rules=rules,
-        planner=planner,
         risk_s=risk_s,
         grower=grower,
         tree=slot.tree,
-        limits=rules.limits(
+        limits=slot.rules.limits(
             n_free=slot.target.info.n_ctx - len(slot.committed),
-            room=room,
+            room=slot.request.transcript.room,
             n_hidden=planner.n_hidden() if grower else 0,
             min_confidence=planner.min_confidence() if grower else 0.0,
             n_others=n_others,
         ),
-        limits_beside=rules.limits_beside(room),
         begun=begun,
         guesses_before=grower.n_guesses if grower else 0,
         outcome=outcome,
@@ -85,25 +80,31 @@ def _ready_grower(slot: Slot, guesses: bool) -> TreeGrower | None:
 
 @dataclass(eq=False, slots=True)
 class Round:
-    """A round: its rules and limits, its tree, and what it cost and brought so far."""
+    """A round: its limits, its tree, and what it cost and brought so far."""
 
     slot: Slot
-    rules: RoundRules
-    planner: RoundPlanner
     risk_s: float
     """Most seconds that its guesses may cost."""
     grower: TreeGrower | None
     """None for a round without guesses."""
     tree: TokenTree
     limits: Limits
-    limits_beside: Limits
-    """Limits of growth during the pass."""
+    """Limits of growth before the pass."""
     begun: float = 0.0
     guesses_before: int = 0
     """Guesses of the grower before the round."""
     outcome: RoundOutcome = field(default_factory=RoundOutcome)
     provisional: range = range(0)
     """Keys of the nodes drafted during the pass."""
+    path: Sequence[int] = ()
+    """Nodes after which tokens were picked: the root first, each the parent of the next."""
+    events: Sequence[TokenEvent] = ()
+    """The tokens picked after each node of the path: accepted guesses, and the target's own one."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens picked after each node of the path."""
+        return [event.token for event in self.events]
 
     def start(self) -> None:
         """Add the guesses that cost no draft step to the tree."""
@@ -111,7 +112,7 @@ class Round:
             self.tree = self.tree.bare()
         hang_forced(self.tree, self.slot.request.sampler, self.limits)
         if self.grower is not None:
-            self.grower.begin(self.tree, self.rules.pacer, self.limits)
+            self.grower.begin(self.tree, self.limits)
 
     @property
     def open_nodes(self) -> list[int]:
@@ -124,10 +125,9 @@ class Round:
 
     def draft_part(self, open_nodes: Sequence[int], is_beside: bool) -> PassPart | None:
         """The next draft step as a part of a pass of the draft model; None without one."""
-        limits = self.limits_beside if is_beside else self.limits
         if self.grower is None:
             return None
-        return self.grower.draft_part(self.tree, open_nodes, self.rules.pacer, limits)
+        return self.grower.draft_part(self.tree, open_nodes, self._limits_of_step(is_beside))
 
     def step(self, open_nodes: Sequence[int], is_beside: bool) -> bool:
         """Make and trace one draft step, before the pass or beside it; False if the pacer finds
@@ -138,9 +138,9 @@ class Round:
         assert self.grower is not None
         tree, trace = self.tree, self.slot.trace
         n_before, first_key = len(tree), tree.next_key
-        limits = self.limits_beside if is_beside else self.limits
+        limits = self._limits_of_step(is_beside)
         with trace.span(Track.BESIDE if is_beside else Track.ENGINE, "draft step") as span:
-            grew = self.grower.step(tree, open_nodes, self.rules.pacer, limits)
+            grew = self.grower.step(tree, open_nodes, limits)
             if not grew:
                 span.forget()
             elif trace.is_on:
@@ -154,14 +154,14 @@ class Round:
             self.outcome.draft_steps += grew
         return grew
 
-    def accept(self, nodes: Sequence[int], logits: np.ndarray) -> Accepted:
+    def accept(self, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Apply the acceptance rule to the target's logits after `nodes`, [n_nodes, n_vocab], and
         measure the pass."""
         with self.slot.trace.span(Track.ENGINE, "accept") as span:
-            accepted = accept(self.rules.acceptance, self.tree, nodes, logits, self.slot.request)
-            span.note(accepted=len(accepted.path) - 1)
-        self._measure(nodes, accepted)
-        return accepted
+            rule, request = self.slot.rules.acceptance, self.slot.request
+            self.path, self.events = accept(rule, self.tree, nodes, logits, request)
+            span.note(accepted=len(self.path) - 1)
+        self._measure(nodes)
 
     def observe_logits(self, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Pass the target's logits to the drafters, including those after rejected guesses."""
@@ -170,9 +170,9 @@ class Round:
             self.grower.observe_logits(self.tree, nodes, logits)
             self.outcome.draft_s += self.slot.clock() - begun
 
-    def reroot(self, accepted: Accepted) -> TokenTree:
+    def reroot(self) -> TokenTree:
         """The tree below the target's own token, with the guesses that it already has there."""
-        tree, end, token = self.tree, accepted.path[-1], accepted.tokens[-1]
+        tree, end, token = self.tree, self.path[-1], self.events[-1].token
         if self.grower is None:
             return tree.after(token)
         root = tree.child(end, token)
@@ -186,7 +186,7 @@ class Round:
         begun = self.slot.clock()
         try:
             with self.slot.trace.span(Track.ENGINE, "re-root"):
-                return self.grower.follow(tree, accepted.path, root, self.rules.pacer)
+                return self.grower.follow(tree, self.path, root)
         except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
             self.slot.fail(error)
             return tree.reroot(root).bare()
@@ -219,28 +219,34 @@ class Round:
             trace.flush()
         return outcome
 
-    def _measure(self, nodes: Sequence[int], accepted: Accepted) -> None:
+    def _limits_of_step(self, is_beside: bool) -> Limits:
+        if not is_beside:
+            return self.limits
+        return self.slot.rules.limits_beside(self.slot.request.transcript.room)
+
+    def _measure(self, nodes: Sequence[int]) -> None:
         """Measure the pass over `nodes` of the tree."""
         tree, outcome, report = self.tree, self.outcome, self.slot.target.last_report
         outcome.report = report
-        outcome.n_tokens = len(accepted.events)
+        outcome.n_tokens = len(self.events)
         outcome.verified = len(nodes) - 1
-        if self.rules.computes_lines:
+        if self.slot.rules.computes_lines:
             outcome.n_line_rows = max(0, report.n_tokens - len(nodes))
         if self.grower is None:
             return
-        needs_entropy = self.planner.stop_rule is not None
         parents = {int(tree.parent[node]) for node in nodes}
         best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
         best_tokens = tree.token[tree.path(best)[1:]].tolist()
-        outcome.accepted = len(accepted.path) - 1
+        outcome.accepted = len(self.path) - 1
         outcome.best_confidence = float(tree.cumulative[best])
         outcome.best_length = len(best_tokens)
-        outcome.best_correct = common_length(best_tokens, accepted.tokens)
+        outcome.best_correct = common_length(best_tokens, self.tokens)
         outcome.provisional_drafted = len(self.provisional)
-        outcome.path_nodes = path_nodes(tree, accepted.path, accepted.tokens, needs_entropy)
-        outcome.verified_by = Counter(tree.source[node] for node in nodes if node != ROOT)
-        outcome.accepted_by = Counter(tree.source[node] for node in accepted.path[1:])
+        if self.slot.planner.stop_rule is not None:
+            outcome.path_nodes = path_nodes(tree, self.path, self.tokens)
+        verified = Counter(tree.source[node] for node in nodes if node != ROOT)
+        accepted = Counter(tree.source[node] for node in self.path[1:])
+        outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,21 +30,12 @@ from edgespec.ports.text_request import Constraint
 from edgespec.settings.config import SamplingParams
 from edgespec.values import TokenLogprobs
 
-__all__ = ["Foreseen", "Sampler", "SamplingParams", "distribution"]
+__all__ = ["Sampler", "SamplingParams", "distribution"]
 
 MAX_COMPARED = 8192
 """Largest vocabulary whose tokens are all compared in a draw without filters."""
 N_FAVOURITES = 64
 """Number of most probable tokens that are compared first, so that few others can win a draw."""
-
-
-class Foreseen(NamedTuple):
-    """Candidates for a draw that is yet to come, by logits that are not the target's."""
-
-    tokens: list[int]
-    """Best first: the highest `logit + temperature * noise`."""
-    shares: list[float]
-    """Softmax of these scores over all tokens that were compared."""
 
 
 class Sampler:
@@ -127,9 +117,12 @@ class Sampler:
         n_ahead: int = 0,
         ahead: Sequence[int] = (),
         tokens: Tokens | None = None,
-    ) -> Foreseen:
+    ) -> tuple[list[int], list[float]]:
         """At most `k` candidates for the draw that is `n_ahead` tokens away, by a guess of the
         target's `logits` there.
+
+        Tokens come best first, by the highest `logit + temperature * noise`, with their shares:
+        softmax of these scores over all tokens that were compared.
 
         Biases, penalties, constraint, filters, temperature and noise are those of that draw, after
         the tokens `ahead`; draws before the text's first have no noise. `logits` are those of
@@ -142,7 +135,7 @@ class Sampler:
         logits = adjusted(logits, self.params, self._with(ahead), tokens)
         best = float(logits.max())
         if not math.isfinite(best):
-            return Foreseen([], [])
+            return [], []
         position = self.n_accepted + n_ahead
         if self.params.temperature == 0 or position < 0:
             places = top_tokens(logits, k)
@@ -156,7 +149,7 @@ class Sampler:
         possible = np.isfinite(logits[places])
         shares = np.maximum(shares[possible], np.finfo(np.float32).tiny)
         found = places[possible] if tokens is None else tokens[places[possible]]
-        return Foreseen(found.tolist(), shares.tolist())
+        return found.tolist(), shares.tolist()
 
     def luck(self, tokens: Sequence[int], n_ahead: int, ahead: Sequence[int] = ()) -> list[float]:
         """Log odds that noise adds to `tokens` in the draw that is `n_ahead` tokens away, for

@@ -9,7 +9,7 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -20,8 +20,7 @@ from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
 from edgespec.engine.lone_work import LoneWork
 from edgespec.engine.loop import Loop
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.slot import Slot
-from edgespec.engine.slots import Slots
+from edgespec.engine.slot import Slot, take
 from edgespec.errors import Cancelled, SessionClosed, UsageError
 
 T = TypeVar("T")
@@ -47,7 +46,12 @@ class Scheduler(Closeable):
     """
 
     def __init__(
-        self, slots: Slots, loop: Loop, users: Users, n_grammars: int, release: Callable[[], None]
+        self,
+        slots: Sequence[Slot],
+        loop: Loop,
+        users: Users,
+        n_grammars: int,
+        release: Callable[[], None],
     ) -> None:
         """At most `n_grammars` requests with grammars run at a time. `close` ends the thread and
         closes the loop, and then calls `release`."""
@@ -153,7 +157,7 @@ class Scheduler(Closeable):
                 each.cancelled.set()
             is_at_work = request is None or request in running
             if is_at_work and all(each.cancelled.is_set() for each in running):
-                for slot in self._slots.all:
+                for slot in self._slots:
                     slot.cancel()
         self._wakes.put(None)
 
@@ -211,22 +215,26 @@ class Scheduler(Closeable):
             try:
                 self._settle()
                 if not self._is_wanted:
-                    if self._slots.store_block():
+                    if self._store_block():
                         continue
                     return True
                 if not self._gathers():
                     self._advance()
-                    self._slots.store_block()
+                    self._store_block()
             except BaseException as error:  # noqa: BLE001 - raised to the consumers
                 self._end_all(error)
         self._store_rest()
         return False
 
+    def _store_block(self) -> bool:
+        """Store a block of a text that is not stored yet; False if there is none."""
+        return any(slot.store_block() for slot in self._slots)
+
     def _store_rest(self) -> None:
         """Store what is not stored yet, as far as the time for it suffices."""
         until = self._loop.clock() + STORING_S
         with suppress(Exception):
-            while self._loop.clock() < until and self._slots.store_block():
+            while self._loop.clock() < until and self._store_block():
                 pass
 
     def _settle(self) -> None:
@@ -258,7 +266,7 @@ class Scheduler(Closeable):
     def _gathers(self) -> bool:
         """Wait for requests that begin in free slots; False if the pass should not wait longer."""
         gathers_s = self._gathers_until - self._loop.clock()
-        if gathers_s <= 0 or not self._slots.n_free:
+        if gathers_s <= 0 or not any(slot.is_free for slot in self._slots):
             return False
         try:
             self._wakes.get(timeout=gathers_s)
@@ -268,7 +276,7 @@ class Scheduler(Closeable):
 
     def _gather(self) -> None:
         """Let the next pass wait for requests that begin in the free slots."""
-        if len(self._slots.usable) > 1:
+        if len(self._slots) > 1:
             self._gathers_until = self._loop.clock() + GATHERING_SHARE * self._loop.usual_pass_s
 
     def _advance(self) -> None:
@@ -302,7 +310,7 @@ class Scheduler(Closeable):
 
     def _begin_next(self) -> bool:
         """Begin the first in line that has a slot and memory for its grammar; False if none has."""
-        n_free = self._slots.n_free
+        n_free = sum(slot.is_free for slot in self._slots)
         n_grammars = self._n_grammars - sum(slot.request.has_grammar for slot in self._at_work)
         for entry in [*self._line]:
             if isinstance(entry, LoneWork):  # nothing overtakes it
@@ -312,7 +320,7 @@ class Scheduler(Closeable):
                 entry.do()
                 return True
             if n_free > 0 and n_grammars >= entry.has_grammar:
-                if self._slots.has_one_for(entry):
+                if any(slot.can_take(entry) for slot in self._slots):
                     self._begin(entry)
                     return True
                 n_free -= 1
@@ -321,11 +329,9 @@ class Scheduler(Closeable):
 
     def _begin(self, request: ActiveRequest) -> None:
         try:
-            slot = self._slots.take(request)
-            self._loop.begin(slot)
+            slot = take(self._slots, request)
         except BaseException as error:  # noqa: BLE001 - raised to the consumer
             self._line.remove(request)
-            self._slots.give_back(request)
             _let_go(request, error)
             return
         if not self._at_work:

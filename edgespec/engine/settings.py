@@ -90,12 +90,6 @@ class EngineSettings(Speculation, ContextEnd):
         return ", ".join(f"{name}={value}" for name, value in changed.items())
 
     @property
-    def n_keep(self) -> int | None:
-        """Number of first tokens that remain of a full context, -1 for the prompt; None ends the
-        text there."""
-        return self.keep if self.context_shift else None
-
-    @property
     def acceptance_rule(self) -> type[AcceptanceRule]:
         """The acceptance rule by name, ours or another package's."""
         rule = ACCEPTANCE_RULES.get(self.acceptance)
@@ -116,6 +110,10 @@ class EngineSettings(Speculation, ContextEnd):
         """Most nodes of one pass of this target, the root included."""
         return min(info.max_nodes, 1 + self.draft_max) if self.pins_draft_max else info.max_nodes
 
+    def pacer_for(self, info: ModelInfo) -> Pacer:
+        """The pacer by name; one that grows a line for a target that verifies no more."""
+        return PACERS[self.pacer]() if info.max_branches > 1 else LinearPacer()
+
     def new_stop_rule(self) -> StopRule | None:
         """The stop rule by name; None if the round planner decides."""
         rule = STOP_RULES.get(self.fallback)
@@ -126,13 +124,14 @@ class EngineSettings(Speculation, ContextEnd):
         max_nodes = self.max_nodes(info)
         longest = max_nodes - 1 if info.tree_capable else info.max_rollback
         return RoundRules(
-            pacer=PACERS[self.pacer]() if info.max_branches > 1 else LinearPacer(),
+            pacer=self.pacer_for(info),
             acceptance=self.acceptance_rule(),
             max_nodes=max_nodes,
             max_rows=max(max_nodes, info.prompt_batch),
             max_branches=info.max_branches,
             max_depth=min(self.max_depth or max_nodes - 1, longest),
             computes_lines=not info.tree_capable,
+            n_keep=self.keep if self.context_shift else None,
         )
 
 
@@ -151,6 +150,9 @@ class RoundRules:
     """Most drafted tokens in one verified branch."""
     computes_lines: bool = False
     """True if the target computes each branch as a sequence of its own, padded to the longest."""
+    n_keep: int | None = None
+    """Number of first tokens that remain of a full context, -1 for the prompt; None ends the text
+    there."""
 
     @property
     def line_limits(self) -> Limits:

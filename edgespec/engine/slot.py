@@ -1,16 +1,18 @@
 """One slot: a place for a text in the target and its drafters, and the text that is written there.
 
 Keeps their KV caches consistent, and knows one text's part in a pass; `loop` makes the passes.
+`take` chooses the slot of a request, the one in which most of its prompt is already computed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.prompt import read_prompt
+from edgespec.engine.prompt import read_prompt, reusable
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round, begin_round
 from edgespec.engine.settings import RoundRules
@@ -29,15 +31,20 @@ class Slot:
         target: LanguageModel,
         number: int,
         grower: TreeGrower | None,
+        rules: RoundRules,
+        planner: RoundPlanner,
         clock: Callable[[], float],
         trace: Trace,
-        prefixes: PrefixPlace | None = None,
+        prefixes: Callable[[int], PrefixPlace] | None = None,
     ) -> None:
-        """`prefixes` is where texts are stored."""
+        """`prefixes` says where the texts of a slot are stored."""
         self.target = target
-        self.prefixes = prefixes
+        self.prefixes = prefixes(number) if prefixes is not None else None
         self.number = number
         self.grower = grower
+        self.rules = rules
+        self.planner = planner
+        """The planner of all slots."""
         self.clock = clock
         self.trace = trace
         self.committed: list[int] = []
@@ -55,11 +62,10 @@ class Slot:
         """True if no text is written here."""
         self.request: ActiveRequest
         """The request whose text is written here; a free slot has none."""
-        self.last_use = 0
-        """Sequence number of the latest request, over all slots."""
         self.paging_before = PagingStats()
         """Reads of the target before the text."""
-        self.begun = 0.0
+        self.begun = -math.inf
+        """Time at which the latest text began."""
         self.events: list[TokenEvent] = []
         """Accepted tokens that are not yielded yet."""
         self.tree = TokenTree(0, 1)
@@ -126,6 +132,22 @@ class Slot:
         if self.prefixes is not None:
             self.prefixes.rewind(len(self.committed))
 
+    def share(self, other: Slot, n_tokens: int) -> None:
+        """Hold the first tokens of another slot's text in place of this one's, without computing
+        them."""
+        while self.store_block():
+            pass
+        self.rewind(0)
+        self.owner = other.owner
+        self.target.share(other.number, self.number, n_tokens)
+        n_tokens = self.target.committed_of(self.number)
+        self.committed = other.committed[:n_tokens]
+        self.n_tiled = min(other.n_tiled, n_tokens)
+        drafter = self.grower.modelled if self.grower is not None else None
+        if drafter is not None and drafter.model.info.n_slots >= self.target.info.n_slots:
+            drafter.model.share(other.number, self.number, min(other.n_leading, n_tokens))
+            self.n_drafted = drafter.model.committed_of(self.number)
+
     def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
         """Set the committed tokens after their KV was loaded into the models; `n_tiled` of them
         were computed in tiles."""
@@ -164,14 +186,17 @@ class Slot:
         """Number of prompt tokens yet to be read."""
         return len(self.request.reading) - len(self.committed)
 
+    def can_take(self, request: ActiveRequest) -> bool:
+        """True if `request` can begin here now; one with a prompt cache needs slot 0."""
+        return self.is_free and (request.terms.keeper is None or self.number == 0)
+
     def begin_text(self, request: ActiveRequest) -> None:
         """Write the text of `request` from now on."""
-        self.request, self.is_free = request, False
+        if self.grower is not None:
+            self.grower.begin_text(request.sampler, request.terms.owner)
         self.events.clear()
         self.paging_before, self.begun = self.target.paging(), self.clock()
-        if self.grower is not None:
-            self.grower.begin_text(request.sampler)
-            self.grower.begin_client(request.terms.owner)
+        self.request, self.is_free = request, False
 
     def end_text(self) -> None:
         """Keep the models' tokens, and nothing of the text but what drafters remember."""
@@ -183,24 +208,24 @@ class Slot:
         self.is_free = True
         del self.request
 
-    def prepare(self, n_others: int, rules: RoundRules, planner: RoundPlanner) -> None:
+    def prepare(self, n_others: int) -> None:
         """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
         round."""
         self.reads_prompt, self.round = False, None
-        request = self.request
+        request, n_keep = self.request, self.rules.n_keep
         with self.alone():
-            if self.is_growing and request.n_keep is not None and self.is_full:
-                request.shift_context([*self.committed, int(self.tree.token[ROOT])])
+            if self.is_growing and n_keep is not None and self.is_full:
+                request.shift_context([*self.committed, int(self.tree.token[ROOT])], n_keep)
                 self._reading = self.rest_begun = None
             if self.rest_begun is None:
                 if self._reading is None:
-                    self.tree = TokenTree(request.reading[-1], rules.tree_capacity)
-                    self._reading = read_prompt(self, planner, n_others)
+                    self.tree = TokenTree(request.reading[-1], self.rules.tree_capacity)
+                    self._reading = read_prompt(self, n_others)
                 if any(True for _ in self._reading):
                     return
                 self.rest_begun = self.clock()
             if self.is_growing:
-                self.round = begin_round(self, rules, planner, n_others)
+                self.round = begin_round(self, n_others)
             else:
                 request.check_cancelled()
                 self.reads_prompt = True
@@ -224,3 +249,26 @@ class Slot:
             self.request.check_cancelled()
             self.rewind(len(self.committed))
             self.tree = self.tree.bare()
+
+
+def take(slots: Sequence[Slot], request: ActiveRequest) -> Slot:
+    """Begin a request in one of the slots that can take it."""
+    slot = _choose(slots, request)
+    slot.begin_text(request)
+    return slot
+
+
+def _choose(slots: Sequence[Slot], request: ActiveRequest) -> Slot:
+    """A free slot whose text the prompt continues, or else the one that was free longest, which
+    then shares the longest prefix of the prompt that any slot has."""
+    if len(slots) == 1 or request.terms.keeper is not None:
+        return slots[0]
+    prompt, owner = request.prompt[:-1], request.terms.owner
+    best = max(slots, key=lambda slot: reusable(slot, prompt, owner))
+    n_shared = reusable(best, prompt, owner)
+    oldest = min((slot for slot in slots if slot.is_free), key=lambda slot: slot.begun)
+    if best is oldest or (best.is_free and n_shared == len(best.committed) > 0):
+        return best
+    if n_shared > reusable(oldest, prompt, owner):
+        oldest.share(best, n_shared)
+    return oldest

@@ -194,8 +194,8 @@ def plan_memory(
 
     `fixed` rows are always needed. `resident` rows hold all of the target's weights (None: it must
     be paged); `paged` rows are what paging needs besides pinned segments and ring. `segmentations`
-    are ways to cut the target's weights, coarsest first. The coarsest whose ring stays within
-    RING_SHARE is chosen, because fewer, larger reads and fewer stops of the computation cost less.
+    are ways to cut the target's weights, coarsest first. The coarsest whose ring takes little
+    is chosen, because fewer, larger reads and fewer stops of the computation cost less.
     `experts` are those of a mixture, which no segment contains. A row of COPIES among `fixed` is
     for all of a draft's copies; pinning segments makes it smaller.
 

@@ -273,7 +273,7 @@ def _first_choices(
         draft.commit(tree, nodes)
         for row, token in zip(logits[:, :n_columns], tokens[begin + 1 :], strict=False):
             if rated is not None:
-                found = sampler.foresee(row, 1, tokens=rated).tokens
+                found, _ = sampler.foresee(row, 1, tokens=rated)
                 choices.append(found[0] if found else -1)
             else:
                 choices.append(sampler.draw(row) if sampling.temperature else int(row.argmax()))

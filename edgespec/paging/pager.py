@@ -4,7 +4,8 @@ Knows segments, slots and their order, but no runtime.
 
 The ring is one block of memory that is divided into slots in the order of reading, so segments of
 different sizes share it without loss. Segments are read in execution order; after the last comes
-the first again, so reading for the next pass begins while this one ends.
+the first again, so reading for the next pass begins while this one ends. Several threads read
+pieces of the same segment, then of the next.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import EdgespecError
-from edgespec.paging.reader import AlignedMemory, Extent, Reader, Segment, read_segment
+from edgespec.paging.reader import AlignedMemory, Extent, Reader, Run, Segment, read_segment
 from edgespec.tracing.spans import OFF, Trace, Track
+
+READERS = 2
+"""Threads that read. A thread whose read has ended waits for a core, often for a millisecond beside
+threads that compute; storage is busy with the other's read meanwhile."""
 
 
 @dataclass(slots=True)
@@ -26,10 +31,24 @@ class _Slot:
     segment: int
     start: int
     nbytes: int
-    ready: bool = False
+    unread: deque[Run] = field(default_factory=deque)
+    """Pieces of the segment that no thread has begun to read."""
+    begun_at: float = 0.0
+    n_reading: int = 0
+    bytes_read: int = 0
     ready_at: float = 0.0
     held: bool = False
     dropped: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """True if nothing is read into it any more."""
+        return not self.unread and not self.n_reading
+
+    def drop(self) -> None:
+        """Mark it as no longer wanted; what is being read is awaited, the rest is not read."""
+        self.dropped = True
+        self.unread.clear()
 
     @property
     def end(self) -> int:
@@ -37,7 +56,7 @@ class _Slot:
 
 
 class WeightPager(Closeable):
-    """A ring of slots that an I/O thread keeps filled with the next segments.
+    """A ring of slots that I/O threads keep filled with the next segments.
 
     One consumer acquires and releases segments; a helper thread may acquire the next one while the
     consumer computes. A slot's address is valid from `acquire` to `release`. Acquiring out of order
@@ -58,6 +77,9 @@ class WeightPager(Closeable):
         self._trace = trace
         self._cancelled = False
         self._change = threading.Condition()
+        self._n_reading = 0
+        self._counted_at = self._traced_until = 0.0
+        """Moments up to which `read_s` counts, and to which spans of reads reach."""
         self.bytes_read = 0
         self.stall_s = self.read_s = 0.0
         self.choice_stall_s = self.first_row_stall_s = 0.0
@@ -106,7 +128,8 @@ class WeightPager(Closeable):
         with self._change:
             for slot in self._slots:
                 if slot.held and slot.segment == index:
-                    slot.held, slot.dropped = False, True
+                    slot.held = False
+                    slot.drop()
                     break
             self._reclaim()
             self._count_ring()
@@ -151,16 +174,19 @@ class WeightPager(Closeable):
         self._next = 0
         self._failure: BaseException | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._fill, name="edgespec-pager", daemon=True)
-        if segments:
-            self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._fill, name=f"edgespec-pager-{i}", daemon=True)
+            for i in range(READERS if segments else 0)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _stop(self) -> None:
         with self._change:
             self._closing = True
             self._change.notify_all()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._slots.clear()
 
     def _count_stall(self, index: int, begin: float, end: float) -> None:
@@ -174,7 +200,7 @@ class WeightPager(Closeable):
         return None
 
     def _wait_for(self, index: int) -> _Slot | None:
-        if not any(slot.segment == index and not slot.dropped for slot in self._slots):
+        if not self._is_coming(index):
             self._seek(index)
         while True:
             if self._cancelled or self._closing:
@@ -182,13 +208,16 @@ class WeightPager(Closeable):
             slot = self._ready_slot(index)
             if slot is not None:
                 return slot
-            if self._failure is not None:
+            if self._failure is not None and not self._is_coming(index):
                 raise self._failure
             if self._is_stuck():
                 raise EdgespecError(
                     f"the ring of {self._ring.nbytes:,} bytes is full of held slots"
                 )
             self._change.wait()
+
+    def _is_coming(self, index: int) -> bool:
+        return any(slot.segment == index and not slot.dropped for slot in self._slots)
 
     def _is_stuck(self) -> bool:
         """True if nothing can be read because every slot is held."""
@@ -198,7 +227,8 @@ class WeightPager(Closeable):
     def _seek(self, index: int) -> None:
         """Discard what was read ahead and read from segment `index` on."""
         for slot in self._slots:
-            slot.dropped = slot.dropped or not slot.held
+            if not slot.held:
+                slot.drop()
         self._next = index
         self._failure = None
         self._reclaim()
@@ -211,7 +241,8 @@ class WeightPager(Closeable):
             if slot is acquired:
                 break
             if not slot.held and not slot.dropped:
-                slot.dropped = skipped = True
+                slot.drop()
+                skipped = True
         if skipped:
             self._reclaim()
             self._change.notify_all()
@@ -232,45 +263,80 @@ class WeightPager(Closeable):
         return head if head + nbytes <= tail else None
 
     def _fill(self) -> None:
-        """Read the next segments as long as there is room; runs in the I/O thread."""
-        while True:
-            with self._change:
-                while True:
-                    if self._closing:
-                        return
-                    segment = self._segments[self._next]
-                    start = None if self._failure else self._room(segment.slot_bytes)
-                    if start is not None:
-                        break
-                    self._change.wait()
-                slot = _Slot(self._next, start, segment.slot_bytes)
-                self._slots.append(slot)
-                self._next = (self._next + 1) % len(self._segments)
-                self._count_ring()
-            self._read_into(slot)
+        """Read pieces of the next segments as long as there is room; runs in the I/O threads."""
+        while (piece := self._next_piece()) is not None:
+            self._read(*piece)
 
-    def _read_into(self, slot: _Slot) -> None:
-        segment, n = self._segments[slot.segment], 0
+    def _next_piece(self) -> tuple[_Slot, Run] | None:
+        """A slot and what to read into it, as soon as there is room; None once closing."""
+        with self._change:
+            while not self._closing:
+                slot = self._slots[-1] if self._slots else None
+                if slot is None or not slot.unread:
+                    slot = self._add_slot()
+                if slot is not None:
+                    self._count_reading(1)
+                    slot.n_reading += 1
+                    return slot, slot.unread.popleft()
+                self._change.wait()
+        return None
+
+    def _add_slot(self) -> _Slot | None:
+        """A slot for the next segment; None if there is no room, or a read has failed."""
+        segment = self._segments[self._next]
+        start = None if self._failure else self._room(segment.slot_bytes)
+        if start is None:
+            return None
+        slot = _Slot(self._next, start, segment.slot_bytes, deque(segment.pieces))
+        slot.begun_at = self._clock()
+        self._slots.append(slot)
+        self._next = (self._next + 1) % len(self._segments)
+        self._count_ring()
+        return slot
+
+    def _read(self, slot: _Slot, piece: Run) -> None:
+        n = 0
         failure: BaseException | None = None
-        begin = self._clock()
-        span = self._trace.span(Track.STORAGE, "read")
         try:
-            n = read_segment(
-                self._reader, segment, self._ring, slot.start, lambda: self._closing or slot.dropped
-            )
+            into = self._ring.view(slot.start + piece.slot_offset, piece.nbytes)
+            n = self._reader.read(piece, into, lambda: self._closing or slot.dropped)
         except BaseException as exc:  # noqa: BLE001 - it is raised in the consumer's thread
             failure = exc
-        span.note(segment=slot.segment, name=segment.name, bytes=n).end()
         with self._change:
             self.bytes_read += n
-            slot.ready, slot.ready_at = True, self._clock()
-            self.read_s += slot.ready_at - begin
+            slot.bytes_read += n
+            slot.n_reading -= 1
             if failure is not None and not slot.dropped:
-                slot.dropped = True
+                slot.drop()
                 self._failure = failure
-            self._reclaim()
-            self._count_ring()
-            self._change.notify_all()
+            self._count_reading(-1)
+            if slot.ready:
+                self._end_reading(slot)
+
+    def _count_reading(self, change: int) -> None:
+        """Count the seconds since the last call if a piece was being read."""
+        now = self._clock()
+        if self._n_reading:
+            self.read_s += now - self._counted_at
+        self._counted_at = now
+        self._n_reading += change
+
+    def _end_reading(self, slot: _Slot) -> None:
+        slot.ready_at = self._counted_at
+        name, begin = self._segments[slot.segment].name, max(slot.begun_at, self._traced_until)
+        self._traced_until = slot.ready_at
+        self._trace.add(
+            Track.STORAGE,
+            "read",
+            begin,
+            slot.ready_at,
+            segment=slot.segment,
+            name=name,
+            bytes=slot.bytes_read,
+        )
+        self._reclaim()
+        self._count_ring()
+        self._change.notify_all()
 
     def _count_ring(self) -> None:
         """Trace the bytes of filled slots and of the slot that is being filled."""

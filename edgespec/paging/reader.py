@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -54,8 +55,12 @@ class Run:
     needed: int
     """Bytes that must be read; the rest of the last block may lie past the end of the file."""
     slot_offset: int
-    parts: tuple[Extent, ...] = ()
-    """Extents within the run; its other bytes lie between and around them."""
+
+    def pieces(self) -> Iterator[Run]:
+        """The run, cut into reads of at most READ_BYTES."""
+        for at in range(0, self.nbytes, READ_BYTES):
+            nbytes, needed = min(READ_BYTES, self.nbytes - at), min(READ_BYTES, self.needed - at)
+            yield Run(self.file_index, self.start + at, nbytes, needed, self.slot_offset + at)
 
 
 class Segment:
@@ -68,6 +73,8 @@ class Segment:
         self.runs = _runs(self.extents)
         last = self.runs[-1]
         self.slot_bytes = last.slot_offset + last.nbytes
+        self.pieces = tuple(piece for run in self.runs for piece in run.pieces())
+        """The runs, cut into reads of at most READ_BYTES."""
 
     def locate(self, file_index: int, offset: int) -> int:
         """Slot offset of the byte at `offset` of a file. Raises KeyError if no run contains it."""
@@ -78,21 +85,18 @@ class Segment:
 
 
 def _runs(extents: Sequence[Extent]) -> tuple[Run, ...]:
-    spans: list[tuple[int, int, list[Extent]]] = []
-    reached = 0
+    spans: list[tuple[int, int, int]] = []
+    """File, start and end of each run."""
     for extent in extents:
         start, end = block_floor(extent.offset), extent.offset + extent.nbytes
-        if spans and spans[-1][0] == extent.file_index and start <= block_ceil(reached):
-            spans[-1][2].append(extent)
-            reached = max(reached, end)
+        if spans and spans[-1][0] == extent.file_index and start <= block_ceil(spans[-1][2]):
+            spans[-1] = *spans[-1][:2], max(spans[-1][2], end)
         else:
-            spans.append((extent.file_index, start, [extent]))
-            reached = end
+            spans.append((extent.file_index, start, end))
     runs, slot_offset = [], 0
-    for file_index, start, parts in spans:
-        end = max(part.offset + part.nbytes for part in parts)
+    for file_index, start, end in spans:
         nbytes = block_ceil(end) - start
-        runs.append(Run(file_index, start, nbytes, end - start, slot_offset, tuple(parts)))
+        runs.append(Run(file_index, start, nbytes, end - start, slot_offset))
         slot_offset += nbytes
     return tuple(runs)
 
@@ -177,6 +181,9 @@ class DirectReader(Closeable):
         self._files: list[int] = []
         self._direct: list[bool] = []
         self._watches: list[FileWatch] = []
+        self._replaced: list[int] = []
+        """Descriptors that other threads may still be reading from."""
+        self._reopening = threading.Lock()
         try:
             for path in self._paths:
                 descriptor, direct = _open_direct(path)
@@ -216,9 +223,11 @@ class DirectReader(Closeable):
             try:
                 got = read_at(descriptor, target[n:], offset + n)
             except OSError as exc:
-                if exc.errno == errno.EINVAL and self._direct[run.file_index]:
-                    descriptor = self._reopen_plain(run.file_index)
-                    continue
+                if exc.errno == errno.EINVAL:
+                    plain = self._reopen_plain(run.file_index)
+                    if plain != descriptor:
+                        descriptor = plain
+                        continue
                 path = self._paths[run.file_index]
                 raise WeightReadError(f"reading {path} failed: {exc.strerror}") from exc
             n += got
@@ -229,22 +238,29 @@ class DirectReader(Closeable):
         return n
 
     def _reopen_plain(self, file_index: int) -> int:
-        plain = os.open(self._paths[file_index], os.O_RDONLY)
-        os.close(self._files[file_index])
-        self._files[file_index], self._direct[file_index] = plain, False
-        return plain
+        """The descriptor of the file without direct reads."""
+        with self._reopening:
+            if self._direct[file_index]:
+                plain = os.open(self._paths[file_index], os.O_RDONLY)
+                self._replaced.append(self._files[file_index])
+                self._files[file_index], self._direct[file_index] = plain, False
+            return self._files[file_index]
 
     def close(self) -> None:
-        while self._files:
-            os.close(self._files.pop())
+        for descriptors in (self._files, self._replaced):
+            while descriptors:
+                os.close(descriptors.pop())
+
+
+_SEEKING = threading.Lock()
 
 
 def read_at(descriptor: int, into: memoryview, offset: int) -> int:
     """Read at an offset of a file and return the number of bytes. Raises OSError."""
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [into], offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)  # Windows, where one thread reads a file
-    with FileIO(descriptor, closefd=False) as file:
+    with _SEEKING, FileIO(descriptor, closefd=False) as file:  # Windows
+        file.seek(offset)
         return file.readinto(into)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel
@@ -28,6 +29,16 @@ class LoadedModels(Closeable):
     """The budget that was asked for, as it was written."""
     prefix_cache: tuple[Path, int] | None = None
     """Folder of the prefix cache and its most bytes."""
+    looks_up: bool = False
+    """Guesses come from the text where the engine's settings leave that open: the target pages and
+    has no draft."""
+
+    def settled(self, settings: EngineSettings) -> EngineSettings:
+        """The engine's settings, with guesses from the text where they are left open and planned
+        for."""
+        if self.looks_up and settings.lookup is None:
+            return settings.but(lookup=True)
+        return settings
 
     def close(self) -> None:
         """Free everything. Idempotent."""

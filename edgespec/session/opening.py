@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +45,11 @@ MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 DRAFT_NODES = 1 + MAX_BRANCHES
 """Most nodes per pass of a draft: its steps are small, and each branch needs a buffer."""
+LOOKUP_SIZES = (1 + 16, 1 + 8)
+"""Tree sizes that a plan chooses from where one text guesses without a draft."""
+MOST_FOR_LOOKUPS = 1.05
+"""Most that a pass may read, relative to one without guesses, for their buffers' sake: text that
+repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B, decision 0130)."""
 
 
 def plan(
@@ -98,6 +103,8 @@ class _Opening(Closeable):
         self._prepared: list[PreparedModel] = []
         self._on_gpu: tuple[int, tuple[MemoryRow, ...]] = (0, ())
         """Budget and plan rows of the GPU's memory."""
+        self._chose_lookup = False
+        """Guesses come from the text because that is the default of a target that pages alone."""
         self._own_notes: tuple[str, ...] = ()
         """Notes about the draft: why it is left out, or that it slows texts down."""
         self._report: dict[str, float] = {}
@@ -120,9 +127,11 @@ class _Opening(Closeable):
     def _planned_for(self, n_texts: int) -> MemoryPlan | None:
         """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
         fixed = {"n_parallel": n_texts, "memory_budget": self._budget_bytes}
-        settings = self._settings.model_copy(update=fixed)
+        settings, rules = self._settings.model_copy(update=fixed), self._engine_settings
+        if settings.draft is None and not rules.lookup:
+            rules = rules.but(lookup=False)
         try:
-            with _Opening(settings, self._engine_settings, self._progress) as trial:
+            with _Opening(settings, rules, self._progress) as trial:
                 planned = trial.plan()
         except BudgetError:
             return None
@@ -165,6 +174,7 @@ class _Opening(Closeable):
                 needs,
                 budget,
                 self._prefix_cache,
+                self._chose_lookup,
             )
 
     @property
@@ -207,8 +217,9 @@ class _Opening(Closeable):
         guesses = settings.draft or rules.lookup
         is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
         n_texts = int(settings.n_parallel) if is_fixed else 1
-        sizes = (1 + rules.draft_max,) if rules.pins_draft_max else tree_sizes(n_texts)
-        sizes = sizes if guesses else (1,)
+        sizes = tree_sizes(n_texts) if settings.draft or n_texts > 1 else LOOKUP_SIZES
+        if rules.pins_draft_max or not guesses:
+            sizes = (1 + rules.draft_max * bool(guesses),)
         max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
         request = ModelRequest(
             path=settings.model,
@@ -275,7 +286,7 @@ class _Opening(Closeable):
         """The plan; without a draft that nobody asked for, if it cannot be used or does not pay."""
         settings = self._settings
         if settings.draft is None:
-            return self._planned()
+            return self._looking_up(self._planned())
         if settings.optional_draft and (alone := self._planned_if_faster_alone()):
             return alone
         try:
@@ -286,8 +297,26 @@ class _Opening(Closeable):
                 raise
             whom = "itself" if is_own else settings.model.name
             self._leave_draft_out(f"{self._draft_name} does not guess for {whom}: {error}")
-            return self._planned()
+            return self._looking_up(self._planned())
         return self._weighed(paired) if paired.paged else paired
+
+    def _looking_up(self, alone: MemoryPlan) -> MemoryPlan:
+        """The plan of a target without a draft that guesses from the text if it pages; `alone` if
+        the settings say otherwise, or if the buffers of guesses take too much from the weights."""
+        rules = self._engine_settings
+        if rules.lookup is not None or rules.draws_guesses or not alone.paged:
+            return alone
+        if not self._prepared[0].info.tree_capable:
+            return alone
+        self._chose_lookup, self._engine_settings = True, rules.but(lookup=True)
+        self._close_prepared()
+        with suppress(BudgetError):
+            guessing = self._planned()
+            if guessing.streamed_read_bytes <= MOST_FOR_LOOKUPS * alone.streamed_read_bytes:
+                return replace(guessing, smallest_bytes=alone.smallest_bytes)
+        self._chose_lookup, self._engine_settings = False, rules
+        self._close_prepared()
+        return self._planned()
 
     def _planned_if_faster_alone(self) -> MemoryPlan | None:
         """The plan without the draft if that is expected to be faster, otherwise None.
@@ -300,7 +329,8 @@ class _Opening(Closeable):
         self._settings = settings.without_draft()
         alone = self._planned()
         if note := self._reason_against(draft, alone):
-            return replace(alone, notes=(*alone.notes, note))
+            self._own_notes = (*self._own_notes, note)
+            return self._looking_up(replace(alone, notes=(*alone.notes, note)))
         self._close_prepared()
         self._settings = settings
         return None
@@ -326,7 +356,7 @@ class _Opening(Closeable):
         gain = self._gain_without_draft(paired, alone, self._prepared[1].info)
         if settings.optional_draft and gain > 1:
             self._leave_draft_out(pairing.left_out(self._draft_name, paired, alone, gain))
-            return self._planned()
+            return self._looking_up(self._planned())
         if settings.optional_draft or gain < MIN_GAIN:
             return paired
         note = note_before_loading(self._draft_name, paired, alone, gain)

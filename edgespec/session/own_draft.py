@@ -41,6 +41,8 @@ PROMPTS = (
     "The history of the lighthouse begins long before electric lamps. In the second century",
 )
 """Beginnings of code, conversation and prose that the target continues."""
+NO_GUESSES = EngineSettings(lookup=False)
+"""Settings of the target alone."""
 N_TOKENS, N_TOKENS_ALONE = 16, 3
 """Tokens of each text with the draft, and of one text without."""
 MEASURING_S = 30.0
@@ -173,7 +175,7 @@ def make(
     _check_format(target, tool)
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
-    plan = session.plan(alone)
+    plan = session.plan(alone, NO_GUESSES)
     chosen = _choose(target, plan, tool)
     needed = 2 * chosen.file_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
@@ -206,7 +208,7 @@ def make(
                 f"a draft made from {target.name} ({kind}, {format_size(made.size_bytes)}) was "
                 f"slower than none under {format_size(plan.budget_bytes)}: {made.tokens_per_s:.2f} "
                 f"tokens/s, {made.alone_tokens_per_s:.2f} without; it was not kept: raise "
-                "--memory-budget, or use --lookup"
+                "--memory-budget, or go on with guesses from the text"
             )
         draft.replace(out)
     return made
@@ -244,7 +246,7 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> DraftCandidate:
         raise UsageError(
             f"a draft made from {target.name} would be slower than none under "
             f"{format_size(plan.budget_bytes)}: its {format_size(found[0].draft_bytes)} hold "
-            "weights of the target now; raise --memory-budget, or use --lookup"
+            "weights of the target now; raise --memory-budget, or go on with guesses from the text"
         )
     return found[0]
 
@@ -253,7 +255,7 @@ def _without_draft(
     settings: LoadSettings, prompts: Sequence[str], progress: Progress
 ) -> tuple[_Speed, list[int]]:
     """Speed of the target alone, and the tokens for a draft's head."""
-    with session.open_models(settings) as models:
+    with session.open_models(settings, NO_GUESSES) as models:
         target = models.target
         progress("counting tokens", 0.0)
         token_ids = frequent_tokens(target.vocabulary, target.info.n_vocab, prompts)

@@ -35,7 +35,7 @@ def warm_engine(
     prefixes: Callable[[int], PrefixPlace] | None,
 ) -> Engine:
     """The engine of a session, which closes the models at its end; `prefixes` are `Engine`'s."""
-    target, draft = models.target, models.draft
+    target, draft, settings = models.target, models.draft, models.settled(settings)
     store, release = None, models.close
     if settings.remember:
         draft_info = draft.info if draft else None

@@ -51,6 +51,7 @@ MAX_DRAFTED = 1024
 
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 AtLeastOne = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
 
 
 class LoadSettings(Settings):
@@ -63,34 +64,38 @@ class LoadSettings(Settings):
     optional_draft: bool = False
     """Leave the draft out where texts are expected to be faster without it, where it does not fit,
     and where it is a head, which follows one text, and `n_parallel` asks for more."""
-    memory_budget: Annotated[int | str, BeforeValidator(budget)] = "auto"
+    memory_budget: Annotated[int | str, Flag(metavar="SIZE"), BeforeValidator(budget)] = "auto"
     """Most memory of the whole process, at its peak: bytes, 6GiB, 512M, 75% of the machine's, or
     auto, which is what is free now less a margin, and follows it where weights are paged.
     auto:1GiB-4GiB stays between two sizes and pages all weights."""
-    adjustable_budget: bool = False
+    adjustable_budget: Annotated[bool, Flag()] = False
     """Page weights even if all fit, so that a running model can be given a smaller budget."""
-    ctx_size: Count = 0
+    ctx_size: Annotated[Count, Flag(metavar="N", short="-c")] = 0
     """Tokens of context; 0 is what the model was trained on, up to 4096."""
-    ctx_size_draft: Count = 0
+    ctx_size_draft: Annotated[Count, Flag(metavar="N", short="-cd")] = 0
     """Tokens that the draft remembers: of longer texts it keeps the first and the latest ones; 0 is
     up to 2048."""
-    batch_size: AtLeastOne | None = None
+    batch_size: Annotated[AtLeastOne | None, Flag(metavar="N", short="-b")] = None
     """Prompt tokens per pass. Default: planned."""
-    n_parallel: Annotated[int | Literal["auto"], BeforeValidator(texts_at_once)] = 1
+    n_parallel: Annotated[
+        int | Literal["auto"], Flag(metavar="N", short="-np"), BeforeValidator(texts_at_once)
+    ] = 1
     """Texts that are generated at once, in shared passes, or auto for as many as the budget
     affords; `serve` takes no more than leave a text that is alone as fast as with 1. Others wait in
     line."""
     keeps_one_text_fast: bool = False
     """With `n_parallel` auto: only as many texts as take at most 2% of the weights' memory, so that
     a text that is alone is as fast as with 1."""
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    threads: Annotated[Threads | None, Flag(metavar="N", short="-t")] = None
     """Threads of the target. Default: one for each physical core that the process may use."""
-    threads_draft: Annotated[int, Field(ge=1, le=1024)] | None = None
+    threads_draft: Annotated[Threads | None, Flag(metavar="N", short="-td")] = None
     """Threads of the draft. Default: as many as the target's."""
     options: Mapping[str, Annotated[RuntimeOptions, SkipValidation]] = Field(default_factory=dict)
     """Options of runtimes, by the runtime's name. Each can be given by its own name, too, as
     on the command line: `cache_type_k="q8_0"`."""
-    gpu_memory_budget: Annotated[int | str | None, BeforeValidator(budget)] = None
+    gpu_memory_budget: Annotated[
+        int | str | None, Flag(metavar="SIZE"), BeforeValidator(budget)
+    ] = None
     """Most memory of the GPU that computes ONNX models, the draft's first: 6GiB, 512M, 75%, or
     auto, which is what is free there now less a margin. Default: auto."""
     grammars: bool = False
@@ -106,10 +111,12 @@ class LoadSettings(Settings):
     """Keep memory for a model that is loaded beside this session, such as an embedding model."""
     state_files: bool = False
     """Keep memory for state files; only models with recurrent state need it."""
-    prefix_cache: Path | None = None
+    prefix_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Store what was computed for texts in this folder, where later prompts that begin alike find
     it, also after a restart; not for models with recurrent state or sliding windows."""
-    prefix_cache_size: Annotated[int, BeforeValidator(disk_size)] = DEFAULT_PREFIX_CACHE_BYTES
+    prefix_cache_size: Annotated[int, Flag(metavar="SIZE"), BeforeValidator(disk_size)] = (
+        DEFAULT_PREFIX_CACHE_BYTES
+    )
     """Most bytes of the prefix cache, whose least recently used texts go first. Default: 4GiB."""
 
     if TYPE_CHECKING:  # pydantic converts, which type checkers do not know
@@ -200,24 +207,25 @@ class LoadSettings(Settings):
 class Sampling(Settings):
     """Settings of sampling. The defaults are greedy, with every filter off."""
 
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: Annotated[float, Flag(metavar="T"), Field(ge=0)] = 0.0
     """Temperature; 0 is greedy: the highest logit, the lowest token id among equals."""
-    top_k: Count = 0
+    top_k: Annotated[Count, Flag(metavar="K")] = 0
     """Keep the K most probable tokens; 0 keeps all."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: Annotated[float, Flag(metavar="P"), Field(gt=0, le=1)] = 1.0
     """Keep the most probable tokens that together reach P; 1 keeps all."""
-    min_p: float = Field(default=0.0, ge=0, le=1)
+    min_p: Annotated[float, Flag(metavar="P"), Field(ge=0, le=1)] = 0.0
     """Keep tokens at least P times as probable as the best one; 0 keeps all."""
-    repeat_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    repeat_penalty: Annotated[float, Flag(metavar="X"), Field(ge=0.01, le=100)] = 1.0
     """Penalty of repeated tokens; 1 is none."""
-    frequency_penalty: float = Field(default=0.0, ge=-MAX_BIAS, le=MAX_BIAS)
+    frequency_penalty: Annotated[float, Flag(metavar="X"), Field(ge=-MAX_BIAS, le=MAX_BIAS)] = 0.0
     """Penalty for each earlier use of a token; 0 is none."""
-    presence_penalty: float = Field(default=0.0, ge=-MAX_BIAS, le=MAX_BIAS)
+    presence_penalty: Annotated[float, Flag(metavar="X"), Field(ge=-MAX_BIAS, le=MAX_BIAS)] = 0.0
     """Penalty of tokens that were used at all; 0 is none."""
-    repeat_last_n: int = Field(default=64, ge=-1, le=INT32_MAX)
+    repeat_last_n: Annotated[int, Flag(metavar="N"), Field(ge=-1, le=INT32_MAX)] = 64
     """Latest tokens, prompt included, that the three penalties look at; -1 is all of them."""
     logit_bias: Annotated[
         Mapping[int, Annotated[float, Field(allow_inf_nan=True)]],
+        Flag(metavar="TOKEN_ID(+/-)BIAS", short="-l"),
         BeforeValidator(biases),
         AfterValidator(checked_biases),
     ] = Field(default_factory=FrozenDict[int, float])
@@ -261,7 +269,7 @@ class Speculation(Settings):
     """Most guesses in a row, down one branch. Default: as many as one pass verifies."""
     lookup: Annotated[bool | None, Flag()] = None
     """Guess from the text so far, too: what followed when its last words occurred before. Default:
-    beside a draft model, not without one."""
+    beside a draft model, and without one if the target's weights are paged."""
     learn: Annotated[bool, Flag()] = False
     """Keep ALL TEXTS, prompts and answers, in the cache folder, so that `edgespec models adapt` can
     train the draft on what the target said where no guess was right: 64 MiB at most, readable by
@@ -302,15 +310,15 @@ class ContextEnd(Settings):
 class GenerateSettings(Sampling, Speculation, ContextEnd):
     """Settings of generating a text."""
 
-    max_tokens: int = Field(default=256, ge=-1, le=INT32_MAX)
+    max_tokens: Annotated[int, Flag(metavar="N", short="-n"), Field(ge=-1, le=INT32_MAX)] = 256
     """Most tokens; -1 goes on until the model ends the text or the context is full, and with
     --context-shift up to as many tokens as the context has."""
-    seed: int | None = Field(default=None, ge=0, lt=1 << 64)
+    seed: Annotated[int | None, Flag(metavar="N", short="-s"), Field(ge=0, lt=1 << 64)] = None
     """Seed of the random draws. Default: -1, which chooses one and reports it."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Flag(metavar="TEXT")] = ()
     """End the text before this string. May be given several times."""
     no_draft: bool = False
-    no_overlap: bool = False
+    no_overlap: Annotated[bool, Flag()] = False
     """Do not draft while the target verifies."""
 
     @property

@@ -17,6 +17,7 @@ from edgespec.settings.base import Settings
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.units import auto_bounds, parse_size
 
+MAX_PORT = 65535
 MAX_BIAS = 10_000.0
 """Largest bias of a logit: far more than logits differ by, and sums of biases stay finite."""
 MAX_TEXTS = 64

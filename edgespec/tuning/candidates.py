@@ -99,7 +99,7 @@ class Candidate:
         idle: set[str] = set()
         if self.draft is None:
             idle = {*ABOUT_THE_DRAFT, *option_names("draft")}
-            idle |= set() if self.changed.get("lookup") else DRAFTING
+            idle |= set() if self.changed.get("lookup") else {*DRAFTING, "lookup"}
         return {name: value for name, value in self.changed.items() if name not in idle}
 
 
@@ -124,7 +124,7 @@ def _drafts(job: TuningJob) -> Iterator[Candidate]:
 def _guessing(job: TuningJob) -> Iterator[Candidate]:
     if draft := job.load.draft:
         yield Candidate(draft, {"no_overlap": job.engine.overlap})
-        yield Candidate(None)
+        yield Candidate(None, {"lookup": False})
         yield from (Candidate(draft, {"draft_max": n}) for n in DRAFT_MAXIMA)
         yield Candidate(draft, {"lookup": False})
     yield Candidate(None, {"lookup": True})

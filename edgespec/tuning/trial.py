@@ -109,7 +109,7 @@ def write_texts(trial: TuningTrial) -> TrialFigures:
             raise ModelError("; ".join(models.plan.notes))
         deadline = time.monotonic() + trial.seconds
         results: list[GenerationResult] = []
-        with Engine(models.target, models.draft, trial.engine) as engine:
+        with Engine(models.target, models.draft, models.settled(trial.engine)) as engine:
             for number, prompt in enumerate(trial.prompts):
                 left_s = deadline - time.monotonic()
                 if results and left_s <= 0:

@@ -49,7 +49,10 @@ def test_a_list_keeps_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_switches_show_their_defaults() -> None:
     shown = " ".join(ALL["generate"].format_help().split())
     assert "do not draft while the target verifies (default: off)" in shown
-    assert "(default: beside a draft model, not without one)" in shown
+    assert (
+        "(default: beside a draft model, and without one if the target's weights are paged)"
+        in shown
+    )
 
 
 def test_what_a_shift_keeps_has_one_default() -> None:

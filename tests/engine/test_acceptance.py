@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES, Accepted, ExactReplay, accept
+from edgespec.engine.acceptance import ACCEPTANCE_RULES, ExactReplay, accept
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ModelError
 from edgespec.ports.text_request import TextRequest
 from edgespec.tree import ROOT, TokenTree
+from edgespec.values import TokenEvent
 from fake_model import FakeVocabulary
 
 N_VOCAB = 8
@@ -34,12 +35,13 @@ def request(
 
 def walked(
     tree: TokenTree, nodes: list[int], logits: np.ndarray, request_: ActiveRequest | None = None
-) -> Accepted:
+) -> tuple[list[int], list[TokenEvent]]:
     return accept(ExactReplay(), tree, nodes, logits, request_ or request())
 
 
-def outcome(accepted: Accepted) -> tuple[tuple[int, ...], list[int]]:
-    return accepted.path, accepted.tokens
+def outcome(accepted: tuple[list[int], list[TokenEvent]]) -> tuple[list[int], list[int]]:
+    path, events = accepted
+    return path, [event.token for event in events]
 
 
 @pytest.fixture
@@ -53,29 +55,29 @@ def tree() -> TokenTree:
 
 def test_the_deepest_agreed_path_stands_with_the_targets_own_token(tree: TokenTree) -> None:
     accepted = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6))
-    assert outcome(accepted) == ((0, 1, 2), [1, 2, 5])
+    assert outcome(accepted) == ([0, 1, 2], [1, 2, 5])
 
 
 def test_a_path_stands_up_to_the_first_disagreement(tree: TokenTree) -> None:
-    assert outcome(walked(tree, [0, 1, 2, 3], favouring(1, 7, 5, 6))) == ((0, 1), [1, 7])
+    assert outcome(walked(tree, [0, 1, 2, 3], favouring(1, 7, 5, 6))) == ([0, 1], [1, 7])
 
 
 def test_any_branch_may_stand(tree: TokenTree) -> None:
-    assert outcome(walked(tree, [0, 1, 2, 3], favouring(3, 7, 5, 6))) == ((0, 3), [3, 6])
+    assert outcome(walked(tree, [0, 1, 2, 3], favouring(3, 7, 5, 6))) == ([0, 3], [3, 6])
 
 
 def test_without_agreement_the_target_gives_one_token(tree: TokenTree) -> None:
-    assert outcome(walked(tree, [0, 1, 2, 3], favouring(4, 2, 5, 6))) == ((0,), [4])
+    assert outcome(walked(tree, [0, 1, 2, 3], favouring(4, 2, 5, 6))) == ([0], [4])
 
 
 def test_a_guess_that_was_not_verified_does_not_stand(tree: TokenTree) -> None:
-    assert outcome(walked(tree, [0, 3], favouring(1, 6))) == ((0,), [1])
+    assert outcome(walked(tree, [0, 3], favouring(1, 6))) == ([0], [1])
 
 
 def test_guesses_that_stand_are_the_drafts_and_the_last_token_is_the_targets(
     tree: TokenTree,
 ) -> None:
-    events = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6)).events
+    _, events = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6))
     assert [(event.text, event.origin) for event in events] == [
         ("b", "draft"),
         ("c", "draft"),
@@ -95,13 +97,13 @@ def test_nothing_is_picked_after_the_end_of_the_text(
     tree: TokenTree, ending: ActiveRequest
 ) -> None:
     accepted = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6), ending)
-    assert outcome(accepted) == ((0,), [1])
+    assert outcome(accepted) == ([0], [1])
     assert ending.transcript.tokens == [1]
 
 
 def test_a_stop_string_may_end_in_the_middle_of_a_branch(tree: TokenTree) -> None:
     accepted = walked(tree, [0, 1, 2, 3], favouring(1, 2, 5, 6), request(stop=["bc"]))
-    assert outcome(accepted) == ((0, 1), [1, 2])
+    assert outcome(accepted) == ([0, 1], [1, 2])
 
 
 def damaged(row: int, *tokens: int) -> np.ndarray:
@@ -111,9 +113,10 @@ def damaged(row: int, *tokens: int) -> np.ndarray:
 
 
 def test_tokens_before_a_failure_stand_and_the_failure_is_kept(tree: TokenTree) -> None:
-    accepted = walked(tree, [0, 1, 2, 3], damaged(2, 1, 2, 5, 6))
-    assert outcome(accepted) == ((0, 1), [1, 2])
-    assert isinstance(accepted.failure, ModelError)
+    failing = request()
+    accepted = walked(tree, [0, 1, 2, 3], damaged(2, 1, 2, 5, 6), failing)
+    assert outcome(accepted) == ([0, 1], [1, 2])
+    assert isinstance(failing.failure, ModelError)
 
 
 def test_a_failure_before_the_first_token_is_raised(tree: TokenTree) -> None:
@@ -122,13 +125,15 @@ def test_a_failure_before_the_first_token_is_raised(tree: TokenTree) -> None:
 
 
 def test_a_failure_after_the_end_of_the_text_is_none(tree: TokenTree) -> None:
-    accepted = walked(tree, [0, 1, 2, 3], damaged(1, 1, 2, 5, 6), request(stop=["b"]))
-    assert (outcome(accepted), accepted.failure) == (((0,), [1]), None)
+    ending = request(stop=["b"])
+    accepted = walked(tree, [0, 1, 2, 3], damaged(1, 1, 2, 5, 6), ending)
+    assert (outcome(accepted), ending.failure) == (([0], [1]), None)
 
 
 def test_a_failure_at_a_rejected_guess_is_none(tree: TokenTree) -> None:
-    accepted = walked(tree, [0, 1, 2, 3], damaged(3, 1, 2, 5, 6))
-    assert (outcome(accepted), accepted.failure) == (((0, 1, 2), [1, 2, 5]), None)
+    sound = request()
+    accepted = walked(tree, [0, 1, 2, 3], damaged(3, 1, 2, 5, 6), sound)
+    assert (outcome(accepted), sound.failure) == (([0, 1, 2], [1, 2, 5]), None)
 
 
 def test_penalties_see_the_tokens_of_the_walk() -> None:
@@ -138,7 +143,7 @@ def test_penalties_see_the_tokens_of_the_walk() -> None:
     logits = np.tile(np.array([[0, 4, 3, 0, 0, 0, 0, 0]], np.float32), (3, 1))
     sampler = Sampler(SamplingParams(repeat_penalty=2.0), prompt=[0])
     accepted = walked(tree, [0, 1, 2], logits, request(sampler=sampler))
-    assert outcome(accepted) == ((0, 1), [1, 2])
+    assert outcome(accepted) == ([0, 1], [1, 2])
 
 
 @pytest.mark.parametrize("name", ACCEPTANCE_RULES)

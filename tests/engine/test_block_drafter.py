@@ -149,10 +149,9 @@ def test_the_tree_holds_the_most_probable_paths(
     """A path is as probable as the product of what was guessed at its depths (DDTree)."""
     head, guesses = drafter
     n_nodes = 14
-    grower, tree = TreeGrower([guesses]), TokenTree(8)
-    limits = Limits(n_nodes, n_nodes, 9)
-    pacer = BestFirstPacer()
-    assert grower.step(tree, grower.open_nodes(tree), pacer, limits)
+    pacer, tree = BestFirstPacer(), TokenTree(8)
+    grower, limits = TreeGrower([guesses], pacer), Limits(n_nodes, n_nodes, 9)
+    assert grower.step(tree, grower.open_nodes(tree), limits)
     assert len(head.roots) == 1 and not grower.open_nodes(tree)
     said = [guesses.opinion(int(tree.key[node])) for node in range(2)]
     assert said[0] != said[1]

@@ -19,7 +19,10 @@ from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish
 from fake_model import FakeModel, random_language
 from session_cases import PLAN
 
-RULES = EngineSettings(step_aside=False, remember=False, lookup=False)
+RULES = EngineSettings(
+    fallback="fixed", draft_max=4, step_aside=False, remember=False, lookup=False, overlap=False
+)
+"""Rules by which no clock decides what is guessed."""
 
 
 def noted(target: FakeModel, draft: FakeModel, max_tokens: int = 20) -> TrainingText:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.drafting.draft_window import SINK_TOKENS
+from edgespec.engine.drafting.model_drafter import SINK_TOKENS
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings

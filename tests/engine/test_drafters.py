@@ -119,10 +119,10 @@ def test_two_models_grow_one_tree() -> None:
 
 
 def test_a_node_knows_who_guessed_it_and_what_the_drafter_gave_it() -> None:
-    grower = TreeGrower([model_drafter(counting(), temperature=0.5), Counter(2)])
+    grower = TreeGrower([model_drafter(counting(), temperature=0.5), Counter(2)], BestFirstPacer())
     tree = TokenTree(3, 64)
-    grower.begin(tree, BestFirstPacer(), WIDE)
-    grower.step(tree, grower.open_nodes(tree), BestFirstPacer(), WIDE)
+    grower.begin(tree, WIDE)
+    grower.step(tree, grower.open_nodes(tree), WIDE)
     own = tree.child(ROOT, 7)
     assert own is not None
     assert tree.source[own] == "draft"
@@ -135,20 +135,20 @@ def test_a_node_knows_who_guessed_it_and_what_the_drafter_gave_it() -> None:
 
 def test_what_costs_nothing_hangs_before_a_model_is_asked() -> None:
     draft = counting()
-    grower = TreeGrower([model_drafter(draft), Counter()])
+    grower = TreeGrower([model_drafter(draft), Counter()], BestFirstPacer())
     tree = TokenTree(3, 64)
-    grower.begin(tree, BestFirstPacer(), WIDE)
+    grower.begin(tree, WIDE)
     assert tree.depth[: len(tree)].max() == WIDE.max_depth
     assert draft.evaluations == []
 
 
 def test_a_model_corrects_what_another_drafter_was_sure_of() -> None:
-    grower = TreeGrower([model_drafter(counting()), Counter(2)])
+    grower = TreeGrower([model_drafter(counting()), Counter(2)], BestFirstPacer())
     tree = TokenTree(3, 64)
-    grower.begin(tree, BestFirstPacer(), WIDE)
+    grower.begin(tree, WIDE)
     wrong = tree.child(ROOT, 5)
     assert wrong is not None and tree.confidence[wrong] > 0.8
-    grower.step(tree, grower.open_nodes(tree), BestFirstPacer(), WIDE)
+    grower.step(tree, grower.open_nodes(tree), WIDE)
     assert tree.confidence[wrong] < 0.5
 
 
@@ -178,7 +178,7 @@ def test_a_model_s_damaged_logits_teach_nothing() -> None:
 
 
 def test_a_free_drafter_is_tried_on_the_last_token_and_reads_it() -> None:
-    grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()])
+    grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()], BestFirstPacer())
     text = [1, 2, 3, 4, 1, 2]
     assert not grower.dry_run(text)
     assert grower.dry_run([*text, 3])

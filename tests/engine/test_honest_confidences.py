@@ -79,7 +79,7 @@ def tokens_per_pass(temperature: float, told: float | None = None) -> float:
 
 
 def tell(engine: Engine, temperature: float) -> None:
-    grower = engine._slots.all[0].grower
+    grower = engine.first.grower
     assert grower is not None
     grower.mixer = Told(temperature)
 

@@ -137,7 +137,7 @@ def test_tokens_that_the_draft_has_not_read_are_those_after_the_last_it_holds(
     first = [0, 1, 2, 3, 4, 5, 6, 7, 8]
     with Engine(counting(n_ctx=256), counting(n_ctx=256)) as engine:
         finish(engine.generate(first, GREEDY, 1))
-        engine._slots.all[0].n_drafted = len(engine.committed) - 3
+        engine.first.n_drafted = len(engine.committed) - 3
         n_drafted = min(n_kept, len(engine.committed) - 3)
         monkeypatch.setattr(Credit, "begin_text", recorded)
         second = [*first[:n_kept], *[0] * 100]

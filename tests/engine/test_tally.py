@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.acceptance import Accepted
 from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.planning.decision import RoundPlanner
@@ -93,12 +92,13 @@ GUESSES = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": Fal
 
 
 def misses(draft: FakeModel, **limits: Any) -> list[bool]:
-    """Outcomes of the rounds of a text."""
+    """True for each round of a text whose guesses after the last accepted node were all wrong."""
     settings = EngineSettings(step_aside=False, **GUESSES)
     with Engine(counting(), draft, settings) as engine:
         request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, **limits))
         list(engine.run(request))
-    return [outcome.missed for outcome in request.tally.outcomes]
+    reached = [outcome.path_nodes for outcome in request.tally.outcomes]
+    return [bool(nodes) and not nodes[-1].was_right for nodes in reached]
 
 
 def test_guesses_that_are_all_wrong_are_a_miss() -> None:
@@ -120,9 +120,10 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     none = Limits(max_nodes=0, max_branches=1, max_depth=0)
     target = counting()
     target.last_report = read
-    slot = Slot(target, 0, None, clock=lambda: 1.0, trace=OFF)
-    rules, tree = EngineSettings().rules_for(target.info), TokenTree(1)
-    round_ = Round(slot, rules, RoundPlanner(), 0.0, None, tree, none, none)
-    accepted = Accepted(path=(ROOT,), events=(TokenEvent("c", 2, "target", 0),))
-    round_._measure([ROOT], accepted)
-    assert round_.outcome.idle_s == 0.25
+    rules = EngineSettings().rules_for(target.info)
+    slot = Slot(target, 0, None, rules, RoundPlanner(), clock=lambda: 1.0, trace=OFF)
+    round_ = Round(slot, 0.0, None, TokenTree(1), none)
+    round_.path, round_.events = [ROOT], [TokenEvent("c", 2, "target", 0)]
+    round_._measure([ROOT])
+    report = round_.outcome.report
+    assert (report.stall_s, report.choice_stall_s) == (0.5, 0.25)

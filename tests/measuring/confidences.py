@@ -67,7 +67,7 @@ def measure(args: argparse.Namespace) -> None:
                 for prompt in prompts:
                     mixer = mixer if args.carried else WatchedMixer(nats)
                     with Engine(models.target, models.draft, settings) as engine:
-                        engine._slots.all[0].grower.mixer = mixer
+                        engine.first.grower.mixer = mixer
                         tokens = models.target.vocabulary.encode(prompt)
                         sampling = SamplingParams(temperature=temperature, seed=7)
                         result = finish(engine.generate(tokens, sampling, 64))

@@ -55,6 +55,21 @@ def test_a_tight_budget_takes_the_finer_cut() -> None:
     assert len(plan_memory(150 + 910, FIXED, [coarse, fine]).segments) == 40
 
 
+def slices(n: int, nbytes: int, n_matrices: int) -> list[SegmentSize]:
+    return [SegmentSize(f"{i}", nbytes, nbytes, f"matrix {i % n_matrices}") for i in range(n)]
+
+
+@pytest.mark.parametrize(("n_matrices", "room", "n_segments"), [
+    (60, 310, 60), (60, 290, 120), (1, 310, 120),
+], ids=["whole", "too large a ring", "only the head is sliced"])  # fmt: skip
+def test_a_larger_ring_is_taken_so_that_matrices_of_layers_stay_whole(
+    n_matrices: int, room: int, n_segments: int
+) -> None:
+    """Every slice stops the computation."""
+    cuts = [layers(60, 20), slices(120, 10, n_matrices)]
+    assert len(plan_memory(150 + room, FIXED, cuts).segments) == n_segments
+
+
 def test_two_slots_do_where_three_leave_no_room() -> None:
     assert plan_memory(150 + 20, FIXED, [layers(20)]).ring_bytes == 20
 

@@ -14,6 +14,7 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 
 from onnx_models import ContractOfKind, made_in, open_paged, open_resident
+from slots_contract import SlotsContract
 
 FITTING = sys.modules["edgespec_runtimes.onnx.prepare.fitting"]
 """The module: its package calls what it makes by the same name."""
@@ -35,9 +36,9 @@ class TestResidentKeepsTheContract(ContractOfKind):
     opened = staticmethod(open_resident)
 
 
-class TestPagedKeepsTheContract(ContractOfKind):
-    atol = 1e-4
-    opened = staticmethod(open_paged)
+class TestSlotsOfAPagedModel(ContractOfKind, SlotsContract):
+    atol = atol_beside = 1e-4
+    opened = partial(open_paged, n_slots=3, ctx_size=256)
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def paged(models: Callable[..., Path]) -> Iterator[OnnxModel]:
-    model = open_offloaded(models(layers=6, ffn=128, vocab=512))
+    model = open_offloaded(models(ffn=128, vocab=512))
     yield model
     model.close()
 

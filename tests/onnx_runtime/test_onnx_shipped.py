@@ -42,6 +42,7 @@ HALF_STEPS = 0.02
 such step when it is fed several tokens at once."""
 
 
+@pytest.mark.slow
 class TestSlotsOfAPagedExport(SlotsContract):
     atol = atol_beside = HALF_STEPS
 

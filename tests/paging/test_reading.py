@@ -9,7 +9,9 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,28 @@ def test_where_direct_reads_are_refused_the_file_is_read_plainly_from_then_on(
         fail_with_einval(monkeypatch, "preadv", is_direct)
         assert [whole(reader), whole(reader)] == [weights.read_bytes()] * 2
     assert len(refused) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct reads here")
+def test_two_threads_whose_direct_reads_are_refused_read_plainly(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One closed the descriptor that the other was still reading from."""
+    fcntl = pytest.importorskip("fcntl")
+    both = threading.Barrier(2, timeout=5)
+
+    def is_direct(descriptor: int, *_: object) -> bool:
+        is_direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+        if is_direct:
+            both.wait()
+        return is_direct
+
+    with DirectReader([weights]) as reader:
+        if not reader._direct[0]:
+            pytest.skip("the file system of the test has no direct reads")
+        fail_with_einval(monkeypatch, "preadv", is_direct)
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(whole, [reader] * 2)) == [weights.read_bytes()] * 2
 
 
 def test_a_plain_read_that_fails_is_told(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:

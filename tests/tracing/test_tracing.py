@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -179,8 +180,11 @@ def test_reads_and_stalls_add_up_to_what_the_pager_counts(weights: DirectReader)
     events = read(file.content)
     reads, stalls = spans(events, "read", Track.STORAGE), spans(events, "stall", Track.TARGET)
     assert sum(event["args"]["bytes"] for event in reads) == pager.bytes_read
-    assert [event["args"]["segment"] for event in reads[:9]] == [0, 1, 2, 3, 4, 5, 6, 7, 0]
-    assert reads[1]["args"]["name"] == "s1"
+    n_reads = Counter(event["args"]["segment"] for event in reads)
+    assert set(n_reads) == set(range(8)) and set(n_reads.values()) <= {3, 4}
+    assert all(event["args"]["name"] == f"s{event['args']['segment']}" for event in reads)
+    for before, after in itertools.pairwise(reads):
+        assert before["ts"] + before["dur"] < after["ts"] + 1, "spans of a row follow each other"
     assert sum(event["dur"] for event in stalls) / 1e6 == pytest.approx(pager.stall_s, abs=1e-7)
 
 

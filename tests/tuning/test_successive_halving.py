@@ -48,13 +48,13 @@ def test_the_defaults_run_first_and_stay_where_nothing_is_faster() -> None:
 @pytest.mark.parametrize(
     ("faster", "flag"),
     [
-        (lambda c: c.draft is None and not c.changed, "--no-draft"),
-        (lambda c: c.draft is None and "lookup" in c.changed, "--no-draft --lookup"),
+        (lambda c: c.draft is None and not c.changed["lookup"], "--no-draft"),
+        (lambda c: c.draft is None and c.changed["lookup"], "--no-draft --lookup"),
         (lambda c: c.changed.get("no_overlap"), "--no-overlap"),
         (lambda c: c.changed.get("draft_max") == 8, "--draft-max 8"),
         (lambda c: c.changed.get("threads") == 2, "-t 2"),
         (lambda c: c.changed.get("threads_draft") == 2, "-td 2"),
-        (lambda c: c.changed.get("lookup") is False, "--no-lookup"),
+        (lambda c: c.draft and c.changed.get("lookup") is False, "--no-lookup"),
     ],
 )
 def test_the_fastest_wins(faster: Callable[[Candidate], bool], flag: str) -> None:

@@ -17,7 +17,6 @@ from edgespec.cli.model_list import PARALLEL, is_one
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.line_log import LineLog
 from edgespec.files.regular import open_regular
-from edgespec.settings.units import parse_size
 
 if TYPE_CHECKING:
     from edgespec.batch.answered import Answered
@@ -67,7 +66,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_parallel(parser, PARALLEL)
     groups.add_speculation(parser)
     chat_templates.add_flags(parser)
-    groups.add_max_body(parser.add_argument_group("requests"))
+    groups.add(parser.add_argument_group("requests"), groups.BodyLimit)
     groups.flag(parser, "--quiet", "print no notes or progress")
 
 
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     from edgespec.cli.batch_runs import BatchFiles, runs_of_one, runs_of_several
 
     template = chat_templates.template_from(args)
-    body_bytes = parse_size(args.max_body, named="--max-body") if "max_body" in args else None
+    body_bytes = groups.given(args, groups.BodyLimit).max_body
     console = Console(quiet="quiet" in args)
     counts = BatchCounts()
     with ExitStack() as stack:

@@ -107,20 +107,17 @@ def add_to(parser: ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     models = parser.add_argument_group("models")
-    usual = {"size": "1GiB"}
-    groups.add(models, BenchSettings, usual, model="-m FILE", draft="-md FILE", size="SIZE")
-    groups.add(models, BenchSettings, pair="NAME")
+    groups.add(models, BenchSettings, "model", "draft", "size", "pair", defaults={"size": "1GiB"})
     limits = parser.add_argument_group("limits of each run's process")
-    groups.add(limits, BenchSettings, memory="SIZE", disk_bandwidth="RATE")
+    groups.add(limits, BenchSettings, "memory", "disk_bandwidth")
     runs = parser.add_argument_group("runs")
     quick = {
         name: f"{BenchSettings.model_fields[name].default}, with --quick {value}"
         for name, value in QUICK.items()
     } | {"temperature": f"{groups.MEASURED_TEMPERATURE}; with --quick 0"}
-    groups.add(runs, BenchSettings, quick, modes="LIST", max_tokens="-n N", baseline_tokens="N")
-    groups.add(runs, BenchSettings, quick, n_prompts="N", repetitions="N", prompts="FILE")
-    groups.add(runs, BenchSettings, quick, parallel="LIST", temperature="T")
-    groups.add(runs, BenchSettings, ctx_size="-c N", threads="-t N")
+    names = ("modes", "max_tokens", "baseline_tokens", "n_prompts", "repetitions", "prompts")
+    groups.add(runs, BenchSettings, *names, "parallel", "temperature", defaults=quick)
+    groups.add(runs, BenchSettings, "ctx_size", "threads")
     groups.flag(runs, "--quick", "few, short runs: a first look")
     output = parser.add_argument_group("output")
     groups.flag(

@@ -31,7 +31,8 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_memory(parser)
     groups.add_parallel(parser)
     guesses = parser.add_argument_group("draft")
-    groups.add(guesses, GenerateSettings, draft_max="N")
+    groups.add(guesses, GenerateSettings, "draft_max", "lookup")
+    groups.add_no_lookup(guesses)
     storage = parser.add_argument_group("storage")
     groups.flag(
         storage,

@@ -295,7 +295,7 @@ def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) ->
             "when this draft was made"
         )
     elif best.n_rows > 1:
-        guesser = "this draft" if has_draft else "--lookup"
+        guesser = "this draft" if has_draft else "guesses from the text"
         guessed = (
             f", {best.seconds / high:.2f} to {best.seconds / low:.2f} s with {guesser} if it "
             f"yields {low:g} to {high:g} tokens a pass, as with real models"

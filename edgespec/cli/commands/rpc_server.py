@@ -8,18 +8,23 @@ import os
 import socket
 from argparse import ArgumentParser
 from threading import Thread
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import whole
 from edgespec.cli.interrupts import Interrupts
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.process import resolve_budget
 from edgespec.server.guarding import is_local
+from edgespec.settings.base import Flag, Settings
+from edgespec.settings.config import Threads
+from edgespec.settings.parsing import MAX_PORT, budget
 from edgespec.settings.units import format_size
 
-HOST, PORT = "127.0.0.1", 50052
+HOST = "127.0.0.1"
 
 _DESCRIPTION = """\
 Lend this machine's memory and processor, or its GPUs, to a model on another machine: it runs there
@@ -39,20 +44,25 @@ others come through SSH, as above, or WireGuard: --host names an address that on
 It serves one client at a time."""
 
 
+class LendSettings(Settings):
+    """Settings of a machine that lends its memory."""
+
+    host: Annotated[str, Flag(metavar="ADDRESS")] = HOST
+    """Address to listen on."""
+    port: Annotated[int, Flag(metavar="N", short="-p"), Field(ge=1, le=MAX_PORT)] = 50052
+    """Port."""
+    memory_budget: Annotated[int | str, Flag(metavar="SIZE"), BeforeValidator(budget)] = "auto"
+    """Most memory of the whole server process where the processor computes, like 2GiB or 50%.
+    Default: auto, what is free now less a margin."""
+    threads: Annotated[Threads | None, Flag(metavar="N", short="-t")] = None
+    """Threads that compute. Default: one for each physical core."""
+
+
 def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    groups.flag(parser, "--host ADDRESS", f"address to listen on (default: {HOST})")
-    groups.flag(parser, "-p --port N", f"port (default: {PORT})")
-    groups.flag(
-        parser,
-        "--memory-budget SIZE",
-        "of the whole server process where the processor computes, like 2GiB or 50% "
-        "(default: auto, what is free now less a margin)",
-    )
-    groups.flag(parser, "-t --threads N", "(default: one for each physical core)")
+    groups.add(parser, LendSettings)
 
 
-MAX_PORT = 65535
 _POLL_S = 0.2
 _WARNING = (
     "{host} can be reached from other machines: nothing is encrypted, nobody is asked for a "
@@ -62,10 +72,8 @@ _WARNING = (
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
-    host = getattr(args, "host", HOST)
-    port = whole("--port", getattr(args, "port", PORT), 1, MAX_PORT)
-    n_threads = whole("--threads", args.threads, 1, 1024) if "threads" in args else None
-    budget_bytes = resolve_budget(getattr(args, "memory_budget", "auto"))
+    told = groups.given(args, LendSettings)
+    host, port, budget_bytes = told.host, told.port, resolve_budget(told.memory_budget)
     runtime = next((r for r in runtimes.installed() if isinstance(r, runtimes.LendsDevices)), None)
     if runtime is None:
         raise EdgespecError("no installed runtime can lend devices: install edgespec[gguf]")
@@ -77,7 +85,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
     def lend() -> None:
         try:
-            runtime.lend(host_ip, port, budget_bytes, n_threads)
+            runtime.lend(host_ip, port, budget_bytes, told.threads)
         except BaseException as error:  # noqa: BLE001 - raised in the main thread below
             failures.append(error)
 

@@ -5,25 +5,29 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from argparse import ArgumentParser, _ArgumentGroup
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from edgespec import extras
 from edgespec.cli.commands.request_log import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, groups
-from edgespec.cli.flags.checked_values import number, text_or_file, whole
+from edgespec.cli.flags.checked_values import text_or_file
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.cli.model_list import PARALLEL, ModelList, is_one
 from edgespec.errors import EdgespecError
 from edgespec.memory import process
-from edgespec.settings.config import GenerateSettings, LoadSettings, Sampling
-from edgespec.settings.units import format_size, parse_size
+from edgespec.settings.base import Flag, Settings
+from edgespec.settings.config import INT32_MAX, Count, GenerateSettings, LoadSettings, Sampling
+from edgespec.settings.parsing import MAX_PORT
+from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
@@ -32,10 +36,9 @@ if TYPE_CHECKING:
     from edgespec.server.lifetime import LoadedModel
 
 
-HOST, PORT = "127.0.0.1", 8080
-QUEUE = 32
-DRAIN_S = 30
 KEY_VARIABLE = "EDGESPEC_API_KEY"
+MAX_KEY_BYTES = 64 << 10
+DAY_S = 24 * 3600
 
 _DESCRIPTION = """\
 Run an HTTP server with OpenAI's API. As many requests as -np says are answered at once, others wait
@@ -56,6 +59,40 @@ request leaves out are those of the flags, otherwise those that the model's make
 otherwise llama.cpp's: temperature 0.8, top_k 40, top_p 0.95 and min_p 0.05."""
 
 
+class ServeSettings(Settings):
+    """Settings of a server, beside those of its models and answers."""
+
+    host: Annotated[str, Flag(metavar="ADDRESS")] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Flag(metavar="N"), Field(ge=0, le=MAX_PORT)] = 8080
+    """Port; 0 takes a free one."""
+    api_key: Annotated[str | None, Flag(metavar="KEY")] = None
+    """Key that clients must send; other users can see flags, so prefer --api-key-file or the
+    environment variable EDGESPEC_API_KEY."""
+    api_key_file: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """The same, from a file; several keys, one a line, are for clients whose texts stay apart."""
+    allowed_host: Annotated[tuple[str, ...], Flag(metavar="NAME")] = ()
+    """Host name that requests may use besides the address; may be given several times."""
+    allowed_origin: Annotated[tuple[str, ...], Flag(metavar="ORIGIN")] = ()
+    """Origin of web pages that may ask from a browser (CORS), such as http://localhost:3000, or *
+    for any; may be given several times."""
+    alias: Annotated[str | None, Flag(metavar="NAME")] = None
+    """Name of the model in answers."""
+    queue: Annotated[Count, Flag(metavar="N")] = 32
+    """Requests that may wait; more are refused with status 503."""
+    max_prompt: Annotated[Count | None, Flag(metavar="N")] = None
+    """Most tokens of a prompt. Default: the context."""
+    reasoning_budget: Annotated[int, Flag(metavar="N"), Field(ge=-1, le=INT32_MAX)] = -1
+    """Most tokens of a model's reasoning, which is then ended as its template ends it, unless a
+    request names another number; 0: none. Default: -1, no limit."""
+    time_limit: Annotated[float | None, Flag(metavar="SECONDS"), Field(ge=0, le=DAY_S)] = None
+    """Most seconds of an answer from its turn on, after which it ends as if its tokens were used
+    up. Default: no limit."""
+    drain: Annotated[float, Flag(metavar="SECONDS"), Field(ge=0, le=DAY_S)] = 30
+    """Seconds that requests under way have after Ctrl-C or SIGTERM; a second one ends them at
+    once."""
+
+
 def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     groups.add_models(parser, several=True)
@@ -66,75 +103,12 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_speculation(parser)
     chat_templates.add_flags(parser)
     group = parser.add_argument_group("server")
-    groups.flag(group, "--host ADDRESS", f"address to listen on (default: {HOST})")
-    groups.flag(group, "--port N", f"port; 0 takes a free one (default: {PORT})")
-    _add_access(group)
-    groups.flag(group, "--alias NAME", "name of the model in answers")
-    groups.add(group, LoadSettings, adjustable_budget="")
-    groups.add(group, LoadSettings, prefix_cache="DIR", prefix_cache_size="SIZE")
-    _add_limits(group)
+    groups.add(group, ServeSettings)
+    groups.add(group, groups.BodyLimit)
+    groups.add(group, LoadSettings, "adjustable_budget", "prefix_cache", "prefix_cache_size")
     output = parser.add_argument_group("output")
     groups.flag(output, "--log-json", "log each request as a JSON object on one line")
     groups.flag(output, "--quiet", "print no notes, progress or requests")
-
-
-def _add_access(group: _ArgumentGroup) -> None:
-    groups.flag(
-        group,
-        "--api-key KEY",
-        "key that clients must send; other users can see flags, so prefer --api-key-file or "
-        f"the environment variable {KEY_VARIABLE}",
-    )
-    groups.flag(
-        group,
-        "--api-key-file FILE",
-        "the same, from a file; several keys, one a line, are for clients whose texts stay apart",
-    )
-    groups.flag(
-        group,
-        "--allowed-host NAME",
-        "host name that requests may use besides the address; may be given several times",
-        action="append",
-    )
-    groups.flag(
-        group,
-        "--allowed-origin ORIGIN",
-        "origin of web pages that may ask from a browser (CORS), such as "
-        "http://localhost:3000, or * for any; may be given several times",
-        action="append",
-    )
-
-
-def _add_limits(group: _ArgumentGroup) -> None:
-    groups.flag(
-        group,
-        "--queue N",
-        f"requests that may wait; more are refused with status 503 (default: {QUEUE})",
-    )
-    groups.add_max_body(group)
-    groups.flag(group, "--max-prompt N", "most tokens of a prompt (default: the context)")
-    groups.flag(
-        group,
-        "--reasoning-budget N",
-        "most tokens of a model's reasoning, which is then ended as its template ends it, unless a "
-        "request names another number; 0: none (default: no limit)",
-    )
-    groups.flag(
-        group,
-        "--time-limit SECONDS",
-        "most seconds of an answer from its turn on, after which it ends as if its tokens "
-        "were used up (default: no limit)",
-    )
-    groups.flag(
-        group,
-        "--drain SECONDS",
-        "seconds that requests under way have after Ctrl-C or SIGTERM; a second one ends them "
-        f"at once (default: {DRAIN_S})",
-    )
-
-
-MAX_KEY_BYTES = 64 << 10
-DAY_S = 24 * 3600
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -148,30 +122,25 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
     guard = _guard(args)
     template = chat_templates.template_from(args)
-    max_waiting = whole("--queue", getattr(args, "queue", QUEUE))
-    max_prompt = whole("--max-prompt", args.max_prompt) if "max_prompt" in args else None
-    budget = args.reasoning_budget if "reasoning_budget" in args else "-1"
-    reasoning = None if budget == "-1" else whole("--reasoning-budget", budget)
-    port = whole("--port", getattr(args, "port", PORT))
-    max_s = number("--time-limit", args.time_limit, 0, DAY_S) if "time_limit" in args else None
-    drain_s = number("--drain", getattr(args, "drain", DRAIN_S), 0, DAY_S)
+    told = groups.given(args, ServeSettings)
+    reasoning = None if told.reasoning_budget == -1 else told.reasoning_budget
     console = Console(quiet="quiet" in args)
     log = RequestLog(console, is_json="log_json" in args, quiet="quiet" in args)
     with ExitStack() as stack:
-        listener = stack.enter_context(_listening(guard.host, port))
+        listener = stack.enter_context(_listening(guard.host, told.port))
         args.spare_grammars = args.logprobs = args.keeps_one_text_fast = True
         args.most_body_bytes = guard.max_body_bytes or 0
         with while_loading.answered_while_loading(listener, guard, log, lifetime.CLIENT_LIMITS):
             opened = (_one if is_one(args) else _several)(args, console, template, stack)
             server = lifetime.Server(
                 **{"guard": guard} | opened.options,
-                max_waiting=max_waiting,
-                max_prompt_tokens=max_prompt,
+                max_waiting=told.queue,
+                max_prompt_tokens=told.max_prompt,
                 answer_limits=serving.AnswerLimits(
-                    _max_tokens(opened.settings.generate), max_s, reasoning
+                    _max_tokens(opened.settings.generate), told.time_limit, reasoning
                 ),
                 log=log,
-                drain_s=drain_s,
+                drain_s=told.drain,
             )
             stack.callback(server.close)
         budget = format_size(opened.budget_bytes)
@@ -306,12 +275,13 @@ def _max_tokens(settings: GenerateSettings) -> int | None:
 def _guard(args: argparse.Namespace) -> Guard:
     from edgespec.server.guarding import Guard
 
+    told = groups.given(args, ServeSettings)
     return Guard(
-        getattr(args, "host", HOST),
+        told.host,
         _key(args),
-        frozenset(name.lower() for name in getattr(args, "allowed_host", ())),
-        parse_size(args.max_body, named="--max-body") if "max_body" in args else None,
-        frozenset(origin.lower().rstrip("/") for origin in getattr(args, "allowed_origin", ())),
+        frozenset(name.lower() for name in told.allowed_host),
+        groups.given(args, groups.BodyLimit).max_body,
+        frozenset(origin.lower().rstrip("/") for origin in told.allowed_origin),
     )
 
 

@@ -11,11 +11,13 @@ from argparse import ArgumentParser
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import number
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import (
     measured_sampling,
@@ -32,6 +34,7 @@ from edgespec.jobs.limits import Limiter
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import shipped_prompts
+from edgespec.settings.base import Flag, Settings
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import parse_rate
 from edgespec.tuning import pair_figures, presets, report
@@ -40,7 +43,6 @@ from edgespec.tuning.presets import TUNED
 from edgespec.tuning.successive_halving import TrialLength, tune
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
-SECONDS = 90
 N_PROMPTS = 6
 
 _DESCRIPTION = """\
@@ -72,17 +74,27 @@ Settings that change the text (KV types below f16, another batch size) or what f
 context) are listed with their predicted speed, and never chosen."""
 
 
+class TuneSettings(Settings):
+    """Settings of tuning, beside those of the models and texts."""
+
+    prompts: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of prompts like yours: one a line, or in .jsonl an object's `prompt`; the first 6 are
+    used. Default: beginnings of Python code."""
+    seconds: Annotated[float, Flag(metavar="N"), Field(ge=10, le=100_000)] = 90
+    """Seconds that measuring may take, roughly."""
+    disk_bandwidth: Annotated[int | None, Flag(metavar="RATE"), BeforeValidator(parse_rate)] = None
+    """Limit reads to so many bytes per second, like 300M, to tune for a slower disk; needs the
+    right to make control groups, as `edgespec bench` does."""
+    out: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """Write the preset to FILE."""
+
+
 def add_to(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     groups.add_models(parser, tuning=True)
     groups.add_memory(parser)
     group = parser.add_argument_group("tuning")
-    groups.flag(
-        group,
-        "--prompts FILE",
-        "file of prompts like yours: one a line, or in .jsonl an object's `prompt`; the first "
-        f"{N_PROMPTS} are used (default: beginnings of Python code)",
-    )
+    groups.add(group, TuneSettings, "prompts", "seconds", "disk_bandwidth")
     groups.flag(
         group,
         "--temp T",
@@ -90,30 +102,19 @@ def add_to(parser: ArgumentParser) -> None:
         f"texts (default: {groups.MEASURED_TEMPERATURE})",
         dest="temperature",
     )
-    groups.flag(
-        group, "--seconds N", f"seconds that measuring may take, roughly (default: {SECONDS})"
-    )
-    groups.flag(
-        group,
-        "--disk-bandwidth RATE",
-        "limit reads to so many bytes per second, like 300M, to tune for a slower disk; needs "
-        "the right to make control groups, as `edgespec bench` does",
-    )
     output = groups.add_output(parser)
-    groups.flag(output, "--out FILE", "write the preset to FILE")
+    groups.add(output, TuneSettings, "out")
     groups.flag(output, "--quiet", "print no notes or progress")
-
-
-MIN_SECONDS, MAX_SECONDS = 10, 100_000
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Tune, report and save the preset."""
     console = Console(quiet="quiet" in args)
+    chosen = groups.given(args, TuneSettings)
     job, prompts = job_from(args, console)
-    out = Path(args.out) if "out" in args else presets.path_of(job.load)
+    out = chosen.out or presets.path_of(job.load)
     presets.check_writable(out)
-    runner = _trial_runner(args, job, prompts, console)
+    runner = _trial_runner(chosen, job, prompts, console)
     job, plan = planned(job)
     say = (lambda _: None) if "json" in args else console.note
     tuned = tune(runner, job, plan.budget_bytes, say)
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     figures = pair_figures.save_run(job.load, plan, tuned.defaults.runs[0])
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
     best = tuned.winner.candidate
-    if "out" not in args:  # belongs to the pair with the better draft
+    if chosen.out is None:  # belongs to the pair with the better draft
         out = presets.path_of(best.load(job.load) if best.draft is not None else job.load)
     when = datetime.now().astimezone().isoformat(timespec="minutes")
     reasons = [*report.preset_reasons(tuned, when, installed_version()), *helps]
@@ -214,16 +215,15 @@ class ProcessTrialRunner:
 
 
 def _trial_runner(
-    args: argparse.Namespace, job: TuningJob, prompts: tuple[str, ...], console: Console
+    told: TuneSettings, job: TuningJob, prompts: tuple[str, ...], console: Console
 ) -> ProcessTrialRunner:
     limiter = limits.UNLIMITED
-    if "disk_bandwidth" in args:
-        process_limits = limits.ProcessLimits(read_bytes_per_s=parse_rate(args.disk_bandwidth))
+    if told.disk_bandwidth is not None:
+        process_limits = limits.ProcessLimits(read_bytes_per_s=told.disk_bandwidth)
         limiter, reasons = limits.find(process_limits, job.load.model)
         if limiter is limits.UNLIMITED:
             raise UsageError(
                 f"--disk-bandwidth: reads cannot be limited here ({'; '.join(reasons)}): "
                 "leave it out, or try sudo"
             )
-    seconds = number("--seconds", getattr(args, "seconds", SECONDS), MIN_SECONDS, MAX_SECONDS)
-    return ProcessTrialRunner(prompts, seconds, limiter, console)
+    return ProcessTrialRunner(prompts, told.seconds, limiter, console)

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser
+from typing import Annotated
+
+from pydantic import Field
 
 from edgespec.cli.console import Console
-from edgespec.cli.flags import checked_values, groups
+from edgespec.cli.flags import groups
 from edgespec.diagnosis import imagined_models
 from edgespec.diagnosis.imagined_models import PROMPT_TOKENS, Drafted, WhatIf
 from edgespec.errors import UsageError
 from edgespec.memory import process
-from edgespec.settings.base import spell
+from edgespec.settings.base import Settings, spell
+from edgespec.settings.config import Threads
 from edgespec.settings.units import format_rate, format_size, parse_rate, parse_size
-from edgespec.tables import aligned, wrapped
+from edgespec.tables import aligned
 
 DISK_BYTES_PER_S, CTX_SIZE, N_THREADS = 2e9, 4096, 4
 SPELLINGS = {"draft": "-md", "model": "-m"}
-MAX_CTX_SIZE, MAX_THREADS = 1 << 24, 1024
 _USED = frozenset(
     ("memory", "memory_budget", "ctx_size", "threads", "disk_bandwidth", "json", "what_if")
 )
+
+
+class WhatIfSettings(Settings):
+    """Settings of an imagined run, beside its model, memory and disk."""
+
+    ctx_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    threads: Threads = N_THREADS
 
 
 def add_to(parser: ArgumentParser) -> None:
@@ -48,18 +58,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--what-if: {flag} has no meaning without a file; leave it out")
     budget_bytes, source = _budget(args)
     disk = parse_rate(args.disk_bandwidth) if "disk_bandwidth" in args else DISK_BYTES_PER_S
+    told = groups.given(args, WhatIfSettings)
     found = imagined_models.what_if(
         args.what_if,
         budget_bytes,
         disk,
-        checked_values.whole("-c", getattr(args, "ctx_size", 0), 0, MAX_CTX_SIZE) or CTX_SIZE,
-        checked_values.whole("-t", getattr(args, "threads", N_THREADS), 1, MAX_THREADS),
+        told.ctx_size or CTX_SIZE,
+        told.threads,
     )
-    console = Console()
-    if "json" in args:
-        console.json(found.as_dict())
-    else:
-        console.write(wrapped("\n".join(_lines(found, source)), console.width))
+    Console().result(args, found.as_dict(), _lines(found, source))
     return 0
 
 
@@ -102,7 +109,7 @@ def _lines(found: WhatIf, source: str) -> list[str]:
     if found.drafted:
         lines += ["", "Of two figures the first is for conversation, the second for code."]
     elif plan.paged:
-        lines.append("No draft that fits would be faster; --lookup guesses without memory.")
+        lines.append("No draft that fits would be faster; guesses from the text itself need none.")
     return lines
 
 

@@ -1,34 +1,13 @@
-"""Validates values of flags that are no settings: numbers, files to read and to write."""
+"""Validates files of flags: those to read, and those to write."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.files.regular import read_regular
 from edgespec.settings.base import spell
-
-
-def whole(flag: str, value: str | int, least: int = 0, most: float = math.inf) -> int:
-    """The value as a whole number. Raises UsageError."""
-    text = str(value)
-    if text.isascii() and text.isdecimal() and least <= int(text) <= most:
-        return int(text)
-    limits = f"{least:,} or more" if most == math.inf else f"from {least:,} to {most:,}"
-    raise UsageError(f"{flag} {text}: it must be a whole number {limits}")
-
-
-def number(flag: str, value: str | float, least: float, most: float) -> float:
-    """The value as a number. Raises UsageError."""
-    try:
-        found = float(value)
-    except ValueError:
-        found = math.nan
-    if least <= found <= most:
-        return found
-    raise UsageError(f"{flag} {value}: it must be a number from {least:,} to {most:,}")
 
 
 def read_text(flag: str, path: Path, max_bytes: int) -> str:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, _ArgumentGroup
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, get_origin
+from typing import Annotated, Any, TypeVar, get_origin
+
+from pydantic import BeforeValidator
 
 from edgespec.chat.chat_sampling import DEFAULTS as CHAT_DEFAULTS
 from edgespec.settings.base import Flag, Settings, descriptions, spell
-from edgespec.settings.config import ContextEnd, GenerateSettings, LoadSettings, Speculation
+from edgespec.settings.config import (
+    ContextEnd,
+    GenerateSettings,
+    LoadSettings,
+    Sampling,
+    Speculation,
+)
 from edgespec.settings.options import declared
 from edgespec.settings.rule_names import RuleName
+from edgespec.settings.units import parse_size
+
+S = TypeVar("S", bound=Settings)
 
 HUB_NAME = "USER/REPO[:QUANT]"
 MEASURED_TEMPERATURE = f"what chat uses: the model's own, otherwise {CHAT_DEFAULTS['temperature']}"
@@ -82,23 +93,22 @@ def add_models(parser: ArgumentParser, tuning: bool = False, several: bool = Fal
 def add_memory(parser: ArgumentParser) -> None:
     """Flags for memory, context and threads, and those that runtimes declare."""
     group = parser.add_argument_group("memory and speed")
-    add(group, LoadSettings, memory_budget="SIZE", ctx_size="-c N", batch_size="-b N")
-    add(group, LoadSettings, ctx_size_draft="-cd N")
-    add(group, LoadSettings, threads="-t N", threads_draft="-td N", gpu_memory_budget="SIZE")
+    add(group, LoadSettings, "memory_budget", "ctx_size", "batch_size", "ctx_size_draft")
+    add(group, LoadSettings, "threads", "threads_draft", "gpu_memory_budget")
     for options in declared().values():
         group = parser.add_argument_group(f"for {options.kind}")
-        add_flags(group, options)
+        add(group, options)
 
 
 def add_context(parser: ArgumentParser) -> None:
     """Flags for texts that exceed the context."""
     group = parser.add_argument_group("at the context's end")
-    add_flags(group, ContextEnd)
+    add(group, ContextEnd)
 
 
 def add_parallel(parser: ArgumentParser, default: str = "1") -> None:
     group = parser.add_argument_group("several texts")
-    add(group, LoadSettings, {"n_parallel": default}, n_parallel="-np N")
+    add(group, LoadSettings, "n_parallel", defaults={"n_parallel": default})
 
 
 def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = False) -> None:
@@ -109,17 +119,11 @@ def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = Fal
         name: f"the model's own, otherwise {value}" for name, value in CHAT_DEFAULTS.items()
     }
     defaults = recommended | {"max_tokens": "-1"} if chats or serves else {}
-    if serves:
-        limits = parser.add_argument_group("limits of answers")
-        add(limits, GenerateSettings, defaults, max_tokens="-n N")
-    else:
-        add(group, GenerateSettings, defaults, max_tokens="-n N")
-    add(group, GenerateSettings, defaults, temperature="T", top_k="K")
-    add(group, GenerateSettings, defaults, top_p="P", min_p="P", repeat_penalty="X")
-    add(group, GenerateSettings, frequency_penalty="X", presence_penalty="X", repeat_last_n="N")
-    add(group, GenerateSettings, logit_bias="-l TOKEN_ID(+/-)BIAS", seed="-s N")
+    limits = parser.add_argument_group("limits of answers") if serves else group
+    add(limits, GenerateSettings, "max_tokens", defaults=defaults)
+    add(group, GenerateSettings, *Sampling.model_fields, "seed", defaults=defaults)
     if not serves:
-        add(group, GenerateSettings, stop="TEXT")
+        add(group, GenerateSettings, "stop")
 
 
 def add_measured_temperature(group: _ArgumentGroup | ArgumentParser) -> None:
@@ -135,51 +139,37 @@ def add_measured_temperature(group: _ArgumentGroup | ArgumentParser) -> None:
 
 def add_speculation(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
-    add_flags(group, Speculation)
-    flag(group, "--no-lookup", "only the draft model guesses", action="store_false", dest="lookup")
-    add(group, GenerateSettings, no_overlap="")
+    add(group, Speculation)
+    add_no_lookup(group)
+    add(group, GenerateSettings, "no_overlap")
+
+
+def add_no_lookup(group: _ArgumentGroup) -> None:
+    """The flag that leaves guessing to a draft model."""
+    flag(group, "--no-lookup", "only a draft model guesses", action="store_false", dest="lookup")
 
 
 def add(
     group: _ArgumentGroup | ArgumentParser,
     settings: type[Settings],
+    *names: str,
     defaults: Mapping[str, str] = NO_DEFAULTS,
-    /,
-    **spellings: str,
 ) -> None:
-    """Add flags for settings, with the settings' docstrings as help.
+    """Add the flags of settings that say how they are spelled, of all or of those named.
 
-    `defaults` replaces the defaults shown. `spellings` has the short flag, if there is one, and the
-    placeholder; switches have no placeholder.
+    Help texts are the settings' docstrings; `defaults` replaces the defaults that they show.
     """
-    for name, spelling in spellings.items():
-        *short, metavar = spelling.split(" ")
-        flag = Flag(metavar=metavar, short=short[0] if short else None)
-        _add_flag(group, settings, name, flag, defaults.get(name))
-
-
-def add_flags(group: _ArgumentGroup | ArgumentParser, settings: type[Settings]) -> None:
-    """Add flags for all settings of a class that say how they are spelled."""
-    for name, flag in settings.flags():
-        _add_flag(group, settings, name, flag)
-
-
-def _add_flag(
-    group: _ArgumentGroup | ArgumentParser,
-    settings: type[Settings],
-    name: str,
-    flag: Flag,
-    default: str | None = None,
-) -> None:
-    annotation = settings.model_fields[name].annotation
-    given: dict[str, Any] = {"action": "store_true"}
-    if flag.metavar:
-        repeats = get_origin(annotation) in (tuple, Mapping)
-        given = {"metavar": flag.metavar, "action": "append" if repeats else "store"}
-    text = flag.help or _described(settings, name, default)
-    flags = [flag.short] if flag.short else []
-    # argparse formats the text
-    group.add_argument(*flags, spell(name), dest=name, help=text.replace("%", "%%"), **given)
+    flags = dict(settings.flags())
+    for name in names or flags:
+        spelled, annotation = flags[name], settings.model_fields[name].annotation
+        given: dict[str, Any] = {"action": "store_true"}
+        if spelled.metavar:
+            repeats = get_origin(annotation) in (tuple, Mapping)
+            given = {"metavar": spelled.metavar, "action": "append" if repeats else "store"}
+        text = spelled.help or _described(settings, name, defaults.get(name))
+        short = [spelled.short] if spelled.short else []
+        # argparse formats the text
+        group.add_argument(*short, spell(name), dest=name, help=text.replace("%", "%%"), **given)
 
 
 def _described(settings: type[Settings], name: str, default: str | None) -> str:
@@ -210,10 +200,19 @@ def add_plain_output(parser: ArgumentParser) -> None:
     flag(parser, "--quiet", "print no notes or progress")
 
 
-def add_max_body(group: _ArgumentGroup) -> None:
-    flag(
-        group,
-        "--max-body SIZE",
-        "largest request body; the plan keeps memory for it (default: 64 KiB and 16 bytes for "
-        "each token of the context)",
-    )
+def given(args: Namespace, settings: type[S]) -> S:
+    """Settings of a command, from the flags that were given. Raises UsageError."""
+    known = settings.known()
+    return settings.model_validate({n: value for n, value in vars(args).items() if n in known})
+
+
+def _body_size(value: str) -> int:
+    return parse_size(value, named="--max-body")
+
+
+class BodyLimit(Settings):
+    """The limit of requests of `serve` and `batch`."""
+
+    max_body: Annotated[int | None, Flag(metavar="SIZE"), BeforeValidator(_body_size)] = None
+    """Largest request body; the plan keeps memory for it. Default: 64 KiB and 16 bytes for each
+    token of the context."""

@@ -96,39 +96,24 @@ class ExactReplay(AcceptanceRule):
         return sampler.draw(after[node])
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The tokens of a round: accepted guesses, and the target's own token after them."""
-
-    path: tuple[int, ...]
-    """Nodes after which tokens were picked: the root first, each the parent of the next."""
-    events: tuple[TokenEvent, ...]
-    """The tokens picked after each node of the path."""
-    failure: Exception | None = None
-    """Error of the rule or the sampler after the last token, if any."""
-
-    @property
-    def tokens(self) -> list[int]:
-        return [event.token for event in self.events]
-
-
 def accept(
     rule: AcceptanceRule,
     tree: TokenTree,
     nodes: Sequence[int],
     logits: np.ndarray,
     request: ActiveRequest,
-) -> Accepted:
+) -> tuple[list[int], list[TokenEvent]]:
     """Walk down from the root until the text ends or no verified guess is accepted.
 
-    `logits` are the target's after each node, float32 [len(nodes), n_vocab]. The request's sampler
-    and transcript accept every token. An error is raised if no token was picked before it.
+    Returns the path, nodes of which each is the parent of the next, and the token picked after each
+    of them: accepted guesses, and the target's own token at the end. `logits` are the target's
+    after `nodes`, float32 [len(nodes), n_vocab]. The request's sampler and transcript accept every
+    token. An error ends the request; it is raised if no token was picked before it.
     """
     sampler, transcript = request.sampler, request.transcript
     after: dict[int, Logits] = dict(zip(nodes, logits, strict=True))
     path: list[int] = []
     events: list[TokenEvent] = []
-    failure = None
     node: int | None = ROOT
     picks = rule.picks(tree, after, sampler)
     while node in after and not transcript.is_finished:
@@ -140,7 +125,7 @@ def accept(
         except Exception as error:
             if not path:
                 raise
-            failure = error
+            request.failure = error
             break
         if path:  # the token before this one was guessed
             events[-1] = replace(events[-1], origin="draft", source=tree.source[node])
@@ -148,4 +133,4 @@ def accept(
         round_ = len(request.tally.outcomes)
         events.append(transcript.take(token, "target", round_, sampler.latest_logprobs))
         node = tree.child(node, token)
-    return Accepted(tuple(path), tuple(events), failure)
+    return path, events

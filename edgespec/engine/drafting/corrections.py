@@ -10,11 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.engine.acceptance import Accepted
 from edgespec.engine.filters import top_tokens
 from edgespec.engine.request import ActiveRequest
+from edgespec.engine.round import Round
 from edgespec.files.training_texts import Correction, TrainingText
-from edgespec.tree import TokenTree
 
 N_SAID = 8
 """Most probable tokens of the target that a correction keeps."""
@@ -40,23 +39,17 @@ class Corrections:
         self._keep = keep
         self._corrections: list[Correction] = []
 
-    def see_round(
-        self,
-        request: ActiveRequest,
-        tree: TokenTree,
-        nodes: Sequence[int],
-        logits: np.ndarray,
-        accepted: Accepted,
-    ) -> None:
+    def see_round(self, round_: Round, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Record the target's distribution at the end of the accepted path, unless a guess was
         right there.
 
-        `logits` are the target's after `nodes`, [n_nodes, n_vocab]; the request's transcript
-        already has the accepted tokens.
+        `logits` are the target's after `nodes`, [n_nodes, n_vocab]; the round has accepted its
+        tokens.
         """
-        end, rows = accepted.path[-1], {node: row for row, node in enumerate(nodes)}
+        tree, request, end = round_.tree, round_.slot.request, round_.path[-1]
+        rows = {node: row for row, node in enumerate(nodes)}
         guesses = [int(tree.token[child]) for child in tree.children(end) if child in rows]
-        if accepted.tokens[-1] in guesses:
+        if round_.events[-1].token in guesses:
             return
         if len(self._corrections) < MAX_CORRECTIONS:
             row = logits[rows[end]]

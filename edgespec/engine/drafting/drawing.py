@@ -103,23 +103,21 @@ class DrawnGrower(TreeGrower):
     min_share = 0.3
     """Least acceptance probability of a second or later draw, relative to 1 / max_nodes."""
 
-    def __init__(self, drafter: DrawingDrafter) -> None:
-        super().__init__([drafter])
+    def __init__(self, drafter: DrawingDrafter, pacer: Pacer) -> None:
+        super().__init__([drafter], pacer)
         self._drafter = drafter
         self._rates = AcceptedDraws()
 
-    def begin(self, tree: TokenTree, pacer: Pacer, limits: Limits) -> None:
+    def begin(self, tree: TokenTree, limits: Limits) -> None:
         """Add the draws after nodes that the draft has already evaluated, such as the root."""
-        if self._drafter.is_greedy:
-            super().begin(tree, pacer, limits)
-            return
-        for node in range(len(tree)):
-            if node not in tree.draws:
-                self._hang_draws(tree, node, pacer, limits)
+        if not self._drafter.is_greedy:
+            for node in range(len(tree)):
+                if node not in tree.draws:
+                    self._hang_draws(tree, node, limits)
 
-    def follow(self, tree: TokenTree, path: Sequence[int], root: int, pacer: Pacer) -> TokenTree:
+    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> TokenTree:
         if self._drafter.is_greedy:
-            return super().follow(tree, path, root, pacer)
+            return super().follow(tree, path, root)
         for node, picked in pairwise([*path, root]):
             if node in tree.draws:
                 sure = self._drafter.best_probability(int(tree.key[node]))
@@ -132,14 +130,14 @@ class DrawnGrower(TreeGrower):
             return super()._has_room(tree, limits)
         return len(tree) < min(limits.max_nodes, tree.capacity - 1)
 
-    def _hang(self, tree: TokenTree, asked: Sequence[int], pacer: Pacer, limits: Limits) -> None:
+    def _hang(self, tree: TokenTree, asked: Sequence[int], limits: Limits) -> None:
         if self._drafter.is_greedy:
-            super()._hang(tree, asked, pacer, limits)
+            super()._hang(tree, asked, limits)
             return
         for node in asked:
-            self._hang_draws(tree, node, pacer, limits)
+            self._hang_draws(tree, node, limits)
 
-    def _hang_draws(self, tree: TokenTree, node: int, pacer: Pacer, limits: Limits) -> None:
+    def _hang_draws(self, tree: TokenTree, node: int, limits: Limits) -> None:
         key = int(tree.key[node])
         draws = self._drafter.draws(key)
         if draws is None:
@@ -160,7 +158,7 @@ class DrawnGrower(TreeGrower):
             for n, (token, chance) in enumerate(zip(draws.guesses, chances, strict=True))
             if n == 0 or cumulative * chance >= (hidden_min if n < n_hidden else visible_min)
         ]
-        kept = len(pacer.children(tree, node, guesses)) if guesses else 0
+        kept = len(self._pacer.children(tree, node, guesses)) if guesses else 0
         guesses = guesses[: max(0, min(kept, n_nodes, n_branches))]
         tree.draws[node] = draws._replace(guesses=tuple(guess.token for guess in guesses))
         for guess in guesses:

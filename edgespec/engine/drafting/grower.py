@@ -33,11 +33,16 @@ class TreeGrower:
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], mixer: Mixer | None = None, foresees: bool = True
+        self,
+        drafters: Sequence[Drafter],
+        pacer: Pacer,
+        mixer: Mixer | None = None,
+        foresees: bool = True,
     ) -> None:
-        """`foresees` is False for an acceptance rule that takes probable guesses, not the ones that
-        the target draws."""
+        """`pacer` chooses where the tree grows. `foresees` is False for an acceptance rule that
+        takes probable guesses, not the ones that the target draws."""
         self._drafters = tuple(drafters)
+        self._pacer = pacer
         self._foresees = foresees
         self._ready = self._drafters
         """Drafters that can guess after the current text."""
@@ -49,7 +54,6 @@ class TreeGrower:
         models = (each for each in self._drafters if isinstance(each, ModelDrafter))
         self.modelled = next(models, None)
         """The drafter with a draft model."""
-        self._window = self.modelled.window if self.modelled else None
         self.step_depth = self.modelled.step_depth if self.modelled else 1
         """Number of consecutive nodes that a step of the draft model adds."""
         self.n_guesses = 0
@@ -63,25 +67,21 @@ class TreeGrower:
     @property
     def n_leading(self) -> int:
         """Length of the text's prefix that the draft model holds without a gap; 0 without one."""
-        return self._window.n_leading if self._window is not None else 0
+        return self.modelled.n_leading if self.modelled is not None else 0
 
     def n_unread(self, n_drafted: int, n_tokens: int) -> int:
         """Number of tokens that the drafters, which have read `n_drafted`, must read before they
         can guess after `n_tokens`."""
-        if self._window is not None and self._window.moves:
-            return self._window.n_unread(n_tokens)
+        if self.modelled is not None and self.modelled.moves:
+            return self.modelled.n_unread(n_tokens)
         return n_tokens - n_drafted
 
-    def begin_text(self, sampler: Sampler) -> None:
-        """Begin a text, whose draws `sampler` foresees."""
+    def begin_text(self, sampler: Sampler, client: str) -> None:
+        """Begin a text of `client`, whose draws `sampler` foresees."""
         if not self._foresees:
             sampler = Sampler(SamplingParams())
         for drafter in self._drafters:
             drafter.begin_text(sampler)
-
-    def begin_client(self, client: str) -> None:
-        """The next text is one of `client`."""
-        for drafter in self._drafters:
             if isinstance(drafter, RemembersTexts):
                 drafter.begin_client(client)
 
@@ -130,13 +130,13 @@ class TreeGrower:
                 return guesses[0].token == token
         return False
 
-    def begin(self, tree: TokenTree, pacer: Pacer, limits: Limits) -> None:
+    def begin(self, tree: TokenTree, limits: Limits) -> None:
         """Add the guesses that cost no draft step."""
         for drafter in self._ready:
             if drafter.is_free:
                 while self._has_room(tree, limits) and (nodes := drafter.open_nodes(tree)):
-                    asked = drafter.step(tree, pacer.extend(tree, nodes, limits))
-                    self._hang(tree, asked, pacer, limits)
+                    asked = drafter.step(tree, self._pacer.extend(tree, nodes, limits))
+                    self._hang(tree, asked, limits)
                     if not asked:
                         break
 
@@ -145,22 +145,20 @@ class TreeGrower:
         asked = [drafter.open_nodes(tree) for drafter in self._ready if not drafter.is_free]
         return asked[0] if len(asked) == 1 else sorted({node for open_ in asked for node in open_})
 
-    def step(
-        self, tree: TokenTree, open_nodes: Sequence[int], pacer: Pacer, limits: Limits
-    ) -> bool:
+    def step(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> bool:
         """Make one step of the drafter with the most probable open node; False if there was nothing
         to extend."""
         if not open_nodes or not self._has_room(tree, limits):
             return False
         for drafter, its_nodes in self._turns(tree, open_nodes):
-            if asked := drafter.step(tree, pacer.extend(tree, its_nodes, limits)):
-                self._hang(tree, asked, pacer, limits)
-                self.begin(tree, pacer, limits)
+            if asked := drafter.step(tree, self._pacer.extend(tree, its_nodes, limits)):
+                self._hang(tree, asked, limits)
+                self.begin(tree, limits)
                 return True
         return False
 
     def draft_part(
-        self, tree: TokenTree, open_nodes: Sequence[int], pacer: Pacer, limits: Limits
+        self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits
     ) -> PassPart | None:
         """The next step as a part of a pass of the draft model; None if the step is another
         drafter's or has no room."""
@@ -169,14 +167,14 @@ class TreeGrower:
         is_possible = its_nodes and len(tree) + 1 < tree.capacity
         if not is_possible or not isinstance(drafter, ModelDrafter):
             return None
-        return drafter.part(tree, pacer.extend(tree, its_nodes, limits))
+        return drafter.part(tree, self._pacer.extend(tree, its_nodes, limits))
 
     def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Pass the target's `logits` [len(nodes), n_vocab] after `nodes` to the drafters."""
         for drafter in self._ready:
             drafter.observe_logits(tree, nodes, logits)
 
-    def follow(self, tree: TokenTree, path: Sequence[int], root: int, pacer: Pacer) -> TokenTree:
+    def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> TokenTree:
         """Re-root the tree at `root`, a child of the end of the accepted `path`.
 
         Updates the calibration from the path, and adds guesses that were too improbable below the
@@ -188,7 +186,7 @@ class TreeGrower:
             drafter.follow(tree, path, root)
         tree = tree.reroot(root)
         for node in range(len(tree)):
-            self._hang_opinions(tree, node, pacer)
+            self._hang_opinions(tree, node)
         return tree
 
     def rest(self) -> None:
@@ -221,12 +219,12 @@ class TreeGrower:
         """True if the tree may get further guesses."""
         return len(tree) + 1 < tree.capacity
 
-    def _hang(self, tree: TokenTree, asked: Sequence[int], pacer: Pacer, limits: Limits) -> None:
+    def _hang(self, tree: TokenTree, asked: Sequence[int], limits: Limits) -> None:
         """Add the guesses below the nodes at which a drafter was asked."""
         for node in asked:
-            self._hang_opinions(tree, node, pacer)
+            self._hang_opinions(tree, node)
 
-    def _hang_opinions(self, tree: TokenTree, node: int, pacer: Pacer) -> None:
+    def _hang_opinions(self, tree: TokenTree, node: int) -> None:
         """Add the guesses below a node that the pacer chooses, and update the confidences of
         existing ones."""
         opinions = self._opinions(int(tree.key[node]))
@@ -237,7 +235,7 @@ class TreeGrower:
             child = tree.child(node, guess.token)
             if child is not None and guess.confidence != tree.confidence[child]:
                 tree.revise(child, guess.confidence)
-        for guess in pacer.children(tree, node, guesses):
+        for guess in self._pacer.children(tree, node, guesses):
             # one place is reserved for the target's own token
             if len(tree) + 1 < tree.capacity and tree.child(node, guess.token) is None:
                 tree.add(node, *guess)

@@ -26,14 +26,14 @@ class HeadDrafter(ModelDrafter):
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """The root and the children of evaluated nodes, which have features; none before a text's
         second token."""
-        if not self.window.n_held:
+        if not self.n_held:
             return []
         return [node for node in super().open_nodes(tree) if self._has_features(tree, node)]
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         """Read `path` and `root` in one step with the target's features."""
         self.rest()
-        n_read = self.window.n_held
+        n_read = self.n_held
         info, n_nodes = self.model.info, len(path) + 1
         # catch_up() reads a longer path as committed tokens
         if n_read and n_nodes <= info.max_nodes and n_read + n_nodes <= info.n_ctx:
@@ -48,7 +48,7 @@ class HeadDrafter(ModelDrafter):
 
     def rest(self) -> None:
         if self._opinions:
-            super().rewind(self.window.n_held)
+            super().rewind(self.n_held)
 
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)
@@ -110,8 +110,8 @@ class BlockDrafter(HeadDrafter):
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
         """Read `path` and drop all guesses, which did not depend on all of it."""
         self.rest()
-        if len(path) <= self.window.room:
-            self.window.append(tree.token[list(path)].tolist())
+        if len(path) <= self.room:
+            self._append(tree.token[list(path)].tolist())
 
     def rest(self) -> None:
         self._said.clear()

@@ -39,7 +39,7 @@ def line_up(
     info = target.info
     if not info.verifies_guesses:
         return None
-    eog_tokens = target.vocabulary.eog_tokens
+    eog_tokens, pacer = target.vocabulary.eog_tokens, settings.pacer_for(info)
     guessing = list(drafters)
     rule = settings.acceptance_rule
     growth = rule.growth
@@ -50,7 +50,7 @@ def line_up(
 
         temperature = settings.draft_temperature
         return DrawnGrower(
-            DrawingDrafter(draft, growth, temperature, info.n_vocab, eog_tokens, info.n_ctx)
+            DrawingDrafter(draft, growth, temperature, info.n_vocab, eog_tokens, info.n_ctx), pacer
         )
     if draft is not None if settings.lookup is None else settings.lookup:
         guessing += [LookupDrafter(eog_tokens, history), RecyclingDrafter(eog_tokens)]
@@ -67,4 +67,6 @@ def line_up(
             guessing.insert(0, HeadDrafter(draft, *terms))
         else:
             guessing.insert(0, ModelDrafter(draft, *terms, max_tokens=info.n_ctx, slot=slot))
-    return TreeGrower(guessing, mixer, foresees=rule.keeps is Keeps.DRAWS) if guessing else None
+    if not guessing:
+        return None
+    return TreeGrower(guessing, pacer, mixer, foresees=rule.keeps is Keeps.DRAWS)

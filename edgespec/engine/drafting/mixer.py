@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
 from edgespec.engine.drafting.drafter import Guess, Opinion
 from edgespec.engine.drafting.state_store import Numbers
@@ -48,18 +47,6 @@ class Weight:
         self.value = max(-self.max_value, min(self.max_value, self.value + step))
 
 
-class _WeighedOpinion(NamedTuple):
-    """An opinion with its weights and the log odds that follow from them."""
-
-    opinion: Opinion
-    evidence: Weight
-    sharpness: Weight
-    log_odds: dict[int, float]
-    """Log odds of each named token against all tokens that no source names."""
-    gradients: dict[int, float]
-    """Derivatives of the log odds with respect to the sharpness weight."""
-
-
 class Mixer:
     """Mixes opinions and learns the weights of their sources.
 
@@ -77,7 +64,7 @@ class Mixer:
 
     def mix(self, opinions: Sequence[Opinion]) -> list[Guess]:
         """One guess for each named token, best first."""
-        chances = _chances([self._weigh(opinion) for opinion in opinions])
+        chances = self._chances(opinions)
         guesses = []
         for opinion in opinions:
             for token, probability in zip(opinion.tokens, opinion.probabilities, strict=True):
@@ -88,15 +75,19 @@ class Mixer:
 
     def observe(self, opinions: Sequence[Opinion], token: int) -> None:
         """Learn from a node after which the target picked `token`."""
-        weighed = [self._weigh(opinion) for opinion in opinions]
-        chances = _chances(weighed)
-        for one in weighed:
-            named = sum(chances[each] for each in one.log_odds)
-            one.evidence.learn((token in one.log_odds) - named, named * (1.0 - named), 1.0)
-            gradients = one.gradients
-            mean = sum(chances[each] * slope for each, slope in gradients.items())
-            square = sum(chances[each] * slope * slope for each, slope in gradients.items())
-            one.sharpness.learn(gradients.get(token, 0.0) - mean, square - mean * mean, 0.5)
+        chances = self._chances(opinions)
+        for opinion in opinions:
+            evidence, sharpness = self._weights_of(opinion)
+            named = sum(chances[each] for each in opinion.tokens)
+            logs = _sharpened(opinion, sharpness)
+            shares = [math.exp(log) for log in logs]
+            mean_log = sum(map(float.__mul__, logs, shares)) / sum(shares)
+            # derivatives of the log odds with respect to the sharpness
+            slopes = {each: log - mean_log for each, log in zip(opinion.tokens, logs, strict=True)}
+            mean = sum(chances[each] * slope for each, slope in slopes.items())
+            square = sum(chances[each] * slope * slope for each, slope in slopes.items())
+            evidence.learn((token in slopes) - named, named * (1.0 - named), 1.0)
+            sharpness.learn(slopes.get(token, 0.0) - mean, square - mean * mean, 0.5)
 
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""
@@ -113,24 +104,31 @@ class Mixer:
             if abs(value) <= Weight.max_value and precision > 0:
                 self._weights[name] = Weight(value, precision)
 
-    def _weigh(self, opinion: Opinion) -> _WeighedOpinion:
+    def _chances(self, opinions: Sequence[Opinion]) -> dict[int, float]:
+        """Probability of each named token: softmax of the log odds and of 0 for all others."""
+        said: list[dict[int, float]] = []
+        for opinion in opinions:
+            evidence, sharpness = self._weights_of(opinion)
+            logs = _sharpened(opinion, sharpness)
+            base = evidence.value + _logit(opinion.chance) - math.log(sum(map(math.exp, logs)))
+            said.append(
+                {token: base + log for token, log in zip(opinion.tokens, logs, strict=True)}
+            )
+        log_odds = {token: 0.0 for its_odds in said for token in its_odds}
+        for opinion, its_odds in zip(opinions, said, strict=True):
+            unnamed = UNNAMED_LOG_ODDS if opinion.is_exhaustive else 0.0
+            for token in log_odds:
+                log_odds[token] += its_odds.get(token, unnamed)
+        highest = max(0.0, *log_odds.values()) if log_odds else 0.0
+        shares = {token: math.exp(one - highest) for token, one in log_odds.items()}
+        total = sum(shares.values()) + math.exp(-highest)
+        return {token: share / total for token, share in shares.items()}
+
+    def _weights_of(self, opinion: Opinion) -> tuple[Weight, Weight]:
+        """The evidence of an opinion's source and kind, and the sharpness of its source."""
         source = opinion.source
         evidence = self._weight(f"{source} {opinion.kind} evidence", EVIDENCE, 0.7)
-        sharpness = self._weight(f"{source} sharpness", -math.log(opinion.temperature), 4.0)
-        exponent = math.exp(sharpness.value)
-        best = max(opinion.probabilities)
-        logs = [exponent * math.log(max(p / best, MIN_PROBABILITY)) for p in opinion.probabilities]
-        shares = [math.exp(log) for log in logs]
-        total = sum(shares)
-        mean = sum(map(float.__mul__, logs, shares)) / total
-        base = evidence.value + _logit(opinion.chance) - math.log(total)
-        return _WeighedOpinion(
-            opinion,
-            evidence,
-            sharpness,
-            {token: base + log for token, log in zip(opinion.tokens, logs, strict=True)},
-            {token: log - mean for token, log in zip(opinion.tokens, logs, strict=True)},
-        )
+        return evidence, self._weight(f"{source} sharpness", -math.log(opinion.temperature), 4.0)
 
     def _weight(self, name: str, value: float, precision: float) -> Weight:
         weight = self._weights.get(name)
@@ -139,17 +137,10 @@ class Mixer:
         return weight
 
 
-def _chances(weighed: Sequence[_WeighedOpinion]) -> dict[int, float]:
-    """Probability of each named token: softmax of the log odds and of 0 for all other tokens."""
-    log_odds = {token: 0.0 for one in weighed for token in one.log_odds}
-    for one in weighed:
-        unnamed = UNNAMED_LOG_ODDS if one.opinion.is_exhaustive else 0.0
-        for token in log_odds:
-            log_odds[token] += one.log_odds.get(token, unnamed)
-    highest = max(0.0, *log_odds.values()) if log_odds else 0.0
-    shares = {token: math.exp(one - highest) for token, one in log_odds.items()}
-    total = sum(shares.values()) + math.exp(-highest)
-    return {token: share / total for token, share in shares.items()}
+def _sharpened(opinion: Opinion, sharpness: Weight) -> list[float]:
+    """Logs of an opinion's probabilities relative to the best one, at the learnt temperature."""
+    exponent, best = math.exp(sharpness.value), max(opinion.probabilities)
+    return [exponent * math.log(max(p / best, MIN_PROBABILITY)) for p in opinion.probabilities]
 
 
 def _logit(p: float) -> float:

@@ -1,7 +1,7 @@
 """Drafter with a draft model, which evaluates nodes to guess the tokens after them.
 
-Owns the set of evaluated nodes and keeps the model's KV consistent. Knows no target, no clock and
-no other drafter.
+Owns the set of evaluated nodes and keeps the model's KV consistent, whose context may be a window
+that moves over a longer text. Knows no target, no clock and no other drafter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from edgespec.engine.drafting.draft_window import Window
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.filters import Logits
 from edgespec.engine.sampling import Sampler, SamplingParams
@@ -19,13 +18,21 @@ from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.reduced_head import token_ids_of
 from edgespec.tree import ROOT, TokenTree
 
+SINK_TOKENS = 4
+"""Number of first tokens that are always kept."""
+MIN_ROOM = 128
+"""Free cells below which the window moves, as guesses need some."""
+MIN_WINDOW = 16
+"""Smallest context with a moving window; in a smaller one, guesses end when it is full."""
+
 
 class ModelDrafter:
     """Implements `Drafter` with a draft model.
 
     `n_vocab` and `eog_tokens` are the target's: only its tokens are guessed, and none after an end
     of text. `temperature` is the prior of the draft's calibration. Texts of up to `max_tokens` may
-    exceed the draft's context.
+    exceed the draft's context: when it is full, the model reads its latest half again after the
+    first tokens, which costs one more token to read per token of text.
     """
 
     source = "draft"
@@ -48,7 +55,13 @@ class ModelDrafter:
         self._slot = slot
         self._max_branches = model.info.slot_branches
         self._sampler = Sampler(SamplingParams())
-        self.window = Window(model, slot, max_tokens)
+        n_ctx = model.info.n_ctx
+        self.moves = MIN_WINDOW <= n_ctx < max_tokens
+        """True if texts may become longer than the model's context."""
+        self._n_latest = n_ctx // 2 - SINK_TOKENS
+        self._least_room = min(MIN_ROOM, n_ctx // 4)
+        self._n_left_out = 0
+        """Number of tokens between the first ones and the latest ones."""
         self._n_candidates = n_candidates
         self._rated = token_ids_of(model, n_vocab)
         """Tokens of the model's logits; None for the first of the vocabulary."""
@@ -66,6 +79,32 @@ class ModelDrafter:
         self._n_sound = 0
         """Tokens that the model had read before the damage."""
 
+    @property
+    def n_held(self) -> int:
+        """Number of tokens that the model holds."""
+        return self.model.committed_of(self._slot)
+
+    @property
+    def n_read(self) -> int:
+        """Number of tokens of the text up to the last one that the model holds."""
+        return self.n_held + self._n_left_out
+
+    @property
+    def n_leading(self) -> int:
+        """Length of the text's prefix that the model holds without a gap."""
+        return SINK_TOKENS if self._n_left_out else self.n_held
+
+    @property
+    def room(self) -> int:
+        """Number of free cells in the model's context."""
+        return self.model.info.n_ctx - self.n_held
+
+    def n_unread(self, n_tokens: int) -> int:
+        """Number of tokens that `catch_up` computes for a text of `n_tokens`."""
+        if self._must_move(n_tokens):
+            return self._n_latest
+        return max(0, n_tokens - self.n_read)
+
     def begin_text(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
@@ -78,7 +117,7 @@ class ModelDrafter:
         done = {node for node in range(n_nodes) if keys[node] in opinions}
         extended = {parents[node] for node in done}
         is_full = len(done - extended) >= self._max_branches
-        deepest = self.window.room
+        deepest = self.room
         found: list[int] = []
         reached = done | {-1}
         for node in range(n_nodes):
@@ -124,7 +163,7 @@ class ModelDrafter:
         kept = {int(tree.key[node]) for node in keep}
         self._opinions = {key: said for key, said in self._opinions.items() if key in kept}
         # catch_up() reads a longer path as committed tokens
-        if unseen and len(unseen) < min(self.model.info.max_nodes, self.window.room):
+        if unseen and len(unseen) < min(self.model.info.max_nodes, self.room):
             self._read(tree.branch([*unseen, root]))
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
@@ -133,34 +172,63 @@ class ModelDrafter:
         info = self.model.info
         if self._damage is not None:
             return self._damage
-        if len(committed) >= info.n_ctx and not self.window.moves:
+        if len(committed) >= info.n_ctx and not self.moves:
             return f"its context holds {info.n_ctx}"
-        unknown = max(*committed[self.window.n_read :], root_token, ROOT)
+        unknown = max(*committed[self.n_read :], root_token, ROOT)
         if unknown >= info.n_vocab:
             return f"its vocabulary of {info.n_vocab} has no token {unknown}"
         return None
 
     def is_behind(self, committed: Sequence[int]) -> bool:
         n_tokens = len(committed)
-        return self.window.n_read < n_tokens or self.window.must_move(n_tokens)
+        return self.n_read < n_tokens or self._must_move(n_tokens)
 
     def catch_up(self, committed: Sequence[int]) -> None:
+        """Read the rest of the text, or move the window to its end."""
         self.rest()
-        self.window.read(committed)
+        if not self._must_move(len(committed)):
+            self._append(committed[self.n_read :])
+            return
+        self._truncate(min(SINK_TOKENS, self.n_leading))
+        begin = len(committed) - self._n_latest
+        self._append([*committed[self.n_held : SINK_TOKENS], *committed[begin:]])
+        self._n_left_out = begin - SINK_TOKENS
 
     def rest(self) -> None:
         if self._opinions:
-            self.rewind(self.window.n_read)
+            self.rewind(self.n_read)
 
     def rewind(self, n_tokens: int) -> None:
         self._opinions.clear()
         self.ahead = None
-        self.window.rewind(min(n_tokens, self.window.n_read))
+        self._truncate(min(n_tokens, self.n_read))
         if n_tokens < self._n_sound:
             self._damage = None
 
     def cancel(self) -> None:
         self.model.cancel()
+
+    def _must_move(self, n_tokens: int) -> bool:
+        """True if the window must move to have room for guesses after `n_tokens`."""
+        return self.moves and self.room - max(0, n_tokens - self.n_read) < self._least_room
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        """Read the text's next tokens."""
+        self.model.evaluate([PassPart(self._slot, reads=tokens)])
+
+    def _truncate(self, n_tokens: int) -> None:
+        """Drop guesses and all but the first `n_tokens` of the text from the model.
+
+        If less than half of a moved window would remain, keep only the first tokens, so that the
+        window is read again.
+        """
+        n_held = n_tokens - self._n_left_out
+        if self._n_left_out and n_held < SINK_TOKENS + self._n_latest // 2:
+            n_held = min(n_tokens, SINK_TOKENS)
+            self._n_left_out = 0
+        self.model.truncate(min(n_held, self.n_held), self._slot)
+        if self.n_held < SINK_TOKENS:
+            self._n_left_out = 0
 
     def _read(self, branch: TokenTree) -> None:
         """Evaluate a branch and commit all of it but its last node."""
@@ -193,7 +261,7 @@ class ModelDrafter:
                 self._opinions[key] = self._opinion(key, row[: self._n_shared], n_ahead, branch)
             except ModelError as error:
                 self._opinions[key] = None
-                self._damage, self._n_sound = str(error), self.window.n_read
+                self._damage, self._n_sound = str(error), self.n_read
 
     def _opinion(
         self, key: int, logits: Logits, n_ahead: int, ahead: Sequence[int]
@@ -221,7 +289,7 @@ class ModelDrafter:
         """The first of `nodes`, and of their unevaluated ancestors, that fit into the model's
         context, batch and branches."""
         info = self.model.info
-        cells = self.window.room - len(self._opinions)
+        cells = self.room - len(self._opinions)
         wanted: set[int] = set()
         for node in nodes:
             above = node

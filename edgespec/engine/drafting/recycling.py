@@ -90,8 +90,8 @@ class RecyclingDrafter(FreeDrafter):
             if found is not None:
                 tokens, logits = found
                 depth, ahead = int(tree.depth[node]), self._branch(tree, node)
-                foreseen = self._sampler.foresee(logits, N_GUESSES, depth, ahead, tokens)
-                return self.said(kind, *foreseen)
+                said = self._sampler.foresee(logits, N_GUESSES, depth, ahead, tokens)
+                return self.said(kind, *said)
         return None
 
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:

@@ -6,7 +6,9 @@ It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +32,7 @@ def octave(rows: float) -> int:
 
 
 N_OCTAVES = octave(MAX_ROWS) + 1
-OCTAVES = 2.0 ** np.arange(N_OCTAVES)
+OCTAVES = tuple(2.0**n for n in range(N_OCTAVES))
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +88,9 @@ class PassCurve:
     """Variance of the logarithm of `measured_slowdown`."""
     n_context: int = 0
     """Tokens of context to which the knots apply."""
-    _points: tuple[Floats, Floats, float] | None = None
-    """Result of `_interpolated`; None after a change of a knot."""
+    _points: tuple[list[float], list[float], float] | None = None
+    """Result of `_interpolated`; None after a change of a knot. Lists, as rounds ask for one number
+    of rows, and numpy's functions take ten times as long for that."""
 
     @property
     def slowdown(self) -> float:
@@ -110,14 +113,17 @@ class PassCurve:
         the state of an earlier run, or at once if reading takes longer than computing."""
         if self.read_s and self.read_s > self.compute_s(1):
             return True
-        is_precise = bool((self.knot_variance[self.known[:1]] < self.sure_variance).any())
-        return is_precise and self.slowdown_variance < self.initial_variance
+        if self.slowdown_variance >= self.initial_variance:
+            return False
+        knots = zip(self.knot_rows.tolist(), self.knot_variance.tolist(), strict=True)
+        return next((variance for rows, variance in knots if rows), 1.0) < self.sure_variance
 
     # The curve
 
     def second(self, n_rows: int) -> float:
         """Time of a pass over `n_rows`."""
-        return float(self.seconds(n_rows))
+        seconds = max(float(self.compute_s(n_rows)), self.read_s)
+        return seconds + float(self.experts.seconds(n_rows) if self.experts.used_share < 1 else 0)
 
     def seconds(self, n_rows: float | NDArray[Any]) -> Any:
         """Times of passes over one or several numbers of rows."""
@@ -129,25 +135,30 @@ class PassCurve:
         if self._points is None:
             self._points = self._interpolated()
         rows, seconds, slope = self._points
-        beyond = slope * np.maximum(0.0, n_rows - rows[-1])
-        return self.slowdown * (np.interp(n_rows, rows, seconds) + beyond)
+        if isinstance(n_rows, np.ndarray):
+            beyond = slope * np.maximum(0.0, n_rows - rows[-1])
+            return self.slowdown * (np.interp(n_rows, rows, seconds) + beyond)
+        n = bisect_right(rows, n_rows)
+        if 0 < n < len(rows):
+            slope = (seconds[n] - seconds[n - 1]) / (rows[n] - rows[n - 1])
+        begin = max(0, n - 1)
+        return self.slowdown * (seconds[begin] + slope * max(0.0, n_rows - rows[begin]))
 
-    def _interpolated(self) -> tuple[Floats, Floats, float]:
+    def _interpolated(self) -> tuple[list[float], list[float], float]:
         """Rows and seconds of the curve's points, from one row on, and the slope beyond them."""
-        known = self.known
-        rows = self.knot_rows[known]
-        if not known.size:
-            return np.ones(1), np.zeros(1), 0.0
+        rows = [n_rows for n_rows in self.knot_rows.tolist() if n_rows]
+        if not rows:
+            return [1.0], [0.0], 0.0
         # no more rows take less time
-        heights = np.minimum.accumulate(self.knot_s[known][::-1])[::-1]
-        fewer = OCTAVES[rows[0] > OCTAVES]
-        rows = np.append(fewer, rows)
-        seconds = np.append(heights[0] * (fewer / rows[len(fewer)]) ** self.usual_growth, heights)
+        heights = [*accumulate(self.knot_s[self.knot_rows > 0][::-1].tolist(), min)][::-1]
+        fewer = [n for n in OCTAVES if n < rows[0]]
+        seconds = [heights[0] * (n / rows[0]) ** self.usual_growth for n in fewer] + heights
+        rows = fewer + rows
         slope = self.guessed_slope * seconds[-1]
         if len(rows) > 1:  # times that noise made equal do not make further rows free
             mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
             slope = max(0.5 * mean, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
-        return rows, seconds, float(slope)
+        return rows, seconds, slope
 
     # What passes teach
 
@@ -186,17 +197,17 @@ class PassCurve:
 
     def _see_compute(self, rows: float, seconds: float) -> None:
         """Learn from a pass over `rows` with this compute time."""
-        seconds, mine, known = max(seconds, MIN_S), octave(rows), self.known
+        seconds, mine = max(seconds, MIN_S), octave(rows)
         expected_s = self.compute_s(rows) or seconds
         if not self.measured_slowdown:
             self.measured_slowdown = seconds / expected_s
-            if known.size:
+            if self.knot_rows.any():
                 self.slowdown_variance = self.initial_variance
                 return
         if self.knot_rows[mine]:
             self._correct(mine, rows, math.log(seconds / expected_s))
         else:
-            if known.size and 1 < rows < self.knot_rows[known[-1]]:
+            if 1 < rows < self.knot_rows.max():
                 seconds = min(seconds, math.sqrt(seconds * expected_s))
             self.put(rows, seconds / self.slowdown, self.initial_variance)
 
@@ -204,10 +215,10 @@ class PassCurve:
         """Correct a knot and the slowdown after a pass over `rows` took exp(`surprise`) times as
         long as expected."""
         surprise = min(surprise, math.log(self.max_rise))
-        before, drifted = self.knot_variance[n], self.slowdown_variance + self.drift_variance
+        before, drifted = float(self.knot_variance[n]), self.slowdown_variance + self.drift_variance
         noise = self.slow_pass_variance if surprise > 0 else self.fast_pass_variance
-        own, common = np.array([before, drifted]) / (drifted + before + noise)  # Kalman gains
-        at = self.knot_rows[n] + own * (rows - self.knot_rows[n])
+        own, common = (part / (drifted + before + noise) for part in (before, drifted))  # Kalman
+        at = float(self.knot_rows[n] + own * (rows - self.knot_rows[n]))
         height = self.compute_s(at) / self.slowdown * math.exp(own * surprise)
         self.put(at, height, max(self.min_variance, before * (1 - own)))
         self.measured_slowdown *= math.exp(common * surprise)

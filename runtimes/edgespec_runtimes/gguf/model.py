@@ -210,7 +210,10 @@ class GgufModel(KeptTexts):
             branches.ends.add(branches.n_committed)
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
-        n_nodes, n_rows = sum(len(part.nodes) for part in parts), sum(part.n_rows for part in parts)
+        n_nodes = n_rows = 0
+        for part in parts:
+            n_nodes += len(part.nodes)
+            n_rows += part.n_rows
         if n_rows < 1 or n_nodes > self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
         if n_rows > self.info.max_rows:
@@ -292,7 +295,7 @@ class GgufModel(KeptTexts):
                 self._recurrent.commit(tree, path)
             if self._tap is not None and slot == 0:
                 keys = tree.key
-                kept = {int(keys[node]) for node in keep}
+                kept = {int(keys[node]) for node in keep} if keep else ()
                 self._tap.commit(position, [int(keys[node]) for node in path], kept)
 
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
@@ -346,10 +349,11 @@ class GgufModel(KeptTexts):
         """Call llama_decode once; on failure, restore each text's prefix to `committed` tokens."""
         failure: BaseException | None = None
         code = 0
-        span = self._trace.span(Track.TARGET, "pass").note(tokens=len(rows))
+        n_rows = len(rows)
+        span = self._trace.span(Track.TARGET, "pass").note(tokens=n_rows)
         try:
             if self._tap is not None:
-                self._tap.begin_pass(len(rows))
+                self._tap.begin_pass(n_rows)
             if self._weights:
                 self._weights.begin_pass(on_segment)
             with self._invariant_products:
@@ -357,7 +361,7 @@ class GgufModel(KeptTexts):
             if self._tap is not None:
                 self._tap.end_pass()
             self._n_passes += 1
-            self._n_rows += len(rows)
+            self._n_rows += n_rows
         except BaseException as exc:  # noqa: BLE001 - rolled back first, raised below
             failure = exc
         finally:

@@ -91,7 +91,7 @@ def add_measuring(
         f"most tokens of each text (default: {CHECK_TOKENS})",
         dest="max_tokens",
     )
-    groups.add(parser, LoadSettings, memory_budget="SIZE", ctx_size="-c N", threads="-t N")
+    groups.add(parser, LoadSettings, "memory_budget", "ctx_size", "threads")
     groups.add_plain_output(parser)
 
 

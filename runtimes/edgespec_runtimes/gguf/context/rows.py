@@ -66,10 +66,10 @@ class ForestRows(Rows):
                 homes = [[branches.home]] * len(reads)
                 rows.extend([*map(int, reads)], range(begin, begin + len(reads)), homes)
                 branches.read(len(reads))
-        rows.n_read = len(rows)
+        rows.n_read = len(rows.tokens)
         for slot, tree, nodes, _ in parts:
             branches = texts.all[slot]
-            begin, first = branches.n_committed, len(rows)
+            begin, first = branches.n_committed, len(rows.tokens)
             ordered = likely_first(tree, nodes)
             row_of = {node: first + n for n, node in enumerate(ordered)}
             rows.orders.append([row_of[node] - rows.n_read for node in nodes])
@@ -129,7 +129,7 @@ class RowBatch:
 
     def fill(self, rows: Rows, with_logits: Collection[int]) -> None:
         """Set the batch to `rows`; `with_logits` has the indices of rows that need logits."""
-        self._batch.n_tokens = len(rows)
+        self._batch.n_tokens = len(rows.tokens)
         row_token, row_position, row_n_ids, row_ids, row_logits = self._fields
         columns = zip(rows.tokens, rows.positions, rows.sequences, strict=True)
         for i, (token, position, ids) in enumerate(columns):

@@ -22,6 +22,7 @@ from edgespec.ports import Progress
 from edgespec_runtimes.gguf.llama import abi, cpu, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
+from edgespec_runtimes.gguf.llama.huge_pages import huge_pages
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 
@@ -161,7 +162,8 @@ def load_resident(
 
     params.progress_callback = proceed
     try:
-        return _load(path, params, placement, as_stored or (), token_ids)
+        with huge_pages(str(abi.library_file("ggml-base"))):
+            return _load(path, params, placement, as_stored or (), token_ids)
     except ModelError:
         if stop.is_set():
             raise Cancelled("loading was cancelled") from None

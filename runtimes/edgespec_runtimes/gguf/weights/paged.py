@@ -337,7 +337,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     def _put(self, weight: TracedWeight, address: int) -> None:
         """Point a weight to the address it was read to, and pack it if needed.
 
-        The I/O thread does not pack, because ggml's threads occupy the cores meanwhile.
+        The I/O threads do not pack, because ggml's threads occupy the cores meanwhile.
         """
         weight.pointer.value = address
         if fields := self.packed.get(weight.address):

@@ -79,18 +79,18 @@ class SlicedMatrices(Closeable):
         node = self._skipped.restore()
         if not node or self._row_slices is None:
             return False
-        packed = self._packed.get(self._sliced)
+        self._row_slices.begin(node, self._packed.get(self._sliced))
         for group in self._slices[self._sliced]:
             assert group.rows is not None
             address = self._addresses.get(group.segment)
             if address is not None:
-                self._row_slices.multiply(node, group.rows, address, packed)
+                self._row_slices.multiply(group.rows, address)
                 continue
             index = self._index[group.segment]
             base = acquire(index)
             if base is None:
                 break
-            self._row_slices.multiply(node, group.rows, self._pack(group, base), packed)
+            self._row_slices.multiply(group.rows, self._pack(group, base))
             release(index)
         return True
 
@@ -120,27 +120,37 @@ class RowSlices(Closeable):
     def __init__(self, n_threads: int) -> None:
         self._graph = NodeGraph(n_threads)
         self._matrix = abi.GgmlTensor()
+        self._product_address = ctypes.addressof(self._graph.node)
+        self._matrix_address = ctypes.addressof(self._matrix)
+        self._data = 0
+        """Address of the whole product."""
 
     @property
     def backend(self) -> int:
         """Address of the CPU backend that computes the slices."""
         return self._graph.backend
 
-    def multiply(self, node: int, rows: range, address: int, packed: BufferFields | None) -> None:
-        """Compute the part of the product for `rows` of the matrix, which are at `address`.
+    def begin(self, node: int, packed: BufferFields | None) -> None:
+        """Set the product whose parts `multiply` computes.
 
-        `packed` has the buffer fields of a tensor over these rows, if they are packed. Raises
-        EdgespecError.
+        `packed` has the buffer fields of a tensor over a slice of the matrix, if it is packed.
         """
         product = self._graph.node
-        ctypes.pointer(product)[0] = abi.GgmlTensor.from_address(node)
-        ctypes.pointer(self._matrix)[0] = abi.GgmlTensor.from_address(product.src[0] or 0)
-        self._matrix.ne[1], self._matrix.data = len(rows), address
+        ctypes.memmove(self._product_address, node, ctypes.sizeof(product))
+        ctypes.memmove(self._matrix_address, product.src[0] or 0, ctypes.sizeof(product))
         if packed:
-            packed.write_to(ctypes.addressof(self._matrix))
-        product.src[0] = ctypes.addressof(self._matrix)
-        product.ne[0] = len(rows)
-        product.data = product.data + rows.start * _FLOAT_BYTES
+            packed.write_to(self._matrix_address)
+        product.src[0] = self._matrix_address
+        self._data = product.data
+
+    def multiply(self, rows: range, address: int) -> None:
+        """Compute the part of the product for `rows` of the matrix, which are at `address`.
+
+        Raises EdgespecError.
+        """
+        matrix, product, n_rows = self._matrix, self._graph.node, len(rows)
+        matrix.ne[1], matrix.data = n_rows, address
+        product.ne[0], product.data = n_rows, self._data + rows.start * _FLOAT_BYTES
         self._graph.compute()
 
     def close(self) -> None:

@@ -1,0 +1,52 @@
+"""Gives a resident model's weights huge pages, of which the processor looks up fewer addresses.
+
+llama.cpp allocates the weights by `posix_memalign`. While a model is loaded, libggml's import of it
+is replaced by a function that advises the kernel. Linux only: elsewhere nothing changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from edgespec_runtimes.gguf.llama.imports import replaced_import
+
+HUGE_BYTES = 2 << 20
+_MADV_HUGEPAGE = 14
+_Allocate = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t
+)
+
+
+@contextmanager
+def huge_pages(library: str) -> Iterator[None]:
+    """In the block, what `library` allocates in this thread has huge pages.
+
+    Only those that lie within an allocation: it takes no more memory once it is filled.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    libc, thread = ctypes.CDLL(None), threading.get_ident()
+    real = ctypes.cast(libc.posix_memalign, _Allocate)
+
+    def allocate(place: Any, alignment: int, size: int) -> int:
+        code: int = real(place, alignment, size)
+        if not code and threading.get_ident() == thread:
+            begin, end = huge_range(place[0] or 0, size)
+            if begin < end:
+                size = end - begin
+                libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_HUGEPAGE)
+        return code
+
+    with replaced_import(library, ("posix_memalign",), _Allocate(allocate)):
+        yield
+
+
+def huge_range(begin: int, nbytes: int) -> tuple[int, int]:
+    """Begin and end of the huge pages that lie within a range; equal or reversed if none does."""
+    return -(-begin // HUGE_BYTES) * HUGE_BYTES, (begin + nbytes) // HUGE_BYTES * HUGE_BYTES

@@ -1,0 +1,69 @@
+"""A target that is paged without a draft guesses from the text itself, unless it is told not to."""
+
+from __future__ import annotations
+
+import pytest
+
+import edgespec
+from edgespec.engine.settings import EngineSettings
+from edgespec.memory import process
+from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.models.embedded import embedded_pair
+from edgespec.session import opening
+from edgespec.settings.config import LoadSettings
+
+PROCESS_BYTES = 90 * MIB
+"""Size of the process in every plan: freed memory of other tests decides nothing."""
+PROMPT = "a = 1\nb = 1\na = 1\nb = 1\na = 1\nb = 1\na ="
+
+
+@pytest.fixture
+def _fixed_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "footprint_bytes", lambda: PROCESS_BYTES)
+
+
+def load_settings(budget: int | str, **others: object) -> LoadSettings:
+    target = embedded_pair().target
+    return LoadSettings(model=target, memory_budget=budget, ctx_size=256, **others)
+
+
+def planned(budget: int | str, lookup: bool | None = None) -> MemoryPlan:
+    return edgespec.plan(load_settings(budget), EngineSettings(lookup=lookup))
+
+
+def least() -> int:
+    return planned("4GiB", lookup=False).smallest_bytes
+
+
+@pytest.mark.usefixtures("_fixed_process")
+def test_a_paged_target_keeps_room_for_guesses() -> None:
+    budget = least() + MIB
+    plan = planned(budget)
+    assert plan.paged and plan.max_nodes in opening.LOOKUP_SIZES
+    assert plan.smallest_bytes == planned(budget, lookup=False).smallest_bytes
+
+
+@pytest.mark.usefixtures("_fixed_process")
+def test_a_resident_target_or_one_that_is_told_not_to_keeps_none() -> None:
+    assert planned("4GiB").max_nodes == 1
+    assert planned(least() + MIB, lookup=False).max_nodes == 1
+
+
+@pytest.mark.usefixtures("_fixed_process")
+def test_the_smallest_budget_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = least()
+    assert planned(budget).paged
+    monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", 0.0)  # their buffers would take too much
+    assert planned(budget).paged and planned(budget).max_nodes == 1
+
+
+def test_its_texts_stay_as_they_are() -> None:
+    texts, guesses = [], []
+    for lookup in (None, False):
+        rules = EngineSettings(lookup=lookup, remember=False, step_aside=False)
+        with edgespec.load(load_settings("1GiB", adjustable_budget=True), rules) as session:
+            generation = session.stream(PROMPT, max_tokens=24)
+            texts.append("".join(event.text for event in generation))
+            guesses.append(generation.result.speculation.verified)
+    assert texts[0] == texts[1]
+    assert guesses[0] > 0 and guesses[1] == 0
