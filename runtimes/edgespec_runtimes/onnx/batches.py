@@ -39,7 +39,8 @@ class Batch:
     results: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Rows of the caller's logits for each of `places`; empty if no logits are needed."""
     is_direct: bool = True
-    """True for one row without padding, in slots directly after the past: no copy is needed."""
+    """True for one row without padding, in slots directly after the past, with consecutive results:
+    no copy is needed."""
     text: int = 0
     """Number of the text, which selects its cache."""
 

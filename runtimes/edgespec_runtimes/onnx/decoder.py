@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.memory.heap import trim_heap
@@ -62,6 +63,7 @@ class Decoder(Closeable):
         self._embeddings = tuple(embeddings)
         self._layer_inputs = layer_inputs
         self._n_vocab = roles.n_vocab
+        self._has_float_logits = roles.logits_kind == TensorProto.FLOAT
         entries = {
             name(layer, what): (layer, kind)
             for layer in range(roles.n_layers)
@@ -161,8 +163,9 @@ class Decoder(Closeable):
                 inputs[short] = located(layer, kind, 0, n_past)
             for short, layer, kind in wiring.new:
                 outputs[short] = located(layer, kind, n_past, n_new, (1,)) if is_direct else None
+        rows = self._rows(batch, logits)
         if wiring.logits:
-            outputs[wiring.logits] = None
+            outputs[wiring.logits] = rows
         results = session.run(inputs, outputs, self.stop)
         for short, name in wiring.passed:
             values[name] = results[short]
@@ -173,8 +176,15 @@ class Decoder(Closeable):
                 new = results[short].numpy()
                 flat = new.reshape(-1, *new.shape[2:])
                 cache.entries[layer, kind, batch.slots] = flat[batch.places]
-        if wiring.logits and batch.results.size:
+        if wiring.logits and batch.results.size and rows is None:
             logits[batch.results] = results[wiring.logits].numpy()[0]
+
+    def _rows(self, batch: Batch, logits: np.ndarray) -> Bound | None:
+        """The rows of `logits` that a session can write; None if it must return them."""
+        n = batch.results.size
+        if not (n and batch.is_direct and self._has_float_logits):
+            return None
+        return Bound(np.float32, (1, n, self._n_vocab), logits[int(batch.results[0]) :].ctypes.data)
 
 
 def _buffers(cache: KeyValueCache, names: Sequence[tuple[str, int, int]]) -> dict[str, Bound]:

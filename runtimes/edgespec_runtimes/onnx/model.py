@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -80,14 +81,15 @@ class OnnxModel(RunningModel):
         if not 0 < n_nodes <= self.info.max_nodes:
             raise UsageError(f"evaluate takes 1 to {self.info.max_nodes} nodes, not {n_nodes}")
         committed = {part.slot: self.committed_of(part.slot) for part in parts}
-        ends = np.cumsum([len(part.nodes) for part in parts])
+        ends = [*accumulate(len(part.nodes) for part in parts)]
         with self._computing(n_nodes, committed):
             batches = [
-                batch.of(part.slot, int(end) - len(part.nodes))
+                batch.of(part.slot, end - len(part.nodes))
                 for part, end in zip(parts, ends, strict=True)
                 for batch in self._batches(part)
             ]
-            logits = np.split(self._pass(batches, n_nodes), ends[:-1])
+            rows = self._pass(batches, n_nodes)
+            logits = [rows[begin:end] for begin, end in pairwise([0, *ends])]
             if self._layer_inputs:
                 first = next((part for part in parts if part.slot == 0), None)
                 keys = first.tree.key[list(first.nodes)].tolist() if first else ()

@@ -36,6 +36,8 @@ class Roles:
     kv_heads: int
     head_size: int
     n_vocab: int
+    logits_kind: int
+    """Element type of the logits, a value of TensorProto."""
     has_positions: bool
     has_mask: bool
 
@@ -111,6 +113,7 @@ def find_roles(graph: onnx.GraphProto, where: str) -> Roles:
         kv_heads=kv_heads,
         head_size=head_size,
         n_vocab=_n_vocab(outputs[LOGITS], where),
+        logits_kind=outputs[LOGITS].type.tensor_type.elem_type,
         has_positions=POSITIONS in inputs,
         has_mask=MASK in inputs,
     )

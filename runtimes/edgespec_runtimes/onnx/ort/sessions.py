@@ -193,12 +193,7 @@ class OrtSession(Closeable):
                 binding.synchronize_inputs()  # binding copied them to the device
             try:
                 self._native.run_with_iobinding(binding, stop.options)
-                results = binding.get_outputs()
-                values = {
-                    name: results[i]
-                    for i, (name, place) in enumerate(outputs.items(), len(self._kept[1]))
-                    if place is None
-                }
+                values = self._results(outputs)
             except BaseException:
                 self._unbind()
                 raise
@@ -208,6 +203,17 @@ class OrtSession(Closeable):
             else:
                 self._unbind()
         return values
+
+    def _results(self, outputs: Mapping[str, Bound | None]) -> dict[str, Any]:
+        """Values of the outputs bound to None, which follow those that stay bound."""
+        if None not in outputs.values():
+            return {}
+        results, n_kept = self._binding.get_outputs(), len(self._kept[1])
+        return {
+            name: results[n_kept + i]
+            for i, (name, place) in enumerate(outputs.items())
+            if place is None
+        }
 
     def _unbind(self) -> None:
         """Unbind everything but what is kept."""

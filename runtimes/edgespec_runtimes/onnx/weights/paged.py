@@ -78,12 +78,14 @@ class EmbeddingTable(Closeable):
 
     def rows(self, tokens: np.ndarray) -> np.ndarray:
         """Embeddings [rows, tokens, hidden] of ids [rows, tokens]. Raises WeightReadError."""
-        distinct, places = np.unique(tokens, return_inverse=True)
-        table = np.empty((len(distinct), *self._shape), self._kind)
-        for i, token in enumerate(distinct.tolist()):
-            self._file.read(token, memoryview(table[i]).cast("B"))
-        rows: np.ndarray = table[places.reshape(tokens.shape)]
-        return rows
+        rows = np.empty((tokens.size, *self._shape), self._kind)
+        first: dict[int, int] = {}
+        for i, token in enumerate(tokens.ravel().tolist()):
+            if (known := first.setdefault(token, i)) < i:
+                rows[i] = rows[known]
+            else:
+                self._file.read(token, memoryview(rows[i]).cast("B"))
+        return rows.reshape(*tokens.shape, *self._shape)
 
     def close(self) -> None:
         self._file.close()
