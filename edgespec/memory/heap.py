@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from edgespec.memory.process import process_rss_bytes
@@ -15,6 +17,12 @@ _BLOCK_BYTES = 96 * 1024
 """Below the 128 KiB from which on glibc may serve a block by a mapping of its own."""
 _MAX_BLOCKS = (64 << 20) // _BLOCK_BYTES
 """A thread's heap has 64 MiB at most."""
+_TRIM_THRESHOLD, _MAP_THRESHOLD = -1, -3
+"""glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
+_MAPPED_BYTES = 1 << 20
+_MOST_MAPPED_BYTES = 32 << 20
+"""Value to which glibc raises the map threshold by itself as blocks are freed, and keeps twice as
+much of a heap's free top then."""
 
 
 class _Mallinfo(ctypes.Structure):
@@ -42,6 +50,25 @@ def trim_heap() -> None:
     """Return freed memory to the system, much of which glibc would keep."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(ctypes.c_size_t(0))
+
+
+@contextmanager
+def large_blocks_mapped() -> Iterator[None]:
+    """Serve blocks of a MiB and more by mappings of their own, which go back when they are freed.
+
+    Otherwise glibc puts a large block on a heap once one as large was freed, and what is freed
+    between others stays resident. Afterwards its usual thresholds for large blocks hold, with which
+    blocks that are allocated again and again cost no new pages.
+    """
+    libc = _glibc()
+    if libc is not None:
+        libc.mallopt(_MAP_THRESHOLD, _MAPPED_BYTES)
+    try:
+        yield
+    finally:
+        if libc is not None:
+            libc.mallopt(_MAP_THRESHOLD, _MOST_MAPPED_BYTES)
+            libc.mallopt(_TRIM_THRESHOLD, 2 * _MOST_MAPPED_BYTES)
 
 
 def trim_heap_top() -> None:
@@ -76,4 +103,5 @@ def _glibc() -> Any:
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.malloc_trim.argtypes = [ctypes.c_size_t]
+    libc.mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     return libc

@@ -40,6 +40,40 @@ print(*(nbytes >> 20 for nbytes in taken))
 """
 
 
+FREED_BETWEEN_OTHERS = """
+import ctypes
+from edgespec.memory import heap, process
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+libc.free(libc.malloc(30 << 20))  # from here on glibc takes blocks of this size from a heap
+
+def kept_bytes():
+    before = process.process_rss_bytes()
+    blocks = [libc.malloc(2 << 20) for _ in range(20)]
+    for block in blocks:
+        ctypes.memset(block, 1, 2 << 20)
+    for block in blocks[::2]:
+        libc.free(block)
+    return process.process_rss_bytes() - before
+
+usual = kept_bytes()
+with heap.large_blocks_mapped():
+    print(usual >> 20, kept_bytes() >> 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heaps")
+def test_large_blocks_freed_between_others_are_handed_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FREED_BETWEEN_OTHERS], capture_output=True, text=True, check=True
+    )
+    usual_mib, mapped_mib = map(int, done.stdout.split())
+    assert usual_mib >= 38
+    assert mapped_mib <= 22
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heaps")
 def test_the_free_end_of_a_threads_heap_is_handed_back() -> None:
     done = subprocess.run(

@@ -65,8 +65,7 @@ def test_the_peak_of_the_process_stays_within_the_budget(
     assert done.code == 0, done.stderr
     memory = done.json["memory"]
     assert memory["peak_bytes"] <= memory["planned_bytes"] <= budget * MIB
-    # the halves of a resident model are planned beside its single precision, and some never are
-    assert memory["peak_bytes"] >= 0.7 * memory["planned_bytes"]
+    assert memory["peak_bytes"] >= 0.75 * memory["planned_bytes"]
     assert done.json["plan"]["paged"] == (more_mib < 1000)
 
 

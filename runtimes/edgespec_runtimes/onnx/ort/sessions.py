@@ -9,7 +9,7 @@ import ctypes
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import Cancelled, EdgespecError, ModelError
+from edgespec.memory.heap import large_blocks_mapped
 from edgespec_runtimes.onnx.ort.devices import CPU_PROVIDER, Device
 
 _ERRORS: tuple[type[Exception], ...] = (
@@ -135,13 +136,16 @@ class OrtSession(Closeable):
         if constants:
             options.add_external_initializers(list(constants), list(constants.values()))
         self._made_with = (what, n_threads, tuple(providers))
+        # sessions that are created in every pass use the heap's pages again
+        large_blocks = nullcontext() if constants else large_blocks_mapped()
         try:
-            self._session: Any = ort.InferenceSession(
-                model,
-                options,
-                providers=[(name, dict(more)) for name, more in providers],
-                enable_fallback=0,
-            )
+            with large_blocks:
+                self._session: Any = ort.InferenceSession(
+                    model,
+                    options,
+                    providers=[(name, dict(more)) for name, more in providers],
+                    enable_fallback=0,
+                )
         except _ERRORS as error:
             if stop is not None and stop.is_set():
                 raise Cancelled("loading was cancelled") from error

@@ -110,42 +110,27 @@ def _loading_bytes(
 ) -> int:
     """Most temporary bytes while all pieces are loaded; `kept` are weights that stay afterwards.
 
-    onnxruntime folds all weights in half precision to single precision before it lets any go.
+    onnxruntime computes with weights, and makes single precision of halves, before it packs any:
+    pieces without such have taken nothing then.
     """
     kept_names = {weight.name for weight in kept}
-    pieces = [{name for _, name in piece.weights} for piece in fitted.cut.pieces]
-    halves = set().union(*pieces) - kept_names
-    halves = {name for name in halves if source.weights[name].kind == TensorProto.FLOAT16}
-
-    def nbytes(names: set[str]) -> int:
-        return sum(source.weights[name].nbytes for name in names)
-
-    if not halves:
-        folds = [bool(names & needs.folded_weights(fitted.model)) for names in pieces]
-        if any(folds):
-            return _folding_bytes(fitted, sizes, folds)
-    return max(
-        size.loading_bytes - nbytes(names & kept_names) + nbytes(halves - names)
-        for names, size in zip(pieces, sizes, strict=True)
-    )
-
-
-def _folding_bytes(
-    fitted: FittedDecoder, sizes: Sequence[SessionSize], folds: Sequence[bool]
-) -> int:
-    """Most temporary bytes if some pieces compute with their weights while they are loaded.
-
-    onnxruntime does so before it packs any weight: pieces that fold none have taken nothing then.
-    """
-    folding = [size for size, does in zip(sizes, folds, strict=True) if does]
+    early = needs.folded_weights(fitted.model)
+    early |= {name for name, one in source.weights.items() if one.kind == TensorProto.FLOAT16}
+    packing_bytes, folding = [], []
+    for piece, size in zip(fitted.cut.pieces, sizes, strict=True):
+        names = {name for _, name in piece.weights}
+        kept_bytes = sum(source.weights[name].nbytes for name in names & kept_names)
+        loading_bytes = size.loading_bytes - kept_bytes
+        if names & early:
+            folding.append(size)
+            loading_bytes = min(loading_bytes, PACKED_COPIES * size.kept_bytes)
+        packing_bytes.append(loading_bytes)
+    if not folding:
+        return max(packing_bytes)
     folded_bytes = max(size.loading_bytes for size in folding)
     folded_bytes += sum(size.kept_bytes for size in folding)
     folded_bytes += int(GRAPH_COPIES_OPTIMISED * fitted.model.ByteSize())
-    packing_bytes = max(
-        min(size.loading_bytes, PACKED_COPIES * size.kept_bytes) if does else size.loading_bytes
-        for size, does in zip(sizes, folds, strict=True)
-    )
-    return max(packing_bytes, folded_bytes - sum(size.kept_bytes for size in sizes))
+    return max(*packing_bytes, folded_bytes - sum(size.kept_bytes for size in sizes))
 
 
 def unmeasured(
