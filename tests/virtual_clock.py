@@ -35,6 +35,8 @@ class Machine:
     """Times as long as passes and draft steps take in four rounds of twelve: other work."""
     noise: float = 0.0
     """Share of passes that take 1.5 to 3 times as long, and draft steps before them."""
+    tail: float = 0.0
+    """Exponent of a heavy tail: one pass of n takes at least n^tail times as long."""
     slow_start: float = 1.0
     """Times as long as the first pass after that over the prompt takes."""
     seed: int = 0
@@ -118,6 +120,7 @@ class Clock:
         times = machine.burst if n % 12 in (4, 5, 6, 7) else 1.0
         if chance(machine.seed, "noise", n) < machine.noise:
             times *= 1.5 + 1.5 * chance(machine.seed, "times", n)
+        times *= (1 - chance(machine.seed, "tail", n)) ** -machine.tail
         return times * (machine.slow_start if n == 1 else 1.0)
 
     def begin_pass(self, n_rows: int) -> None:
@@ -166,6 +169,8 @@ IN_MEMORY: Points = (
     (32, 0.11),
     (96, 0.3),
 )
+
+TWO_CORES: Points = ((1, 0.02), (2, 0.034), (4, 0.052), (8, 0.076), (16, 0.13), (96, 0.75))
 
 MACHINES: dict[str, Machine] = {
     "resident": Machine(AMD, 0.002),

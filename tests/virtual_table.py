@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import geometric_mean, harmonic_mean
 
-from virtual_clock import MACHINES, Machine
+from virtual_clock import MACHINES, TWO_CORES, Machine
 from virtual_pair import Kept, run
-from virtual_text import TEXTS, Text
+from virtual_text import TEXTS, RepeatingText, Text
 
 N_TOKENS = 48
 NOISE = {"noise": 0.3, "slow_start": 3.0}
@@ -39,6 +39,21 @@ TABLE: dict[str, Machine] = {
 }
 
 
+REPEATING = "repeating"
+"""Texts that repeat themselves, with a draft that is never right and lookups."""
+IN_MEMORY: dict[str, Machine] = {
+    "resident": MACHINES["resident"],
+    "resident, repacked": MACHINES["resident, repacked"],
+    "two cores": Machine(TWO_CORES, 0.002),
+}
+REPEATING_TABLE: dict[str, Machine] = IN_MEMORY | {
+    f"{name}, heavy tail": replace(machine, tail=0.3, slow_start=3.0)
+    for name, machine in IN_MEMORY.items()
+}
+"""Machines of texts that repeat themselves. Of passes with a heavy tail one in ten takes twice as
+long, one in a hundred four times."""
+
+
 @dataclass(frozen=True)
 class TableText:
     """One text of the table."""
@@ -53,9 +68,17 @@ class TableText:
     n_tokens: int = N_TOKENS
 
     @property
+    def virtual_machine(self) -> Machine:
+        table = REPEATING_TABLE if self.draft == REPEATING else TABLE
+        return replace(table[self.machine], seed=self.seed)
+
+    @property
     def text(self) -> Text:
-        text = TEXTS[self.draft]
-        sure = 4.0 if self.temperature else text.sure
+        text: Text = RepeatingText(0.0, n_prose=20 + self.seed % 3 * 20)
+        sure = text.sure
+        if self.draft != REPEATING:
+            text = TEXTS[self.draft]
+            sure = 4.0 if self.temperature else text.sure
         return replace(text, n_prompt=self.n_prompt, seed=self.seed, sure=sure)
 
 
@@ -75,21 +98,30 @@ def cases(
                     yield TableText(machine, draft, temperature, n_prompt, seed, is_first)
 
 
+def repeating_cases(
+    machines: Iterable[str] = REPEATING_TABLE, seeds: Iterable[int] = range(3)
+) -> Iterator[TableText]:
+    """Texts of 96 tokens that repeat themselves from the 20th, 40th or 60th on."""
+    for case in cases(machines, [REPEATING], seeds):
+        yield replace(case, n_tokens=96)
+
+
 def gain(case: TableText) -> float:
     """Tokens a second of a text to those without a draft."""
-    machine, memory = replace(TABLE[case.machine], seed=case.seed), Kept()
+    machine, memory = case.virtual_machine, Kept()
+    rules = {"temperature": case.temperature, "lookup": case.draft == REPEATING}
     if not case.is_first:
         for n in (1, 2):
             other = replace(case.text, seed=case.seed + n)
             before = replace(machine, seed=machine.seed + n)
-            run(before, other, case.n_tokens, memory=memory, temperature=case.temperature)
-    (drafted,) = run(machine, case.text, case.n_tokens, memory=memory, temperature=case.temperature)
+            run(before, other, case.n_tokens, memory=memory, **rules)
+    (drafted,) = run(machine, case.text, case.n_tokens, memory=memory, **rules)
     return drafted.tokens_per_s / _plain_rate(case)
 
 
 @cache
 def _plain_rate(case: TableText) -> float:
-    machine = replace(TABLE[case.machine], seed=case.seed)
+    machine = case.virtual_machine
     (alone,) = run(machine, case.text, case.n_tokens, drafts=False, temperature=case.temperature)
     return alone.tokens_per_s
 

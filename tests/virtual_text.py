@@ -88,4 +88,22 @@ class Text:
         return token if token != self._next(context) else (token + 1) % N_VOCAB
 
 
+@dataclass(frozen=True)
+class RepeatingText(Text):
+    """Prose that no draft guesses, and then a passage of it again and again, with strays."""
+
+    n_prose: int = 20
+    """Tokens before the passage comes again."""
+    period: int = 16
+    again: float = 0.93
+    """Share of its tokens that come again."""
+
+    def _next(self, context: tuple[int, ...]) -> int:
+        n = len(context)
+        repeats = n >= self.n_prompt + self.n_prose and n > self.period
+        if repeats and chance(self.seed, "again", n) < self.again:
+            return context[-self.period]
+        return super()._next(context)
+
+
 TEXTS = {"good": Text(0.8), "medium": Text(0.5), "useless": Text(0.0)}

@@ -17,6 +17,9 @@ from edgespec.values import (
     total_sources,
 )
 
+SURE = 0.5
+"""Least confidence of a guess that counts, verified or not."""
+
 
 class PathNode(NamedTuple):
     """A node of the accepted path that had guesses below it."""
@@ -38,6 +41,17 @@ def path_nodes(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> l
             claimed = min(1.0, float(tree.confidence[children].sum()))
             was_right = tree.child(node, token) is not None
             found.append(PathNode(claimed, was_right, tree.entropy(node)))
+    return found
+
+
+def surest(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+    """Truth values: the surest guess after each node of a path was right, where it was sure;
+    `tokens` followed each."""
+    found = []
+    for node, token in zip(path, tokens, strict=True):
+        best = max(tree.children(node), key=lambda child: tree.confidence[child], default=None)
+        if best is not None and tree.confidence[best] >= SURE:
+            found.append(int(tree.token[best]) == token)
     return found
 
 
@@ -85,8 +99,9 @@ class RoundOutcome:
     """Draft steps during the pass."""
     expected: float = 0.0
     """Expected number of accepted guesses."""
-    free_hit: bool = False
-    """True if a free drafter would have guessed the latest token, in a round without guesses."""
+    surest: Sequence[bool] = ()
+    """True for each token whose surest guess was right, verified or not, False for others with one
+    of at least `SURE`: in a round without guesses, what the lookup would have guessed."""
     path_nodes: Sequence[PathNode] = ()
     """Nodes of the accepted path that had guesses below them; none without a stop rule."""
     sources: Sequence[SourceStats] = ()

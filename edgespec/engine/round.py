@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.engine.acceptance import accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
-from edgespec.engine.outcome import RoundOutcome, path_nodes
+from edgespec.engine.outcome import RoundOutcome, path_nodes, surest
 from edgespec.engine.planning.pacer import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
@@ -31,15 +31,18 @@ def begin_round(slot: Slot, n_others: int = 0) -> Round:
     planner, begun = slot.planner, slot.clock()
     # nothing is chosen or learnt for a text alone without drafters
     risk_s = planner.choose() if slot.grower is not None or n_others else 0.0
-    grower = _ready_grower(slot, risk_s > 0)
-    free_hit = False
+    free_only = not risk_s and not n_others and slot.grower is not None
+    if free_only:
+        risk_s = planner.choose_free()
+    grower = _ready_grower(slot, risk_s > 0, free_only and risk_s > 0)
+    dry: list[bool] = []
     if grower is not None:
         slot.catch_up(grower)
     elif not n_others and slot.grower is not None and slot.grower.is_ready:
-        free_hit = bool(slot.committed) and slot.grower.dry_run(slot.committed)
+        dry = slot.grower.dry_run(slot.committed) if slot.committed else []
     reading_s = slot.clock() - begun
     outcome = RoundOutcome(
-        guessed=grower is not None, draft_s=reading_s, reading_s=reading_s, free_hit=free_hit
+        guessed=grower is not None, draft_s=reading_s, reading_s=reading_s, surest=dry
     )
     return Round(
         slot=slot,
@@ -59,13 +62,13 @@ def begin_round(slot: Slot, n_others: int = 0) -> Round:
     )
 
 
-def _ready_grower(slot: Slot, guesses: bool) -> TreeGrower | None:
+def _ready_grower(slot: Slot, guesses: bool, free_only: bool) -> TreeGrower | None:
     """The slot's grower; None if no drafter can guess here or the round has no guesses."""
     grower = slot.grower
     if grower is None:
         return None
     n_committed = len(slot.committed)
-    obstacles = grower.prepare(slot.committed, int(slot.tree.token[ROOT]))
+    obstacles = grower.prepare(slot.committed, int(slot.tree.token[ROOT]), free_only)
     for source, reason in obstacles.items():
         slot.request.tally.note(
             f"the {source} could not follow after {n_committed} tokens ({reason}): "
@@ -180,7 +183,7 @@ class Round:
             root = tree.add(end, token, confidence=1.0)
         if self.slot.request.transcript.is_finished:
             return tree.reroot(root)
-        self.grower.prepare(self.slot.committed, token)
+        self.grower.prepare(self.slot.committed, token, self.grower.free_only)
         if not self.grower.is_ready:
             return tree.reroot(root)
         begun = self.slot.clock()
@@ -244,6 +247,7 @@ class Round:
         outcome.provisional_drafted = len(self.provisional)
         if self.slot.planner.stop_rule is not None:
             outcome.path_nodes = path_nodes(tree, self.path, self.tokens)
+        outcome.surest = surest(tree, self.path, self.tokens)
         verified = Counter(tree.source[node] for node in nodes if node != ROOT)
         accepted = Counter(tree.source[node] for node in self.path[1:])
         outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]

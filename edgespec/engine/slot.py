@@ -118,7 +118,8 @@ class Slot:
         if grower.is_behind(text):
             with self.trace.span(Track.ENGINE, "catch up"):
                 grower.catch_up(text)
-        self.n_drafted = len(text)
+        if not grower.free_only:
+            self.n_drafted = len(text)
 
     def rewind(self, n_tokens: int) -> None:
         """Truncate the models to at most `n_tokens` of the committed text; drops provisional KV."""

@@ -274,12 +274,36 @@ def test_another_text_begins_without_a_pause() -> None:
     assert value.credit.pause_left == 0
 
 
-def test_right_guesses_at_nothing_shorten_a_pause() -> None:
+def test_what_guesses_would_have_saved_may_be_risked_though_they_pause() -> None:
     """A text that began to repeat itself went on without guesses."""
     value = rounds(begun(draft_share=0.05), *[FAILED, PLAIN, PLAIN] * 3)
-    left = value.credit.pause_left
-    assert rounds(value, PLAIN).credit.pause_left == left - 1
-    assert rounds(value, replace(PLAIN, free_hit=True)).credit.pause_left == max(0, left - 8)
+    assert not value.choose() and not value.choose_free()
+    value = rounds(value, *[RIGHT] * 4)
+    row_s = (0.160 - 0.040) / 7  # of a line of seven
+    assert value.choose_free() == pytest.approx(4 * (0.040 - row_s), rel=0.01)
+
+
+def test_a_wrong_guess_at_nothing_costs_the_rest_of_its_line() -> None:
+    value = begun(draft_share=0.05)
+    proven = rounds(value, *[RIGHT] * 5).credit.proven
+    row = (0.160 - 0.040) / 7 / 0.040
+    assert rounds(value, *[RIGHT] * 5, WRONG).credit.proven == pytest.approx(proven - 2 * row)
+    assert not rounds(value, *[RIGHT, RIGHT, WRONG]).choose_free()
+
+
+def test_prose_proves_nothing_and_nothing_proves_more_than_guesses_may_cost() -> None:
+    value = begun(draft_share=0.05)
+    assert not rounds(value, *[RIGHT, WRONG] * 16).choose_free()
+    value = rounds(value, *[RIGHT] * 64)
+    assert value.credit.proven == pytest.approx(value.credit.granted)
+
+
+def test_guesses_that_were_right_though_not_verified_raise_what_a_round_may_risk() -> None:
+    """One guess of a sure line was verified a pass, which brings nothing where two rows take nearly
+    twice as long: the text stayed too poor for the others."""
+    value = with_credit(begun(draft_share=0.05), lost=1.0)
+    before_s = value.choose()
+    assert 0 < before_s < rounds(value, *[RIGHT] * 5).choose()
 
 
 def test_drafting_that_paid_goes_on_beside_a_pass_that_waits_for_reads() -> None:
@@ -332,6 +356,7 @@ PLAIN = replace(
     expected=0.0,
     path_nodes=(),
 )
+RIGHT, WRONG = replace(PLAIN, surest=[True]), replace(PLAIN, surest=[False])
 
 
 def test_a_round_teaches_costs_and_gains() -> None:

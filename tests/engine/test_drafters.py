@@ -180,6 +180,21 @@ def test_a_model_s_damaged_logits_teach_nothing() -> None:
 def test_a_free_drafter_is_tried_on_the_last_token_and_reads_it() -> None:
     grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()], BestFirstPacer())
     text = [1, 2, 3, 4, 1, 2]
-    assert not grower.dry_run(text)
-    assert grower.dry_run([*text, 3])
+    assert grower.dry_run(text) == []
+    assert grower.dry_run([*text, 3]) == [True]
     assert not lookup.is_behind([*text, 3])
+
+
+def test_a_draft_reads_nothing_while_only_free_drafters_guess() -> None:
+    grower = TreeGrower(
+        [model_drafter(draft := counting()), lookup := LookupDrafter()], BestFirstPacer()
+    )
+    text = [1, 2, 3, 4, 1]
+    grower.prepare(text, 2, free_only=True)
+    grower.catch_up(text)
+    tree = TokenTree(2)
+    grower.begin(tree, WIDE)
+    assert len(tree) > 1 and not grower.open_nodes(tree)
+    assert draft.committed_of(0) == 0 and not lookup.is_behind(text)
+    grower.prepare(text, 2)
+    assert grower.is_behind(text)

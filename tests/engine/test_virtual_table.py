@@ -11,8 +11,18 @@ import pytest
 
 from virtual_clock import FEW_MACHINES, MACHINES
 from virtual_pair import Kept, run
-from virtual_table import TABLE, Figures, TableText, cases, figures, gain, session_gain
-from virtual_text import TEXTS
+from virtual_table import (
+    REPEATING_TABLE,
+    TABLE,
+    Figures,
+    TableText,
+    cases,
+    figures,
+    gain,
+    repeating_cases,
+    session_gain,
+)
+from virtual_text import TEXTS, RepeatingText
 
 USELESS = TEXTS["useless"]
 
@@ -101,3 +111,31 @@ def test_what_pays_is_found_within_a_dozen_tokens(machine: str) -> None:
         if cost.accepted:
             break
     assert n_tokens <= 12
+
+
+@pytest.mark.slow
+def test_texts_that_repeat_themselves_are_found_where_passes_are_noisy() -> None:
+    """Trials found none of them: 0.98 greedily, 1.00 where passes have a heavy tail."""
+    gains = {case: gain(case) for case in repeating_cases()}
+    total = figures([*gains.values()])
+    assert total.mean >= 1.09
+    assert total.n_below == 0
+    assert figures([one for case, one in gains.items() if "tail" not in case.machine]).mean >= 1.1
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("machine", ["resident, repacked", "two cores"])
+def test_a_passage_that_comes_again_is_found_within_a_dozen_tokens(machine: str) -> None:
+    text = RepeatingText(0.0, n_prose=24, again=1.0)
+    drafted, alone = (
+        run(REPEATING_TABLE[machine], text, 64, drafts=drafts, lookup=drafts)[0]
+        for drafts in (True, False)
+    )
+    assert drafted.result.tokens == alone.result.tokens
+    n_tokens = 0
+    for cost in drafted.result.speculation.round_costs:
+        n_tokens += cost.n_tokens
+        if cost.accepted and n_tokens > 24:
+            break
+    assert n_tokens <= 24 + 12
+    assert drafted.tokens_per_s >= 1.15 * alone.tokens_per_s

@@ -15,6 +15,7 @@ from edgespec.engine.drafting.drafter import Drafter, Opinion, RemembersTexts
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.model_drafter import ModelDrafter
+from edgespec.engine.outcome import SURE
 from edgespec.engine.planning.pacer import Limits, Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.ports import PassPart
@@ -46,6 +47,8 @@ class TreeGrower:
         self._foresees = foresees
         self._ready = self._drafters
         """Drafters that can guess after the current text."""
+        self.free_only = False
+        """True while only drafters without a model guess; the others read nothing."""
         self.free_sources = frozenset(
             {FORCED, *(drafter.source for drafter in self._drafters if drafter.is_free)}
         )
@@ -91,12 +94,18 @@ class TreeGrower:
             if isinstance(drafter, RemembersTexts):
                 drafter.end_text(new)
 
-    def prepare(self, committed: Sequence[int], root_token: int) -> dict[str, str]:
-        """Determine which drafters can guess after `committed` and `root_token`; the others drop
-        their nodes. Returns their reasons by source."""
+    def prepare(
+        self, committed: Sequence[int], root_token: int, free_only: bool = False
+    ) -> dict[str, str]:
+        """Determine which drafters can guess after `committed` and `root_token`, with `free_only`
+        among those without a model; the others drop their nodes. Returns reasons by source."""
+        self.free_only = free_only
         obstacles = {}
         ready = []
         for drafter in self._drafters:
+            if free_only and not drafter.is_free:
+                drafter.rest()
+                continue
             reason = drafter.obstacle(committed, root_token)
             if reason is None:
                 ready.append(drafter)
@@ -116,19 +125,19 @@ class TreeGrower:
             if drafter.is_behind(committed):
                 drafter.catch_up(committed)
 
-    def dry_run(self, committed: Sequence[int]) -> bool:
-        """True if the lookup in the text would have guessed the last committed token, from which it
-        learns."""
+    def dry_run(self, committed: Sequence[int]) -> list[bool]:
+        """One truth value: the lookup in the text would have guessed the last committed token, from
+        which it learns; empty if it would have guessed nothing of which it is sure."""
         token = committed[-1]
         for drafter in self._ready:
             if isinstance(drafter, LookupDrafter):
                 opinion = drafter.dry_run(committed)
                 if opinion is None:
-                    return False
-                guesses = self.mixer.mix([opinion])
+                    return []
+                guess = self.mixer.mix([opinion])[0]
                 self.mixer.observe([opinion], token)
-                return guesses[0].token == token
-        return False
+                return [guess.token == token] if guess.confidence >= SURE else []
+        return []
 
     def begin(self, tree: TokenTree, limits: Limits) -> None:
         """Add the guesses that cost no draft step."""

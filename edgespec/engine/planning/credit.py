@@ -16,6 +16,9 @@ START_TOKENS = 64
 """Tokens of a text from which guesses have credit, beside its prompt."""
 START_SHARE, LATER_SHARE = 0.05, 0.002
 """Guesses may cost a text 5 % of these, and 0.2 % of all."""
+LINE = 7
+"""Guesses of the line that is followed, verified or not: a pass over eight rows is timed before the
+first guess."""
 PAIR_CREDIT = 1.25
 """They may cost a pair so many times that, until they save it again."""
 
@@ -47,6 +50,11 @@ class Credit:
     """Rounds left of it."""
     unread: int = 0
     """Committed tokens that the draft has not read."""
+    proven: float = 0.0
+    """Tokens that lines of the surest guesses would have saved of late, whether they were verified
+    or not; at most what guesses may cost."""
+    n_right: int = 0
+    """Right guesses so far of the latest of these lines."""
     n_tokens: int = 0
     """Tokens generated so far."""
     room: int = 0
@@ -84,7 +92,8 @@ class Credit:
         if not beside:
             self.spent = self.spent_now
             self.pause = self.pause_left = self.n_tokens = self.room = 0
-            self.granted = self.lost = 0.0
+            self.n_right = 0
+            self.granted = self.lost = self.proven = 0.0
         self.unread, self.room = n_unread, self.room + room
         self.grant(min(START_TOKENS, room), beside)
 
@@ -92,6 +101,13 @@ class Credit:
         """Give credit for tokens; less if guesses cost the texts that they join."""
         share = max(0.0, 1.0 - self.spent_now) if beside else 1.0
         self.granted += START_SHARE * n_tokens * share
+
+    def follow_line(self, is_right: bool, price: float) -> None:
+        """Count the surest guess for a token, verified or not, at a price in tokens: a wrong one
+        makes the rest of its line worthless."""
+        saved = 1 - price if is_right else -price * (LINE - self.n_right)
+        self.n_right = (self.n_right + 1) % LINE if is_right else 0
+        self.proven = max(0.0, min(self.granted, self.proven + saved))
 
     def see_guesses(self, tokens: float, plain_tokens: float) -> None:
         """Count the tokens of a round with guesses and those without in its time; pause if guesses

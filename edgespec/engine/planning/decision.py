@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec import theory
 from edgespec.engine.drafting.state_store import Numbers, recall, state_of
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.planning.credit import LATER_SHARE, START_TOKENS, Credit
+from edgespec.engine.planning.credit import LATER_SHARE, LINE, START_TOKENS, Credit
 from edgespec.engine.planning.pacer import Limits, most_probable
 from edgespec.engine.planning.pass_curve import Floats, octave
 from edgespec.engine.planning.round_costs import RoundCosts
@@ -23,8 +23,6 @@ from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 
-HIT_ROUNDS = 8
-"""Rounds of a pause that a right guess counts for which cost nothing and was not verified."""
 RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
 PRICES_STAND = 4
@@ -140,7 +138,19 @@ class RoundPlanner:
         expected_tokens = min(credit.room, max(START_TOKENS * n_texts, credit.n_tokens))
         if reading_s > gain * expected_tokens * plain_s:
             return 0.0
-        return max(RISK_SHARE * risk_s, one_guess_s)
+        return max(RISK_SHARE * risk_s, one_guess_s, credit.proven * plain_s)
+
+    def choose_free(self) -> float:
+        """The most seconds that guesses which cost no draft step may cost in the next round, where
+        others are not made: what unverified ones have proven to save; 0 if it has none."""
+        known, credit = self.costs, self.credit
+        if not self.may_step_aside or not known.is_sure:
+            return 0.0
+        risk_s = credit.proven * known.plain_s()
+        if risk_s < known.overhead_s + known.curve.second(2) - known.curve.second(1):
+            return 0.0
+        credit.unread = 0  # the draft does not read
+        return risk_s
 
     @property
     def _prompts_s(self) -> float:
@@ -299,7 +309,7 @@ class RoundPlanner:
         known.see_costs(outcome)
         if not outcome.guessed:
             credit.fade()
-            credit.pause_left = max(0, credit.pause_left - (HIT_ROUNDS if outcome.free_hit else 1))
+            credit.pause_left = max(0, credit.pause_left - 1)
         else:
             self.see_reading(outcome.reading_s)
             # half of what came, which chance moves, and half of what was to be expected
@@ -309,6 +319,10 @@ class RoundPlanner:
             credit.lost += cost - outcome.n_tokens
             if self.stop_rule is not None:
                 self.stop_rule = self.stop_rule.observe(outcome)
+        if outcome.surest and outcome.n_texts == 1:
+            line_s = known.curve.second(1 + LINE) - known.curve.second(1)
+            for is_right in outcome.surest:
+                credit.follow_line(is_right, line_s / LINE / known.plain_s())
         credit.n_tokens += outcome.n_tokens
         credit.lost -= LATER_SHARE * outcome.n_tokens
 
