@@ -45,8 +45,8 @@ MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 DRAFT_NODES = 1 + MAX_BRANCHES
 """Most nodes per pass of a draft: its steps are small, and each branch needs a buffer."""
-LOOKUP_SIZES = (1 + 16, 1 + 8)
-"""Tree sizes that a plan chooses from where one text guesses without a draft."""
+LOOKUPS = (16, 8)
+"""Numbers of guesses that a plan chooses from where they come from the texts alone."""
 MOST_FOR_LOOKUPS = 1.05
 """Most that a pass may read, relative to one without guesses, for their buffers' sake: text that
 repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B, decision 0130)."""
@@ -217,7 +217,7 @@ class _Opening(Closeable):
         guesses = settings.draft or rules.lookup
         is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
         n_texts = int(settings.n_parallel) if is_fixed else 1
-        sizes = tree_sizes(n_texts) if settings.draft or n_texts > 1 else LOOKUP_SIZES
+        sizes = tree_sizes(n_texts) if settings.draft else [n_texts + n for n in LOOKUPS]
         if rules.pins_draft_max or not guesses:
             sizes = (1 + rules.draft_max * bool(guesses),)
         max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
