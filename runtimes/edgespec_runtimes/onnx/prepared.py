@@ -18,6 +18,7 @@ import onnxruntime as ort
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.changed_budget import shares_of
+from edgespec.memory.collapsing import collapse_resident
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, PassPart, Progress
@@ -304,6 +305,7 @@ class PreparedOnnx:
                 watched(make, self.cancel, "reading weights", expected, progress)
             )
             self._deployed.hear_from(session)
+            collapse_resident(self._stop.is_set)
             inputs = tuple((name, name) for name in session.inputs)
             outputs = tuple((name, name) for name in session.outputs)
             one_piece = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
@@ -343,6 +345,7 @@ class PreparedOnnx:
             )
             on_failure.callback(weights.close)
             weights.fill(progress)
+            collapse_resident(self._stop.is_set)
             on_failure.pop_all()
         return self._open(fitted.cut, None, weights, tables)
 
