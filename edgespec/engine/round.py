@@ -34,7 +34,7 @@ def begin_round(slot: Slot, n_others: int = 0) -> Round:
     free_only = not risk_s and not n_others and slot.grower is not None
     if free_only:
         risk_s = planner.choose_free()
-    grower = _ready_grower(slot, risk_s > 0, free_only and risk_s > 0)
+    grower = _ready_grower(slot, risk_s > 0, free_only)
     dry: list[bool] = []
     if grower is not None:
         slot.catch_up(grower)

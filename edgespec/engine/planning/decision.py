@@ -144,7 +144,7 @@ class RoundPlanner:
         """The most seconds that guesses which cost no draft step may cost in the next round, where
         others are not made: what unverified ones have proven to save; 0 if it has none."""
         known, credit = self.costs, self.credit
-        if not self.may_step_aside or not known.is_sure:
+        if not credit.proven or not self.may_step_aside or not known.is_sure:
             return 0.0
         risk_s = credit.proven * known.plain_s()
         if risk_s < known.overhead_s + known.curve.second(2) - known.curve.second(1):
