@@ -52,8 +52,6 @@ def begin_round(slot: Slot, n_others: int = 0) -> Round:
         limits=slot.rules.limits(
             n_free=slot.target.info.n_ctx - len(slot.committed),
             room=slot.request.transcript.room,
-            n_hidden=planner.n_hidden() if grower else 0,
-            min_confidence=planner.min_confidence() if grower else 0.0,
             n_others=n_others,
         ),
         begun=begun,

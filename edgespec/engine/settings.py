@@ -172,14 +172,7 @@ class RoundRules:
         cheap = max(2 * n_trees, n_hidden - n_prompt_rows)
         return min(n_nodes, self.max_rows - n_prompt_rows, cheap)
 
-    def limits(
-        self,
-        n_free: int,
-        room: int,
-        n_hidden: int = 0,
-        min_confidence: float = 0.0,
-        n_others: int = 0,
-    ) -> Limits:
+    def limits(self, n_free: int, room: int, n_others: int = 0) -> Limits:
         """Limits of a tree before its pass, which `n_others` share, with `n_free` tokens left in
         the context and at most `room` tokens left in the text, which also bound the depth."""
         max_branches = self.max_branches
@@ -189,8 +182,6 @@ class RoundRules:
             max_nodes=min(self.max_nodes - n_others, n_free),
             max_branches=max_branches,
             max_depth=min(self.max_depth, room - 1),
-            n_hidden=n_hidden,
-            min_confidence=min_confidence,
         )
 
     def limits_beside(self, room: int) -> Limits:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -146,17 +144,3 @@ def test_a_selection_has_the_highest_possible_confidence(tree: TokenTree, n: int
     selected = LLMCadPacer().select(tree, Limits(n, 32, 64))
     best = np.sort(tree.cumulative[: len(tree)])[::-1][:n]
     assert np.allclose(np.sort(tree.cumulative[selected])[::-1], best)
-
-
-@pytest.mark.parametrize("name", sorted(PACERS))
-def test_what_is_not_worth_a_place_in_the_pass_is_not_grown(name: str) -> None:
-    tree = forked(0.15)
-    hopeless = replace(WIDE, n_hidden=1, min_confidence=0.2)
-    assert PACERS[name]().extend(tree, [1], WIDE) == [1]
-    assert PACERS[name]().extend(tree, [1], hopeless) == []
-
-
-def test_what_a_pass_computes_while_it_reads_is_grown_however_unlikely() -> None:
-    hidden = replace(WIDE, n_hidden=2, min_confidence=0.2)
-    assert BestFirstPacer().extend(forked(0.15), [1], hidden) == [1]
-    assert BestFirstPacer().extend(forked(0.15, 0.1), [1, 2], hidden) == []

@@ -194,15 +194,6 @@ class RoundPlanner:
             return Point(n_rows, 0, accepted, self.costs.curve.second(n_rows))
         return self._best(risk_s, so_far, ())
 
-    def min_confidence(self) -> float:
-        """Least cumulative confidence of guesses that need no draft step: those that bring at least
-        half of what their row costs."""
-        if self.stop_rule is not None or not self.credit.rounds:
-            return 0.0
-        compute_s, n_rows = self.costs.curve.compute_s, self.max_rows
-        row_s = (compute_s(n_rows) - compute_s(1)) / max(1, n_rows - 1)
-        return float(0.5 * row_s * self.rate)
-
     def n_hidden(self, most: int | None = None) -> int:
         """Number of rows, up to `most`, whose compute time is hidden by the reads of a pass; 0
         before one was measured."""

@@ -26,11 +26,6 @@ class Limits:
     max_nodes: int
     max_branches: int
     max_depth: int
-    n_hidden: int = 0
-    """Number of nodes whose compute time is hidden by reads."""
-    min_confidence: float = 0.0
-    """Least cumulative confidence of a node that grows, once the tree has more than `n_hidden`
-    nodes."""
 
 
 class Pacer(ABC):
@@ -167,9 +162,6 @@ PACERS: dict[str, type[Pacer]] = {
 
 
 def _growing(tree: TokenTree, nodes: Sequence[int], limits: Limits) -> NDArray[np.int64]:
-    """The subset of `nodes` that may have children by depth and confidence."""
+    """The subset of `nodes` that may have children."""
     found = np.asarray(nodes, np.int64)
-    found = found[tree.depth[found] < limits.max_depth]
-    if limits.min_confidence and len(tree) > limits.n_hidden:
-        found = found[tree.cumulative[found] >= limits.min_confidence]
-    return found
+    return found[tree.depth[found] < limits.max_depth]
