@@ -26,12 +26,10 @@ from edgespec.values import PassReport
 RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
 PRICES_STAND = 4
-"""Rounds for which prices stand at which no line of guesses would pay, or the text cannot afford a
-guess: deciding takes as long as a fiftieth of a small model's pass."""
+"""Rounds for which prices stand at which the text cannot afford a line of guesses that would pay:
+deciding takes as long as a fiftieth of a small model's pass."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
-MAX_RECALLED = 6.0
-"""Most tokens that the state of an earlier run counts for."""
 USUAL_SURENESS = 0.9
 """Confidence of guesses that are yet to be drafted, as far as drafted ones do not tell."""
 MAX_LINE = 16
@@ -349,7 +347,5 @@ class RoundPlanner:
     def restore(self, numbers: Numbers) -> None:
         """Take the state of an earlier run, before the first round; invalid numbers are ignored."""
         if numbers:
-            known, credit = self.costs, self.credit
-            known.curve.restore(numbers)
-            recall(numbers, known, credit)
-            credit.fade(min(1.0, MAX_RECALLED / max(credit.plain_tokens, 1e-9)))
+            self.costs.curve.restore(numbers)
+            recall(numbers, self.costs, self.credit)
