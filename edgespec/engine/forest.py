@@ -124,12 +124,14 @@ class Forest:
             return None
         return self._grow_beside
 
-    def outcome(self, outcomes: Sequence[RoundOutcome], prepared_s: float) -> RoundOutcome:
-        """The rounds of a pass combined into one, as far as the planner learns from it;
-        `prepared_s` are the seconds since all rounds were planned and their drafts had read the
+    def outcome(
+        self, outcomes: Sequence[RoundOutcome], prepared_s: float, n_rows: int
+    ) -> RoundOutcome:
+        """The rounds of a pass over `n_rows` combined into one, as far as the planner learns from
+        it; `prepared_s` are the seconds since all rounds were planned and their drafts had read the
         text."""
         of_pass: dict[str, Any] = {
-            "n_prompt_rows": self._planner.n_prompt_rows,
+            "n_rows": max(n_rows, outcomes[0].report.n_tokens),
             "draft_steps": self._draft_steps,
             "growing_s": self._growing_s,
             "expected": self._expected,

@@ -113,7 +113,7 @@ class Loop(Closeable):
             n_context = len(slots[0].committed) if len(slots) == 1 else None
             self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
         elif len(outcomes) == len(rounds) and any(slot.grower is not None for slot in slots):
-            self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared))
+            self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
 
     def _prepare(self, slots: Sequence[Slot]) -> list[Round]:
         """Prepare texts for a pass; returns the rounds of those whose prompts are read."""

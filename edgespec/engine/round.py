@@ -229,12 +229,10 @@ class Round:
 
     def _measure(self, nodes: Sequence[int]) -> None:
         """Measure the pass over `nodes` of the tree."""
-        tree, outcome, report = self.tree, self.outcome, self.slot.target.last_report
-        outcome.report = report
+        tree, outcome = self.tree, self.outcome
+        outcome.report = self.slot.target.last_report
         outcome.n_tokens = len(self.events)
         outcome.verified = len(nodes) - 1
-        if self.slot.rules.computes_lines:
-            outcome.n_line_rows = max(0, report.n_tokens - len(nodes))
         if self.grower is None:
             return
         parents = {int(tree.parent[node]) for node in nodes}
