@@ -24,7 +24,7 @@ ROUND = ("loop.py", "forest.py", "round.py")
 """Modules that one reads to follow a round."""
 MAX_TYPES, MAX_TYPES_OF_A_MODULE = 10, 7
 """Most types of the engine that these modules name: together, and each."""
-MAX_TYPES_AT_WORK = {"none": 16, "model": 31, "all": 37}
+MAX_TYPES_AT_WORK = {"none": 15, "model": 30, "all": 36}
 """Most types of the engine whose code runs in one round, by its drafters."""
 OURS = edgespec.__path__[0]
 

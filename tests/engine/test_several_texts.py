@@ -61,7 +61,7 @@ def together(engine: Engine, *texts: Callable[[], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("is_line", [False, True], ids=["trees", "lines"])
 def test_the_planner_learns_what_rows_a_pass_of_several_texts_had(is_line: bool) -> None:
-    """Of lines as long as the longest, the rows of other texts were counted twice."""
+    """Rows of other texts were counted twice where branches are computed as lines."""
     kind = {"tree_capable": False, "max_rollback": 4} if is_line else {}
     target, rows, told = new_target(**kind), [], []
     target._report = lambda n: rows.append(n) or PassReport(1.0, n_tokens=n)  # type: ignore
