@@ -18,9 +18,10 @@ from edgespec.concurrency.worker import Running
 from edgespec.engine.drafting.grower import step_ahead
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import Limits
+from edgespec.engine.planning.pacer import nodes_to_verify
 from edgespec.engine.round import Round
 from edgespec.engine.stop_rules import RoundSoFar
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
@@ -109,13 +110,13 @@ class Forest:
         n_others = len(self.rounds) - 1
         most = min(point.n_rows + n_others, max_nodes)
         candidates = [
-            round_.slot.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
+            nodes_to_verify(round_.tree, self._limited(round_, most - n_others))
             for round_ in self.rounds
         ]
         if not n_others:
             return candidates
         trees = [round_.tree for round_ in self.rounds]
-        return share_out(trees, candidates, most, self.rounds[0].slot.rules.max_branches)
+        return share_out(trees, candidates, most, self.rounds[0].slot.limits.max_branches)
 
     def beside(self, n_rows: int) -> Callable[[Running[Logits]], None] | None:
         """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
