@@ -148,7 +148,7 @@ class Forest:
             steps_beside=sum(o.steps_beside for o in outcomes),
             reading_s=sum(o.reading_s for o in outcomes),
             guessed=any(o.guessed for o in outcomes),
-            path_nodes=[node for o in outcomes for node in o.path_nodes],
+            feedback=[told for o in outcomes for told in o.feedback],
             **of_pass,
         )
 

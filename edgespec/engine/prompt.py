@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgespec.engine.outcome import common_length
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.round import common_length
 from edgespec.ports import PassPart, Progress
 from edgespec.tracing.spans import Track
 from edgespec.tree import TokenTree

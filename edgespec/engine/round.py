@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.engine.acceptance import accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
-from edgespec.engine.outcome import RoundOutcome, path_nodes, surest
+from edgespec.engine.outcome import RoundOutcome, best_branch, feedback, surest
 from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
@@ -164,6 +164,9 @@ class Round:
             rule, request = self.slot.acceptance, self.slot.request
             self.path, self.events = accept(rule, self.tree, nodes, logits, request)
             span.note(accepted=len(self.path) - 1)
+            if self.slot.trace.is_on:
+                best = best_branch(self.tree, nodes)
+                span.note(confidence=round(float(self.tree.cumulative[best]), 6))
         self._measure(nodes)
 
     def observe_logits(self, nodes: Sequence[int], logits: np.ndarray) -> None:
@@ -217,7 +220,6 @@ class Round:
                 verified=outcome.verified,
                 drafted=outcome.drafted,
                 kept=outcome.provisional_kept,
-                confidence=round(outcome.best_confidence, 6),
             )
             trace.flush()
         return outcome
@@ -235,23 +237,11 @@ class Round:
         outcome.verified = len(nodes) - 1
         if self.grower is None:
             return
-        parents = {int(tree.parent[node]) for node in nodes}
-        best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
-        best_tokens = tree.token[tree.path(best)[1:]].tolist()
         outcome.accepted = len(self.path) - 1
-        outcome.best_confidence = float(tree.cumulative[best])
-        outcome.best_length = len(best_tokens)
-        outcome.best_correct = common_length(best_tokens, self.tokens)
         outcome.provisional_drafted = len(self.provisional)
         if self.slot.planner.stop_rule is not None:
-            outcome.path_nodes = path_nodes(tree, self.path, self.tokens)
+            outcome.feedback = [feedback(tree, nodes, self.path, self.tokens)]
         outcome.surest = surest(tree, self.path, self.tokens)
         verified = Counter(tree.source[node] for node in nodes if node != ROOT)
         accepted = Counter(tree.source[node] for node in self.path[1:])
         outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of leading tokens that two texts share."""
-    differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differing, min(len(one), len(other)))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.engine.outcome import PathNode, RoundOutcome
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.credit import LATER_SHARE, PAIR_CREDIT, START_SHARE, Credit
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.expert_stalls import ExpertStalls
@@ -325,9 +325,6 @@ OUTCOME = RoundOutcome(
     drafted=4,
     verified=7,
     n_rows=8,
-    best_confidence=0.5,
-    best_length=4,
-    best_correct=2,
     provisional_drafted=0,
     provisional_kept=0,
     draft_steps=4,
@@ -337,13 +334,8 @@ OUTCOME = RoundOutcome(
     guessed=True,
     growing_s=0.008,
     expected=2.5,
-    path_nodes=(
-        PathNode(0.9, True),
-        PathNode(0.95, True),
-        PathNode(0.9, False),
-    ),
 )
-FAILED = replace(OUTCOME, n_tokens=1, accepted=0, expected=1.5, path_nodes=(PathNode(0.9, False),))
+FAILED = replace(OUTCOME, n_tokens=1, accepted=0, expected=1.5)
 PLAIN = replace(
     OUTCOME,
     n_tokens=1,
@@ -356,7 +348,6 @@ PLAIN = replace(
     growing_s=0.0,
     draft_steps=0,
     expected=0.0,
-    path_nodes=(),
 )
 RIGHT, WRONG = replace(PLAIN, surest=[True]), replace(PLAIN, surest=[False])
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
-from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.outcome import Feedback, RoundOutcome
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.errors import ModelError
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
@@ -78,6 +79,34 @@ def test_the_planner_learns_what_rows_a_pass_of_several_texts_had(is_line: bool)
         together(engine, *texts)
     assert any(n_texts > 1 for n_texts, _, _ in told)
     assert all(counted == computed for _, counted, computed in told), told
+
+
+class Listening(StopRule):
+    """Stops after two draft steps, and keeps what it is told."""
+
+    name = "listening"
+
+    def __init__(self) -> None:
+        self.told: list[Feedback] = []
+
+    def fires(self, so_far: RoundSoFar) -> bool:
+        return so_far.draft_steps == 2
+
+    def observe(self, told: Feedback) -> Listening:
+        self.told.append(told)
+        return self
+
+
+def test_a_stop_rule_learns_from_each_text_of_a_pass() -> None:
+    """It was told of the first text's best branch alone, and of one path made of all."""
+    rule = Listening()
+    with Engine(new_target(), new_draft(), EngineSettings(step_aside=False)) as engine:
+        engine.planner.stop_rule = rule
+        terms = [TextRequest((n, n + 1), max_tokens=12) for n in range(2)]
+        requests = [engine.admit(each) for each in terms]
+        together(engine, *[lambda r=request: [*engine.run(r)] for request in requests])
+        n_rounds = sum(len(request.tally.outcomes) for request in requests)
+    assert len(rule.told) == n_rounds
 
 
 @pytest.mark.slow

@@ -29,9 +29,6 @@ def outcome(accepted: int) -> RoundOutcome:
         accepted=accepted,
         drafted=8,
         verified=6,
-        best_confidence=0.5,
-        best_length=3,
-        best_correct=accepted,
         provisional_drafted=2,
         provisional_kept=1,
         draft_steps=4,
@@ -98,7 +95,8 @@ def misses(draft: FakeModel, **limits: Any) -> list[bool]:
     with Engine(counting(), draft, settings) as engine:
         request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, **limits))
         list(engine.run(request))
-    reached = [outcome.path_nodes for outcome in request.tally.outcomes]
+    told = [outcome.feedback for outcome in request.tally.outcomes]
+    reached = [[node for each in one for node in each.path_nodes] for one in told]
     return [bool(nodes) and not nodes[-1].was_right for nodes in reached]
 
 
