@@ -167,8 +167,6 @@ class Loop(Closeable):
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
         round_.accept(nodes, logits)
         slot.commit(round_.tree, round_.path)
-        if round_.grower is not None and not round_.grower.free_only:
-            slot.n_drafted = len(slot.committed)
         round_.observe_logits(nodes, logits)
         if slot.request.corrections is not None:
             slot.request.corrections.see_round(round_, nodes, logits)

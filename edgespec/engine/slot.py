@@ -55,8 +55,6 @@ class Slot:
         """Tokens of the target's committed prefix; each drafter has committed a prefix of it."""
         self.n_tiled = 0
         """Committed tokens computed in tiles of `prompt_tile`, as long prompts are."""
-        self.n_drafted = 0
-        """Committed tokens that the drafters have read."""
         self.owner = ""
         """Client whose text is committed."""
         self.n_known: int | None = None
@@ -86,11 +84,10 @@ class Slot:
 
     @property
     def n_unread(self) -> int:
-        """Tokens that the drafters must read before they can guess."""
-        n_tokens = len(self.committed)
+        """Tokens that the draft model must read before it can guess."""
         if self.grower is None:
-            return n_tokens - self.n_drafted
-        return self.grower.n_unread(self.n_drafted, n_tokens)
+            return 0
+        return self.grower.n_unread(self.committed, int(self.tree.token[ROOT]))
 
     @property
     def n_leading(self) -> int:
@@ -115,15 +112,12 @@ class Slot:
             self.target.commit(tree, path, slot=self.number)
         self.committed += (int(tree.token[node]) for node in path)
 
-    def catch_up(self, grower: TreeGrower, except_last: int = 0) -> None:
+    def catch_up(self, grower: TreeGrower) -> None:
         """Let the drafters read the committed tokens that they have not read: a prompt, or rounds
         without guesses."""
-        text = self.committed[: len(self.committed) - except_last]
-        if grower.is_behind(text):
+        if grower.is_behind(self.committed):
             with self.trace.span(Track.ENGINE, "catch up"):
-                grower.catch_up(text)
-        if not grower.free_only:
-            self.n_drafted = len(text)
+                grower.catch_up(self.committed)
 
     def rewind(self, n_tokens: int) -> None:
         """Truncate the models to at most `n_tokens` of the committed text; drops provisional KV."""
@@ -131,7 +125,6 @@ class Slot:
         self.target.truncate(min(n_tokens, n_held), self.number)
         del self.committed[min(n_tokens, self.target.committed_of(self.number)) :]
         self.n_tiled = min(self.n_tiled, len(self.committed))
-        self.n_drafted = min(self.n_drafted, len(self.committed))
         if self.grower is not None:
             self.grower.rewind(len(self.committed))
         if self.prefixes is not None:
@@ -151,13 +144,11 @@ class Slot:
         drafter = self.grower.modelled if self.grower is not None else None
         if drafter is not None and drafter.model.info.n_slots >= self.target.info.n_slots:
             drafter.model.share(other.number, self.number, min(other.n_leading, n_tokens))
-            self.n_drafted = drafter.model.committed_of(self.number)
 
     def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
         """Set the committed tokens after their KV was loaded into the models; `n_tiled` of them
         were computed in tiles."""
         self.committed = list(tokens)
-        self.n_drafted = len(tokens)
         self.n_tiled = n_tiled
 
     def store_block(self) -> bool:
