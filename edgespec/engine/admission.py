@@ -123,8 +123,7 @@ def admit(
     limit = text_limit(target.info.n_ctx, len(prompt), max_tokens, shifts)
     is_own = shifts or limit == max_tokens
     limit_reason: FinishReason = "length" if is_own else "context"
-    transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason)
-    transcript.shown = dict(terms.shown)
+    transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason, terms.shown)
     sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
     tally = Tally() if rule is None else Tally(acceptance=rule.name, keeps=rule.keeps)
     for note in terms.notes:
