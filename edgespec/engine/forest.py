@@ -52,7 +52,7 @@ class Forest:
         self._clock = clock
         self._check = check
         self._risk_s = rounds[-1].risk_s if rounds else 0.0
-        self._draft_steps = 0
+        self._draft_steps = self._steps_beside = 0
         self._growing_s = 0.0
         self._expected = 0.0
 
@@ -82,7 +82,6 @@ class Forest:
         for round_ in self.rounds:
             if round_.grower is not None:
                 round_.outcome.draft_s += end - begun
-                round_.outcome.growing_s = self._growing_s
         if self.rounds:
             trace = self.rounds[0].slot.trace
             trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
@@ -134,6 +133,7 @@ class Forest:
         of_pass: dict[str, Any] = {
             "n_rows": max(n_rows, outcomes[0].report.n_tokens),
             "draft_steps": self._draft_steps,
+            "steps_beside": self._steps_beside,
             "growing_s": self._growing_s,
             "expected": self._expected,
             "wall_s": prepared_s + sum(o.reading_s for o in outcomes),
@@ -145,7 +145,6 @@ class Forest:
             n_texts=len(outcomes),
             n_tokens=sum(o.n_tokens for o in outcomes),
             verified=sum(o.verified for o in outcomes),
-            steps_beside=sum(o.steps_beside for o in outcomes),
             reading_s=sum(o.reading_s for o in outcomes),
             guessed=any(o.guessed for o in outcomes),
             feedback=[told for o in outcomes for told in o.feedback],
@@ -158,6 +157,7 @@ class Forest:
             self._check()
             if not self._step(self._open_nodes(), is_beside=True):
                 break
+            self._steps_beside += 1
         if not self.rounds and self._failure is not None:  # no text needs the pass any more
             raise self._failure
 

@@ -74,9 +74,11 @@ class Loop(Closeable):
         text is raised to the consumer of its tokens.
         """
         check = _cancelled_together(slots)
-        rounds = self._prepare(slots)
+        # without drafters nothing is planned or learnt
+        guesses = any(slot.grower is not None for slot in slots)
+        rounds = self._prepare(slots, guesses)
         prompts, max_nodes = self._prompts(slots, len(rounds))
-        if rounds:
+        if rounds and guesses:
             n_prompt_rows = sum(part.n_rows for part in prompts)
             self._planner.share_pass(len(rounds), n_prompt_rows, max_nodes)
         prepared = self.clock()
@@ -109,12 +111,12 @@ class Loop(Closeable):
             report = self.target.last_report
             n_context = len(slots[0].committed) if len(slots) == 1 else None
             self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
-        elif len(outcomes) == len(rounds) and any(slot.grower is not None for slot in slots):
+        elif len(outcomes) == len(rounds) and guesses:
             self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
 
-    def _prepare(self, slots: Sequence[Slot]) -> list[Round]:
+    def _prepare(self, slots: Sequence[Slot], guesses: bool) -> list[Round]:
         """Prepare texts for a pass; returns the rounds of those whose prompts are read."""
-        growing = [slot for slot in slots if slot.is_growing]
+        growing = [slot for slot in slots if guesses and slot.is_growing]
         if growing:
             self._planner.serve(
                 n_texts=len(growing),

@@ -105,24 +105,12 @@ class RoundOutcome:
     """Guesses added during the pass."""
     provisional_kept: int = 0
     """Those below the new root."""
-    draft_steps: int = 0
     draft_s: float = 0.0
     """Seconds of drafting that did not overlap the pass."""
-    n_texts: int = 1
-    """Texts in the pass; the planner gets one outcome for all of them."""
-    n_rows: int = 1
-    """Rows of the pass, of all texts together: nodes and prompt tokens, or more if the target
-    computes each branch as a sequence of its own."""
-    guessed: bool = False
-    """True if the round used drafters."""
-    growing_s: float = 0.0
-    """Seconds of the draft steps before the pass, for all texts together."""
     reading_s: float = 0.0
     """Seconds in which the draft read committed tokens that it had not read."""
-    steps_beside: int = 0
-    """Draft steps during the pass."""
-    expected: float = 0.0
-    """Expected number of accepted guesses."""
+    guessed: bool = False
+    """True if the round used drafters."""
     surest: Sequence[bool] = ()
     """True for each token whose surest guess was right, verified or not, False for others with one
     of at least `SURE`: in a round without guesses, what the lookup would have guessed."""
@@ -130,6 +118,21 @@ class RoundOutcome:
     """Feedback for the stop rule, one of each text; none without a rule."""
     sources: Sequence[SourceStats] = ()
     """Verified and accepted guesses by source."""
+
+    # What the planner gets in addition, of a pass over the trees of all texts
+
+    n_texts: int = 1
+    n_rows: int = 1
+    """Nodes and prompt tokens, or more if the target computes each branch as a sequence of its
+    own."""
+    draft_steps: int = 0
+    """Draft steps before the pass."""
+    growing_s: float = 0.0
+    """Seconds of these steps."""
+    steps_beside: int = 0
+    """Draft steps during the pass."""
+    expected: float = 0.0
+    """Expected number of accepted guesses."""
 
     @property
     def cost(self) -> RoundCost:

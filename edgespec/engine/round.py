@@ -150,11 +150,8 @@ class Round:
                 best = round(self.best(open_nodes), 6)
                 span.note(nodes=len(tree) - n_before, tree=len(tree), Tc=best)
         if is_beside:
-            self.outcome.steps_beside += grew
             begin = self.provisional.start if self.provisional else first_key
             self.provisional = range(begin, tree.next_key)
-        else:
-            self.outcome.draft_steps += grew
         return grew
 
     def accept(self, nodes: Sequence[int], logits: np.ndarray) -> None:
