@@ -40,10 +40,12 @@ class Forest:
         self,
         rounds: Sequence[Round],
         planner: RoundPlanner,
+        risk_s: float,
         clock: Callable[[], float],
         check: Callable[[], None],
     ) -> None:
-        """`check` is called between draft steps and may raise."""
+        """Guesses may cost at most `risk_s`. `check` is called between draft steps and may
+        raise."""
         self.rounds = [*rounds]
         """The rounds whose trees grow; one whose drafter fails leaves."""
         self._failure: Exception | None = None
@@ -51,7 +53,7 @@ class Forest:
         self._planner = planner
         self._clock = clock
         self._check = check
-        self._risk_s = rounds[-1].risk_s if rounds else 0.0
+        self._risk_s = risk_s
         self._draft_steps = self._steps_beside = 0
         self._growing_s = 0.0
         self._expected = 0.0

@@ -76,13 +76,13 @@ class Loop(Closeable):
         check = _cancelled_together(slots)
         # without drafters nothing is planned or learnt
         guesses = any(slot.grower is not None for slot in slots)
-        rounds = self._prepare(slots, guesses)
+        rounds, risk_s = self._begin_rounds(slots, guesses)
         prompts, max_nodes = self._prompts(slots, len(rounds))
         if rounds and guesses:
             n_prompt_rows = sum(part.n_rows for part in prompts)
             self._planner.share_pass(len(rounds), n_prompt_rows, max_nodes)
         prepared = self.clock()
-        forest = Forest(rounds, self._planner, self.clock, check)
+        forest = Forest(rounds, self._planner, risk_s, self.clock, check)
         try:
             forest.grow()
             parts = prompts + forest.parts(max_nodes)
@@ -114,18 +114,28 @@ class Loop(Closeable):
         elif len(outcomes) == len(rounds) and guesses:
             self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
 
-    def _prepare(self, slots: Sequence[Slot], guesses: bool) -> list[Round]:
-        """Prepare texts for a pass; returns the rounds of those whose prompts are read."""
-        growing = [slot for slot in slots if guesses and slot.is_growing]
-        if growing:
-            self._planner.serve(
+    def _begin_rounds(self, slots: Sequence[Slot], guesses: bool) -> tuple[list[Round], float]:
+        """The rounds of a pass, of the texts whose prompts are read, and the most seconds that
+        their guesses may cost."""
+        planner, risk_s, free_only, n_others = self._planner, 0.0, False, len(slots) - 1
+        for slot in slots:
+            slot.prepare(n_others)
+        growing = [slot for slot in slots if slot.round is not None]
+        if growing and guesses:
+            planner.serve(
                 n_texts=len(growing),
                 n_unread=sum(slot.n_unread for slot in growing),
                 room=sum(slot.request.transcript.room for slot in growing),
             )
-        for slot in slots:
-            slot.prepare(len(slots) - 1)
-        return [slot.round for slot in slots if slot.round is not None]
+            risk_s = planner.choose()
+            if not risk_s and not n_others:
+                risk_s = planner.choose_free()
+                free_only = risk_s > 0
+        for slot in growing:
+            with slot.alone():
+                assert slot.round is not None
+                slot.round.begin(risk_s > 0, free_only, n_others)
+        return [slot.round for slot in growing if slot.round is not None], risk_s
 
     def _prompts(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:
         """The parts of prompts in a pass with `n_trees` trees, and the most nodes of these trees

@@ -25,75 +25,17 @@ if TYPE_CHECKING:
     from edgespec.engine.slot import Slot
 
 
-def begin_round(slot: Slot, n_others: int = 0) -> Round:
-    """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
-    slot.request.check_cancelled()
-    planner, begun = slot.planner, slot.clock()
-    # nothing is chosen or learnt for a text alone without drafters
-    risk_s = planner.choose() if slot.grower is not None or n_others else 0.0
-    free_only = not risk_s and not n_others and slot.grower is not None
-    if free_only:
-        risk_s = planner.choose_free()
-    grower = _ready_grower(slot, risk_s > 0, free_only and risk_s > 0)
-    dry: list[bool] = []
-    if grower is not None:
-        slot.catch_up(grower)
-    elif not n_others and slot.grower is not None and slot.grower.is_ready:
-        dry = slot.grower.dry_run(slot.committed) if slot.committed else []
-    reading_s = slot.clock() - begun
-    outcome = RoundOutcome(
-        guessed=grower is not None, draft_s=reading_s, reading_s=reading_s, surest=dry
-    )
-    return Round(
-        slot=slot,
-        risk_s=risk_s,
-        grower=grower,
-        tree=slot.tree,
-        limits=slot.limits.before_pass(
-            n_free=slot.target.info.n_ctx - len(slot.committed),
-            room=slot.request.transcript.room,
-            n_hidden=planner.n_hidden() if grower else 0,
-            min_confidence=planner.min_confidence() if grower else 0.0,
-            n_others=n_others,
-        ),
-        begun=begun,
-        guesses_before=grower.n_guesses if grower else 0,
-        outcome=outcome,
-    )
-
-
-def _ready_grower(slot: Slot, guesses: bool, free_only: bool) -> TreeGrower | None:
-    """The slot's grower; None if no drafter can guess here or the round has no guesses."""
-    grower = slot.grower
-    if grower is None:
-        return None
-    n_committed = len(slot.committed)
-    obstacles = grower.prepare(slot.committed, int(slot.tree.token[ROOT]), free_only)
-    for source, reason in obstacles.items():
-        slot.request.tally.note(
-            f"the {source} could not follow after {n_committed} tokens ({reason}): "
-            "the target went on without it",
-            subject=source,
-        )
-    if grower.is_ready and guesses:
-        return grower
-    grower.rest()
-    return None
-
-
 @dataclass(eq=False, slots=True)
 class Round:
     """A round: its limits, its tree, and what it cost and brought so far."""
 
     slot: Slot
-    risk_s: float
-    """Most seconds that its guesses may cost."""
-    grower: TreeGrower | None
-    """None for a round without guesses."""
     tree: TokenTree
-    limits: Limits
-    """Limits of growth before the pass."""
     begun: float = 0.0
+    limits: Limits = field(init=False)
+    """Limits of growth before the pass."""
+    grower: TreeGrower | None = None
+    """None for a round without guesses."""
     guesses_before: int = 0
     """Guesses of the grower before the round."""
     outcome: RoundOutcome = field(default_factory=RoundOutcome)
@@ -103,6 +45,27 @@ class Round:
     """Nodes after which tokens were picked: the root first, each the parent of the next."""
     events: Sequence[TokenEvent] = ()
     """The tokens picked after each node of the path: accepted guesses, and the target's own one."""
+
+    def begin(self, guesses: bool, free_only: bool, n_others: int) -> None:
+        """Let the drafters read the text, if the round has `guesses`: of all of them or, with
+        `free_only`, of those without a model. `n_others` texts share the pass."""
+        slot, planner, outcome = self.slot, self.slot.planner, self.outcome
+        slot.request.check_cancelled()
+        begun = slot.clock()
+        self.grower = grower = _ready_grower(slot, guesses, free_only)
+        if grower is not None:
+            slot.catch_up(grower)
+            outcome.guessed, self.guesses_before = True, grower.n_guesses
+        elif not n_others and slot.grower is not None and slot.grower.is_ready:
+            outcome.surest = slot.grower.dry_run(slot.committed) if slot.committed else []
+        outcome.draft_s = outcome.reading_s = slot.clock() - begun
+        self.limits = slot.limits.before_pass(
+            n_free=slot.target.info.n_ctx - len(slot.committed),
+            room=slot.request.transcript.room,
+            n_hidden=planner.n_hidden() if grower else 0,
+            min_confidence=planner.min_confidence() if grower else 0.0,
+            n_others=n_others,
+        )
 
     @property
     def tokens(self) -> list[int]:
@@ -242,3 +205,22 @@ class Round:
         verified = Counter(tree.source[node] for node in nodes if node != ROOT)
         accepted = Counter(tree.source[node] for node in self.path[1:])
         outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
+
+
+def _ready_grower(slot: Slot, guesses: bool, free_only: bool) -> TreeGrower | None:
+    """The slot's grower; None if no drafter can guess here or the round has no guesses."""
+    grower = slot.grower
+    if grower is None:
+        return None
+    n_committed = len(slot.committed)
+    obstacles = grower.prepare(slot.committed, int(slot.tree.token[ROOT]), free_only)
+    for source, reason in obstacles.items():
+        slot.request.tally.note(
+            f"the {source} could not follow after {n_committed} tokens ({reason}): "
+            "the target went on without it",
+            subject=source,
+        )
+    if grower.is_ready and guesses:
+        return grower
+    grower.rest()
+    return None

@@ -15,7 +15,7 @@ from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import read_prompt, reusable
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.round import Round, begin_round
+from edgespec.engine.round import Round
 from edgespec.engine.tree_limits import Limits
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.prefixes import PrefixPlace
@@ -205,8 +205,8 @@ class Slot:
         del self.request
 
     def prepare(self, n_others: int) -> None:
-        """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
-        round."""
+        """Prepare for a pass with `n_others` texts: read the prompt, or leave a part of it to the
+        pass, or have a round, which is yet to begin."""
         self.reads_prompt, self.round = False, None
         request = self.request
         with self.alone():
@@ -221,7 +221,7 @@ class Slot:
                     return
                 self.rest_begun = self.clock()
             if self.is_growing:
-                self.round = begin_round(self, n_others)
+                self.round = Round(self, self.tree, self.clock())
             else:
                 request.check_cancelled()
                 self.reads_prompt = True

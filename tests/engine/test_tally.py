@@ -120,7 +120,7 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     target = counting()
     target.last_report = read
     slot = Slot(target, 0, None, none, ExactReplay(), RoundPlanner(), lambda: 1.0, OFF)
-    round_ = Round(slot, 0.0, None, TokenTree(1), none)
+    round_ = Round(slot, TokenTree(1))
     round_.path, round_.events = [ROOT], [TokenEvent("c", 2, "target", 0)]
     round_._measure([ROOT])
     report = round_.outcome.report
