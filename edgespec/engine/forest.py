@@ -18,9 +18,10 @@ from edgespec.concurrency.worker import Running
 from edgespec.engine.drafting.grower import step_ahead
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import Limits
+from edgespec.engine.planning.pacer import nodes_to_verify
 from edgespec.engine.round import Round
 from edgespec.engine.stop_rules import RoundSoFar
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
@@ -109,13 +110,13 @@ class Forest:
         n_others = len(self.rounds) - 1
         most = min(point.n_rows + n_others, max_nodes)
         candidates = [
-            round_.slot.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
+            nodes_to_verify(round_.tree, self._limited(round_, most - n_others))
             for round_ in self.rounds
         ]
         if not n_others:
             return candidates
         trees = [round_.tree for round_ in self.rounds]
-        return share_out(trees, candidates, most, self.rounds[0].slot.rules.max_branches)
+        return share_out(trees, candidates, most, self.rounds[0].slot.limits.max_branches)
 
     def beside(self, n_rows: int) -> Callable[[Running[Logits]], None] | None:
         """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
@@ -124,12 +125,14 @@ class Forest:
             return None
         return self._grow_beside
 
-    def outcome(self, outcomes: Sequence[RoundOutcome], prepared_s: float) -> RoundOutcome:
-        """The rounds of a pass combined into one, as far as the planner learns from it;
-        `prepared_s` are the seconds since all rounds were planned and their drafts had read the
+    def outcome(
+        self, outcomes: Sequence[RoundOutcome], prepared_s: float, n_rows: int
+    ) -> RoundOutcome:
+        """The rounds of a pass over `n_rows` combined into one, as far as the planner learns from
+        it; `prepared_s` are the seconds since all rounds were planned and their drafts had read the
         text."""
         of_pass: dict[str, Any] = {
-            "n_prompt_rows": self._planner.n_prompt_rows,
+            "n_rows": max(n_rows, outcomes[0].report.n_tokens),
             "draft_steps": self._draft_steps,
             "growing_s": self._growing_s,
             "expected": self._expected,

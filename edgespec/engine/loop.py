@@ -23,7 +23,6 @@ from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import parts_of, take_part
 from edgespec.engine.round import Round
-from edgespec.engine.settings import RoundRules
 from edgespec.engine.slot import Slot
 from edgespec.errors import Cancelled
 from edgespec.ports import LanguageModel, PassPart
@@ -36,7 +35,6 @@ class Loop(Closeable):
     def __init__(
         self,
         target: LanguageModel,
-        rules: RoundRules,
         planner: RoundPlanner,
         clock: Callable[[], float],
         trace: Trace,
@@ -47,7 +45,6 @@ class Loop(Closeable):
         self.worker = Worker()
         self.usual_pass_s = 0.0
         """Expected seconds of a pass; 0 before the first."""
-        self._rules = rules
         self._planner = planner
         self._trace = trace
 
@@ -113,7 +110,7 @@ class Loop(Closeable):
             n_context = len(slots[0].committed) if len(slots) == 1 else None
             self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
         elif len(outcomes) == len(rounds) and any(slot.grower is not None for slot in slots):
-            self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared))
+            self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
 
     def _prepare(self, slots: Sequence[Slot]) -> list[Round]:
         """Prepare texts for a pass; returns the rounds of those whose prompts are read."""
@@ -132,11 +129,16 @@ class Loop(Closeable):
         """The parts of prompts in a pass with `n_trees` trees, and the most nodes of these trees
         in total."""
         reading = [slot for slot in slots if slot.reads_prompt]
+        info, max_nodes = self.target.info, slots[0].limits.max_nodes
         if not reading:
-            return [], self._rules.max_nodes
-        n_hidden = self._planner.n_hidden(self._rules.max_rows)
-        parts = parts_of(reading, self.target.info, n_trees, self._rules.max_nodes, n_hidden)
-        return parts, self._rules.room_beside(parts, n_trees, n_hidden)
+            return [], max_nodes
+        n_hidden = self._planner.n_hidden(info.max_rows)
+        parts = parts_of(reading, info, n_trees, max_nodes, n_hidden)
+        n_rows = sum(part.n_rows for part in parts)
+        n_nodes = max_nodes - sum(len(part.nodes) for part in parts)
+        # trees have the rest of the rows whose compute time is hidden, so as not to delay prompts
+        n_cheap = max(2 * n_trees, n_hidden - n_rows)
+        return parts, min(n_nodes, info.max_rows - n_rows, n_cheap)
 
     def _verify(
         self,

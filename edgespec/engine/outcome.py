@@ -85,10 +85,9 @@ class RoundOutcome:
     """Seconds of drafting that did not overlap the pass."""
     n_texts: int = 1
     """Texts in the pass; the planner gets one outcome for all of them."""
-    n_prompt_rows: int = 0
-    """Rows of the pass that are prompt tokens of other texts."""
-    n_line_rows: int = 0
-    """Additional rows of a target that computes each branch as a sequence of its own."""
+    n_rows: int = 1
+    """Rows of the pass, of all texts together: nodes and prompt tokens, or more if the target
+    computes each branch as a sequence of its own."""
     guessed: bool = False
     """True if the round used drafters."""
     growing_s: float = 0.0
@@ -106,11 +105,6 @@ class RoundOutcome:
     """Nodes of the accepted path that had guesses below them; none without a stop rule."""
     sources: Sequence[SourceStats] = ()
     """Verified and accepted guesses by source."""
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows of the pass."""
-        return self.n_texts + self.verified + self.n_prompt_rows + self.n_line_rows
 
     @property
     def cost(self) -> RoundCost:

@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.engine.acceptance import accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
 from edgespec.engine.outcome import RoundOutcome, path_nodes, surest
-from edgespec.engine.planning.pacer import Limits
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
@@ -49,7 +49,7 @@ def begin_round(slot: Slot, n_others: int = 0) -> Round:
         risk_s=risk_s,
         grower=grower,
         tree=slot.tree,
-        limits=slot.rules.limits(
+        limits=slot.limits.before_pass(
             n_free=slot.target.info.n_ctx - len(slot.committed),
             room=slot.request.transcript.room,
             n_hidden=planner.n_hidden() if grower else 0,
@@ -161,7 +161,7 @@ class Round:
         """Apply the acceptance rule to the target's logits after `nodes`, [n_nodes, n_vocab], and
         measure the pass."""
         with self.slot.trace.span(Track.ENGINE, "accept") as span:
-            rule, request = self.slot.rules.acceptance, self.slot.request
+            rule, request = self.slot.acceptance, self.slot.request
             self.path, self.events = accept(rule, self.tree, nodes, logits, request)
             span.note(accepted=len(self.path) - 1)
         self._measure(nodes)
@@ -225,16 +225,14 @@ class Round:
     def _limits_of_step(self, is_beside: bool) -> Limits:
         if not is_beside:
             return self.limits
-        return self.slot.rules.limits_beside(self.slot.request.transcript.room)
+        return self.slot.limits.during_pass(self.slot.request.transcript.room)
 
     def _measure(self, nodes: Sequence[int]) -> None:
         """Measure the pass over `nodes` of the tree."""
-        tree, outcome, report = self.tree, self.outcome, self.slot.target.last_report
-        outcome.report = report
+        tree, outcome = self.tree, self.outcome
+        outcome.report = self.slot.target.last_report
         outcome.n_tokens = len(self.events)
         outcome.verified = len(nodes) - 1
-        if self.slot.rules.computes_lines:
-            outcome.n_line_rows = max(0, report.n_tokens - len(nodes))
         if self.grower is None:
             return
         parents = {int(tree.parent[node]) for node in nodes}

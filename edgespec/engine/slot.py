@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from edgespec.engine.acceptance import AcceptanceRule
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import read_prompt, reusable
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round, begin_round
-from edgespec.engine.settings import RoundRules
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.prefixes import PrefixPlace
 from edgespec.tracing.spans import Trace, Track
@@ -31,7 +32,8 @@ class Slot:
         target: LanguageModel,
         number: int,
         grower: TreeGrower | None,
-        rules: RoundRules,
+        limits: Limits,
+        acceptance: AcceptanceRule,
         planner: RoundPlanner,
         clock: Callable[[], float],
         trace: Trace,
@@ -42,7 +44,9 @@ class Slot:
         self.prefixes = prefixes(number) if prefixes is not None else None
         self.number = number
         self.grower = grower
-        self.rules = rules
+        self.limits = limits
+        """Limits of trees in any context."""
+        self.acceptance = acceptance
         self.planner = planner
         """The planner of all slots."""
         self.clock = clock
@@ -213,14 +217,14 @@ class Slot:
         """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
         round."""
         self.reads_prompt, self.round = False, None
-        request, n_keep = self.request, self.rules.n_keep
+        request = self.request
         with self.alone():
-            if self.is_growing and n_keep is not None and self.is_full:
-                request.shift_context([*self.committed, int(self.tree.token[ROOT])], n_keep)
+            if self.is_growing and request.n_keep is not None and self.is_full:
+                request.shift_context([*self.committed, int(self.tree.token[ROOT])])
                 self._reading = self.rest_begun = None
             if self.rest_begun is None:
                 if self._reading is None:
-                    self.tree = TokenTree(request.reading[-1], self.rules.tree_capacity)
+                    self.tree = TokenTree(request.reading[-1], self.limits.tree_capacity)
                     self._reading = read_prompt(self, n_others)
                 if any(True for _ in self._reading):
                     return

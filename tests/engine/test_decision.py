@@ -324,6 +324,7 @@ OUTCOME = RoundOutcome(
     accepted=2,
     drafted=4,
     verified=7,
+    n_rows=8,
     best_confidence=0.5,
     best_length=4,
     best_correct=2,
@@ -348,6 +349,7 @@ PLAIN = replace(
     n_tokens=1,
     accepted=0,
     verified=0,
+    n_rows=1,
     report=PassReport(wall_s=0.04),
     wall_s=0.04,
     guessed=False,
@@ -412,7 +414,7 @@ def test_rows_of_prompts_are_not_charged_to_guesses() -> None:
     shared.share_pass(1, n_prompt_rows=32)
     pass_s = known.second(35)
     report = PassReport(wall_s=pass_s)
-    outcome = replace(OUTCOME, n_prompt_rows=32, verified=2, report=report, growing_s=0.0)
+    outcome = replace(OUTCOME, n_rows=35, verified=2, report=report, growing_s=0.0)
     alone_s = pass_s - known.second(33) + known.second(1)
     lost = rounds(shared, replace(outcome, wall_s=pass_s)).credit.lost
     assert lost == pytest.approx(alone_s / shared.costs.plain_s() - 3, abs=0.06)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
@@ -56,6 +57,27 @@ def together(engine: Engine, *texts: Callable[[], Any]) -> list[Any]:
     """Results of calls that run at a time, and in every pass together as long as they last."""
     with ThreadPoolExecutor(len(texts)) as pool:
         return [future.result(timeout=60) for future in [pool.submit(text) for text in texts]]
+
+
+@pytest.mark.parametrize("is_line", [False, True], ids=["trees", "lines"])
+def test_the_planner_learns_what_rows_a_pass_of_several_texts_had(is_line: bool) -> None:
+    """Rows of other texts were counted twice where branches are computed as lines."""
+    kind = {"tree_capable": False, "max_rollback": 4} if is_line else {}
+    target, rows, told = new_target(**kind), [], []
+    target._report = lambda n: rows.append(n) or PassReport(1.0, n_tokens=n)  # type: ignore
+    with Engine(target, new_draft(), EngineSettings(step_aside=False)) as engine:
+        see_round = engine.planner.see_round
+
+        def see(outcome: RoundOutcome) -> None:
+            told.append((outcome.n_texts, outcome.n_rows, rows[-1]))
+            see_round(outcome)
+
+        engine.planner.see_round = see  # type: ignore[method-assign]
+        prompts = ([1, 2, 3], [4, 5, 6, 7])
+        texts = [lambda p=prompt: written(engine, p, SamplingParams(), 12) for prompt in prompts]
+        together(engine, *texts)
+    assert any(n_texts > 1 for n_texts, _, _ in told)
+    assert all(counted == computed for _, counted, computed in told), told
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from edgespec.engine.acceptance import ExactReplay
 from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import Round
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
@@ -120,8 +121,7 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     none = Limits(max_nodes=0, max_branches=1, max_depth=0)
     target = counting()
     target.last_report = read
-    rules = EngineSettings().rules_for(target.info)
-    slot = Slot(target, 0, None, rules, RoundPlanner(), clock=lambda: 1.0, trace=OFF)
+    slot = Slot(target, 0, None, none, ExactReplay(), RoundPlanner(), lambda: 1.0, OFF)
     round_ = Round(slot, 0.0, None, TokenTree(1), none)
     round_.path, round_.events = [ROOT], [TokenEvent("c", 2, "target", 0)]
     round_._measure([ROOT])

@@ -16,8 +16,9 @@ from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.outcome import SURE
-from edgespec.engine.planning.pacer import Limits, Pacer
+from edgespec.engine.planning.pacer import Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tree import ROOT, TokenTree
 
