@@ -23,7 +23,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FinishedRun:
     """One finished run. Runs with the same prompt and repetition ran one after the other."""
 
     mode: str
@@ -111,7 +111,7 @@ def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> 
 
 
 def summarise(
-    rows: Sequence[Row],
+    rows: Sequence[FinishedRun],
     modes: Sequence[str],
     raw_bytes_per_s: float,
     temperature: float = 0.0,
@@ -142,7 +142,9 @@ def summarise(
 _Reference = dict[tuple[str, int], Decoded]
 
 
-def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: float) -> ModeSummary:
+def _summarise(
+    rows: Sequence[FinishedRun], reference: _Reference, raw_bytes_per_s: float
+) -> ModeSummary:
     """The summary of a mode without its agreement."""
     runs = [row.decoded for row in rows]
     n_tokens, n_passes = sum(len(run.tokens) for run in runs), sum(run.passes for run in runs)
@@ -175,7 +177,7 @@ def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: floa
     )
 
 
-def _ratio(rows: Sequence[Row], reference: _Reference) -> Spread | None:
+def _ratio(rows: Sequence[FinishedRun], reference: _Reference) -> Spread | None:
     """Ratios to the reference's paired runs, so that drift between repetitions cancels out."""
     ratios = [
         row.decoded.tokens_per_s / other.tokens_per_s
@@ -185,7 +187,7 @@ def _ratio(rows: Sequence[Row], reference: _Reference) -> Spread | None:
     return spread(ratios) if ratios else None
 
 
-def _agreement(rows: Sequence[Row], reference: _Reference) -> TextAgreement:
+def _agreement(rows: Sequence[FinishedRun], reference: _Reference) -> TextAgreement:
     """Agreement summed over the runs that have a reference."""
     found = [
         agreement(tokens, theirs)

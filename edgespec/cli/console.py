@@ -12,14 +12,14 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edgespec.errors import BudgetError, EdgespecError
+from edgespec.reports import Report, wrapped
 from edgespec.settings.units import format_duration
-from edgespec.tables import wrapped
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
@@ -117,14 +117,12 @@ class Console:
         """Columns of the terminal that stdout is; None for a file or pipe."""
         return _width(self._out)
 
-    def result(
-        self, args: argparse.Namespace, report: Mapping[str, Any], lines: Iterable[str]
-    ) -> None:
-        """Write a command's result: the report as JSON with --json, otherwise lines of text."""
+    def result(self, args: argparse.Namespace, report: Report) -> None:
+        """Write a command's result, as JSON with --json, otherwise as text."""
         if "json" in args:
-            self.json(report)
+            self.json(report.as_dict())
         else:
-            self.write("\n".join(lines))
+            self.write("\n".join(report.lines(self.width)))
 
     def write(self, text: str) -> None:
         """Write a result, such as a table, on lines of its own, which fit into a terminal."""

@@ -170,6 +170,12 @@ def test_plan(golden: Golden, kind: str, as_json: bool, monkeypatch: pytest.Monk
     golden(f"plan-{kind}-{'json' if as_json else 'text'}", "plan", *["--json"] * as_json)
 
 
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_what_if(golden: Golden, as_json: bool) -> None:
+    flags = ("--memory", "4GiB", "--disk", "2GB/s", *["--json"] * as_json)
+    golden(f"what-if-{'json' if as_json else 'text'}", "plan", "--what-if", "8B-Q4_K_M", *flags)
+
+
 def test_chat(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "load", lambda *args: open_session(counting()))
     said = io.TextIOWrapper(io.BytesIO(b"Hello\n/stats\n/nothing\n/help\n"))

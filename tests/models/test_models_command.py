@@ -236,7 +236,7 @@ def test_drafts_that_are_compared_have_a_line_each() -> None:
     fit = PairFit(2, 50, 50, 40, trees, together)
     lookups = SourcesFit(4, 10, (SourceStats("text", 40, 5),))
     fits = {"small": fit, "head": fit}
-    table = pair_report.drafters_table(fits, lookups, {"other": "other tokens"})
+    table = pair_report.drafters_report(fits, lookups, {"other": "other tokens"}).lines()
     assert table[-1] == "other: left out, other tokens"
     assert [line.split() for line in table[2:-1]] == [
         ["draft", "top-1", "1", "4", "4,", "lookups", "too"],

@@ -26,7 +26,7 @@ from edgespec.bench.bench_report import (
 from edgespec.bench.bench_runs import Bench, ModelSurvey, Prompt, run_all, survey
 from edgespec.bench.bench_settings import QUICK, BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, Mode, choose, known_modes, with_drafts
-from edgespec.bench.summary import ModeSummary, Row, spread, summarise
+from edgespec.bench.summary import FinishedRun, ModeSummary, spread, summarise
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
 from edgespec.cli.console import STDOUT, Console, report_failure, write_file, write_json
@@ -160,14 +160,13 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         if name is not None and name != "-":
             check_output(Path(name))
     report = measure(settings, spelled(args), console)
-    lines = "\n".join(table.summary_table(report, console.width))
-    if json_name == "-":
+    lines = "\n".join(table.summary(report).lines(console.width))
+    if json_name == STDOUT:
         console.note(lines)
-        console.json(report.as_dict())
     else:
         console.write("\n" + lines)
-        if json_name is not None:
-            write_json(json_name, report.as_dict())
+    if json_name is not None:
+        write_json(json_name, report.as_dict())
     if "svg" in args:
         write_file(Path(args.svg), picture(report))
         console.note(f"picture: {args.svg}")
@@ -263,7 +262,7 @@ def _made_for(target: Path, settings: BenchSettings, console: Console) -> Path:
 
 
 def summaries(
-    rows: Sequence[Row], modes: Sequence[Mode], raw_bytes_per_s: float
+    rows: Sequence[FinishedRun], modes: Sequence[Mode], raw_bytes_per_s: float
 ) -> tuple[ModeSummary, ...]:
     """Summaries of `modes`, which are compared at the same temperature and number of texts.
 

@@ -6,11 +6,10 @@ import argparse
 import secrets
 from argparse import ArgumentParser
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.commands import reports
+from edgespec.cli.commands.generation_report import generation_report
 from edgespec.cli.console import STDOUT, Console, follow, report_failure, write_json
 from edgespec.cli.flags import grammars, groups, prompt_caches
 from edgespec.cli.flags.checked_values import check_output
@@ -18,6 +17,7 @@ from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.cli.invocation import read_prompt, settings_from
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.extras import installed_version
+from edgespec.reports import Row
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, TokenEvent
 
@@ -108,34 +108,26 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             failure = _save_state(running, cache.path) or failure
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
-        report = reports.generation_report(
+        is_green = console.color and result.speculation.drafted
+        report = generation_report(
             result,
             running.plan,
             running.load_report,
             peak_bytes,
-            seed=seed,
-            model=str(command.load.model),
-            draft=str(command.load.draft) if running.draft else None,
-            version=installed_version(),
+            Row("seed", seed, f"seed: {seed}" if settings.temperature > 0 else None),
+            Row("model", command.load.model),
+            Row("draft", command.load.draft if running.draft else None),
+            Row("version", installed_version()),
+            Row(format="green: guessed by the draft" if is_green else None),
+            Row(format=_trace_line(args)),
+            untold=str(failure) if failure else None,
         )
-        if as_json:
-            console.json(report)
-            return _outcome(result, failure)
         if json_file:
-            write_json(json_file, report)
-        console.end_of_text()
-        console.note("")
-        told = [note for note in result.notes if not failure or str(failure) not in note]
-        for line in reports.generation_summary(
-            replace(result, notes=tuple(told)), running.plan, running.load_report, peak_bytes
-        ):
-            console.note(line)
-        if settings.temperature > 0:
-            console.note(f"seed: {seed}")
-        if console.color and result.speculation.drafted:
-            console.note("green: guessed by the draft")
-        if "trace" in args:
-            console.note(f"trace: {args.trace}: ui.perfetto.dev or chrome://tracing opens it")
+            write_json(json_file, report.as_dict())
+        if not as_json:
+            console.end_of_text()
+            for line in ("", *report.lines()):
+                console.note(line)
         return _outcome(result, failure)
 
 
@@ -182,6 +174,12 @@ def _trace(args: argparse.Namespace) -> Trace:
     from edgespec.tracing.trace_file import open_trace
 
     return open_trace(args.trace)
+
+
+def _trace_line(args: argparse.Namespace) -> str | None:
+    if "trace" not in args:
+        return None
+    return f"trace: {args.trace}: ui.perfetto.dev or chrome://tracing opens it"
 
 
 def _color(args: argparse.Namespace, as_json: bool) -> Any:

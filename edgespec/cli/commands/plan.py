@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from argparse import ArgumentParser
 
-from edgespec.cli.commands import reports, what_if
+from edgespec.cli.commands import what_if
+from edgespec.cli.commands.plan_report import plan_report
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
@@ -71,13 +72,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
     load = command.load if memory_plan.has_draft else command.load.without_draft()
     predicted = pair_figures.predicted(load, memory_plan, bandwidth)
-    if "json" in args:
-        console.json(reports.plan_report(memory_plan, bandwidth, predicted))
-        return 0
-    for note in command.notes:
-        console.note(note)
+    if "json" not in args:
+        for note in command.notes:
+            console.note(note)
     made = own_draft.measured(command.load.draft) if command.load.draft else None
     tokens = made.tokens_per_pass if made else None
-    table = reports.plan_table(memory_plan, bandwidth, source, predicted, tokens)
-    console.write("\n".join(table))
+    console.result(args, plan_report(memory_plan, bandwidth, source, predicted, tokens))
     return 0

@@ -34,6 +34,7 @@ from edgespec.jobs.limits import Limiter
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import shipped_prompts
+from edgespec.reports import Report, Row
 from edgespec.settings.base import Flag, Settings
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import parse_rate
@@ -126,8 +127,12 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         out = presets.path_of(best.load(job.load) if best.draft is not None else job.load)
     when = datetime.now().astimezone().isoformat(timespec="minutes")
     reasons = [*report.preset_reasons(tuned, when, installed_version()), *helps]
-    told = report.as_dict(tuned) | {"preset": str(out), "budget_bytes": plan.budget_bytes}
-    console.result(args, told, ["", *report.lines(tuned, console.width), *helps])
+    told = Report(
+        Row(value=report.report(tuned)),
+        Row("preset", out, helps),
+        Row("budget_bytes", plan.budget_bytes),
+    )
+    console.result(args, told)
     presets.save(presets.toml(report.preset_settings(tuned), reasons), out)
     console.note(f"preset: {out}")
     return 0

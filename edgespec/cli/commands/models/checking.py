@@ -17,6 +17,7 @@ from edgespec.cli.flags import groups
 from edgespec.cli.invocation import measured_sampling, read_prompts
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.models import catalogue, embedded
+from edgespec.reports import Report, Row
 from edgespec.settings.base import spell
 from edgespec.settings.config import GenerateSettings, LoadSettings, SamplingParams
 
@@ -106,7 +107,7 @@ def run_check(args: argparse.Namespace, console: Console) -> None:
         return
     (draft,) = drafts
     only = measured(args, target, draft, prompts, console, sampling)
-    console.result(args, only.report(draft), only.table())
+    console.result(args, only.report(draft))
 
 
 def _compare(
@@ -138,20 +139,22 @@ def _compare(
             for each, show in _at_temperatures(sampling, console)
         )
     console.end_of_progress()
-    report = {
-        "drafts": [pair.report(draft) for draft, pair in pairs.items()],
-        "lookups": pair_report.sources_report(lookups),
-        "sampled_lookups": pair_report.sources_report(sampled[0]) if sampled else None,
-        "left_out": [{"draft": str(d), "reason": str(error)} for d, error in failures.items()],
-    }
     names = dict(zip(drafts, distinct_names(drafts), strict=True))
     fits = {names[draft]: pair.fit for draft, pair in pairs.items()}
     reasons = {names[draft]: str(error) for draft, error in failures.items()}
-    lines = pair_report.drafters_table(fits, lookups, reasons, width=console.width)
+    rows = [Row(value=pair_report.drafters_report(fits, lookups, reasons))]
     if sampled:
         fits = {names[draft]: pair.sampled.fit for draft, pair in pairs.items() if pair.sampled}
-        lines += ["", *pair_report.drafters_table(fits, sampled[0], {}, sampling, console.width)]
-    console.result(args, report, lines)
+        warm = pair_report.drafters_report(fits, sampled[0], {}, sampling)
+        rows += [Row(format=""), Row(value=warm)]
+    report = Report(
+        *rows,
+        Row("drafts", [pair.report(draft) for draft, pair in pairs.items()]),
+        Row("lookups", pair_report.sources_report(lookups), ()),
+        Row("sampled_lookups", pair_report.sources_report(sampled[0]) if sampled else None, ()),
+        Row("left_out", [{"draft": d, "reason": str(error)} for d, error in failures.items()]),
+    )
+    console.result(args, report)
 
 
 def measured(

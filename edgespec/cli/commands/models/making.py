@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +14,9 @@ from edgespec.cli.flags import groups
 from edgespec.cli.invocation import read_prompts
 from edgespec.errors import UsageError
 from edgespec.models import catalogue, embedded
+from edgespec.reports import Column, Report, Row, Table, plain
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size, parse_size
-from edgespec.tables import Column, Table
 
 if TYPE_CHECKING:
     from edgespec.models.draft_training import AdaptationResult
@@ -105,7 +104,7 @@ def run_enlarge(args: argparse.Namespace, console: Console) -> None:
         written = enlarging.enlarge(model, out, size_bytes, console.progress, "force" in args)
     console.note(enlarged_line(written))
     if "json" in args:
-        console.json(asdict(written) | {"path": str(out)})
+        console.json(plain(written))
 
 
 def add_draft(parser: argparse.ArgumentParser) -> None:
@@ -156,16 +155,13 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
         console.write("\n".join(drafts_table(compared, out)))
     measured = checking.measured(args, target, out, job.prompts, console)
     room = self_draft.draft_memory(alone, measured.plan)
-    made = {
-        "made": asdict(best),
-        "compared": [asdict(draft) for draft in compared],
-        "room": asdict(room),
-    }
-    console.result(
-        args,
-        measured.report(out) | made,
-        [room_line(room), *measured.table()],
+    report = Report(
+        Row("made", best),
+        Row("compared", compared),
+        Row("room", room, room_line),
+        Row(value=measured.report(out)),
     )
+    console.result(args, report)
 
 
 def add_adapt(parser: argparse.ArgumentParser) -> None:
@@ -199,7 +195,7 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
         prompts = read_prompts(Path(args.prompts))
     before = checking.measured(args, data.target, draft, prompts, console)
     if "json" not in args:
-        console.write("\n".join(["Before:", *before.table(), ""]))
+        console.write("\n".join(["Before:", *before.report(draft).lines(console.width), ""]))
     load = checking.load_settings(args, data.target, draft)
     with scratch_folder(out.parent) as folder:
         new, n_threads = folder / "adapted.gguf", load.threads or process.usable_cores()
@@ -209,13 +205,13 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
         console.end_of_progress()
         after = checking.measured(args, data.target, new, prompts, console)
         _place(new, out)
-    report = {"before": before.report(draft), "after": after.report(out)}
-    learnt = adapted_lines(adapted, before.fit, after.fit, out)
-    console.result(
-        args,
-        report | {"path": str(out), "trained": asdict(adapted)},
-        ["After:", *after.table(), "", *learnt],
+    report = Report(
+        Row("before", before.report(draft), "After:"),
+        Row("after", after.report(out)),
+        Row("path", out, ""),
+        Row("trained", adapted, adapted_lines(adapted, before.fit, after.fit, out)),
     )
+    console.result(args, report)
 
 
 def _make_copy(
@@ -229,8 +225,8 @@ def _make_copy(
     show = console.progress_with_rest
     made = own_draft.make(settings.model, out, settings, show, prompts, n_tokens)
     console.end_of_progress()
-    report = asdict(made) | {"path": str(out)}
-    console.result(args, report, own_draft_lines(made, settings.model, out))
+    lines = own_draft_lines(made, settings.model, out)
+    console.result(args, Report(Row("path", out), Row(value=made, format=lines)))
 
 
 def _types(text: str, known: Collection[str]) -> tuple[str, ...]:

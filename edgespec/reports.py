@@ -1,14 +1,16 @@
-"""Facts and tables of a report, written as JSON values and as lines of text.
+"""Reports: rows and tables, written as JSON values and as lines of text.
 
-Each fact stands once, with its key, its label, its value and its text. Knows no terminal.
+Each value stands once, with its key, its label and its format. Knows no terminal.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -19,32 +21,71 @@ UNKNOWN = "?"
 """Text of a value that is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One row of a report."""
+Lines: TypeAlias = str | Iterable[str]
 
-    key: str
-    """Key of the value in JSON; empty: in text alone."""
-    label: str
-    """Name of the fact in text; empty: in JSON alone."""
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a report: a value for programs, a text for people, or both."""
+
+    key: str = ""
+    """Key of the value in JSON; without one, a value's own keys join those of the other rows."""
     value: Any = None
-    text: str | None = None
-    """Text of the value; None writes the value itself."""
+    """A report or table as value is written as its lines, if nothing else is said of its text."""
+    format: Callable[[Any], Lines] | Lines | None = None
+    """Text of the value, or what makes it; None writes the value itself beside a label, otherwise
+    nothing."""
+    label: str = ""
+    """Name of the value in text, in a column of its own."""
+
+    def lines(self, margin: int, width: int | None) -> list[str]:
+        """Lines of text, with labels in a column of `margin` characters."""
+        if self.format is None and isinstance(self.value, Report | Table):
+            return self.value.lines(width)
+        text = self.format(self.value) if callable(self.format) else self.format
+        if self.label:
+            return [f"{self.label:<{margin}}{GAP}{_shown(self.value) if text is None else text}"]
+        return [text] if isinstance(text, str) else list(text or ())
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A report of facts, one on a line."""
+class Report:
+    """The result of a command: its rows, as JSON values or as lines of text."""
 
-    rows: Sequence[Fact]
+    def __init__(self, *rows: Row) -> None:
+        self.rows = rows
 
     def as_dict(self) -> dict[str, Any]:
-        return {row.key: row.value for row in self.rows if row.key}
+        """JSON values."""
+        values: dict[str, Any] = {}
+        for row in self.rows:
+            value = plain(row.value)
+            if row.key:
+                values[row.key] = value
+            elif isinstance(value, dict):
+                values |= value
+        return values
 
-    def lines(self) -> list[str]:
-        shown = [row for row in self.rows if row.label]
-        width = max(len(row.label) for row in shown)
-        return [f"{row.label:<{width}}{GAP}{_text(row.value, row.text)}" for row in shown]
+    def lines(self, width: int | None = None) -> list[str]:
+        """Lines of text; columns of tables that exceed `width` follow on lines below."""
+        margin = max((len(row.label) for row in self.rows), default=0)
+        return [line for row in self.rows for line in row.lines(margin, width)]
+
+
+def plain(value: Any) -> Any:
+    """The JSON value of a dataclass, a path, a report or a table, and of what contains them."""
+    if isinstance(value, Table):
+        return value.as_list()
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "as_dict"):
+        return value.as_dict()
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +111,7 @@ class Table(Generic[T]):
     items: Sequence[T]
 
     def as_list(self) -> list[dict[str, Any]]:
-        return [{c.key: c.value(item) for c in self.columns if c.key} for item in self.items]
+        return [{c.key: plain(c.value(item)) for c in self.columns if c.key} for item in self.items]
 
     def lines(self, width: int | None = None) -> list[str]:
         """The heading and a row for each item; columns beyond `width` follow on lines below."""
@@ -78,6 +119,14 @@ class Table(Generic[T]):
         cells = [[_cell(column, item) for column in shown] for item in self.items]
         rows = [[column.label for column in shown], *cells]
         return aligned(rows, [column.is_left for column in shown], width)
+
+
+def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table[Sequence[str]]:
+    """A table of texts, without values for programs; its first column begins at the left."""
+    columns: list[Column[Sequence[str]]] = [
+        Column("", heading, itemgetter(n), is_left=n == 0) for n, heading in enumerate(headings)
+    ]
+    return Table(columns, rows)
 
 
 def aligned(
@@ -133,12 +182,10 @@ def _row(row: Sequence[str], widths: Sequence[int], is_left: Sequence[bool], ban
 
 
 def _cell(column: Column[T], item: T) -> str:
-    return column.text(item) if column.text else _text(column.value(item), None)
+    return column.text(item) if column.text else _shown(column.value(item))
 
 
-def _text(value: Any, text: str | None) -> str:
-    if text is not None:
-        return text
+def _shown(value: Any) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,8 +1,10 @@
-"""Facts and tables: one list of rows for JSON and for text, which fits a width."""
+"""Reports and tables: one list of rows for JSON and for text, which fits a width."""
 
 from __future__ import annotations
 
-from edgespec.tables import Column, Fact, Facts, Table, wrapped
+from pathlib import Path
+
+from edgespec.reports import Column, Report, Row, Table, wrapped
 
 TABLE: Table[tuple[str, int]] = Table(
     [
@@ -16,10 +18,26 @@ TABLE: Table[tuple[str, int]] = Table(
 
 
 def test_a_fact_is_a_value_for_programs_and_a_line_for_people() -> None:
-    rows = [Fact("size_bytes", "size", 2048, "2 KiB"), Fact("intact", "", True)]
-    facts = Facts([*rows, Fact("licence", "licence"), Fact("", "remark", text="only told")])
-    assert facts.as_dict() == {"size_bytes": 2048, "intact": True, "licence": None}
-    assert facts.lines() == ["size     2 KiB", "licence  ?", "remark   only told"]
+    rows = (Row("size_bytes", 2048, "2 KiB", "size"), Row("intact", True))
+    report = Report(*rows, Row("licence", label="licence"), Row(format="only told", label="remark"))
+    assert report.as_dict() == {"size_bytes": 2048, "intact": True, "licence": None}
+    assert report.lines() == ["size     2 KiB", "licence  ?", "remark   only told"]
+
+
+def test_a_text_is_made_from_the_value() -> None:
+    report = Report(
+        Row("files", ("a", "b"), lambda names: [*names, ""]), Row("n", 2, "{} in all".format)
+    )
+    assert report.as_dict() == {"files": ["a", "b"], "n": 2}
+    assert report.lines() == ["a", "b", "", "2 in all"]
+
+
+def test_a_report_in_a_report_is_an_object_or_joins_it() -> None:
+    inner = Report(Row("path", Path("a"), str), Row("table", TABLE, ()))
+    outer = Report(Row("inner", inner), Row(value=inner), Row(value=Report(Row(format="end"))))
+    values = {"path": "a", "table": TABLE.as_list()}
+    assert outer.as_dict() == {"inner": values, **values}
+    assert outer.lines() == ["a", "a", "end"]
 
 
 def test_a_table_has_a_column_for_programs_or_for_people_or_both() -> None:
