@@ -109,6 +109,19 @@ def test_a_stop_rule_learns_from_each_text_of_a_pass() -> None:
     assert len(rule.told) == n_rounds
 
 
+def test_whether_a_pass_guesses_is_chosen_once_for_all_of_its_texts() -> None:
+    """Each text asked the planner anew."""
+    target, chosen = new_target(), []
+    with Engine(target, new_draft(), EngineSettings(step_aside=False)) as engine:
+        choose = engine.planner.choose
+        engine.planner.choose = lambda: chosen.append(engine.planner.n_texts) or choose()  # type: ignore
+        prompts = [(n, n + 1) for n in range(N_TEXTS)]
+        texts = [lambda p=prompt: written(engine, p, SamplingParams(), 12) for prompt in prompts]
+        together(engine, *texts)
+    assert max(chosen) > 1
+    assert len(chosen) <= target.n_passes + N_TEXTS, "each prompt asks whether the draft reads it"
+
+
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
