@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from edgespec.engine.acceptance import AcceptanceRule
 from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import read_prompt, reusable
 from edgespec.engine.request import ActiveRequest
@@ -83,16 +84,26 @@ class Slot:
         None before."""
 
     @property
+    def drafter(self) -> ModelDrafter | None:
+        """The drafter with a draft model."""
+        return self.grower.modelled if self.grower is not None else None
+
+    @property
     def n_unread(self) -> int:
-        """Tokens that the draft model must read before it can guess."""
-        if self.grower is None:
+        """Tokens that the draft model must read before it can guess; 0 if it cannot guess. What
+        other drafters read takes no time."""
+        drafter = self.drafter
+        if drafter is None:
             return 0
-        return self.grower.n_unread(self.committed, int(self.tree.token[ROOT]))
+        n_unread = drafter.n_unread(len(self.committed))
+        if n_unread and drafter.obstacle(self.committed, int(self.tree.token[ROOT])):
+            return 0
+        return n_unread
 
     @property
     def n_leading(self) -> int:
-        """Length of the prefix that the draft holds without a gap."""
-        return self.grower.n_leading if self.grower is not None else 0
+        """Length of the prefix that the draft model holds without a gap."""
+        return self.drafter.n_leading if self.drafter is not None else 0
 
     @property
     def is_full(self) -> bool:
@@ -141,7 +152,7 @@ class Slot:
         n_tokens = self.target.committed_of(self.number)
         self.committed = other.committed[:n_tokens]
         self.n_tiled = min(other.n_tiled, n_tokens)
-        drafter = self.grower.modelled if self.grower is not None else None
+        drafter = self.drafter
         if drafter is not None and drafter.model.info.n_slots >= self.target.info.n_slots:
             drafter.model.share(other.number, self.number, min(other.n_leading, n_tokens))
 

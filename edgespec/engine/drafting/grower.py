@@ -68,20 +68,6 @@ class TreeGrower:
         """True if a drafter can guess after the current text."""
         return bool(self._ready)
 
-    @property
-    def n_leading(self) -> int:
-        """Length of the text's prefix that the draft model holds without a gap; 0 without one."""
-        return self.modelled.n_leading if self.modelled is not None else 0
-
-    def n_unread(self, committed: Sequence[int], root_token: int) -> int:
-        """Number of tokens that the draft model must read before it can guess after `committed` and
-        `root_token`; 0 if it cannot. What other drafters read takes no time."""
-        drafter = self.modelled
-        n_unread = 0 if drafter is None else drafter.n_unread(len(committed))
-        if n_unread and drafter is not None and drafter.obstacle(committed, root_token):
-            return 0
-        return n_unread
-
     def begin_text(self, sampler: Sampler, client: str) -> None:
         """Begin a text of `client`, whose draws `sampler` foresees."""
         if not self._foresees:
