@@ -107,11 +107,11 @@ class Loop(Closeable):
                     outcomes.append(self._accept(slot, slot.round, part.nodes, its_logits))
                 elif slot.reads_prompt:
                     take_part(slot, part, its_logits)
-        if not rounds:
+        if guesses and not rounds:
             report = self.target.last_report
             n_context = len(slots[0].committed) if len(slots) == 1 else None
             self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
-        elif len(outcomes) == len(rounds) and guesses:
+        elif guesses and len(outcomes) == len(rounds):
             self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
 
     def _begin_rounds(self, slots: Sequence[Slot], guesses: bool) -> tuple[list[Round], float]:
