@@ -124,7 +124,6 @@ def runs_of_several(
     for number, model in enumerate(known.models, 1):
         if number in groups:
             with known.load_text(model, console.progress) as loaded:
-                console.end_of_progress()
                 yield files.run(loaded, lines(number), model.name)
             del loaded
             gc.collect()  # sessions refer to themselves

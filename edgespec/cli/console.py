@@ -169,6 +169,7 @@ class Console:
             self._progress.show(what, share, with_rest=True, counts=counts)
 
     def end_of_progress(self) -> None:
+        """Remove the progress line before something else writes to the terminal."""
         self._progress.clear()
 
 

@@ -105,8 +105,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                 answered = counts.answered + counts.skipped
                 console.note(f"{args.out} has {answered:,} answers; the same command goes on")
             raise
-        finally:
-            console.end_of_progress()
     return _report(console, counts, args.out)
 
 

@@ -224,7 +224,6 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     fits = surveyed.resident_bytes <= room_bytes
     bench = replace(bench, modes=modes, fits=fits, sampling=sampling)
     results = run_all(bench, console.note, console.progress)
-    console.end_of_progress()
     if not results.raw:
         raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
     raw = spread([read.bytes_per_s for read in results.raw])

@@ -66,7 +66,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     for finding in examine(paths):
         findings.append(finding)
         console.progress("examining", len(findings) / 16)
-    console.end_of_progress()
     pair = _examined_pair(command, console) if command else None
     rows = [Row("findings", findings, _finding_lines)]
     if pair:
@@ -92,7 +91,6 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast
             "measuring the models", min(1.0, (time.monotonic() - began) / SECONDS)
         ),
     )
-    console.end_of_progress()
     figures = pair_figures.save_run(load, plan, run)
     planner = partial(plan_trial, engine=engine)
     return forecast(load, planner, pair_figures.disk_of(load, run), figures), run

@@ -63,7 +63,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     console = Console()
     with command.mentioning_draft_max():
         memory_plan = session.plan(command.load, command.engine, console.progress)
-    console.end_of_progress()
     if bandwidth is None and memory_plan.paged:
         bandwidth = disk_speed.bytes_per_second(command.load.model)
     # imported after planning, because modules take memory

@@ -119,7 +119,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     job, plan = planned(job)
     say = (lambda _: None) if "json" in args else console.note
     tuned = tune(runner, job, plan.budget_bytes, say)
-    console.end_of_progress()
     figures = pair_figures.save_run(job.load, plan, tuned.defaults.runs[0])
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
     best = tuned.winner.candidate

@@ -138,7 +138,6 @@ def _compare(
             pair_fit.measure_lookups(models.target, encoded, max_tokens(args), show, each)
             for each, show in _at_temperatures(sampling, console)
         )
-    console.end_of_progress()
     names = dict(zip(drafts, distinct_names(drafts), strict=True))
     fits = {names[draft]: pair.fit for draft, pair in pairs.items()}
     reasons = {names[draft]: str(error) for draft, error in failures.items()}
@@ -180,7 +179,6 @@ def measured(
             for each, show in _at_temperatures(sampling, console)
         )
         peak_bytes = process.peak_rss_bytes()
-        console.end_of_progress()
         at_temperature = SampledFit(sampling, sampled[0]) if sampled else None
         return MeasuredPair(target, fit, models.plan, peak_bytes, at_temperature)
 

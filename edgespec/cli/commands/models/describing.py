@@ -36,7 +36,6 @@ def run_list(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import listing
 
     table = Table(_COLUMNS, listing("hash" in args, console.progress))
-    console.end_of_progress()
     console.result(args, Report(Row("cache", cache_folder.folder()), Row("models", table)))
     if "json" not in args:
         for note in _notes(table.items):
@@ -56,7 +55,6 @@ def run_show(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import describe
 
     described = describe(catalogue.find(args.model), console.progress)
-    console.end_of_progress()
     console.result(args, Report(*_facts(described)))
 
 

@@ -150,7 +150,6 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     )
     alone = session.plan(settings)
     best, compared = self_draft.make(target, out, job, console.progress)
-    console.end_of_progress()
     if "json" not in args:
         console.write("\n".join(drafts_table(compared, out)))
     measured = checking.measured(args, target, out, job.prompts, console)
@@ -202,7 +201,6 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
         adapted = draft_training.train(
             draft, new, out.stem, data.learnt, n_threads, console.progress
         )
-        console.end_of_progress()
         after = checking.measured(args, data.target, new, prompts, console)
         _place(new, out)
     report = Report(
@@ -224,7 +222,6 @@ def _make_copy(
     n_tokens = checking.max_tokens(args) if "max_tokens" in args else own_draft.N_TOKENS
     show = console.progress_with_rest
     made = own_draft.make(settings.model, out, settings, show, prompts, n_tokens)
-    console.end_of_progress()
     lines = own_draft_lines(made, settings.model, out)
     console.result(args, Report(Row("path", out), Row(value=made, format=lines)))
 
