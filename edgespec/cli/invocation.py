@@ -23,7 +23,7 @@ from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
-from edgespec.models.embedded import embedded_pair, find_config
+from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
 from edgespec.settings.base import Names, expanded, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
@@ -186,11 +186,12 @@ def measured_sampling(target: Path, given: GenerateSettings) -> SamplingParams:
     return given.sampling(MEASURED_SEED, chat_sampling(runtimes.describe(target).sampling))
 
 
-def read_prompts(path: Path) -> list[str]:
+def read_prompts(file: Path | None = None) -> list[str]:
     """The prompts in a file: one per line, or in a .jsonl file the key `prompt` of each object.
 
-    Raises UsageError.
+    Without a file, those that come with edgespec. Raises UsageError.
     """
+    path = file or shipped_prompts()
     lines = re.split("\r?\n", _read(path, "--prompts"))
     prompts = [
         _prompt_of(line, f"--prompts {path}, line {number}") if path.suffix == ".jsonl" else line

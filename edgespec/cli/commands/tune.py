@@ -33,7 +33,6 @@ from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.models.embedded import shipped_prompts
 from edgespec.reports import Report, Row
 from edgespec.settings.base import Flag, Settings
 from edgespec.settings.config import LoadSettings
@@ -143,7 +142,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
     if drafts:
         args.draft = drafts[0]
     args.no_tuned = True  # an earlier preset must not count
-    prompts = read_prompts(Path(args.prompts) if "prompts" in args else shipped_prompts())
+    prompts = read_prompts(groups.given(args, TuneSettings).prompts)
     command = settings_from(args)
     for note in command.notes:
         console.note(note)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.commands.models import checking, describing
-from edgespec.cli.commands.models.checking import Prompts
+from edgespec.cli.commands.models.checking import CheckSettings, Prompts
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.invocation import read_prompts
 from edgespec.errors import UsageError
-from edgespec.models import catalogue, embedded
+from edgespec.models import catalogue
 from edgespec.reports import Column, Report, Row, Table, plain
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size, parse_size
@@ -139,13 +139,13 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     if not {"size", "types"} & vars(args).keys():
         _make_copy(args, settings, out, console)
         return
-    file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
+    told = groups.given(args, CheckSettings)
     quarter = int(self_draft.SHARE * target.stat().st_size) if target.is_file() else 1
     job = self_draft.DraftJob(
         size_bytes=parse_size(args.size) if "size" in args else quarter,
         types=_types(getattr(args, "types", DRAFT_TYPES), self_draft.BITS),
-        prompts=tuple(read_prompts(file)),
-        max_tokens=checking.max_tokens(args),
+        prompts=tuple(read_prompts(told.prompts)),
+        max_tokens=told.max_tokens,
         load=settings,
     )
     alone = session.plan(settings)
@@ -189,9 +189,8 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
     draft_training.check(draft)
     named = catalogue.find(args.learnt_with) if "learnt_with" in args else None
     data = draft_training.training_data(draft, named)
-    prompts: Prompts = data.prompts
-    if "prompts" in args:
-        prompts = read_prompts(Path(args.prompts))
+    file = groups.given(args, CheckSettings).prompts
+    prompts: Prompts = read_prompts(file) if file else data.prompts
     before = checking.measured(args, data.target, draft, prompts, console)
     if "json" not in args:
         console.write("\n".join(["Before:", *before.report(draft).lines(console.width), ""]))
@@ -218,8 +217,9 @@ def _make_copy(
     """Make a draft of all layers, chosen by expected tokens per second."""
     from edgespec.session import own_draft
 
-    prompts = read_prompts(Path(args.prompts)) if "prompts" in args else own_draft.PROMPTS
-    n_tokens = checking.max_tokens(args) if "max_tokens" in args else own_draft.N_TOKENS
+    told = groups.given(args, CheckSettings)
+    prompts = read_prompts(told.prompts) if told.prompts else own_draft.PROMPTS
+    n_tokens = told.max_tokens if "max_tokens" in args else own_draft.N_TOKENS
     show = console.progress_with_rest
     made = own_draft.make(settings.model, out, settings, show, prompts, n_tokens)
     lines = own_draft_lines(made, settings.model, out)
