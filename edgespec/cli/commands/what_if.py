@@ -128,7 +128,7 @@ def _rates(one: Drafted) -> str:
 
 
 _COLUMNS: list[Column[Drafted]] = [
-    Column("", "draft", lambda one: one.draft, is_left=True),
+    Column("draft", "draft", is_left=True),
     Column("", "memory", lambda one: format_size(one.draft_bytes) if one.draft_bytes else ""),
     Column("", "tokens a pass", lambda one: _both(one.tokens_per_pass, ".1f")),
     Column("", "seconds a token", lambda one: _both(one.seconds_per_token, ".2f")),

@@ -254,10 +254,10 @@ def enlarged_line(written: EnlargeReport) -> str:
 def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
     """Table of the candidate drafts, the best and written one first."""
     columns: list[Column[SelfDraft]] = [
-        Column("type", "type", lambda draft: draft.type, is_left=True),
+        Column("type", "type", is_left=True),
         Column("layers", "layers", lambda draft: len(draft.layers)),
-        Column("size_bytes", "size", lambda draft: format_size(draft.size_bytes)),
-        Column("agreement", "top-1 agreement", lambda draft: f"{draft.agreement:.1%}"),
+        Column("size_bytes", "size", format=format_size),
+        Column("agreement", "top-1 agreement", format="{:.1%}".format),
     ]
     best = compared[0]
     kept = ", ".join(map(str, best.layers))
