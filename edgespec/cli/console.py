@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from edgespec.errors import BudgetError, EdgespecError
+from edgespec.files.named_errors import named
 from edgespec.reports import Report, wrapped
 from edgespec.settings.units import format_duration
 from edgespec.values import GenerationResult, TokenEvent
@@ -259,14 +260,12 @@ def write_file(path: Path, text: str) -> None:
     from edgespec.files.unfinished import unfinished_file  # slow to import
 
     content = text.encode()
-    try:
+    with named(f"{path} cannot be written", EdgespecError):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_bytes(content)
             return
         with unfinished_file(path, alone=False) as file:
             file.write(content)
-    except OSError as error:
-        raise EdgespecError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _as_json(content: Mapping[str, Any], encoding: str | None = "utf-8") -> str:

@@ -21,6 +21,7 @@ from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.files import cache_folder
+from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
@@ -169,9 +170,12 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
     if "prompt" in args:
         prompt, source = str(args.prompt), "--prompt"
     elif "file" in args:
-        prompt, source = _read(Path(args.file), "--file"), f"--file {args.file}"
+        source = f"--file {args.file}"
+        prompt = _read(Path(args.file), source)
     elif stdin is not None and not stdin.isatty():
-        prompt, source = _piped(stdin), "stdin"
+        source = "stdin"
+        with named(source):
+            prompt = read_at_most(stdin.buffer, source, MAX_PROMPT_BYTES).decode("utf-8-sig")
     else:
         raise UsageError("no prompt given: use -p TEXT or -f FILE, or pipe text to stdin")
     if not prompt:
@@ -192,7 +196,7 @@ def read_prompts(file: Path | None = None) -> list[str]:
     Without a file, those that come with edgespec. Raises UsageError.
     """
     path = file or shipped_prompts()
-    lines = re.split("\r?\n", _read(path, "--prompts"))
+    lines = re.split("\r?\n", _read(path, f"--prompts {path}"))
     prompts = [
         _prompt_of(line, f"--prompts {path}, line {number}") if path.suffix == ".jsonl" else line
         for number, line in enumerate(lines, 1)
@@ -201,6 +205,11 @@ def read_prompts(file: Path | None = None) -> list[str]:
     if not prompts:
         raise UsageError(f"--prompts {path}: it has no prompt")
     return prompts
+
+
+def _read(path: Path, source: str) -> str:
+    with named(source), path.open("rb") as file:  # may be a pipe
+        return read_at_most(file, path, MAX_PROMPT_BYTES).decode("utf-8-sig")
 
 
 def _prompt_of(line: str, source: str) -> str:
@@ -366,27 +375,3 @@ def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> N
 
 def _part(settings: dict[str, Any], of: type[LoadSettings | GenerateSettings]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in of.known()}
-
-
-def _read(path: Path, flag: str) -> str:
-    try:
-        with path.open("rb") as file:  # may be a pipe
-            return _decode(read_at_most(file, path, MAX_PROMPT_BYTES), f"{flag} {path}")
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: {error.strerror}") from error
-
-
-def _piped(stdin: TextIO) -> str:
-    try:
-        return _decode(read_at_most(stdin.buffer, "stdin", MAX_PROMPT_BYTES), "stdin")
-    except OSError as error:
-        raise UsageError(f"stdin: {error.strerror}") from error
-
-
-def _decode(data: bytes, source: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"the prompt from {source} is not UTF-8 at byte {error.start}: convert it first"
-        ) from error

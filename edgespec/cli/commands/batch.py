@@ -16,6 +16,7 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.model_list import PARALLEL, is_one
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.line_log import LineLog
+from edgespec.files.named_errors import named
 from edgespec.files.regular import open_regular
 
 if TYPE_CHECKING:
@@ -139,20 +140,13 @@ def _open_input(name: str, stack: ExitStack) -> tuple[BinaryIO, int | None]:
     if name == STREAM:
         # never closed, since a thread may be waiting for its next line
         return open(sys.stdin.fileno(), "rb", closefd=False), None
-    try:
-        file = stack.enter_context(open_regular(Path(name)))
-        n_lines = _n_lines(file)
-        file.seek(0)
-    except OSError as error:
-        raise UsageError(f"IN {name}: {error.strerror}") from error
-    return file, n_lines
-
-
-def _n_lines(file: BinaryIO) -> int:
-    """Number of lines that are not blank."""
     from edgespec.batch.lines import numbered_lines
 
-    return sum(1 for _ in numbered_lines(file, _COUNTED_BYTES))
+    with named(f"IN {name}"):
+        file = stack.enter_context(open_regular(Path(name)))
+        n_lines = sum(1 for _ in numbered_lines(file, _COUNTED_BYTES))
+        file.seek(0)
+    return file, n_lines
 
 
 _COUNTED_BYTES = 64 << 10
@@ -165,10 +159,8 @@ def _open_output(name: str, input_name: str) -> LineLog:
     path = Path(name)
     if input_name != STREAM and path.exists() and path.samefile(input_name):
         raise UsageError(f"OUT {name} is IN: name another file for the answers")
-    try:
+    with named(f"OUT {name}"):
         return LineLog.at(path)
-    except OSError as error:
-        raise UsageError(f"OUT {name}: {error.strerror}") from error
 
 
 def _earlier_answers(log: LineLog, name: str) -> Answered:
@@ -192,13 +184,11 @@ def _earlier_answers(log: LineLog, name: str) -> Answered:
             f"OUT {name}: {place} is not an answer of a batch: name another file, or delete it"
         )
 
-    try:
+    with named(f"OUT {name} cannot be read", EdgespecError):
         earlier = Answered(answers())
         if not is_begun_answer(log.torn):
             raise foreign()
         log.cut_torn_line()
-    except OSError as error:
-        raise EdgespecError(f"OUT {name} cannot be read: {error.strerror}") from error
     return earlier
 
 
@@ -206,11 +196,7 @@ def _writer(log: LineLog, name: str) -> Callable[[bytes], None]:
     """A function that appends a line to OUT, and raises EdgespecError or BrokenPipeError."""
 
     def write(line: bytes) -> None:
-        try:
+        with named(f"OUT {name} cannot be written", EdgespecError):
             log.append(line)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise EdgespecError(f"OUT {name} cannot be written: {error.strerror}") from error
 
     return write
