@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.cli import fetching
@@ -25,7 +25,7 @@ from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
-from edgespec.settings.base import Names, expanded, spell
+from edgespec.settings.base import Names, Settings, expanded, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
     DRAFTING,
@@ -39,6 +39,8 @@ from edgespec.settings.options import option_names
 from edgespec.settings.toml_file import read_config
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.tuning import presets
+
+S = TypeVar("S", bound=Settings)
 
 MEASURED_SEED = 0
 """Seed of texts that a measurement writes, so that it can be repeated."""
@@ -119,7 +121,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     names = Names(file, frozenset(config.keys() - flags.keys()))
     _choose_models(settings, notes, names)
     if settings.get("draft") == OWN_DRAFT:
-        load = LoadSettings.model_validate(_part(settings, LoadSettings), context=names)
+        load = _validated(settings, LoadSettings, names)
         settings["draft"] = fetching.draft_from_target(load, Console(quiet="quiet" in args))
     if file is None and "no_tuned" not in args:
         _recall_tuned(settings, notes)
@@ -129,8 +131,8 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
         settings["no_draft"] = True
     return CommandSettings(
-        LoadSettings.model_validate(_part(settings, LoadSettings), context=names),
-        GenerateSettings.model_validate(_part(settings, GenerateSettings), context=names),
+        _validated(settings, LoadSettings, names),
+        _validated(settings, GenerateSettings, names),
         tuple(notes),
     )
 
@@ -227,14 +229,14 @@ def _prompt_of(line: str, source: str) -> str:
 def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
     """Add the preset tuned for this device, pair and budget; flags win over it."""
     try:
-        load = LoadSettings.model_validate(_part(settings, LoadSettings))
+        load = _validated(settings, LoadSettings)
     except UsageError:
         return  # validation fails again later, with the names that the user gave
     found = presets.find(load)
     if found is None:
         return
     path, tuned = found
-    about_drafts = {*DRAFTING, *ABOUT_THE_DRAFT, *option_names("draft")}
+    about_drafts = DRAFTING | _about_drafts()
     if tuned.pop("no_draft", False) and not settings.keys() & about_drafts:
         settings["draft"] = None
         tuned = {name: tuned[name] for name in tuned.keys() - about_drafts}
@@ -278,7 +280,7 @@ def _settle_draft(
                 f"{names.of('no_draft')} contradicts {names.of('draft')}: leave one of them out"
             )
     if flags.get("no_draft"):
-        _drop({"draft", *ABOUT_THE_DRAFT, *option_names("draft")} & config.keys(), config, notes)
+        _drop({"draft", *_about_drafts()} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
 
@@ -316,7 +318,7 @@ def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
         return
     settings["draft"] = draft
     # who gives settings of the draft asks for it
-    about_drafts = {*DRAFTING, *ABOUT_THE_DRAFT, *option_names("draft")}
+    about_drafts = DRAFTING | _about_drafts()
     settings["optional_draft"] = not settings.keys() & about_drafts
     if draft == model:
         notes.append(
@@ -373,5 +375,11 @@ def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> N
         notes.append(f"{spell(name)} of the --config file is not used: there is no draft")
 
 
-def _part(settings: dict[str, Any], of: type[LoadSettings | GenerateSettings]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in of.known()}
+def _validated(settings: dict[str, Any], of: type[S], names: Names | None = None) -> S:
+    known = {name: value for name, value in settings.items() if name in of.known()}
+    return of.model_validate(known, context=names)
+
+
+def _about_drafts() -> set[str]:
+    """Settings that only a draft model has, those of runtimes included."""
+    return {*ABOUT_THE_DRAFT, *option_names("draft")}
