@@ -111,7 +111,7 @@ def add_to(parser: ArgumentParser) -> None:
     quick = {
         name: f"{BenchSettings.model_fields[name].default}, with --quick {value}"
         for name, value in QUICK.items()
-    } | {"temperature": f"{groups.MEASURED_TEMPERATURE}; with --quick 0"}
+    } | {"temperature": "what chat uses: the model's own, otherwise 0.8; with --quick 0"}
     names = ("modes", "max_tokens", "baseline_tokens", "n_prompts", "repetitions", "prompts")
     groups.add(runs, BenchSettings, *names, "parallel", "temperature", defaults=quick)
     groups.add(runs, BenchSettings, "ctx_size", "threads")

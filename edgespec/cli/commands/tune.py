@@ -82,6 +82,9 @@ class TuneSettings(Settings):
     disk_bandwidth: Annotated[int | None, Flag(metavar="RATE"), BeforeValidator(parse_rate)] = None
     """Limit reads to so many bytes per second, like 300M, to tune for a slower disk; needs the
     right to make control groups, as `edgespec bench` does."""
+    temperature: Annotated[float | None, Flag(metavar="T"), Field(ge=0)] = None
+    """Judge by texts of this temperature, with the filters of `edgespec chat`; 0: greedy texts.
+    Default: what chat uses: the model's own, otherwise 0.8."""
     out: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Write the preset to FILE."""
 
@@ -91,14 +94,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_models(parser, tuning=True)
     groups.add_memory(parser)
     group = parser.add_argument_group("tuning")
-    groups.add(group, TuneSettings, "prompts", "seconds", "disk_bandwidth")
-    groups.flag(
-        group,
-        "--temp T",
-        "judge by texts of this temperature, with the filters of `edgespec chat`; 0: greedy "
-        f"texts (default: {groups.MEASURED_TEMPERATURE})",
-        dest="temperature",
-    )
+    groups.add(group, TuneSettings, "prompts", "seconds", "disk_bandwidth", "temperature")
     output = groups.add_output(parser)
     groups.add(output, TuneSettings, "out")
     groups.flag(output, "--quiet", "print no notes or progress")

@@ -25,8 +25,6 @@ from edgespec.settings.units import parse_size
 S = TypeVar("S", bound=Settings)
 
 HUB_NAME = "USER/REPO[:QUANT]"
-MEASURED_TEMPERATURE = f"what chat uses: the model's own, otherwise {CHAT_DEFAULTS['temperature']}"
-"""The default temperature of measurements."""
 NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 
 
