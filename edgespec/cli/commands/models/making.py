@@ -11,6 +11,7 @@ from edgespec.cli.commands.models import checking, describing
 from edgespec.cli.commands.models.checking import CheckSettings, Prompts
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
+from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.invocation import read_prompts
 from edgespec.errors import UsageError
 from edgespec.models import catalogue
@@ -129,10 +130,9 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     from edgespec.session import session
 
     target, out = catalogue.find(args.target), Path(args.out)
+    check_output(out)
     if out.exists() and "force" not in args:
         raise UsageError(f"{out} exists: --force overwrites it")
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"{out} must be a file in a folder that exists")
     if out.exists() and out.samefile(target):
         raise UsageError(f"{out} is the target itself: write the draft elsewhere")
     settings = checking.load_settings(args, target)
@@ -182,10 +182,9 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models import draft_training
 
     draft, out = catalogue.find(args.draft), Path(args.out)
+    check_output(out)
     if out.exists():
         raise UsageError(f"{out} exists and is not overwritten: name another file")
-    if not out.parent.is_dir():
-        raise UsageError(f"{out} must be a file in a folder that exists")
     draft_training.check(draft)
     named = catalogue.find(args.learnt_with) if "learnt_with" in args else None
     data = draft_training.training_data(draft, named)
