@@ -18,6 +18,7 @@ from edgespec.memory import process
 pytest.register_assert_rewrite(
     "engine_cases",
     "reference",
+    "fake_cache",
     "fake_model",
     "paging_contract",
     "port_calls",
