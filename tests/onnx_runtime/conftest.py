@@ -1,4 +1,4 @@
-"""What is known of a graph by its bytes is inferred once for all tests that prepare it."""
+"""Infers what is known of a graph by its bytes once for all tests that prepare it."""
 
 from __future__ import annotations
 
