@@ -1,6 +1,6 @@
 """Exports small random models of each kind into a folder, as their owners would.
 
-Runs in the environment that `tests/measuring/coverage.py` makes, with `tests` in PYTHONPATH.
+Runs in the environment that `tests/measure.py coverage` makes, with `tests` in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 import torch
 import transformers
+from make_genai import SHAPE
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import (
     DefaultWeightOnlyQuantConfig,
@@ -21,7 +22,6 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 )
 from optimum.exporters.onnx import main_export
 
-from make_genai import SHAPE
 from onnx_files import write_tokenizer
 
 LARGER = SHAPE | {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 1024}
@@ -30,7 +30,12 @@ CONFIGS = {
     "qwen3": transformers.Qwen3Config(**LARGER),
     "gemma2": transformers.Gemma2Config(**LARGER, sliding_window=24, query_pre_attn_scalar=16),
     "gpt2": transformers.GPT2Config(
-        vocab_size=1024, n_positions=256, n_embd=64, n_layer=3, n_head=4, bos_token_id=0,
+        vocab_size=1024,
+        n_positions=256,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        bos_token_id=0,
         eos_token_id=0,
     ),
 }
@@ -57,8 +62,12 @@ def build(checkpoint: Path, into: Path, precision: str, *options: str) -> None:
 
 def optimum(checkpoint: Path, into: Path, dtype: str) -> None:
     main_export(
-        str(checkpoint), output=into, task="text-generation-with-past", dtype=dtype,
-        device="cpu", do_validation=False,
+        str(checkpoint),
+        output=into,
+        task="text-generation-with-past",
+        dtype=dtype,
+        device="cpu",
+        do_validation=False,
     )
 
 
@@ -70,8 +79,11 @@ def beside(source: Path, into: Path) -> Path:
 
 def to_int8(source: Path, into: Path) -> None:
     quantize_dynamic(
-        source / "model.onnx", beside(source, into), weight_type=QuantType.QInt8,
-        op_types_to_quantize=["MatMul"], use_external_data_format=True,
+        source / "model.onnx",
+        beside(source, into),
+        weight_type=QuantType.QInt8,
+        op_types_to_quantize=["MatMul"],
+        use_external_data_format=True,
     )
 
 

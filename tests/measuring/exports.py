@@ -30,6 +30,7 @@ from engine_cases import finish
 PROMPT = "The history of the city of Paris begins with"
 SAMPLING = (SamplingParams(), SamplingParams(temperature=0.8, seed=7))
 ROOM = "2GiB"
+CTX_SIZE = "512"
 CHILD = "import sys; from measuring import exports; exports.{}(*sys.argv[1:])"
 
 
@@ -76,12 +77,13 @@ def same(text: Sequence[int], expected: Sequence[int]) -> str:
     return str(n) if n == len(expected) else f"{n} of {len(expected)}"
 
 
-def plain(export: str, n_tokens: str) -> None:
+def plain(export: str, n_tokens: str, ctx_size: str = CTX_SIZE) -> None:
     """Print what onnxruntime alone writes, token by token."""
     from edgespec_runtimes.onnx.files.source import named_model
     from onnx_reference import WholeModel
 
-    with open_models(LoadSettings(model=export, memory_budget=ROOM, ctx_size=512)) as models:
+    settings = LoadSettings(model=export, memory_budget=ROOM, ctx_size=int(ctx_size))
+    with open_models(settings) as models:
         prompt = models.target.vocabulary.encode(PROMPT)
         ends = models.target.vocabulary.eog_tokens
     model = WholeModel(named_model(Path(export)))
@@ -101,13 +103,13 @@ def plain(export: str, n_tokens: str) -> None:
     print(json.dumps(texts))
 
 
-def loaded(export: str, draft: str, budget: str, n_tokens: str) -> None:
+def loaded(export: str, draft: str, budget: str, n_tokens: str, ctx_size: str = CTX_SIZE) -> None:
     """Print the texts of a target alone and with its draft, and its memory."""
     settings = LoadSettings(
         model=export,
         draft=draft or None,
         memory_budget=int(budget) if budget.isdecimal() else budget,
-        ctx_size=512,
+        ctx_size=int(ctx_size),
     )
     with open_models(settings) as models:
         prompt = models.target.vocabulary.encode(PROMPT)
@@ -124,6 +126,7 @@ def loaded(export: str, draft: str, budget: str, n_tokens: str) -> None:
         memory = {
             "peak": table(Path("/proc/self/status"))["VmHWM"],
             "planned": sum(row.nbytes for row in models.plan.rows),
+            "streamed": models.plan.streamed_bytes,
             "smallest": -(-models.plan.smallest_bytes // MIB) * MIB,
         }
     print(json.dumps(texts | memory))
