@@ -155,7 +155,7 @@ def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
         pytest.param("sequoia", "drawn.leftover", lambda p, q: p, marks=pytest.mark.slow),
         ("sequoia", "drawn.without", lambda q, guess: q),
         ("spectr", "drawn.chance_of_any", lambda beta, k: beta),
-        ("block", "block.survival", lambda weight, p, q: weight),
+        ("block", "drawn.survival", lambda weight, p, q: weight),
     ],
     ids=[
         "rejection: the residual",

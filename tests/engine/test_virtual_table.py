@@ -138,4 +138,4 @@ def test_a_passage_that_comes_again_is_found_within_a_dozen_tokens(machine: str)
         if cost.accepted and n_tokens > 24:
             break
     assert n_tokens <= 24 + 12
-    assert drafted.tokens_per_s >= 1.15 * alone.tokens_per_s
+    assert drafted.tokens_per_s >= 1.1 * alone.tokens_per_s

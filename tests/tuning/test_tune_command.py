@@ -40,7 +40,7 @@ TUNE = ("tune", "--memory-budget", "200MiB")
         ("--prompts none.txt", 2, "--prompts none.txt: No such file"),
         ("--seconds soon", 2, "--seconds soon"),
         ("--temp warm", 2, "--temp warm"),
-        ("--seconds 1", 2, "it must be a number from 10"),
+        ("--seconds 1", 2, "it must be greater than or equal to 10"),
         ("--out /nowhere/preset.toml", 2, "there is no folder /nowhere"),
         ("-m none.gguf", 3, "none.gguf does not exist"),
         ("--memory-budget 1MiB", 4, "too small"),
