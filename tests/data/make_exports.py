@@ -1,6 +1,6 @@
 """Exports small random models of each kind into a folder, as their owners would.
 
-Runs in the environment that `tests/measure.py coverage` makes, with `tests` in PYTHONPATH.
+Runs in the environment that `tests/measure.py exports` makes, with `tests` in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -24,17 +24,27 @@ from optimum.exporters.onnx import main_export
 
 from onnx_files import write_tokenizer
 
-LARGER = SHAPE | {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 1024}
+LARGER = SHAPE | {
+    "vocab_size": 1024,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_hidden_layers": 16,
+    "max_position_embeddings": 512,
+}
+"""63 million weights, so that 4-bit exports, too, are measured and paged."""
 CONFIGS = {
     "llama": transformers.LlamaConfig(**LARGER),
     "qwen3": transformers.Qwen3Config(**LARGER),
     "gemma2": transformers.Gemma2Config(**LARGER, sliding_window=24, query_pre_attn_scalar=16),
     "gpt2": transformers.GPT2Config(
         vocab_size=1024,
-        n_positions=256,
-        n_embd=64,
-        n_layer=3,
-        n_head=4,
+        n_positions=512,
+        n_embd=512,
+        n_layer=16,
+        n_head=8,
         bos_token_id=0,
         eos_token_id=0,
     ),
