@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.engine.outcome import PathNode, RoundOutcome
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.credit import LATER_SHARE, PAIR_CREDIT, START_SHARE, Credit
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.expert_stalls import ExpertStalls
@@ -126,7 +126,19 @@ def test_a_round_may_cost_half_of_what_guesses_may_cost_a_text() -> None:
     assert value.choose() == pytest.approx(0.05 * 64 * 0.5 * 0.5)
 
 
-def test_no_round_is_tried_whose_risk_does_not_cover_one_guess() -> None:
+def test_a_trial_risks_the_shortest_line_that_would_pay() -> None:
+    """Half of what the text could afford covered no line that pays: guesses paused for 2, 4, 8, ...
+    rounds without having been tried."""
+    repacked = curve(*[(1, 0.012)] * 3, (2, 0.024), (8, 0.036))
+    value = begun(repacked, seen_step_s=0.001, seen_overhead_s=0.001)
+    line_s = (0.026 - 0.012) + 2 * 0.001 + 0.001  # one guess takes another pass's time
+    assert value.choose() == pytest.approx(max(line_s, 0.5 * 0.05 * 64 * 0.012))
+    value = with_credit(value, lost=1.5)
+    assert value.choose() == pytest.approx(line_s)
+    assert not with_credit(value, lost=2.0).choose()
+
+
+def test_no_round_is_tried_whose_risk_does_not_cover_a_line_that_would_pay() -> None:
     value = begun(draft_share=0.05)
     assert value.choose()
     assert not with_credit(value, lost=2.5).choose()
@@ -306,6 +318,17 @@ def test_guesses_that_were_right_though_not_verified_raise_what_a_round_may_risk
     assert 0 < before_s < rounds(value, *[RIGHT] * 5).choose()
 
 
+def test_the_draft_does_not_read_while_guesses_from_the_text_are_right() -> None:
+    """It read the whole passage that had been found without it, a token's time on two cores."""
+    value = rounds(begun(draft_share=0.05), *[FAILED, PLAIN, PLAIN] * 3, *[RIGHT] * 4)
+    assert not value.choose() and value.choose_free()
+    found, missed = rounds(value, OUTCOME), rounds(value, FAILED)
+    for known in (found, missed):
+        known.credit.unread, known.credit.pause_left, known.credit.lost = 20, 0, 0.0
+    assert not found.choose() and found.choose_free()
+    assert missed.choose()
+
+
 def test_drafting_that_paid_goes_on_beside_a_pass_that_waits_for_reads() -> None:
     value = planner(curve(*RESIDENT, read_s=0.5))
     assert not value.drafts_beside(8)
@@ -324,9 +347,7 @@ OUTCOME = RoundOutcome(
     accepted=2,
     drafted=4,
     verified=7,
-    best_confidence=0.5,
-    best_length=4,
-    best_correct=2,
+    n_rows=8,
     provisional_drafted=0,
     provisional_kept=0,
     draft_steps=4,
@@ -336,25 +357,20 @@ OUTCOME = RoundOutcome(
     guessed=True,
     growing_s=0.008,
     expected=2.5,
-    path_nodes=(
-        PathNode(0.9, True),
-        PathNode(0.95, True),
-        PathNode(0.9, False),
-    ),
 )
-FAILED = replace(OUTCOME, n_tokens=1, accepted=0, expected=1.5, path_nodes=(PathNode(0.9, False),))
+FAILED = replace(OUTCOME, n_tokens=1, accepted=0, expected=1.5)
 PLAIN = replace(
     OUTCOME,
     n_tokens=1,
     accepted=0,
     verified=0,
+    n_rows=1,
     report=PassReport(wall_s=0.04),
     wall_s=0.04,
     guessed=False,
     growing_s=0.0,
     draft_steps=0,
     expected=0.0,
-    path_nodes=(),
 )
 RIGHT, WRONG = replace(PLAIN, surest=[True]), replace(PLAIN, surest=[False])
 
@@ -373,11 +389,10 @@ def test_a_round_in_which_the_draft_read_the_text_teaches_nothing_of_later_ones(
     assert known.step_s == known.overhead_s == pytest.approx(0.05 * 0.040)
 
 
-def test_another_run_begins_where_one_left_off_and_doubts_it_soon() -> None:
+def test_another_run_begins_where_one_left_off() -> None:
     taught = rounds(begun(), *[OUTCOME] * 30)
     value = restored(taught.state())
-    assert value.credit.speedup == pytest.approx(taught.credit.speedup, rel=0.1)
-    assert value.credit.plain_tokens <= 6.001
+    assert value.credit.speedup == pytest.approx(taught.credit.speedup)
 
 
 @given(
@@ -412,7 +427,7 @@ def test_rows_of_prompts_are_not_charged_to_guesses() -> None:
     shared.share_pass(1, n_prompt_rows=32)
     pass_s = known.second(35)
     report = PassReport(wall_s=pass_s)
-    outcome = replace(OUTCOME, n_prompt_rows=32, verified=2, report=report, growing_s=0.0)
+    outcome = replace(OUTCOME, n_rows=35, verified=2, report=report, growing_s=0.0)
     alone_s = pass_s - known.second(33) + known.second(1)
     lost = rounds(shared, replace(outcome, wall_s=pass_s)).credit.lost
     assert lost == pytest.approx(alone_s / shared.costs.plain_s() - 3, abs=0.06)

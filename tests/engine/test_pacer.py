@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,10 +10,11 @@ from edgespec.engine.drafting.drafter import Guess
 from edgespec.engine.planning.pacer import (
     PACERS,
     BestFirstPacer,
-    Limits,
     LinearPacer,
     LLMCadPacer,
+    nodes_to_verify,
 )
+from edgespec.engine.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 
 WIDE = Limits(max_nodes=64, max_branches=32, max_depth=16)
@@ -127,7 +126,7 @@ def limits(draw: st.DrawFn) -> Limits:
 
 @given(trees(), limits())
 def test_a_selection_holds_the_root_and_every_parent(tree: TokenTree, limits: Limits) -> None:
-    selected = LLMCadPacer().select(tree, limits)
+    selected = nodes_to_verify(tree, limits)
     assert selected[0] == ROOT
     assert selected == sorted(selected)
     assert all(int(tree.parent[node]) in selected for node in selected[1:])
@@ -135,7 +134,7 @@ def test_a_selection_holds_the_root_and_every_parent(tree: TokenTree, limits: Li
 
 @given(trees(), limits())
 def test_a_selection_stays_within_the_limits(tree: TokenTree, limits: Limits) -> None:
-    selected = LLMCadPacer().select(tree, limits)
+    selected = nodes_to_verify(tree, limits)
     assert len(selected) <= limits.max_nodes
     assert tree.branch_count(selected) <= limits.max_branches
     assert tree.depth[selected].max() <= limits.max_depth
@@ -143,20 +142,6 @@ def test_a_selection_stays_within_the_limits(tree: TokenTree, limits: Limits) ->
 
 @given(trees(), st.integers(1, 30))
 def test_a_selection_has_the_highest_possible_confidence(tree: TokenTree, n: int) -> None:
-    selected = LLMCadPacer().select(tree, Limits(n, 32, 64))
+    selected = nodes_to_verify(tree, Limits(n, 32, 64))
     best = np.sort(tree.cumulative[: len(tree)])[::-1][:n]
     assert np.allclose(np.sort(tree.cumulative[selected])[::-1], best)
-
-
-@pytest.mark.parametrize("name", sorted(PACERS))
-def test_what_is_not_worth_a_place_in_the_pass_is_not_grown(name: str) -> None:
-    tree = forked(0.15)
-    hopeless = replace(WIDE, n_hidden=1, min_confidence=0.2)
-    assert PACERS[name]().extend(tree, [1], WIDE) == [1]
-    assert PACERS[name]().extend(tree, [1], hopeless) == []
-
-
-def test_what_a_pass_computes_while_it_reads_is_grown_however_unlikely() -> None:
-    hidden = replace(WIDE, n_hidden=2, min_confidence=0.2)
-    assert BestFirstPacer().extend(forked(0.15), [1], hidden) == [1]
-    assert BestFirstPacer().extend(forked(0.15, 0.1), [1, 2], hidden) == []

@@ -162,6 +162,17 @@ class Streamed(FakeModel):
         return PagingStats(segments=2, pinned_bytes=5, streamed_bytes=5)
 
 
+def test_another_budget_has_costs_of_its_own_and_keeps_the_others(tmp_path: Path) -> None:
+    target, draft = Streamed(), pair()[1]
+    memory = CalibrationFile(tmp_path, target.info, draft.info)
+    with Engine(target, draft, state_store=memory) as engine:
+        finish(engine.generate(PROMPT, GREEDY, 20))
+        engine.planner.see_budget(PagingStats(segments=2, pinned_bytes=8, streamed_bytes=2))
+        finish(engine.generate(PROMPT, GREEDY, 20))
+    places = [name.split(",")[0] for name in memory.recall() if name.startswith("rounds@")]
+    assert places == ["rounds@5 tenths streamed", "rounds@2 tenths streamed"]
+
+
 def spent_of(folder: Path, target: FakeModel, **rules: object) -> float:
     """Cost of guesses for the pair before a run, when the prompt is read."""
     draft = pair()[1]

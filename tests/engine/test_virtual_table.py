@@ -45,10 +45,11 @@ def test_texts_are_as_fast_as_ever() -> None:
     read it."""
     gains = {case: gain(case) for case in cases()}
     total = figures([*gains.values()])
-    assert total.mean >= 1.385
+    assert total.mean >= 1.395
     assert total.least >= 0.89
     assert total.n_below <= 3
     assert of(gains, "in memory", "good").mean >= 1.34
+    assert of(gains, "resident, repacked", "good").mean >= 1.06
     noisy = figures([one for case, one in gains.items() if "noisy" in case.machine])
     assert noisy.mean >= 1.15
 
@@ -115,10 +116,11 @@ def test_what_pays_is_found_within_a_dozen_tokens(machine: str) -> None:
 
 @pytest.mark.slow
 def test_texts_that_repeat_themselves_are_found_where_passes_are_noisy() -> None:
-    """Trials found none of them: 0.98 greedily, 1.00 where passes have a heavy tail."""
+    """Trials found none of them: 0.98 greedily, 1.00 where passes have a heavy tail; 1.107 while
+    the draft read what had been found without it."""
     gains = {case: gain(case) for case in repeating_cases()}
     total = figures([*gains.values()])
-    assert total.mean >= 1.09
+    assert total.mean >= 1.12
     assert total.n_below == 0
     assert figures([one for case, one in gains.items() if "tail" not in case.machine]).mean >= 1.1
 
@@ -138,4 +140,4 @@ def test_a_passage_that_comes_again_is_found_within_a_dozen_tokens(machine: str)
         if cost.accepted and n_tokens > 24:
             break
     assert n_tokens <= 24 + 12
-    assert drafted.tokens_per_s >= 1.1 * alone.tokens_per_s
+    assert drafted.tokens_per_s >= 1.15 * alone.tokens_per_s

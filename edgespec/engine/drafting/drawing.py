@@ -17,8 +17,9 @@ from edgespec.engine.drafting.drafter import Guess, Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.filters import Logits
-from edgespec.engine.planning.pacer import Limits, Pacer
+from edgespec.engine.planning.pacer import Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams, distribution
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import LanguageModel
 from edgespec.tree import Draws, TokenTree
 
@@ -150,13 +151,11 @@ class DrawnGrower(TreeGrower):
         own = dict(zip(draws.tokens.tolist(), draws.probabilities.tolist(), strict=True))
         chances = self._rates.chances(self._drafter.best_probability(key), len(draws.guesses))
         # all draws are verified, so draws that do not pay are dropped here by order, not by token
-        cumulative, n_hidden = float(tree.cumulative[node]), limits.n_hidden - len(tree)
-        hidden_min = self.min_share / limits.max_nodes
-        visible_min = max(hidden_min, 2 * limits.min_confidence)
+        cumulative, least = float(tree.cumulative[node]), self.min_share / limits.max_nodes
         guesses = [
             Guess(token, chance, own[token], self._drafter.source)
             for n, (token, chance) in enumerate(zip(draws.guesses, chances, strict=True))
-            if n == 0 or cumulative * chance >= (hidden_min if n < n_hidden else visible_min)
+            if n == 0 or cumulative * chance >= least
         ]
         kept = len(self._pacer.children(tree, node, guesses)) if guesses else 0
         guesses = guesses[: max(0, min(kept, n_nodes, n_branches))]

@@ -55,6 +55,8 @@ class Credit:
     or not; at most what guesses may cost."""
     n_right: int = 0
     """Right guesses so far of the latest of these lines."""
+    is_free: bool = False
+    """True while guesses that cost no draft step are right without others."""
     n_tokens: int = 0
     """Tokens generated so far."""
     room: int = 0
@@ -92,7 +94,7 @@ class Credit:
         if not beside:
             self.spent = self.spent_now
             self.pause = self.pause_left = self.n_tokens = self.room = 0
-            self.n_right = 0
+            self.n_right, self.is_free = 0, False
             self.granted = self.lost = self.proven = 0.0
         self.unread, self.room = n_unread, self.room + room
         self.grant(min(START_TOKENS, room), beside)

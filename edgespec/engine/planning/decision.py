@@ -16,22 +16,21 @@ from edgespec import theory
 from edgespec.engine.drafting.state_store import Numbers, recall, state_of
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.credit import LATER_SHARE, LINE, START_TOKENS, Credit
-from edgespec.engine.planning.pacer import Limits, most_probable
+from edgespec.engine.planning.pacer import most_probable
 from edgespec.engine.planning.pass_curve import Floats, octave
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
+from edgespec.engine.tree_limits import Limits
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 
 RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
 PRICES_STAND = 4
-"""Rounds for which prices stand at which no line of guesses would pay, or the text cannot afford a
-guess: deciding takes as long as a fiftieth of a small model's pass."""
+"""Rounds for which prices stand at which the text cannot afford a line of guesses that would pay:
+deciding takes as long as a fiftieth of a small model's pass."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
-MAX_RECALLED = 6.0
-"""Most tokens that the state of an earlier run counts for."""
 USUAL_SURENESS = 0.9
 """Confidence of guesses that are yet to be drafted, as far as drafted ones do not tell."""
 MAX_LINE = 16
@@ -96,11 +95,16 @@ class RoundPlanner:
         """
         if tokens is None:
             tokens = theory.tree_tokens(np.arange(self.max_rows, dtype=np.float64))
-        known, n_guesses = self.costs, np.arange(len(tokens))
-        seconds = known.curve.seconds(self.n_texts * (1 + n_guesses)) + n_guesses * known.step_s
-        seconds += np.where(n_guesses, known.overhead_s, known.plain_overhead_s)
+        seconds = self._line_s(len(tokens))
         best = int((tokens / np.maximum(seconds, 1e-9)).argmax())
         return Point(1 + best, best, float(tokens[best]) - 1, float(seconds[best]))
+
+    def _line_s(self, n_lines: int) -> Floats:
+        """Seconds of rounds that draft a line of 0, 1, 2, ... guesses for each text."""
+        known, n_guesses = self.costs, np.arange(n_lines)
+        pass_s = known.curve.seconds(self.n_texts * (1 + n_guesses))
+        rest_s = np.where(n_guesses, known.overhead_s, known.plain_overhead_s)
+        return np.asarray(pass_s + n_guesses * known.step_s + rest_s)
 
     # Before a round
 
@@ -112,45 +116,48 @@ class RoundPlanner:
     def choose(self) -> float:
         """The most seconds that guesses may cost in the next round; 0 if it has none.
 
-        It guesses if the price of one row is reliable, guesses do not pause, the text can afford at
-        least one of them, the best line would pay if it were right as often as usual, and what the
-        draft has to read first takes less time than guesses will save.
+        It guesses if the price of one row is reliable, guesses do not pause and do without the
+        draft, the text can afford a line that would pay if it were right as often as usual, and
+        what the draft has to read first takes less time than guesses will save. A round risks the
+        shortest such line, or more where more may be lost or guesses were right.
         """
         if not self.may_step_aside:
             return math.inf
         known, credit, n_texts = self.costs, self.credit, self.n_texts
-        if credit.pause_left or not known.is_sure:
+        credit.is_free = credit.is_free and self._proven_s > 0
+        if credit.pause_left or credit.is_free or not known.is_sure:
             return 0.0
         plain_s, reading_s = known.plain_s(n_texts), known.reading_s(credit.unread)
-        risk_s = credit.left * plain_s - reading_s
-        row_s = known.curve.second(n_texts + 1) - known.curve.second(n_texts)
-        one_guess_s = known.step_s + known.overhead_s + row_s
-        if risk_s < one_guess_s:
+        n_lines = min(MAX_LINE, self.max_rows // n_texts)
+        tokens = n_texts * np.cumsum(USUAL_SURENESS ** np.arange(max(1, n_lines)))
+        seconds = self._line_s(len(tokens))
+        promises, costs_s = tokens * plain_s / seconds, seconds - seconds[0]
+        left_s = credit.left * plain_s - reading_s
+        affordable = np.flatnonzero((promises > 1 + 1e-9) & (costs_s <= left_s))
+        if not affordable.size:
             credit.pause_left = PRICES_STAND
             return 0.0
-        n_most = max(0, min(MAX_LINE, self.max_rows // n_texts - 1))
-        line = self.plan_score(np.cumsum(USUAL_SURENESS ** np.arange(1 + n_most)))
-        if not line.n_steps:
-            credit.pause_left = PRICES_STAND
-            return 0.0
-        promise = n_texts * (1 + line.accepted) * plain_s / line.seconds
-        gain = 1 - 1 / credit.speedup if credit.pays else (1 - 1 / promise) / 2
+        gain = 1 - 1 / credit.speedup if credit.pays else (1 - 1 / promises.max()) / 2
         expected_tokens = min(credit.room, max(START_TOKENS * n_texts, credit.n_tokens))
         if reading_s > gain * expected_tokens * plain_s:
             return 0.0
-        return max(RISK_SHARE * risk_s, one_guess_s, credit.proven * plain_s)
+        return float(max(RISK_SHARE * left_s, costs_s[affordable[0]], credit.proven * plain_s))
 
     def choose_free(self) -> float:
         """The most seconds that guesses which cost no draft step may cost in the next round, where
         others are not made: what unverified ones have proven to save; 0 if it has none."""
-        known, credit = self.costs, self.credit
-        if not self.may_step_aside or not known.is_sure:
-            return 0.0
-        risk_s = credit.proven * known.plain_s()
-        if risk_s < known.overhead_s + known.curve.second(2) - known.curve.second(1):
-            return 0.0
-        credit.unread = 0  # the draft does not read
+        risk_s = self._proven_s if self.may_step_aside else 0.0
+        if risk_s:
+            self.credit.is_free, self.credit.unread = True, 0  # the draft does not read
         return risk_s
+
+    @property
+    def _proven_s(self) -> float:
+        """Seconds that lines of the surest guesses would have saved; 0 if less than a row takes."""
+        known = self.costs
+        proven_s = self.credit.proven * known.plain_s()
+        row_s = known.curve.second(2) - known.curve.second(1)
+        return proven_s if known.is_sure and proven_s >= known.overhead_s + row_s else 0.0
 
     @property
     def _prompts_s(self) -> float:
@@ -186,15 +193,6 @@ class RoundPlanner:
             return Point(n_rows, 0, accepted, self.costs.curve.second(n_rows))
         return self._best(risk_s, so_far, ())
 
-    def min_confidence(self) -> float:
-        """Least cumulative confidence of guesses that need no draft step: those that bring at least
-        half of what their row costs."""
-        if self.stop_rule is not None or not self.credit.rounds:
-            return 0.0
-        compute_s, n_rows = self.costs.curve.compute_s, self.max_rows
-        row_s = (compute_s(n_rows) - compute_s(1)) / max(1, n_rows - 1)
-        return float(0.5 * row_s * self.rate)
-
     def n_hidden(self, most: int | None = None) -> int:
         """Number of rows, up to `most`, whose compute time is hidden by the reads of a pass; 0
         before one was measured."""
@@ -205,50 +203,44 @@ class RoundPlanner:
         """The best point from here on whose guesses cost at most `risk_s`, with no further step or
         as many as one of `horizons`."""
         tree, spent_s, known = so_far.tree, so_far.draft_s, self.costs
-        n_grown = horizons[-1] * so_far.n_ends if horizons else 0
-        order, rows = self._rows(tree, n_grown)
-        ranked = tree.cumulative[order]
-        expected = np.cumsum(ranked) - 1.0
+        open_nodes = list(so_far.open_nodes) if horizons else []
+        best_first = np.argsort(-tree.cumulative[open_nodes], kind="stable")
+        ends = [open_nodes[n] for n in best_first[: so_far.n_ends]]
+        # the grid of candidates: [further steps, rows]
+        steps = np.array([*horizons[::-1], 0] if ends else [0])[:, np.newaxis]
+        order, rows = self._rows(tree, len(ends) * int(steps[0, 0]))
         n_other_rows = self.n_texts - 1 + self.n_prompt_rows
-        max_rows = min(self.max_rows, self.n_texts * known.curve.experts.max_rows)
-        most = max(1, min(max_rows - n_other_rows, len(rows)))
-        rows = rows[:most] + n_other_rows
-        pass_s = known.curve.seconds(rows) + known.overhead_s - self._prompts_s
+        max_rows = min(self.max_rows, self.n_texts * known.curve.experts.max_rows) - n_other_rows
+        n_rows = np.arange(1, 1 + max(1, min(max_rows, len(rows))))
+        n_drafted = n_rows - len(ends) * steps
+
+        ranked = tree.cumulative[order]
+        # a further guess is as sure as those before it, and two that are as sure as usual
+        chances, further = tree.cumulative[ends], np.arange(steps[0, 0] + 1)
+        sureness = (USUAL_SURENESS**2 * chances) ** (1 / (2 + tree.depth[ends]))
+        line = chances @ (np.cumsum(sureness[:, np.newaxis] ** further, axis=1) - 1.0)
+        expected = np.cumsum(ranked) - 1.0
+        accepted = expected[n_drafted.clip(1, len(order)) - 1] + line[steps]
+
+        pass_s = known.curve.seconds(rows[: len(n_rows)] + n_other_rows) + known.overhead_s
+        pass_s -= self._prompts_s
         # steps of this round tell of the next ones, as the caches are as cold, and others as busy
         step_s = (KNOWN_STEPS * known.step_s + spent_s) / (KNOWN_STEPS + so_far.draft_steps)
+        seconds = pass_s - -steps // so_far.step_depth * step_s
         late, late_s = self.credit.tokens, self.credit.plain_tokens * known.plain_s(self.n_texts)
-        best, best_value = Point(1, 0, 0.0, float(pass_s[0])), -math.inf
+        values = (late + self.n_texts + accepted) / np.maximum(late_s + spent_s + seconds, 1e-9)
 
-        def consider(n_steps: int, accepted: NDArray[np.float64], first_row: int) -> None:
-            nonlocal best, best_value
-            steps_s = -(-n_steps // so_far.step_depth) * step_s
-            seconds = pass_s[first_row - 1 : first_row - 1 + len(accepted)] + steps_s
-            values = (late + self.n_texts + accepted) / np.maximum(late_s + spent_s + seconds, 1e-9)
-            if tree.draws:  # drawn guesses must all be verified
-                values[: len(order) + n_steps - first_row] = -math.inf
-            at_risk_s = seconds - pass_s[0]
-            values[at_risk_s > max(0.0, risk_s - spent_s)] = -math.inf
-            at = len(values) - 1 - int(values[::-1].argmax())
-            if values[at] > best_value + 1e-12:
-                best_value = float(values[at])
-                best = Point(first_row + at, n_steps, float(accepted[at]), float(seconds[at]))
-
-        consider(0, expected[:most], 1)
-        if horizons and so_far.open_nodes:
-            open_nodes = list(so_far.open_nodes)
-            best_first = np.argsort(-tree.cumulative[open_nodes], kind="stable")
-            ends = [open_nodes[n] for n in best_first[: so_far.n_ends]]
-            rank = int((ranked >= tree.cumulative[ends[0]]).sum())
-            # a further guess is as sure as those before it, and two that are as sure as usual
-            chances, longest = tree.cumulative[ends], np.arange(1, horizons[-1] + 1)
-            sureness = (USUAL_SURENESS**2 * chances) ** (1 / (2 + tree.depth[ends]))
-            line = chances @ np.cumsum(sureness[:, None] ** longest, axis=1)
-            for n_steps in horizons:
-                n_rows = n_steps * len(ends)
-                end = most - n_rows
-                if end >= rank:
-                    consider(n_steps, expected[rank - 1 : end] + line[n_steps - 1], rank + n_rows)
-        return best
+        # further guesses stand below the best end; drawn ones must all be verified
+        rank = (ranked >= chances.max(initial=0.0)).sum()
+        fewest = len(order) if tree.draws else np.where(steps, rank, 1)
+        is_possible = (n_drafted >= fewest) & (n_drafted <= len(order))
+        is_possible &= seconds - pass_s[0] <= max(0.0, risk_s - spent_s)
+        values[~is_possible] = 0.0
+        # of equally good ones the most rows with the fewest steps
+        at = np.flatnonzero(values.ravel() >= values.max() - 1e-12)[-1]
+        n_steps, n = int(steps[at // len(n_rows), 0]), int(at % len(n_rows))
+        its_tokens, its_s = accepted.flat[at], seconds.flat[at]
+        return Point(1 + n, n_steps, float(its_tokens), float(its_s))
 
     def _rows(self, tree: TokenTree, n_grown: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Nodes in descending order of probability, and the rows of passes over the first 1, 2, ...
@@ -307,6 +299,7 @@ class RoundPlanner:
         """Learn from a round."""
         known, credit = self.costs, self.credit
         known.see_costs(outcome)
+        credit.is_free &= outcome.guessed and outcome.n_tokens > outcome.n_texts
         if not outcome.guessed:
             credit.fade()
             credit.pause_left = max(0, credit.pause_left - 1)
@@ -318,7 +311,8 @@ class RoundPlanner:
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens
             if self.stop_rule is not None:
-                self.stop_rule = self.stop_rule.observe(outcome)
+                for told in outcome.feedback:
+                    self.stop_rule = self.stop_rule.observe(told)
         if outcome.surest and outcome.n_texts == 1:
             line_s = known.curve.second(1 + LINE) - known.curve.second(1)
             for is_right in outcome.surest:
@@ -355,7 +349,5 @@ class RoundPlanner:
     def restore(self, numbers: Numbers) -> None:
         """Take the state of an earlier run, before the first round; invalid numbers are ignored."""
         if numbers:
-            known, credit = self.costs, self.credit
-            known.curve.restore(numbers)
-            recall(numbers, known, credit)
-            credit.fade(min(1.0, MAX_RECALLED / max(credit.plain_tokens, 1e-9)))
+            self.costs.curve.restore(numbers)
+            recall(numbers, self.costs, self.credit)

@@ -55,8 +55,6 @@ class PassCurve:
     """Observation variance of passes faster than expected."""
     min_variance: ClassVar[float] = 0.003
     """Lower bound of a knot's variance."""
-    sure_variance: ClassVar[float] = 0.0066
-    """Variance after three passes that were not slower than expected."""
     drift_variance: ClassVar[float] = 0.004
     """Increase of the slowdown's variance per pass."""
     guessed_slope: ClassVar[float] = 0.1
@@ -86,6 +84,8 @@ class PassCurve:
     """Current compute time relative to the knots; 0 before this run's first pass."""
     slowdown_variance: float = 0.0
     """Variance of the logarithm of `measured_slowdown`."""
+    n_passes: int = 0
+    """Passes of rounds in this run."""
     n_context: int = 0
     """Tokens of context to which the knots apply."""
     _points: tuple[list[float], list[float], float] | None = None
@@ -109,14 +109,11 @@ class PassCurve:
 
     @property
     def is_sure(self) -> bool:
-        """True if the time of a pass over one row is reliable: after three passes, after two with
-        the state of an earlier run, or at once if reading takes longer than computing."""
+        """True if the time of a pass over one row is reliable: after three passes, or at once if
+        reading takes longer than computing."""
         if self.read_s and self.read_s > self.compute_s(1):
             return True
-        if self.slowdown_variance >= self.initial_variance:
-            return False
-        knots = zip(self.knot_rows.tolist(), self.knot_variance.tolist(), strict=True)
-        return next((variance for rows, variance in knots if rows), 1.0) < self.sure_variance
+        return self.n_passes >= 3
 
     # The curve
 
@@ -185,6 +182,7 @@ class PassCurve:
         """Learn from a pass over `n_rows`; one beside drafting teaches no compute time."""
         rest_s = report.wall_s - report.choice_stall_s
         self._see_reads(rest_s, report.stall_s - report.choice_stall_s, report.read_s)
+        self.n_passes += 1
         if not drafted_beside:
             self.experts.see_pass(n_rows, report)
             self._see_compute(n_rows, max(0.0, report.wall_s - report.stall_s))

@@ -9,7 +9,6 @@ import math
 
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.state_store import Learnt, Numbers, StateStore, renewed
-from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.engine.planning.pass_curve import PassCurve
@@ -55,82 +54,62 @@ class StoredPlanner(RoundPlanner):
             may_step_aside=settings.step_aside,
             may_overlap=settings.may_overlap,
             max_rows=settings.max_nodes(info),
-            lines=None if info.tree_capable else settings.rules_for(info).line_limits,
+            lines=None if info.tree_capable else settings.limits_for(info),
             timed_rows=TIMED_ROWS if times_passes and settings.step_aside else (),
         )
         self._grower = grower
-        self._state_store = state_store
-        n_threads = (info.n_threads, draft_info.n_threads if draft_info else 0)
+        self._state_store = state_store if grower is not None else None
+        n_threads = [each.n_threads for each in (info, draft_info) if each is not None]
         threads = "+".join(str(n) for n in n_threads if n)
-        latency_ms = _power_of_two(1e3 * info.latency_s) if info.latency_s else 0
-        self._tenths = streamed_tenths(target.paging())
-        self._read_bytes_per_s = 0.0
-        self._rest = threads and f", {threads} threads"
-        self._rest += f", {latency_ms} ms away" if latency_ms else ""
-        self._rest += settings.unusual and f", {settings.unusual}"
+        away = f"{_power_of_two(1e3 * info.latency_s)} ms away" if info.latency_s else ""
+        self._conditions = [threads and f"{threads} threads", away, settings.unusual]
+        self._paging = target.paging()
+        self._speed = ""
+        """Speed of reads. It is rounded to powers of two, as a disk's varies by 10 to 20 %."""
         self._recalled: Learnt = {}
-        self._recalled_name = ""
-        self._has_seen_rounds = False
-        if state_store is not None and grower is not None:
-            self._recalled = state_store.recall()
+        if self._state_store is not None and grower is not None:
+            self._recalled = self._state_store.recall()
             grower.mixer.load_state_dict(self._recalled.get(CONFIDENCES, {}))
-            self._recall_costs()
+            self.restore(self._recalled.get(self._name, {}))
 
     @property
     def _name(self) -> str:
         """Name of the costs: where the weights are, how fast they are read, threads and settings.
 
-        Empty until the speed of reads is known. It is rounded to powers of two, as a disk's speed
-        varies by 10 to 20 %.
+        Empty until the speed of reads is known.
         """
-        if not self._tenths:
-            return share_name(0) + self._rest
-        speed = f", {_power_of_two(self._read_bytes_per_s / 1e6)} MB/s{self._rest}"
-        return share_name(self._tenths) + speed if self._read_bytes_per_s else ""
+        tenths = streamed_tenths(self._paging)
+        if tenths and not self._speed:
+            return ""
+        speed = self._speed if tenths else ""
+        return ", ".join(filter(None, [share_name(tenths), speed, *self._conditions]))
 
     def see_prompt(self, report: PassReport, n_context: int | None = None) -> None:
-        if self._grower is not None:
-            super().see_prompt(report, n_context)
-            self._see_reads(report)
-            self._recall_costs()
-
-    def see_round(self, outcome: RoundOutcome) -> None:
-        """Learn from a round. After the first one, costs of earlier runs are no longer loaded."""
-        if self._grower is not None:
-            self._has_seen_rounds = True
-            self._see_reads(outcome.report)
-            super().see_round(outcome)
-
-    def _see_reads(self, report: PassReport) -> None:
-        if report.bytes_read > 0 and report.read_s > 0:
-            self._read_bytes_per_s = report.bytes_read / report.read_s
+        """Learn from reading a prompt, with a grower; the first one tells the speed of reads."""
+        if self._grower is None:
+            return
+        super().see_prompt(report, n_context)
+        if report.bytes_read and report.read_s and not self._speed:
+            self._speed = f"{_power_of_two(report.bytes_read / report.read_s / 1e6)} MB/s"
+            self.restore(self._recalled.get(self._name, {}))
 
     def see_budget(self, paging: PagingStats) -> None:
         """Go on with another share of streamed weights, with the costs of an earlier run if known.
 
         Otherwise what was learnt adapts.
         """
-        tenths = streamed_tenths(paging)
-        if tenths != self._tenths:
+        if streamed_tenths(paging) != streamed_tenths(self._paging):
             self.keep()
-            self._tenths = tenths
+            self._paging = paging
             self.restore(self._recalled.get(self._name, {}))
 
     def keep(self) -> None:
         """Store the learnt state for the next run."""
-        if self._state_store is None or self._grower is None:
-            return
-        learnt = {CONFIDENCES: self._grower.mixer.state_dict()}
-        if name := self._name:
-            learnt[name] = self.state()
-        self._state_store.keep(renewed(self._recalled, learnt))
-
-    def _recall_costs(self) -> None:
-        """Load the costs that an earlier run stored under the current name."""
-        name = self._name
-        if not self._has_seen_rounds and name != self._recalled_name:
-            self._recalled_name = name
-            self.restore(self._recalled.get(name, {}))
+        if self._state_store is not None and self._grower is not None:
+            learnt = {CONFIDENCES: self._grower.mixer.state_dict()}
+            learnt |= {name: self.state() for name in [self._name] if name}
+            self._recalled = renewed(self._recalled, learnt)
+            self._state_store.keep(self._recalled)
 
 
 def streamed_tenths(paging: PagingStats) -> int:
