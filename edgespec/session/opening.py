@@ -51,6 +51,10 @@ MOST_FOR_LOOKUPS = 1.05
 """Most that a pass may read, relative to one without guesses, for their buffers' sake: text that
 repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B, decision 0130)."""
 
+GROWTH_OF_PREPARING = 0.5
+"""Share of what preparing allocated by which the process may grow, through fragments of its heap,
+where that is done two times again: 0.27 to 0.36 with an ONNX graph of 30 layers (45 MiB)."""
+
 
 def plan(
     settings: LoadSettings | str | Path,
@@ -101,6 +105,8 @@ class _Opening(Closeable):
         self._trace = trace
         self._budget_bytes = process.resolve_budget(settings.memory_budget)
         self._prepared: list[PreparedModel] = []
+        self._prepared_bytes = 0
+        """Bytes that preparing the models allocated, their graphs and vocabularies."""
         self._chose_lookup = False
         """Guesses come from the text because that is the default of a target that pages alone."""
         self._own_notes: tuple[str, ...] = ()
@@ -109,6 +115,7 @@ class _Opening(Closeable):
         self._began = time.perf_counter()
         self._cleanup = ExitStack()
         self._worker = self._cleanup.enter_context(Worker())
+        self._cleanup.callback(self._close_prepared)
 
     def close(self) -> None:
         self._cleanup.close()
@@ -247,9 +254,7 @@ class _Opening(Closeable):
             check_head(settings, target, draft)
             if target.info.n_slots > 1:  # a head follows one text
                 target.close()
-                target = runtime.prepare(replace(request, n_slots=1))
-                self._cleanup.callback(target.close)
-                self._prepared[0] = target
+                self._prepared[0] = target = runtime.prepare(replace(request, n_slots=1))
             assert isinstance(target, OffersFeatures)
             target.offer_features(draft.feature_layers, draft.feature_values)
 
@@ -280,7 +285,6 @@ class _Opening(Closeable):
 
     def _adopt(self, prepared: PreparedModel) -> PreparedModel:
         self._prepared.append(prepared)
-        self._cleanup.callback(prepared.close)
         return prepared
 
     def _plan(self) -> MemoryPlan:
@@ -303,11 +307,19 @@ class _Opening(Closeable):
 
     def _looking_up(self, alone: MemoryPlan) -> MemoryPlan:
         """The plan of a target without a draft that guesses from the text if it pages; `alone` if
-        the settings say otherwise, or if the buffers of guesses take too much from the weights."""
+        the settings say otherwise, or if the buffers of guesses take too much from the weights.
+
+        Near the smallest budget nothing is tried: a target that has been prepared again needs more.
+        """
         rules = self._engine_settings
         if rules.lookup is not None or rules.draws_guesses or not alone.paged:
             return alone
         if not self._prepared[0].info.tree_capable:
+            return alone
+        room_bytes = self._budget_bytes - alone.smallest_bytes
+        if not isinstance(self._prepared[0], ChangesNodes):
+            room_bytes -= int(GROWTH_OF_PREPARING * self._prepared_bytes)
+        if room_bytes < 0:
             return alone
         self._chose_lookup, self._engine_settings = True, rules.but(lookup=True)
         with suppress(BudgetError):
@@ -322,6 +334,7 @@ class _Opening(Closeable):
         again if its runtime needs it only once."""
         target, request = self._prepared[0], self._target_request()
         if not isinstance(target, ChangesNodes):
+            del target  # its graph must not stay while it is prepared again
             self._close_prepared()
             return self._planned()
         target.change_nodes(request.max_nodes, request.max_branches, request.fewer_nodes)
@@ -397,7 +410,9 @@ class _Opening(Closeable):
         self._prepared.clear()
 
     def _planned(self) -> MemoryPlan:
+        before_bytes = heap.allocated_bytes()
         self._prepare()
+        self._prepared_bytes = heap.allocated_bytes() - before_bytes
         return self._placed()
 
     def _placed(self) -> MemoryPlan:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 
 import edgespec
 from edgespec.engine.settings import EngineSettings
-from edgespec.memory import process
+from edgespec.memory import heap, process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import opening
@@ -57,6 +61,37 @@ def test_the_smallest_budget_still_works(monkeypatch: pytest.MonkeyPatch) -> Non
     assert planned(budget).paged
     monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", 0.0)  # their buffers would take too much
     assert planned(budget).paged and planned(budget).max_nodes == 1
+
+
+@pytest.mark.usefixtures("_fixed_process")
+def test_what_was_prepared_before_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its graph stayed in memory, and the smallest budget of an ONNX model was refused."""
+    prepared, alive = [], []
+    adopt = opening._Opening._adopt
+
+    def counted(self: Any, model: Any) -> Any:
+        gc.collect()
+        alive.append(sum(one() is not None for one in prepared))
+        prepared.append(weakref.ref(model))
+        return adopt(self, model)
+
+    budget = least() + MIB
+    monkeypatch.setattr(opening, "ChangesNodes", weakref.WeakSet)  # of no runtime
+    monkeypatch.setattr(opening._Opening, "_adopt", counted)
+    monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", 0.0)
+    planned(budget)
+    assert alive == [0, 0, 0]
+
+
+@pytest.mark.usefixtures("_fixed_process")
+def test_near_the_smallest_budget_nothing_is_prepared_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = least() + MIB
+    monkeypatch.setattr(opening, "ChangesNodes", weakref.WeakSet)  # of no runtime
+    taken = iter((0, 2 * MIB + 4096))
+    monkeypatch.setattr(heap, "allocated_bytes", lambda: next(taken))
+    assert planned(budget).max_nodes == 1
 
 
 @pytest.mark.usefixtures("_fixed_process")
