@@ -1,4 +1,4 @@
-"""What is known of a graph by its bytes is inferred once for all tests that prepare it."""
+"""Shapes of a graph are inferred once for all tests that prepare the same bytes."""
 
 from __future__ import annotations
 
