@@ -12,7 +12,7 @@ from edgespec.bench.bench_report import (
     SkippedMode,
 )
 from edgespec.bench.runs import Decoded
-from edgespec.bench.summary import Row, spread, summarise
+from edgespec.bench.summary import FinishedRun, spread, summarise
 from edgespec.values import RoundCost, SourceStats
 
 MB = 10**6
@@ -33,7 +33,7 @@ def row(
     accepted: Sequence[int] = (0, 0, 0, 0),
     pass_bytes: int = 100 * MB,
     sources: Sequence[SourceStats] = (),
-) -> Row:
+) -> FinishedRun:
     """A run with a round for each entry of `accepted`."""
     rounds = tuple(round_cost(n) for n in accepted)
     decoded = Decoded(
@@ -48,10 +48,10 @@ def row(
         notes=(),
         sources=tuple(sources),
     )
-    return Row(mode, prompt, repetition, decoded)
+    return FinishedRun(mode, prompt, repetition, decoded)
 
 
-def report(rows: Sequence[Row], raw_bytes_per_s: float = 300.0 * MB) -> BenchReport:
+def report(rows: Sequence[FinishedRun], raw_bytes_per_s: float = 300.0 * MB) -> BenchReport:
     modes = list(dict.fromkeys(row.mode for row in rows))
     return BenchReport(
         command="edgespec bench --modes <all>",

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {
-    "concurrency", "errors", "extras", "files", "settings", "tables", "theory", "tracing",
+    "concurrency", "errors", "extras", "files", "reports", "settings", "theory", "tracing",
     "tree", "values",
 }  # fmt: skip
 PORTS = CORE | {"ports"}

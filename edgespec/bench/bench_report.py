@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from edgespec.bench.summary import ModeSummary, Row, Spread
+from edgespec.bench.summary import FinishedRun, ModeSummary, Spread
 from edgespec.memory import process
 
 
@@ -83,7 +83,7 @@ class BenchReport:
     failures: Sequence[SkippedMode]
     """Failed runs."""
     notes: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[FinishedRun]
     sampling: Mapping[str, Any] | None = None
     """Sampling of modes with a temperature; None if all were greedy."""
 

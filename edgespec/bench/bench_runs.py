@@ -17,7 +17,7 @@ from edgespec.bench.bench_report import SkippedMode
 from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import Mode
 from edgespec.bench.runs import Decoded, RawRead
-from edgespec.bench.summary import Row
+from edgespec.bench.summary import FinishedRun
 from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
@@ -77,7 +77,7 @@ class Bench:
 class Results:
     """Outcomes of all runs."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[FinishedRun] = field(default_factory=list)
     raw: list[RawRead] = field(default_factory=list)
     failures: list[SkippedMode] = field(default_factory=list)
 
@@ -215,9 +215,9 @@ def _mode(bench: Bench, turn: ScheduledRun) -> Mode:
     return next(mode for mode in bench.modes if mode.name == turn.mode)
 
 
-def _row(bench: Bench, turn: ScheduledRun, decoded: Decoded) -> Row:
+def _row(bench: Bench, turn: ScheduledRun, decoded: Decoded) -> FinishedRun:
     draft = _mode(bench, turn).draft
-    return Row(
+    return FinishedRun(
         mode=turn.mode,
         prompt=bench.prompts[turn.prompt].name,
         repetition=turn.repetition,

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from edgespec.bench.modes import Mode
 from edgespec.bench.runs import Decoded
 from edgespec.values import SourceStats, total_sources
 
@@ -23,7 +24,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FinishedRun:
     """One finished run. Runs with the same prompt and repetition ran one after the other."""
 
     mode: str
@@ -110,8 +111,30 @@ def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> 
     return tokens_per_pass * raw_bytes_per_s / pass_bytes
 
 
+def summaries(
+    rows: Sequence[FinishedRun], modes: Sequence[Mode], raw_bytes_per_s: float
+) -> tuple[ModeSummary, ...]:
+    """Summaries of `modes`, which are compared at the same temperature and number of texts.
+
+    A library draws with random numbers of its own, so that only greedy texts are also the engine's.
+    """
+    groups = dict.fromkeys((mode.temperature, mode.n_texts) for mode in modes)
+    return tuple(
+        summary
+        for temperature, n_texts in groups
+        for group in [[m for m in modes if (m.temperature, m.n_texts) == (temperature, n_texts)]]
+        for summary in summarise(
+            rows,
+            [mode.name for mode in group],
+            raw_bytes_per_s,
+            temperature,
+            [mode.name for mode in group if not temperature or mode.engine is not None],
+        )
+    )
+
+
 def summarise(
-    rows: Sequence[Row],
+    rows: Sequence[FinishedRun],
     modes: Sequence[str],
     raw_bytes_per_s: float,
     temperature: float = 0.0,
@@ -142,7 +165,9 @@ def summarise(
 _Reference = dict[tuple[str, int], Decoded]
 
 
-def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: float) -> ModeSummary:
+def _summarise(
+    rows: Sequence[FinishedRun], reference: _Reference, raw_bytes_per_s: float
+) -> ModeSummary:
     """The summary of a mode without its agreement."""
     runs = [row.decoded for row in rows]
     n_tokens, n_passes = sum(len(run.tokens) for run in runs), sum(run.passes for run in runs)
@@ -175,7 +200,7 @@ def _summarise(rows: Sequence[Row], reference: _Reference, raw_bytes_per_s: floa
     )
 
 
-def _ratio(rows: Sequence[Row], reference: _Reference) -> Spread | None:
+def _ratio(rows: Sequence[FinishedRun], reference: _Reference) -> Spread | None:
     """Ratios to the reference's paired runs, so that drift between repetitions cancels out."""
     ratios = [
         row.decoded.tokens_per_s / other.tokens_per_s
@@ -185,7 +210,7 @@ def _ratio(rows: Sequence[Row], reference: _Reference) -> Spread | None:
     return spread(ratios) if ratios else None
 
 
-def _agreement(rows: Sequence[Row], reference: _Reference) -> TextAgreement:
+def _agreement(rows: Sequence[FinishedRun], reference: _Reference) -> TextAgreement:
     """Agreement summed over the runs that have a reference."""
     found = [
         agreement(tokens, theirs)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgespec.bench.bench_report import BenchReport
-from edgespec.bench.summary import ModeSummary, Row
+from edgespec.bench.summary import FinishedRun, ModeSummary
+from edgespec.reports import Column, Report, Row, Table, table_of
 from edgespec.settings.units import format_duration, format_size
-from edgespec.tables import Column, Table, aligned
 
 MB = 1e6
 
 
-def run_line(row: Row, number: int, n_runs: int, left_s: float) -> str:
+def run_line(row: FinishedRun, number: int, n_runs: int, left_s: float) -> str:
     """The line of a finished run."""
     run = row.decoded
     passes = f"{len(run.tokens) / max(run.passes, 1):.2f} per pass"
@@ -57,25 +57,22 @@ def figure(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def summary_table(report: BenchReport, width: int | None = None) -> list[str]:
-    """Lines of the final table, with settings and explanations; columns beyond `width` follow on
-    lines of their own."""
-    table = Table(_columns(report.reference or ""), report.modes)
+def summary(report: BenchReport) -> Report:
+    """The final table, with settings and explanations; in JSON all of the report."""
     raw = report.raw_bytes_per_s
-    return [
-        *setting_lines(report),
-        "",
-        *table.lines(width),
-        f"raw: {raw.median / MB:.0f} MB/s ({raw.least / MB:.0f} - {raw.most / MB:.0f}) of plain "
-        "direct reads",
-        "",
-        *curve_lines(report, width),
-        *source_lines(report),
-        *reading_lines(report),
-    ]
+    return Report(
+        Row(value=report, format=[*setting_lines(report), ""]),
+        Row(value=Table(_columns(report.reference or ""), report.modes)),
+        Row(
+            format=f"raw: {raw.median / MB:.0f} MB/s ({raw.least / MB:.0f} - {raw.most / MB:.0f}) "
+            "of plain direct reads\n"
+        ),
+        Row(value=curve(report)),
+        Row(format=[*source_lines(report), *reading_lines(report)]),
+    )
 
 
-def curve_lines(report: BenchReport, width: int | None = None) -> list[str]:
+def curve(report: BenchReport) -> Report:
     """Table of tokens per second by mode and number of texts; empty for single texts."""
     rates: dict[str, dict[int, str]] = {}
     for mode in report.modes:
@@ -84,12 +81,12 @@ def curve_lines(report: BenchReport, width: int | None = None) -> list[str]:
             by_number = rates.setdefault(mode.variant, {})
             by_number[mode.n_texts] = f"{figure(together)} ({figure(each)})"
     if not rates:
-        return []
+        return Report()
     numbers = sorted({number for by_number in rates.values() for number in by_number})
-    rows = [["mode", *map(str, numbers)]]
-    rows += [[name, *(cells.get(n, "-") for n in numbers)] for name, cells in rates.items()]
+    cells = [[name, *(by_number.get(n, "-") for n in numbers)] for name, by_number in rates.items()]
+    table = table_of(["mode", *map(str, numbers)], cells)
     title = "tokens/s of all texts together (and of each), prompts included, by texts at once:"
-    return [title, *aligned(rows, [True, *(False for _ in numbers)], width), ""]
+    return Report(Row(format=title), Row(value=table), Row(format=""))
 
 
 def source_lines(report: BenchReport) -> list[str]:

@@ -12,18 +12,16 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from edgespec.errors import BudgetError, EdgespecError
+from edgespec.files.named_errors import named
+from edgespec.reports import Report, wrapped
 from edgespec.settings.units import format_duration
-from edgespec.tables import wrapped
-from edgespec.values import GenerationResult, TokenEvent
-
-if TYPE_CHECKING:
-    from edgespec.engine.generation import Generation
+from edgespec.values import TokenEvent
 
 ColorMode = Literal["auto", "always", "never"]
 
@@ -117,14 +115,12 @@ class Console:
         """Columns of the terminal that stdout is; None for a file or pipe."""
         return _width(self._out)
 
-    def result(
-        self, args: argparse.Namespace, report: Mapping[str, Any], lines: Iterable[str]
-    ) -> None:
-        """Write a command's result: the report as JSON with --json, otherwise lines of text."""
+    def result(self, args: argparse.Namespace, report: Report) -> None:
+        """Write a command's result, as JSON with --json, otherwise as text."""
         if "json" in args:
-            self.json(report)
+            self.json(report.as_dict())
         else:
-            self.write("\n".join(lines))
+            self.write("\n".join(report.lines(self.width)))
 
     def write(self, text: str) -> None:
         """Write a result, such as a table, on lines of its own, which fit into a terminal."""
@@ -171,21 +167,8 @@ class Console:
             self._progress.show(what, share, with_rest=True, counts=counts)
 
     def end_of_progress(self) -> None:
+        """Remove the progress line before something else writes to the terminal."""
         self._progress.clear()
-
-
-def follow(
-    events: Generation | Generator[TokenEvent, None, GenerationResult],
-    show: Callable[[TokenEvent], None],
-) -> GenerationResult:
-    """Show every event and return the result; always closes the generation."""
-    with closing(events):
-        while True:
-            try:
-                show(next(events))
-            except StopIteration as end:
-                result: GenerationResult = end.value
-                return result
 
 
 class _Progress:
@@ -260,14 +243,12 @@ def write_file(path: Path, text: str) -> None:
     from edgespec.files.unfinished import unfinished_file  # slow to import
 
     content = text.encode()
-    try:
+    with named(f"{path} cannot be written", EdgespecError):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_bytes(content)
             return
         with unfinished_file(path, alone=False) as file:
             file.write(content)
-    except OSError as error:
-        raise EdgespecError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _as_json(content: Mapping[str, Any], encoding: str | None = "utf-8") -> str:

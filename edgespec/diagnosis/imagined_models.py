@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
@@ -124,12 +124,6 @@ class WhatIf:
     """Seconds to the first token of a prompt of PROMPT_TOKENS."""
     drafted: tuple[Drafted, ...]
     """With drafts that fit and are expected to be faster than none."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        others = {field.name: getattr(self, field.name) for field in fields(self)}
-        drafted = [asdict(one) for one in self.drafted]
-        return others | {"plan": self.plan.as_dict(), "drafted": drafted}
 
 
 def usual_budget(memory_bytes: int) -> int:

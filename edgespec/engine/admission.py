@@ -105,11 +105,11 @@ def admit(
     target: LanguageModel,
     terms: TextRequest,
     rule: AcceptanceRule | None = None,
-    shifts: bool = False,
+    n_keep: int | None = None,
 ) -> ActiveRequest:
     """Validate a request and prepare it to run on `target`.
 
-    `rule` is the acceptance rule, None without guesses; a text that `shifts` goes on when the
+    `rule` is the acceptance rule, None without guesses; a text with `n_keep` goes on when the
     context is full. Raises UsageError if the target or the rule cannot serve the request.
     """
     if rule is not None:
@@ -119,16 +119,16 @@ def admit(
     terms.sampling.check_vocabulary(target.info.n_vocab)
     if max_tokens is not None and max_tokens < 0:
         raise UsageError(f"max_tokens must be >= 0, not {max_tokens}")
+    shifts = n_keep is not None
     limit = text_limit(target.info.n_ctx, len(prompt), max_tokens, shifts)
     is_own = shifts or limit == max_tokens
     limit_reason: FinishReason = "length" if is_own else "context"
-    transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason)
-    transcript.shown = dict(terms.shown)
+    transcript = Transcript(target.vocabulary, terms.stop, limit, limit_reason, terms.shown)
     sampler = Sampler(terms.sampling, prompt, terms.constraint, terms.n_logprobs)
     tally = Tally() if rule is None else Tally(acceptance=rule.name, keeps=rule.keeps)
     for note in terms.notes:
         tally.note(note)
-    return ActiveRequest(terms, sampler, transcript, tally)
+    return ActiveRequest(terms, sampler, transcript, tally, n_keep)
 
 
 def text_limit(n_ctx: int, n_prompt: int, max_tokens: int | None, shifts: bool) -> int:

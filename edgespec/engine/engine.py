@@ -73,9 +73,10 @@ class Engine(Scheduler):
         self._target = target
         if not reason and isinstance(draft, ReadsFeatures) and isinstance(target, GivesFeatures):
             target.give_features(draft.feature_layers, draft.take_features)
-        self._rules = settings.rules_for(target.info)
+        self._settings, self._acceptance = settings, settings.acceptance_rule()
+        limits = settings.limits_for(target.info)
         draft_in_use = None if reason else draft
-        n_slots = 1 if settings.draws_guesses else min(target.info.n_slots, self._rules.max_nodes)
+        n_slots = 1 if settings.draws_guesses else min(target.info.n_slots, limits.max_nodes)
         mixer, history, growers = Mixer(), History(), []
         for n in range(n_slots):
             its_draft = draft_in_use if draft_in_use and n < draft_in_use.info.n_slots else None
@@ -83,13 +84,13 @@ class Engine(Scheduler):
             growers.append(line_up(target, its_draft, others, settings, mixer, n, history))
         self.planner = StoredPlanner(target, draft, growers[0], settings, state_store)
         slots = [
-            Slot(target, n, grower, self._rules, self.planner, clock, trace, prefixes)
+            Slot(target, n, grower, limits, self._acceptance, self.planner, clock, trace, prefixes)
             for n, grower in enumerate(growers)
         ]
         self._observer = observer
-        acceptance, n_texts = self._rules.acceptance, target.info.n_slots
-        self._notes = notes_on(reason, acceptance, growers[0] is not None, n_texts)
-        loop = Loop(target, self._rules, self.planner, clock, trace)
+        has_grower = growers[0] is not None
+        self._notes = notes_on(reason, self._acceptance, has_grower, target.info.n_slots)
+        loop = Loop(target, self.planner, clock, trace)
         n_grammars = n_slots if n_grammars is None else n_grammars
         super().__init__(slots, loop, Users(name, SessionClosed), n_grammars, release)
 
@@ -100,9 +101,9 @@ class Engine(Scheduler):
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
-        rule = self._rules.acceptance if self.first.grower is not None else None
+        rule = self._acceptance if self.first.grower is not None else None
         with self._users.use():
-            request = admit(self._target, terms, rule, self._rules.n_keep is not None)
+            request = admit(self._target, terms, rule, self._settings.n_keep)
         for note in self._notes:
             request.tally.note(note)
         request.corrections = self._observer() if self._observer is not None else None

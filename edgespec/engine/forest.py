@@ -18,9 +18,10 @@ from edgespec.concurrency.worker import Running
 from edgespec.engine.drafting.grower import step_ahead
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import Limits
+from edgespec.engine.planning.pacer import nodes_to_verify
 from edgespec.engine.round import Round
 from edgespec.engine.stop_rules import RoundSoFar
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
@@ -39,10 +40,12 @@ class Forest:
         self,
         rounds: Sequence[Round],
         planner: RoundPlanner,
+        risk_s: float,
         clock: Callable[[], float],
         check: Callable[[], None],
     ) -> None:
-        """`check` is called between draft steps and may raise."""
+        """Guesses may cost at most `risk_s`. `check` is called between draft steps and may
+        raise."""
         self.rounds = [*rounds]
         """The rounds whose trees grow; one whose drafter fails leaves."""
         self._failure: Exception | None = None
@@ -50,8 +53,8 @@ class Forest:
         self._planner = planner
         self._clock = clock
         self._check = check
-        self._risk_s = rounds[-1].risk_s if rounds else 0.0
-        self._draft_steps = 0
+        self._risk_s = risk_s
+        self._draft_steps = self._steps_beside = 0
         self._growing_s = 0.0
         self._expected = 0.0
 
@@ -81,7 +84,6 @@ class Forest:
         for round_ in self.rounds:
             if round_.grower is not None:
                 round_.outcome.draft_s += end - begun
-                round_.outcome.growing_s = self._growing_s
         if self.rounds:
             trace = self.rounds[0].slot.trace
             trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
@@ -109,13 +111,13 @@ class Forest:
         n_others = len(self.rounds) - 1
         most = min(point.n_rows + n_others, max_nodes)
         candidates = [
-            round_.slot.rules.pacer.select(round_.tree, self._limited(round_, most - n_others))
+            nodes_to_verify(round_.tree, self._limited(round_, most - n_others))
             for round_ in self.rounds
         ]
         if not n_others:
             return candidates
         trees = [round_.tree for round_ in self.rounds]
-        return share_out(trees, candidates, most, self.rounds[0].slot.rules.max_branches)
+        return share_out(trees, candidates, most, self.rounds[0].slot.limits.max_branches)
 
     def beside(self, n_rows: int) -> Callable[[Running[Logits]], None] | None:
         """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
@@ -124,13 +126,16 @@ class Forest:
             return None
         return self._grow_beside
 
-    def outcome(self, outcomes: Sequence[RoundOutcome], prepared_s: float) -> RoundOutcome:
-        """The rounds of a pass combined into one, as far as the planner learns from it;
-        `prepared_s` are the seconds since all rounds were planned and their drafts had read the
+    def outcome(
+        self, outcomes: Sequence[RoundOutcome], prepared_s: float, n_rows: int
+    ) -> RoundOutcome:
+        """The rounds of a pass over `n_rows` combined into one, as far as the planner learns from
+        it; `prepared_s` are the seconds since all rounds were planned and their drafts had read the
         text."""
         of_pass: dict[str, Any] = {
-            "n_prompt_rows": self._planner.n_prompt_rows,
+            "n_rows": max(n_rows, outcomes[0].report.n_tokens),
             "draft_steps": self._draft_steps,
+            "steps_beside": self._steps_beside,
             "growing_s": self._growing_s,
             "expected": self._expected,
             "wall_s": prepared_s + sum(o.reading_s for o in outcomes),
@@ -142,10 +147,9 @@ class Forest:
             n_texts=len(outcomes),
             n_tokens=sum(o.n_tokens for o in outcomes),
             verified=sum(o.verified for o in outcomes),
-            steps_beside=sum(o.steps_beside for o in outcomes),
             reading_s=sum(o.reading_s for o in outcomes),
             guessed=any(o.guessed for o in outcomes),
-            path_nodes=[node for o in outcomes for node in o.path_nodes],
+            feedback=[told for o in outcomes for told in o.feedback],
             **of_pass,
         )
 
@@ -155,6 +159,7 @@ class Forest:
             self._check()
             if not self._step(self._open_nodes(), is_beside=True):
                 break
+            self._steps_beside += 1
         if not self.rounds and self._failure is not None:  # no text needs the pass any more
             raise self._failure
 

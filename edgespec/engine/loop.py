@@ -23,7 +23,6 @@ from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import parts_of, take_part
 from edgespec.engine.round import Round
-from edgespec.engine.settings import RoundRules
 from edgespec.engine.slot import Slot
 from edgespec.errors import Cancelled
 from edgespec.ports import LanguageModel, PassPart
@@ -36,7 +35,6 @@ class Loop(Closeable):
     def __init__(
         self,
         target: LanguageModel,
-        rules: RoundRules,
         planner: RoundPlanner,
         clock: Callable[[], float],
         trace: Trace,
@@ -47,7 +45,6 @@ class Loop(Closeable):
         self.worker = Worker()
         self.usual_pass_s = 0.0
         """Expected seconds of a pass; 0 before the first."""
-        self._rules = rules
         self._planner = planner
         self._trace = trace
 
@@ -77,13 +74,15 @@ class Loop(Closeable):
         text is raised to the consumer of its tokens.
         """
         check = _cancelled_together(slots)
-        rounds = self._prepare(slots)
+        # without drafters nothing is planned or learnt
+        guesses = any(slot.grower is not None for slot in slots)
+        rounds, risk_s = self._begin_rounds(slots, guesses)
         prompts, max_nodes = self._prompts(slots, len(rounds))
-        if rounds:
+        if rounds and guesses:
             n_prompt_rows = sum(part.n_rows for part in prompts)
             self._planner.share_pass(len(rounds), n_prompt_rows, max_nodes)
         prepared = self.clock()
-        forest = Forest(rounds, self._planner, self.clock, check)
+        forest = Forest(rounds, self._planner, risk_s, self.clock, check)
         try:
             forest.grow()
             parts = prompts + forest.parts(max_nodes)
@@ -108,35 +107,50 @@ class Loop(Closeable):
                     outcomes.append(self._accept(slot, slot.round, part.nodes, its_logits))
                 elif slot.reads_prompt:
                     take_part(slot, part, its_logits)
-        if not rounds:
+        if guesses and not rounds:
             report = self.target.last_report
             n_context = len(slots[0].committed) if len(slots) == 1 else None
             self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
-        elif len(outcomes) == len(rounds) and any(slot.grower is not None for slot in slots):
-            self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared))
+        elif guesses and len(outcomes) == len(rounds):
+            self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
 
-    def _prepare(self, slots: Sequence[Slot]) -> list[Round]:
-        """Prepare texts for a pass; returns the rounds of those whose prompts are read."""
-        growing = [slot for slot in slots if slot.is_growing]
-        if growing:
-            self._planner.serve(
+    def _begin_rounds(self, slots: Sequence[Slot], guesses: bool) -> tuple[list[Round], float]:
+        """The rounds of a pass, of the texts whose prompts are read, and the most seconds that
+        their guesses may cost."""
+        planner, risk_s, free_only, n_others = self._planner, 0.0, False, len(slots) - 1
+        for slot in slots:
+            slot.prepare(n_others)
+        growing = [slot for slot in slots if slot.round is not None]
+        if growing and guesses:
+            planner.serve(
                 n_texts=len(growing),
                 n_unread=sum(slot.n_unread for slot in growing),
                 room=sum(slot.request.transcript.room for slot in growing),
             )
-        for slot in slots:
-            slot.prepare(len(slots) - 1)
-        return [slot.round for slot in slots if slot.round is not None]
+            risk_s = planner.choose()
+            if not risk_s and not n_others:
+                risk_s = planner.choose_free()
+                free_only = risk_s > 0
+        for slot in growing:
+            with slot.alone():
+                assert slot.round is not None
+                slot.round.begin(risk_s > 0, free_only, n_others)
+        return [slot.round for slot in growing if slot.round is not None], risk_s
 
     def _prompts(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:
         """The parts of prompts in a pass with `n_trees` trees, and the most nodes of these trees
         in total."""
         reading = [slot for slot in slots if slot.reads_prompt]
+        info, max_nodes = self.target.info, slots[0].limits.max_nodes
         if not reading:
-            return [], self._rules.max_nodes
-        n_hidden = self._planner.n_hidden(self._rules.max_rows)
-        parts = parts_of(reading, self.target.info, n_trees, self._rules.max_nodes, n_hidden)
-        return parts, self._rules.room_beside(parts, n_trees, n_hidden)
+            return [], max_nodes
+        n_hidden = self._planner.n_hidden(info.max_rows)
+        parts = parts_of(reading, info, n_trees, max_nodes, n_hidden)
+        n_rows = sum(part.n_rows for part in parts)
+        n_nodes = max_nodes - sum(len(part.nodes) for part in parts)
+        # trees have the rest of the rows whose compute time is hidden, so as not to delay prompts
+        n_cheap = max(2 * n_trees, n_hidden - n_rows)
+        return parts, min(n_nodes, info.max_rows - n_rows, n_cheap)
 
     def _verify(
         self,
@@ -165,8 +179,6 @@ class Loop(Closeable):
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
         round_.accept(nodes, logits)
         slot.commit(round_.tree, round_.path)
-        if round_.grower is not None and not round_.grower.free_only:
-            slot.n_drafted = len(slot.committed)
         round_.observe_logits(nodes, logits)
         if slot.request.corrections is not None:
             slot.request.corrections.see_round(round_, nodes, logits)

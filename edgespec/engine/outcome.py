@@ -32,8 +32,26 @@ class PathNode(NamedTuple):
     """Entropy of the drafter's distribution after it, in nats."""
 
 
-def path_nodes(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[PathNode]:
-    """The nodes of an accepted path that had guesses below them; `tokens` followed each."""
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """Facts of one text's round for the stop rule."""
+
+    best_confidence: float = 1.0
+    """Cumulative confidence of the most probable verified branch."""
+    best_length: int = 0
+    best_correct: int = 0
+    """Leading tokens of that branch that were accepted."""
+    path_nodes: Sequence[PathNode] = ()
+    """Nodes of the accepted path that had guesses below them."""
+
+
+def feedback(
+    tree: TokenTree, nodes: Sequence[int], path: Sequence[int], tokens: Sequence[int]
+) -> Feedback:
+    """Feedback on a tree of which `nodes` were verified; `tokens` followed each of `path`."""
+    best = best_branch(tree, nodes)
+    best_tokens = tree.branch_tokens(best)
+    n_correct = common_length(best_tokens, tokens)
     found = []
     for node, token in zip(path, tokens, strict=True):
         children = tree.children(node)
@@ -41,7 +59,19 @@ def path_nodes(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> l
             claimed = min(1.0, float(tree.confidence[children].sum()))
             was_right = tree.child(node, token) is not None
             found.append(PathNode(claimed, was_right, tree.entropy(node)))
-    return found
+    return Feedback(float(tree.cumulative[best]), len(best_tokens), n_correct, found)
+
+
+def best_branch(tree: TokenTree, nodes: Sequence[int]) -> int:
+    """The end of the most probable branch of `nodes`."""
+    parents = {int(tree.parent[node]) for node in nodes}
+    return max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of leading tokens that two texts share."""
+    differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))
 
 
 def surest(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
@@ -71,46 +101,38 @@ class RoundOutcome:
     """Accepted guesses."""
     drafted: int = 0
     """Guesses added to the tree, before and during the pass."""
-    best_confidence: float = 1.0
-    """Cumulative confidence of the most probable verified branch."""
-    best_length: int = 0
-    best_correct: int = 0
-    """Leading tokens of that branch that were accepted."""
     provisional_drafted: int = 0
     """Guesses added during the pass."""
     provisional_kept: int = 0
     """Those below the new root."""
-    draft_steps: int = 0
     draft_s: float = 0.0
     """Seconds of drafting that did not overlap the pass."""
-    n_texts: int = 1
-    """Texts in the pass; the planner gets one outcome for all of them."""
-    n_prompt_rows: int = 0
-    """Rows of the pass that are prompt tokens of other texts."""
-    n_line_rows: int = 0
-    """Additional rows of a target that computes each branch as a sequence of its own."""
-    guessed: bool = False
-    """True if the round used drafters."""
-    growing_s: float = 0.0
-    """Seconds of the draft steps before the pass, for all texts together."""
     reading_s: float = 0.0
     """Seconds in which the draft read committed tokens that it had not read."""
+    guessed: bool = False
+    """True if the round used drafters."""
+    surest: Sequence[bool] = ()
+    """True for each token whose surest guess was right, verified or not, False for others with one
+    of at least `SURE`: in a round without guesses, what the lookup would have guessed."""
+    feedback: Sequence[Feedback] = ()
+    """Feedback for the stop rule, one of each text; none without a rule."""
+    sources: Sequence[SourceStats] = ()
+    """Verified and accepted guesses by source."""
+
+    # What the planner gets in addition, of a pass over the trees of all texts
+
+    n_texts: int = 1
+    n_rows: int = 1
+    """Nodes and prompt tokens, or more if the target computes each branch as a sequence of its
+    own."""
+    draft_steps: int = 0
+    """Draft steps before the pass."""
+    growing_s: float = 0.0
+    """Seconds of these steps."""
     steps_beside: int = 0
     """Draft steps during the pass."""
     expected: float = 0.0
     """Expected number of accepted guesses."""
-    surest: Sequence[bool] = ()
-    """True for each token whose surest guess was right, verified or not, False for others with one
-    of at least `SURE`: in a round without guesses, what the lookup would have guessed."""
-    path_nodes: Sequence[PathNode] = ()
-    """Nodes of the accepted path that had guesses below them; none without a stop rule."""
-    sources: Sequence[SourceStats] = ()
-    """Verified and accepted guesses by source."""
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows of the pass."""
-        return self.n_texts + self.verified + self.n_prompt_rows + self.n_line_rows
 
     @property
     def cost(self) -> RoundCost:

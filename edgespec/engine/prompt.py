@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgespec.engine.outcome import common_length
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.round import common_length
 from edgespec.ports import PassPart, Progress
 from edgespec.tracing.spans import Track
 from edgespec.tree import TokenTree
@@ -110,7 +110,6 @@ def _reuse(slot: Slot, text: Sequence[int]) -> None:
         slot.n_tiled = n_held if is_tiled else 0
         if slot.grower is not None:
             prefixes.load_draft(text[:n_held], slot.n_leading, request.check_cancelled)
-            slot.n_drafted = slot.n_leading
 
 
 def _tell(request: ActiveRequest, n_read: float) -> None:

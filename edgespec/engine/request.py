@@ -35,6 +35,9 @@ class ActiveRequest:
     sampler: Sampler
     transcript: Transcript
     tally: Tally = field(default_factory=Tally)
+    n_keep: int | None = None
+    """Number of first tokens that remain of a full context, -1 for the prompt; None ends the text
+    there."""
     held: tuple[int, ...] | None = None
     """Tokens that remained after the latest context shift; None before any."""
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -74,10 +77,10 @@ class ActiveRequest:
         """Callback for the progress of reading the prompt; None after a context shift."""
         return self.terms.progress if self.held is None else None
 
-    def shift_context(self, held: Sequence[int], n_keep: int) -> None:
-        """Drop a part of `held`, the tokens of the full context, of which the first `n_keep`
-        remain, or the prompt for -1."""
-        self.held = left_by_shift(held, len(self.prompt), n_keep)
+    def shift_context(self, held: Sequence[int]) -> None:
+        """Drop a part of `held`, the tokens of the full context."""
+        assert self.n_keep is not None
+        self.held = left_by_shift(held, len(self.prompt), self.n_keep)
         self.tally.dropped_tokens += len(held) - len(self.held)
 
     @property

@@ -14,8 +14,8 @@ import numpy as np
 
 from edgespec.engine.acceptance import accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
-from edgespec.engine.outcome import RoundOutcome, path_nodes, surest
-from edgespec.engine.planning.pacer import Limits
+from edgespec.engine.outcome import RoundOutcome, best_branch, feedback, surest
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
@@ -25,75 +25,17 @@ if TYPE_CHECKING:
     from edgespec.engine.slot import Slot
 
 
-def begin_round(slot: Slot, n_others: int = 0) -> Round:
-    """Plan a round and let the drafters read the text; `n_others` texts share its pass."""
-    slot.request.check_cancelled()
-    planner, begun = slot.planner, slot.clock()
-    # nothing is chosen or learnt for a text alone without drafters
-    risk_s = planner.choose() if slot.grower is not None or n_others else 0.0
-    free_only = not risk_s and not n_others and slot.grower is not None
-    if free_only:
-        risk_s = planner.choose_free()
-    grower = _ready_grower(slot, risk_s > 0, free_only and risk_s > 0)
-    dry: list[bool] = []
-    if grower is not None:
-        slot.catch_up(grower)
-    elif not n_others and slot.grower is not None and slot.grower.is_ready:
-        dry = slot.grower.dry_run(slot.committed) if slot.committed else []
-    reading_s = slot.clock() - begun
-    outcome = RoundOutcome(
-        guessed=grower is not None, draft_s=reading_s, reading_s=reading_s, surest=dry
-    )
-    return Round(
-        slot=slot,
-        risk_s=risk_s,
-        grower=grower,
-        tree=slot.tree,
-        limits=slot.rules.limits(
-            n_free=slot.target.info.n_ctx - len(slot.committed),
-            room=slot.request.transcript.room,
-            n_hidden=planner.n_hidden() if grower else 0,
-            min_confidence=planner.min_confidence() if grower else 0.0,
-            n_others=n_others,
-        ),
-        begun=begun,
-        guesses_before=grower.n_guesses if grower else 0,
-        outcome=outcome,
-    )
-
-
-def _ready_grower(slot: Slot, guesses: bool, free_only: bool) -> TreeGrower | None:
-    """The slot's grower; None if no drafter can guess here or the round has no guesses."""
-    grower = slot.grower
-    if grower is None:
-        return None
-    n_committed = len(slot.committed)
-    obstacles = grower.prepare(slot.committed, int(slot.tree.token[ROOT]), free_only)
-    for source, reason in obstacles.items():
-        slot.request.tally.note(
-            f"the {source} could not follow after {n_committed} tokens ({reason}): "
-            "the target went on without it",
-            subject=source,
-        )
-    if grower.is_ready and guesses:
-        return grower
-    grower.rest()
-    return None
-
-
 @dataclass(eq=False, slots=True)
 class Round:
     """A round: its limits, its tree, and what it cost and brought so far."""
 
     slot: Slot
-    risk_s: float
-    """Most seconds that its guesses may cost."""
-    grower: TreeGrower | None
-    """None for a round without guesses."""
     tree: TokenTree
-    limits: Limits
-    """Limits of growth before the pass."""
     begun: float = 0.0
+    limits: Limits = field(init=False)
+    """Limits of growth before the pass."""
+    grower: TreeGrower | None = None
+    """None for a round without guesses."""
     guesses_before: int = 0
     """Guesses of the grower before the round."""
     outcome: RoundOutcome = field(default_factory=RoundOutcome)
@@ -103,6 +45,27 @@ class Round:
     """Nodes after which tokens were picked: the root first, each the parent of the next."""
     events: Sequence[TokenEvent] = ()
     """The tokens picked after each node of the path: accepted guesses, and the target's own one."""
+
+    def begin(self, guesses: bool, free_only: bool, n_others: int) -> None:
+        """Let the drafters read the text, if the round has `guesses`: of all of them or, with
+        `free_only`, of those without a model. `n_others` texts share the pass."""
+        slot, planner, outcome = self.slot, self.slot.planner, self.outcome
+        slot.request.check_cancelled()
+        begun = slot.clock()
+        self.grower = grower = _ready_grower(slot, guesses, free_only)
+        if grower is not None:
+            slot.catch_up(grower)
+            outcome.guessed, self.guesses_before = True, grower.n_guesses
+        elif not n_others and slot.grower is not None and slot.grower.is_ready:
+            outcome.surest = slot.grower.dry_run(slot.committed) if slot.committed else []
+        outcome.draft_s = outcome.reading_s = slot.clock() - begun
+        self.limits = slot.limits.before_pass(
+            n_free=slot.target.info.n_ctx - len(slot.committed),
+            room=slot.request.transcript.room,
+            n_hidden=planner.n_hidden() if grower else 0,
+            min_confidence=planner.min_confidence() if grower else 0.0,
+            n_others=n_others,
+        )
 
     @property
     def tokens(self) -> list[int]:
@@ -150,20 +113,20 @@ class Round:
                 best = round(self.best(open_nodes), 6)
                 span.note(nodes=len(tree) - n_before, tree=len(tree), Tc=best)
         if is_beside:
-            self.outcome.steps_beside += grew
             begin = self.provisional.start if self.provisional else first_key
             self.provisional = range(begin, tree.next_key)
-        else:
-            self.outcome.draft_steps += grew
         return grew
 
     def accept(self, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Apply the acceptance rule to the target's logits after `nodes`, [n_nodes, n_vocab], and
         measure the pass."""
         with self.slot.trace.span(Track.ENGINE, "accept") as span:
-            rule, request = self.slot.rules.acceptance, self.slot.request
+            rule, request = self.slot.acceptance, self.slot.request
             self.path, self.events = accept(rule, self.tree, nodes, logits, request)
             span.note(accepted=len(self.path) - 1)
+            if self.slot.trace.is_on:
+                best = best_branch(self.tree, nodes)
+                span.note(confidence=round(float(self.tree.cumulative[best]), 6))
         self._measure(nodes)
 
     def observe_logits(self, nodes: Sequence[int], logits: np.ndarray) -> None:
@@ -217,7 +180,6 @@ class Round:
                 verified=outcome.verified,
                 drafted=outcome.drafted,
                 kept=outcome.provisional_kept,
-                confidence=round(outcome.best_confidence, 6),
             )
             trace.flush()
         return outcome
@@ -225,35 +187,40 @@ class Round:
     def _limits_of_step(self, is_beside: bool) -> Limits:
         if not is_beside:
             return self.limits
-        return self.slot.rules.limits_beside(self.slot.request.transcript.room)
+        return self.slot.limits.during_pass(self.slot.request.transcript.room)
 
     def _measure(self, nodes: Sequence[int]) -> None:
         """Measure the pass over `nodes` of the tree."""
-        tree, outcome, report = self.tree, self.outcome, self.slot.target.last_report
-        outcome.report = report
+        tree, outcome = self.tree, self.outcome
+        outcome.report = self.slot.target.last_report
         outcome.n_tokens = len(self.events)
         outcome.verified = len(nodes) - 1
-        if self.slot.rules.computes_lines:
-            outcome.n_line_rows = max(0, report.n_tokens - len(nodes))
         if self.grower is None:
             return
-        parents = {int(tree.parent[node]) for node in nodes}
-        best = max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
-        best_tokens = tree.token[tree.path(best)[1:]].tolist()
         outcome.accepted = len(self.path) - 1
-        outcome.best_confidence = float(tree.cumulative[best])
-        outcome.best_length = len(best_tokens)
-        outcome.best_correct = common_length(best_tokens, self.tokens)
         outcome.provisional_drafted = len(self.provisional)
         if self.slot.planner.stop_rule is not None:
-            outcome.path_nodes = path_nodes(tree, self.path, self.tokens)
+            outcome.feedback = [feedback(tree, nodes, self.path, self.tokens)]
         outcome.surest = surest(tree, self.path, self.tokens)
         verified = Counter(tree.source[node] for node in nodes if node != ROOT)
         accepted = Counter(tree.source[node] for node in self.path[1:])
         outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of leading tokens that two texts share."""
-    differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differing, min(len(one), len(other)))
+def _ready_grower(slot: Slot, guesses: bool, free_only: bool) -> TreeGrower | None:
+    """The slot's grower; None if no drafter can guess here or the round has no guesses."""
+    grower = slot.grower
+    if grower is None:
+        return None
+    n_committed = len(slot.committed)
+    obstacles = grower.prepare(slot.committed, int(slot.tree.token[ROOT]), free_only)
+    for source, reason in obstacles.items():
+        slot.request.tally.note(
+            f"the {source} could not follow after {n_committed} tokens ({reason}): "
+            "the target went on without it",
+            subject=source,
+        )
+    if grower.is_ready and guesses:
+        return grower
+    grower.rest()
+    return None

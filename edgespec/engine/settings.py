@@ -1,18 +1,16 @@
-"""Settings of the engine: rules by name, and limits of trees and passes."""
+"""Settings of the engine: rules by name, and limits of trees."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
-from edgespec.engine.planning.pacer import PACERS, Limits, LinearPacer, Pacer
+from edgespec.engine.planning.pacer import PACERS, LinearPacer, Pacer
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
+from edgespec.engine.tree_limits import Limits
 from edgespec.errors import UsageError
-from edgespec.ports import PassPart
 from edgespec.settings.base import Names, PythonNames
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
@@ -23,9 +21,6 @@ from edgespec.settings.config import (
 from edgespec.settings.options import added
 from edgespec.settings.rule_names import ADDED_ACCEPTANCE
 from edgespec.values import ModelInfo
-
-PROVISIONAL_FACTOR = 8
-"""Capacity of a tree, as a multiple of the nodes of one pass."""
 
 
 class EngineSettings(Speculation, ContextEnd):
@@ -119,85 +114,19 @@ class EngineSettings(Speculation, ContextEnd):
         rule = STOP_RULES.get(self.fallback)
         return None if rule is None else rule()
 
-    def rules_for(self, info: ModelInfo) -> RoundRules:
-        """The rules and limits of rounds over this target."""
+    def limits_for(self, info: ModelInfo) -> Limits:
+        """The limits of trees over this target."""
         max_nodes = self.max_nodes(info)
         longest = max_nodes - 1 if info.tree_capable else info.max_rollback
-        return RoundRules(
-            pacer=self.pacer_for(info),
-            acceptance=self.acceptance_rule(),
+        return Limits(
             max_nodes=max_nodes,
-            max_rows=max(max_nodes, info.prompt_batch),
             max_branches=info.max_branches,
             max_depth=min(self.max_depth or max_nodes - 1, longest),
             computes_lines=not info.tree_capable,
-            n_keep=self.keep if self.context_shift else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRules:
-    """Rules and limits of rounds over one target."""
-
-    pacer: Pacer
-    acceptance: AcceptanceRule
-    max_nodes: int
-    """Most nodes of one pass, the root included."""
-    max_rows: int
-    """Most nodes of one pass and tokens of prompts together."""
-    max_branches: int
-    max_depth: int
-    """Most drafted tokens in one verified branch."""
-    computes_lines: bool = False
-    """True if the target computes each branch as a sequence of its own, padded to the longest."""
-    n_keep: int | None = None
-    """Number of first tokens that remain of a full context, -1 for the prompt; None ends the text
-    there."""
 
     @property
-    def line_limits(self) -> Limits:
-        """Limits of a tree that apply in every context."""
-        return Limits(self.max_nodes, self.max_branches, self.max_depth)
-
-    @property
-    def tree_capacity(self) -> int:
-        """Capacity of a tree: the nodes of a pass, and those drafted during it."""
-        return PROVISIONAL_FACTOR * self.max_nodes
-
-    def room_beside(self, prompts: Sequence[PassPart], n_trees: int, n_hidden: int) -> int:
-        """Most nodes of `n_trees` trees in a pass that also reads `prompts`: those whose compute
-        time is hidden, at least 2 per tree, so that prompts are not delayed."""
-        n_nodes = self.max_nodes - sum(len(part.nodes) for part in prompts)
-        n_prompt_rows = sum(part.n_rows for part in prompts)
-        cheap = max(2 * n_trees, n_hidden - n_prompt_rows)
-        return min(n_nodes, self.max_rows - n_prompt_rows, cheap)
-
-    def limits(
-        self,
-        n_free: int,
-        room: int,
-        n_hidden: int = 0,
-        min_confidence: float = 0.0,
-        n_others: int = 0,
-    ) -> Limits:
-        """Limits of a tree before its pass, which `n_others` share, with `n_free` tokens left in
-        the context and at most `room` tokens left in the text, which also bound the depth."""
-        max_branches = self.max_branches
-        if self.computes_lines:  # each sequence may follow the accepted tokens of another one
-            max_branches = max(1, min(max_branches, n_free // (1 + 2 * self.max_depth)))
-        return Limits(
-            max_nodes=min(self.max_nodes - n_others, n_free),
-            max_branches=max_branches,
-            max_depth=min(self.max_depth, room - 1),
-            n_hidden=n_hidden,
-            min_confidence=min_confidence,
-        )
-
-    def limits_beside(self, room: int) -> Limits:
-        """Limits of growth during a pass: the next round's depth below a path of full depth and the
-        target's own token."""
-        return Limits(
-            max_nodes=self.tree_capacity,
-            max_branches=self.max_branches,
-            max_depth=min(2 * self.max_depth + 1, room - 1),
-        )
+    def n_keep(self) -> int | None:
+        """Number of first tokens that remain of a full context, -1 for the prompt; None ends the
+        text there."""
+        return self.keep if self.context_shift else None

@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from edgespec.engine.acceptance import AcceptanceRule
 from edgespec.engine.drafting.grower import TreeGrower
+from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import read_prompt, reusable
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.round import Round, begin_round
-from edgespec.engine.settings import RoundRules
+from edgespec.engine.round import Round
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.prefixes import PrefixPlace
 from edgespec.tracing.spans import Trace, Track
@@ -31,7 +33,8 @@ class Slot:
         target: LanguageModel,
         number: int,
         grower: TreeGrower | None,
-        rules: RoundRules,
+        limits: Limits,
+        acceptance: AcceptanceRule,
         planner: RoundPlanner,
         clock: Callable[[], float],
         trace: Trace,
@@ -42,7 +45,9 @@ class Slot:
         self.prefixes = prefixes(number) if prefixes is not None else None
         self.number = number
         self.grower = grower
-        self.rules = rules
+        self.limits = limits
+        """Limits of trees in any context."""
+        self.acceptance = acceptance
         self.planner = planner
         """The planner of all slots."""
         self.clock = clock
@@ -51,8 +56,6 @@ class Slot:
         """Tokens of the target's committed prefix; each drafter has committed a prefix of it."""
         self.n_tiled = 0
         """Committed tokens computed in tiles of `prompt_tile`, as long prompts are."""
-        self.n_drafted = 0
-        """Committed tokens that the drafters have read."""
         self.owner = ""
         """Client whose text is committed."""
         self.n_known: int | None = None
@@ -81,17 +84,26 @@ class Slot:
         None before."""
 
     @property
+    def drafter(self) -> ModelDrafter | None:
+        """The drafter with a draft model."""
+        return self.grower.modelled if self.grower is not None else None
+
+    @property
     def n_unread(self) -> int:
-        """Tokens that the drafters must read before they can guess."""
-        n_tokens = len(self.committed)
-        if self.grower is None:
-            return n_tokens - self.n_drafted
-        return self.grower.n_unread(self.n_drafted, n_tokens)
+        """Tokens that the draft model must read before it can guess; 0 if it cannot guess. What
+        other drafters read takes no time."""
+        drafter = self.drafter
+        if drafter is None:
+            return 0
+        n_unread = drafter.n_unread(len(self.committed))
+        if n_unread and drafter.obstacle(self.committed, int(self.tree.token[ROOT])):
+            return 0
+        return n_unread
 
     @property
     def n_leading(self) -> int:
-        """Length of the prefix that the draft holds without a gap."""
-        return self.grower.n_leading if self.grower is not None else 0
+        """Length of the prefix that the draft model holds without a gap."""
+        return self.drafter.n_leading if self.drafter is not None else 0
 
     @property
     def is_full(self) -> bool:
@@ -111,15 +123,12 @@ class Slot:
             self.target.commit(tree, path, slot=self.number)
         self.committed += (int(tree.token[node]) for node in path)
 
-    def catch_up(self, grower: TreeGrower, except_last: int = 0) -> None:
+    def catch_up(self, grower: TreeGrower) -> None:
         """Let the drafters read the committed tokens that they have not read: a prompt, or rounds
         without guesses."""
-        text = self.committed[: len(self.committed) - except_last]
-        if grower.is_behind(text):
+        if grower.is_behind(self.committed):
             with self.trace.span(Track.ENGINE, "catch up"):
-                grower.catch_up(text)
-        if not grower.free_only:
-            self.n_drafted = len(text)
+                grower.catch_up(self.committed)
 
     def rewind(self, n_tokens: int) -> None:
         """Truncate the models to at most `n_tokens` of the committed text; drops provisional KV."""
@@ -127,7 +136,6 @@ class Slot:
         self.target.truncate(min(n_tokens, n_held), self.number)
         del self.committed[min(n_tokens, self.target.committed_of(self.number)) :]
         self.n_tiled = min(self.n_tiled, len(self.committed))
-        self.n_drafted = min(self.n_drafted, len(self.committed))
         if self.grower is not None:
             self.grower.rewind(len(self.committed))
         if self.prefixes is not None:
@@ -144,16 +152,14 @@ class Slot:
         n_tokens = self.target.committed_of(self.number)
         self.committed = other.committed[:n_tokens]
         self.n_tiled = min(other.n_tiled, n_tokens)
-        drafter = self.grower.modelled if self.grower is not None else None
+        drafter = self.drafter
         if drafter is not None and drafter.model.info.n_slots >= self.target.info.n_slots:
             drafter.model.share(other.number, self.number, min(other.n_leading, n_tokens))
-            self.n_drafted = drafter.model.committed_of(self.number)
 
     def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
         """Set the committed tokens after their KV was loaded into the models; `n_tiled` of them
         were computed in tiles."""
         self.committed = list(tokens)
-        self.n_drafted = len(tokens)
         self.n_tiled = n_tiled
 
     def store_block(self) -> bool:
@@ -210,23 +216,23 @@ class Slot:
         del self.request
 
     def prepare(self, n_others: int) -> None:
-        """Prepare for a pass with `n_others` texts: read the prompt or a part of it, or begin a
-        round."""
+        """Prepare for a pass with `n_others` texts: read the prompt, or leave a part of it to the
+        pass, or have a round, which is yet to begin."""
         self.reads_prompt, self.round = False, None
-        request, n_keep = self.request, self.rules.n_keep
+        request = self.request
         with self.alone():
-            if self.is_growing and n_keep is not None and self.is_full:
-                request.shift_context([*self.committed, int(self.tree.token[ROOT])], n_keep)
+            if self.is_growing and request.n_keep is not None and self.is_full:
+                request.shift_context([*self.committed, int(self.tree.token[ROOT])])
                 self._reading = self.rest_begun = None
             if self.rest_begun is None:
                 if self._reading is None:
-                    self.tree = TokenTree(request.reading[-1], self.rules.tree_capacity)
+                    self.tree = TokenTree(request.reading[-1], self.limits.tree_capacity)
                     self._reading = read_prompt(self, n_others)
                 if any(True for _ in self._reading):
                     return
                 self.rest_begun = self.clock()
             if self.is_growing:
-                self.round = begin_round(self, n_others)
+                self.round = Round(self, self.tree, self.clock())
             else:
                 request.check_cancelled()
                 self.reads_prompt = True

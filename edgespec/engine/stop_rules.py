@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.outcome import Feedback
 from edgespec.settings.rule_names import FallbackName
 from edgespec.tree import ROOT, TokenTree
 
@@ -53,8 +53,8 @@ class StopRule(ABC):
     def fires(self, so_far: RoundSoFar) -> bool:
         """True if the target should verify now instead of another draft step."""
 
-    def observe(self, outcome: RoundOutcome) -> Self:
-        """The rule for the next round."""
+    def observe(self, told: Feedback) -> Self:
+        """The rule for the next round, after one text's round."""
         return self
 
 
@@ -78,14 +78,14 @@ class AdaptiveThreshold(StopRule):
         C = so_far.tree.cumulative[list(so_far.open_nodes)]
         return not C.size or float(C.max()) < self.alpha
 
-    def observe(self, outcome: RoundOutcome) -> Self:
-        N_all, N_correct = outcome.best_length, outcome.best_correct
+    def observe(self, told: Feedback) -> Self:
+        N_all, N_correct = told.best_length, told.best_correct
         if N_all == 0:
             return self
         if N_correct == N_all:
             alpha = self.alpha * 0.5
         else:
-            Tc = max(outcome.best_confidence, self.lowest)
+            Tc = max(told.best_confidence, self.lowest)
             alpha = self.alpha / Tc ** ((N_all - N_correct) / N_all)
         return replace(self, alpha=min(self.highest, max(self.lowest, alpha)))
 
@@ -143,11 +143,11 @@ class EntropyWindow(StopRule):
             return node is None
         return so_far.tree.entropy(int(so_far.tree.parent[node])) > self.threshold
 
-    def observe(self, outcome: RoundOutcome) -> Self:
-        if not outcome.path_nodes or outcome.path_nodes[-1].was_right:
+    def observe(self, told: Feedback) -> Self:
+        if not told.path_nodes or told.path_nodes[-1].was_right:
             return self
         n_rejected = min(self.longest_mean, self.n_rejected + 1)
-        step = (outcome.path_nodes[-1].entropy - self.threshold) / n_rejected
+        step = (told.path_nodes[-1].entropy - self.threshold) / n_rejected
         return replace(self, threshold=self.threshold + step, n_rejected=n_rejected)
 
 
@@ -195,9 +195,9 @@ class PredictedAcceptance(StopRule):
             self.threshold
         )
 
-    def observe(self, outcome: RoundOutcome) -> Self:
+    def observe(self, told: Feedback) -> Self:
         after = self
-        for position, node in enumerate(outcome.path_nodes):
+        for position, node in enumerate(told.path_nodes):
             features = _features(node.claimed, node.entropy, position)
             missed = node.was_right - after.chance(features)
             weights = zip(after.weights, features, strict=True)

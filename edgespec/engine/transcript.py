@@ -28,8 +28,10 @@ def left_by_shift(held: Sequence[int], n_prompt: int, n_keep: int) -> tuple[int,
 class Transcript:
     """The tokens and text of a generation, up to its end.
 
-    It ends with an end-of-generation token (which is one of the tokens and adds no text), at a stop
-    string (which is cut off with all that follows), or at `limit` tokens.
+    It ends with an end-of-generation token (which is one of the tokens and adds no text), at the
+    first stop string (which is cut off with all that follows), or at `limit` tokens. Bytes of an
+    incomplete character, and text that may be the beginning of a stop string, are held back.
+    Invalid UTF-8 becomes U+FFFD.
     """
 
     def __init__(
@@ -38,15 +40,23 @@ class Transcript:
         stop: Sequence[str],
         limit: int,
         limit_reason: FinishReason,
+        shown: Mapping[int, str] | None = None,
     ) -> None:
+        """`shown` is the text of control tokens that are to be visible."""
+        if isinstance(stop, str) or not all(stop):
+            raise UsageError(f"stop is a list of strings that are not empty, not {stop!r}")
         self._vocabulary = vocabulary
-        self._stream = TextStream(stop)
+        self._shown = dict(shown or {})
+        self._stop = tuple(stop)
         self._limit = limit
         self._limit_reason = limit_reason
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        """Text that may be the beginning of a stop string."""
         self._texts: list[str] = []
-        self.shown: Mapping[int, str] = {}
-        """Text of control tokens that are to be visible."""
         self.tokens: list[int] = []
+        self.stopped_by: str | None = None
+        """The stop string that has ended the text."""
         self.finish_reason: FinishReason | None = None if limit > 0 else limit_reason
 
     @property
@@ -56,11 +66,6 @@ class Transcript:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
-
-    @property
-    def stopped_by(self) -> str | None:
-        """The stop string that has ended the text."""
-        return self._stream.stopped_by
 
     @property
     def room(self) -> int:
@@ -76,14 +81,14 @@ class Transcript:
         if token in self._vocabulary.eog_tokens:
             self.finish_reason = "stop"
         else:
-            shown = self.shown.get(token, "").encode()
-            text = self._stream.push(shown or self._vocabulary.piece(token))
-            if self._stream.stopped_by is not None:
+            shown = self._shown.get(token, "").encode()
+            text = self._decide(self._decoder.decode(shown or self._vocabulary.piece(token)))
+            if self.stopped_by is not None:
                 self.finish_reason = "stop"
             elif self.room == 0:
                 self.finish_reason = self._limit_reason
         if self.is_finished:
-            text += self._stream.finish()
+            text += self._rest()
         self._texts.append(text)
         return TokenEvent(text, token, origin, round_, logprobs)
 
@@ -91,36 +96,16 @@ class Transcript:
         """End the text here, including text that was held back, unless it has already ended."""
         if not self.is_finished:
             self.finish_reason = "cancelled"
-            self._texts.append(self._stream.finish())
+            self._texts.append(self._rest())
 
-
-class TextStream:
-    """Decodes UTF-8 incrementally and ends the text before the first stop string.
-
-    Bytes of an incomplete character, and text that may be the beginning of a stop string, are held
-    back. Invalid UTF-8 becomes U+FFFD.
-    """
-
-    def __init__(self, stop: Sequence[str] = ()) -> None:
-        if isinstance(stop, str) or not all(stop):
-            raise UsageError(f"stop is a list of strings that are not empty, not {stop!r}")
-        self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._held = ""
-        self.stopped_by: str | None = None
-        """The stop string that has ended the text."""
-
-    def push(self, piece: bytes) -> str:
-        """Append bytes and return the text that is no longer held back."""
-        return self._decide(self._decoder.decode(piece))
-
-    def finish(self) -> str:
-        """Return the text that was held back; no more bytes follow."""
+    def _rest(self) -> str:
+        """The text that was held back; no more bytes follow."""
         text = self._decide(self._decoder.decode(b"", final=True)) + self._held
         self._held = ""
         return text
 
     def _decide(self, text: str) -> str:
+        """The text that is no longer held back after `text`."""
         if self.stopped_by is not None:
             return ""
         text = self._held + text

@@ -40,6 +40,17 @@ FLAGS = {
 }
 """Flags that differ from the setting's name; most are llama.cpp's."""
 
+NAMES_ELSEWHERE = {
+    "draft_model": "draft",
+    "model_path": "model",
+    "n_batch": "batch_size",
+    "n_ctx": "ctx_size",
+    "n_threads": "threads",
+    "type_k": "cache_type_k",
+    "type_v": "cache_type_v",
+}
+"""llama-cpp-python's names of settings that have another name here."""
+
 
 Role = Literal["target", "draft"]
 
@@ -196,7 +207,8 @@ def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> 
     name = str(details["loc"][0]) if details["loc"] else ""
     value = details["input"]
     if details["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}{nearest(name, settings.known())}"
+        meant = NAMES_ELSEWHERE.get(name, name)
+        return f"unknown setting {name!r}{nearest(meant, settings.known())}"
     if details["type"] == "missing":
         return f"{names.of(name)} is missing"
     if details["type"] in {"literal_error", "enum"}:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgespec.engine.round import common_length
+from edgespec.engine.outcome import common_length
 from edgespec.errors import EdgespecError
 from edgespec.state.file import check_place
 from edgespec.state.keeper import StateKeeper

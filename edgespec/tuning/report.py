@@ -1,14 +1,13 @@
-"""Formats the result of `tune`: as text, as JSON, and as a preset with comments."""
+"""The result of `tune`: its report, and a preset with comments."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.jobs.other_work import DISTURBING_SHARE
+from edgespec.reports import Column, Report, Row, Table
 from edgespec.settings.units import format_size
-from edgespec.tables import Column, Table
 from edgespec.tuning.successive_halving import Trials, TuningResult, label
 from edgespec.tuning.trial import TrialFigures
 
@@ -48,57 +47,52 @@ def preset_reasons(tuned: TuningResult, when: str, version: str) -> list[str]:
     return [*reasons, *interference_warning(tuned.others)]
 
 
-def lines(tuned: TuningResult, width: int | None = None) -> list[str]:
-    """Lines of the result: the table, with columns beyond `width` below, and the verdict."""
+def report(tuned: TuningResult) -> Report:
+    """Report of the result: the table of settings and the verdict."""
     ran = [one for one in tuned.trials if one.runs or one.failure]
-    table = Table(_columns(tuned), [one for one in ran if one.runs]).lines(width)
-    table += [
+    left_out = [
         f"{label(one.candidate, tuned.job.defaults)}: left out: {one.failure}"
         for one in ran
         if one.failure
     ]
-    n_untried = len(tuned.trials) - len(ran)
-    if n_untried:
-        table.append(f"{n_untried} others were not tried for lack of time: raise --seconds")
+    if n_untried := len(tuned.trials) - len(ran):
+        left_out.append(f"{n_untried} others were not tried for lack of time: raise --seconds")
     first = tuned.defaults.runs[0]
-    return [
-        first_line(first),
-        *(f"note: {note}" for note in first.notes),
-        "",
-        *table,
-        "",
-        *_temperature_lines(tuned),
-        *interference_warning(tuned.others),
-        _verdict(tuned),
-    ]
+    columns = _columns(tuned)
+    return Report(
+        Row(format=["", first_line(first), *(f"note: {note}" for note in first.notes), ""]),
+        Row("settings", preset_settings(tuned)),
+        Row("trials", Table(columns, tuned.trials), ()),
+        Row(value=Table(columns, [one for one in ran if one.runs])),
+        Row(format=[*left_out, ""]),
+        Row("temperature", tuned.job.sampling.temperature, _temperature_lines(tuned)),
+        Row("others", tuned.others, interference_warning),
+        Row("gain", tuned.gain, _verdict(tuned)),
+        Row("is_default", tuned.is_default),
+        Row("noise", tuned.noise),
+        Row("peak_bytes", max(one.peak_bytes for one in tuned.trials)),
+    )
 
 
 def _columns(tuned: TuningResult) -> list[Column[Trials]]:
     defaults = tuned.job.defaults
     return [
         Column("flags", "settings", lambda one: label(one.candidate, defaults), is_left=True),
-        Column("draft", "", lambda one: str(one.candidate.draft) if one.candidate.draft else None),
-        Column("settings", "", lambda one: _plain(one.candidate.settings(defaults))),
-        Column(
-            "tokens_per_s", "tokens/s", lambda one: one.rates, lambda one: f"{one.tokens_per_s:.2f}"
-        ),
-        Column("", "to defaults", lambda one: f"{1 + one.gain(tuned.defaults):.2f}"),
-        Column(
-            "tokens_per_pass",
-            "per pass",
-            lambda one: one.runs[-1].tokens_per_pass if one.runs else None,
-            lambda one: f"{one.runs[-1].tokens_per_pass:.2f}",
-        ),
-        Column("greedy", "", _greedy),
-        Column(
-            "peak_bytes",
-            "peak",
-            lambda one: one.peak_bytes,
-            lambda one: format_size(one.peak_bytes),
-        ),
+        Column("draft", value=lambda one: one.candidate.draft),
+        Column("settings", value=lambda one: one.candidate.settings(defaults)),
+        Column("tokens_per_s", value=lambda one: one.rates),
+        Column("", "tokens/s", lambda one: one.tokens_per_s, "{:.2f}".format),
+        Column("", "to defaults", lambda one: 1 + one.gain(tuned.defaults), "{:.2f}".format),
+        Column("tokens_per_pass", "per pass", _tokens_per_pass, "{:.2f}".format),
+        Column("greedy", value=_greedy),
+        Column("peak_bytes", "peak", format=format_size),
         Column("", "runs", lambda one: len(one.runs)),
-        Column("failure", "", lambda one: one.failure),
+        Column("failure"),
     ]
+
+
+def _tokens_per_pass(one: Trials) -> float | None:
+    return one.runs[-1].tokens_per_pass if one.runs else None
 
 
 def _temperature_lines(tuned: TuningResult) -> list[str]:
@@ -140,28 +134,10 @@ def interference_warning(others: float) -> list[str]:
     ]
 
 
-def as_dict(tuned: TuningResult) -> dict[str, Any]:
-    """The result as JSON values."""
-    return {
-        "settings": _plain(preset_settings(tuned)),
-        "is_default": tuned.is_default,
-        "gain": tuned.gain,
-        "noise": tuned.noise,
-        "others": tuned.others,
-        "temperature": tuned.job.sampling.temperature,
-        "trials": Table(_columns(tuned), tuned.trials).as_list(),
-        "peak_bytes": max(one.peak_bytes for one in tuned.trials),
-    }
-
-
 def _greedy(one: Trials) -> dict[str, float] | None:
     if (run := one.greedy) is None:
         return None
     return {"tokens_per_s": run.tokens_per_s, "tokens_per_pass": run.tokens_per_pass}
-
-
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: str(v) if isinstance(v, Path) else v for name, v in settings.items()}
 
 
 def _n_tried(tuned: TuningResult) -> int:

@@ -15,7 +15,7 @@ from edgespec.bench.summary import (
     spread,
     summarise,
 )
-from edgespec.bench.table import curve_lines
+from edgespec.bench.table import curve
 from edgespec.values import TextCost
 
 
@@ -49,7 +49,7 @@ def test_several_texts_count_together_and_each():
     assert auto.text_tokens_per_s == Spread(0.375, 0.25, 0.5)
     assert (auto.n_texts, auto.tokens_per_pass) == (2, 2.0)
     assert auto.agreement == TextAgreement(5, 6)
-    lines = curve_lines(replace(report(rows), modes=(mmap, auto)))
+    lines = curve(replace(report(rows), modes=(mmap, auto))).lines()
     assert [line.split() for line in lines[1:4]] == [
         ["mode", "2"],
         ["mmap", "0.50", "(0.38)"],

@@ -99,8 +99,7 @@ def test_a_prompt_that_ends_with_the_mark_has_opened_it():
 def test_text_that_is_held_for_a_stop_string_stays_before_the_mark() -> None:
     pieces = {1: b"first en", 8: b"", 2: b"so"}
     vocabulary = FakeVocabulary(9, pieces=[pieces.get(token, b"") for token in range(9)])
-    transcript = Transcript(vocabulary, ("end",), 99, "length")
-    transcript.shown = {8: "</think>"}
+    transcript = Transcript(vocabulary, ("end",), 99, "length", {8: "</think>"})
     splitter = ReasoningSplitter(MARKS, inside=True)
     parts = [
         (part.kind, part.text)

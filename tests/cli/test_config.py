@@ -83,6 +83,7 @@ def test_the_number_of_texts_is_whole_or_what_the_budget_affords(given: Any, kep
     ("settings", "message"),
     [
         ({"modle": "m"}, "unknown setting 'modle'; did you mean 'model'?"),
+        ({"n_ctx": 512}, "unknown setting 'n_ctx'; did you mean 'ctx_size'?"),
         ({}, "--model is missing"),
         ({"model": "m", "ctx_size": -1}, "--ctx-size -1: it must be greater than or equal to 0"),
         ({"model": "m", "threads": 0}, "--threads 0"),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.engine.outcome import PathNode, RoundOutcome
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.credit import LATER_SHARE, PAIR_CREDIT, START_SHARE, Credit
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.expert_stalls import ExpertStalls
@@ -324,9 +324,7 @@ OUTCOME = RoundOutcome(
     accepted=2,
     drafted=4,
     verified=7,
-    best_confidence=0.5,
-    best_length=4,
-    best_correct=2,
+    n_rows=8,
     provisional_drafted=0,
     provisional_kept=0,
     draft_steps=4,
@@ -336,25 +334,20 @@ OUTCOME = RoundOutcome(
     guessed=True,
     growing_s=0.008,
     expected=2.5,
-    path_nodes=(
-        PathNode(0.9, True),
-        PathNode(0.95, True),
-        PathNode(0.9, False),
-    ),
 )
-FAILED = replace(OUTCOME, n_tokens=1, accepted=0, expected=1.5, path_nodes=(PathNode(0.9, False),))
+FAILED = replace(OUTCOME, n_tokens=1, accepted=0, expected=1.5)
 PLAIN = replace(
     OUTCOME,
     n_tokens=1,
     accepted=0,
     verified=0,
+    n_rows=1,
     report=PassReport(wall_s=0.04),
     wall_s=0.04,
     guessed=False,
     growing_s=0.0,
     draft_steps=0,
     expected=0.0,
-    path_nodes=(),
 )
 RIGHT, WRONG = replace(PLAIN, surest=[True]), replace(PLAIN, surest=[False])
 
@@ -412,7 +405,7 @@ def test_rows_of_prompts_are_not_charged_to_guesses() -> None:
     shared.share_pass(1, n_prompt_rows=32)
     pass_s = known.second(35)
     report = PassReport(wall_s=pass_s)
-    outcome = replace(OUTCOME, n_prompt_rows=32, verified=2, report=report, growing_s=0.0)
+    outcome = replace(OUTCOME, n_rows=35, verified=2, report=report, growing_s=0.0)
     alone_s = pass_s - known.second(33) + known.second(1)
     lost = rounds(shared, replace(outcome, wall_s=pass_s)).credit.lost
     assert lost == pytest.approx(alone_s / shared.costs.plain_s() - 3, abs=0.06)

@@ -12,9 +12,10 @@ from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.engine import Engine
-from edgespec.engine.planning.pacer import BestFirstPacer, Limits
+from edgespec.engine.planning.pacer import BestFirstPacer
 from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, generate
 from fake_model import FakeModel, blend, random_language

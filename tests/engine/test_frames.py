@@ -22,9 +22,9 @@ MAX_STEP_FRAMES = 5
 """Most frames from the trees of a pass to the draft model's step."""
 ROUND = ("loop.py", "forest.py", "round.py")
 """Modules that one reads to follow a round."""
-MAX_TYPES, MAX_TYPES_OF_A_MODULE = 10, 7
+MAX_TYPES, MAX_TYPES_OF_A_MODULE = 9, 6
 """Most types of the engine that these modules name: together, and each."""
-MAX_TYPES_AT_WORK = {"none": 16, "model": 31, "all": 37}
+MAX_TYPES_AT_WORK = {"none": 12, "model": 27, "all": 33}
 """Most types of the engine whose code runs in one round, by its drafters."""
 OURS = edgespec.__path__[0]
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from edgespec.engine.planning.credit import Credit
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import Limits, most_probable
+from edgespec.engine.planning.pacer import most_probable
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.stop_rules import RoundSoFar
+from edgespec.engine.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
 from engine_cases import N_VOCAB, generate
@@ -83,5 +84,10 @@ def test_near_the_contexts_end_lines_are_fewer() -> None:
     info = FakeModel(
         random_language(7, N_VOCAB), N_VOCAB, tree_capable=False, max_rollback=4, max_branches=3
     ).info
-    rules = EngineSettings().rules_for(info)
-    assert [rules.limits(n_free, 99).max_branches for n_free in (100, 20, 9, 1)] == [3, 2, 1, 1]
+    limits = EngineSettings().limits_for(info)
+    assert [limits.before_pass(n_free, 99).max_branches for n_free in (100, 20, 9, 1)] == [
+        3,
+        2,
+        1,
+        1,
+    ]

@@ -12,10 +12,11 @@ from edgespec.engine.drafting.drafter import Guess
 from edgespec.engine.planning.pacer import (
     PACERS,
     BestFirstPacer,
-    Limits,
     LinearPacer,
     LLMCadPacer,
+    nodes_to_verify,
 )
+from edgespec.engine.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 
 WIDE = Limits(max_nodes=64, max_branches=32, max_depth=16)
@@ -127,7 +128,7 @@ def limits(draw: st.DrawFn) -> Limits:
 
 @given(trees(), limits())
 def test_a_selection_holds_the_root_and_every_parent(tree: TokenTree, limits: Limits) -> None:
-    selected = LLMCadPacer().select(tree, limits)
+    selected = nodes_to_verify(tree, limits)
     assert selected[0] == ROOT
     assert selected == sorted(selected)
     assert all(int(tree.parent[node]) in selected for node in selected[1:])
@@ -135,7 +136,7 @@ def test_a_selection_holds_the_root_and_every_parent(tree: TokenTree, limits: Li
 
 @given(trees(), limits())
 def test_a_selection_stays_within_the_limits(tree: TokenTree, limits: Limits) -> None:
-    selected = LLMCadPacer().select(tree, limits)
+    selected = nodes_to_verify(tree, limits)
     assert len(selected) <= limits.max_nodes
     assert tree.branch_count(selected) <= limits.max_branches
     assert tree.depth[selected].max() <= limits.max_depth
@@ -143,7 +144,7 @@ def test_a_selection_stays_within_the_limits(tree: TokenTree, limits: Limits) ->
 
 @given(trees(), st.integers(1, 30))
 def test_a_selection_has_the_highest_possible_confidence(tree: TokenTree, n: int) -> None:
-    selected = LLMCadPacer().select(tree, Limits(n, 32, 64))
+    selected = nodes_to_verify(tree, Limits(n, 32, 64))
     best = np.sort(tree.cumulative[: len(tree)])[::-1][:n]
     assert np.allclose(np.sort(tree.cumulative[selected])[::-1], best)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from edgespec.engine.engine import Engine
 from edgespec.engine.planning.credit import Credit
 from edgespec.engine.prompt import _portions
+from edgespec.engine.settings import EngineSettings
 from edgespec.ports import Progress
 from edgespec.tree import TokenTree
 from engine_cases import COUNTING, GREEDY, N_VOCAB, counting, finish
@@ -135,9 +136,10 @@ def test_tokens_that_the_draft_has_not_read_are_those_after_the_last_it_holds(
         begin_text(self, n_unread, *others, **named)
 
     first = [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    with Engine(counting(n_ctx=256), counting(n_ctx=256)) as engine:
+    draft = counting(n_ctx=256)
+    with Engine(counting(n_ctx=256), draft, EngineSettings(step_aside=False)) as engine:
         finish(engine.generate(first, GREEDY, 1))
-        engine.first.n_drafted = len(engine.committed) - 3
+        draft.truncate(len(engine.committed) - 3)
         n_drafted = min(n_kept, len(engine.committed) - 3)
         monkeypatch.setattr(Credit, "begin_text", recorded)
         second = [*first[:n_kept], *[0] * 100]

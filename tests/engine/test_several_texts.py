@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
+from edgespec.engine.outcome import Feedback, RoundOutcome
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.stop_rules import RoundSoFar, StopRule
 from edgespec.errors import ModelError
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
@@ -56,6 +58,68 @@ def together(engine: Engine, *texts: Callable[[], Any]) -> list[Any]:
     """Results of calls that run at a time, and in every pass together as long as they last."""
     with ThreadPoolExecutor(len(texts)) as pool:
         return [future.result(timeout=60) for future in [pool.submit(text) for text in texts]]
+
+
+@pytest.mark.parametrize("is_line", [False, True], ids=["trees", "lines"])
+def test_the_planner_learns_what_rows_a_pass_of_several_texts_had(is_line: bool) -> None:
+    """Rows of other texts were counted twice where branches are computed as lines."""
+    kind = {"tree_capable": False, "max_rollback": 4} if is_line else {}
+    target, rows, told = new_target(**kind), [], []
+    target._report = lambda n: rows.append(n) or PassReport(1.0, n_tokens=n)  # type: ignore
+    with Engine(target, new_draft(), EngineSettings(step_aside=False)) as engine:
+        see_round = engine.planner.see_round
+
+        def see(outcome: RoundOutcome) -> None:
+            told.append((outcome.n_texts, outcome.n_rows, rows[-1]))
+            see_round(outcome)
+
+        engine.planner.see_round = see  # type: ignore[method-assign]
+        prompts = ([1, 2, 3], [4, 5, 6, 7])
+        texts = [lambda p=prompt: written(engine, p, SamplingParams(), 12) for prompt in prompts]
+        together(engine, *texts)
+    assert any(n_texts > 1 for n_texts, _, _ in told)
+    assert all(counted == computed for _, counted, computed in told), told
+
+
+class Listening(StopRule):
+    """Stops after two draft steps, and keeps what it is told."""
+
+    name = "listening"
+
+    def __init__(self) -> None:
+        self.told: list[Feedback] = []
+
+    def fires(self, so_far: RoundSoFar) -> bool:
+        return so_far.draft_steps == 2
+
+    def observe(self, told: Feedback) -> Listening:
+        self.told.append(told)
+        return self
+
+
+def test_a_stop_rule_learns_from_each_text_of_a_pass() -> None:
+    """It was told of the first text's best branch alone, and of one path made of all."""
+    rule = Listening()
+    with Engine(new_target(), new_draft(), EngineSettings(step_aside=False)) as engine:
+        engine.planner.stop_rule = rule
+        terms = [TextRequest((n, n + 1), max_tokens=12) for n in range(2)]
+        requests = [engine.admit(each) for each in terms]
+        together(engine, *[lambda r=request: [*engine.run(r)] for request in requests])
+        n_rounds = sum(len(request.tally.outcomes) for request in requests)
+    assert len(rule.told) == n_rounds
+
+
+def test_whether_a_pass_guesses_is_chosen_once_for_all_of_its_texts() -> None:
+    """Each text asked the planner anew."""
+    target, chosen = new_target(), []
+    with Engine(target, new_draft(), EngineSettings(step_aside=False)) as engine:
+        choose = engine.planner.choose
+        engine.planner.choose = lambda: chosen.append(engine.planner.n_texts) or choose()  # type: ignore
+        prompts = [(n, n + 1) for n in range(N_TEXTS)]
+        texts = [lambda p=prompt: written(engine, p, SamplingParams(), 12) for prompt in prompts]
+        together(engine, *texts)
+    assert max(chosen) > 1
+    assert len(chosen) <= target.n_passes + N_TEXTS, "each prompt asks whether the draft reads it"
 
 
 @pytest.mark.slow

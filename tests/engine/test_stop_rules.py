@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.outcome import PathNode, RoundOutcome
+from edgespec.engine.outcome import Feedback, PathNode
 from edgespec.engine.stop_rules import (
     STOP_RULES,
     AdaptiveThreshold,
@@ -21,23 +21,8 @@ from edgespec.engine.stop_rules import (
     RoundSoFar,
 )
 from edgespec.tree import ROOT, TokenTree
-from edgespec.values import PassReport
 
-OUTCOME = RoundOutcome(
-    n_tokens=1,
-    accepted=0,
-    drafted=4,
-    verified=4,
-    best_confidence=0.25,
-    best_length=4,
-    best_correct=4,
-    provisional_drafted=0,
-    provisional_kept=0,
-    draft_steps=4,
-    draft_s=0.1,
-    report=PassReport(wall_s=1.0),
-    wall_s=1.1,
-)
+RIGHT = Feedback(best_confidence=0.25, best_length=4, best_correct=4)
 
 
 def growing(*confidences: float) -> RoundSoFar:
@@ -63,18 +48,17 @@ def test_the_threshold_starts_at_one_percent() -> None:
 
 
 def test_a_best_branch_that_was_right_halves_the_threshold() -> None:
-    assert AdaptiveThreshold(alpha=0.2).observe(OUTCOME).alpha == pytest.approx(0.1)
+    assert AdaptiveThreshold(alpha=0.2).observe(RIGHT).alpha == pytest.approx(0.1)
 
 
 def test_a_best_branch_that_failed_raises_the_threshold_by_the_share_that_was_wrong() -> None:
     """0.1 / 0.25 ** ((4 - 2) / 4) = 0.2."""
-    outcome = replace(OUTCOME, best_correct=2)
-    assert AdaptiveThreshold(alpha=0.1).observe(outcome).alpha == pytest.approx(0.2)
+    failed = replace(RIGHT, best_correct=2)
+    assert AdaptiveThreshold(alpha=0.1).observe(failed).alpha == pytest.approx(0.2)
 
 
 def test_a_round_without_drafts_teaches_the_threshold_nothing() -> None:
-    outcome = replace(OUTCOME, best_length=0, best_correct=0, best_confidence=1.0)
-    assert AdaptiveThreshold(alpha=0.1).observe(outcome) == AdaptiveThreshold(alpha=0.1)
+    assert AdaptiveThreshold(alpha=0.1).observe(Feedback()) == AdaptiveThreshold(alpha=0.1)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9), st.integers(0, 9)), max_size=60))
@@ -84,14 +68,7 @@ def test_no_history_keeps_a_bare_root_from_being_drafted(
     """A threshold above the root's confidence of 1 would end drafting for good."""
     rule = AdaptiveThreshold()
     for best_confidence, length, correct in history:
-        rule = rule.observe(
-            replace(
-                OUTCOME,
-                best_confidence=best_confidence,
-                best_length=length,
-                best_correct=min(correct, length),
-            )
-        )
+        rule = rule.observe(Feedback(best_confidence, length, min(correct, length)))
     assert not rule.fires(RoundSoFar(TokenTree(0), [ROOT]))
 
 
@@ -162,12 +139,9 @@ def test_entropy_counts_what_does_not_hang_as_one_guess() -> None:
 
 def test_the_entropy_window_follows_the_entropy_of_rejected_guesses() -> None:
     rule = EntropyWindow()
-    rejected = replace(
-        OUTCOME,
-        path_nodes=(PathNode(0.9, True, 3.0), PathNode(0.9, False, 0.5)),
-    )
+    rejected = Feedback(path_nodes=(PathNode(0.9, True, 3.0), PathNode(0.9, False, 0.5)))
     assert rule.observe(rejected).threshold == pytest.approx((1.0 + 0.5) / 2)
-    accepted = replace(OUTCOME, path_nodes=(PathNode(0.9, True, 3.0),))
+    accepted = Feedback(path_nodes=(PathNode(0.9, True, 3.0),))
     assert rule.observe(accepted) == rule
 
 
@@ -177,7 +151,7 @@ def test_the_classifier_learns_at_which_entropy_guesses_fail() -> None:
         entropy = random.uniform(0, 2)
         is_right = entropy < 1
         reached = PathNode(0.7, is_right, entropy)
-        rule = rule.observe(replace(OUTCOME, path_nodes=(reached,)))
+        rule = rule.observe(Feedback(path_nodes=(reached,)))
     sure, unsure = (1.0, 0.8, 0.2, 0.0), (1.0, 0.8, 1.8, 0.0)
     assert rule.chance(sure) > 0.8
     assert rule.chance(unsure) < 0.3

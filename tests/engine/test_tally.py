@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from edgespec.engine.acceptance import ExactReplay
 from edgespec.engine.engine import Engine
 from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import Limits
 from edgespec.engine.round import Round
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
@@ -28,9 +29,6 @@ def outcome(accepted: int) -> RoundOutcome:
         accepted=accepted,
         drafted=8,
         verified=6,
-        best_confidence=0.5,
-        best_length=3,
-        best_correct=accepted,
         provisional_drafted=2,
         provisional_kept=1,
         draft_steps=4,
@@ -97,7 +95,8 @@ def misses(draft: FakeModel, **limits: Any) -> list[bool]:
     with Engine(counting(), draft, settings) as engine:
         request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, **limits))
         list(engine.run(request))
-    reached = [outcome.path_nodes for outcome in request.tally.outcomes]
+    told = [outcome.feedback for outcome in request.tally.outcomes]
+    reached = [[node for each in one for node in each.path_nodes] for one in told]
     return [bool(nodes) and not nodes[-1].was_right for nodes in reached]
 
 
@@ -120,9 +119,8 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     none = Limits(max_nodes=0, max_branches=1, max_depth=0)
     target = counting()
     target.last_report = read
-    rules = EngineSettings().rules_for(target.info)
-    slot = Slot(target, 0, None, rules, RoundPlanner(), clock=lambda: 1.0, trace=OFF)
-    round_ = Round(slot, 0.0, None, TokenTree(1), none)
+    slot = Slot(target, 0, None, none, ExactReplay(), RoundPlanner(), lambda: 1.0, OFF)
+    round_ = Round(slot, TokenTree(1))
     round_.path, round_.events = [ROOT], [TokenEvent("c", 2, "target", 0)]
     round_._measure([ROOT])
     report = round_.outcome.report

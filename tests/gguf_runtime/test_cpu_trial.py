@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.commands import reports
+from edgespec.cli.commands.plan_report import plan_report
 from edgespec.errors import EdgespecError
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
@@ -308,4 +308,4 @@ def test_the_plan_says_that_weights_are_not_packed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(loading, "packing", lambda: BROKEN)
     planned = session.plan(LoadSettings(model=PAIR.target, draft=PAIR.draft))
     assert BROKEN.note in planned.notes
-    assert BROKEN.note in reports.plan_table(planned)
+    assert BROKEN.note in plan_report(planned).lines()

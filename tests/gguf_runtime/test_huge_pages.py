@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.huge_pages import HUGE_BYTES, huge_pages, huge_range
+from edgespec_runtimes.gguf.llama.huge_pages import (
+    HUGE_BYTES,
+    SHARED_BYTES,
+    huge_pages,
+    huge_range,
+)
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -35,9 +40,18 @@ def test_a_range_that_holds_no_huge_page_has_none() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not THP.exists(), reason="no huge pages here")
-@pytest.mark.parametrize("is_inside", [True, False])
-def test_what_llama_cpp_allocates_in_the_block_has_huge_pages(is_inside: bool) -> None:
-    library, size = abi.library("ggml-base"), 16 * HUGE_BYTES
+@pytest.mark.parametrize(
+    ("is_inside", "size", "is_huge"),
+    [
+        (True, SHARED_BYTES + HUGE_BYTES, True),
+        (True, SHARED_BYTES, False),
+        (False, SHARED_BYTES + HUGE_BYTES, False),
+    ],
+)
+def test_what_llama_cpp_allocates_in_the_block_for_itself_alone_has_huge_pages(
+    is_inside: bool, size: int, is_huge: bool
+) -> None:
+    library = abi.library("ggml-base")
     library.ggml_aligned_malloc.restype = ctypes.c_void_p
     library.ggml_aligned_malloc.argtypes = [ctypes.c_size_t]
     library.ggml_aligned_free.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -46,7 +60,7 @@ def test_what_llama_cpp_allocates_in_the_block_has_huge_pages(is_inside: bool) -
     with block:
         address = library.ggml_aligned_malloc(size)
     try:
-        assert ("hg" in flags_at(address + size // 2)) is is_inside
+        assert ("hg" in flags_at(address + size // 2)) is is_huge
     finally:
         library.ggml_aligned_free(address, size)
 

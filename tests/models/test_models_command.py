@@ -236,7 +236,7 @@ def test_drafts_that_are_compared_have_a_line_each() -> None:
     fit = PairFit(2, 50, 50, 40, trees, together)
     lookups = SourcesFit(4, 10, (SourceStats("text", 40, 5),))
     fits = {"small": fit, "head": fit}
-    table = pair_report.drafters_table(fits, lookups, {"other": "other tokens"})
+    table = pair_report.drafters_report(fits, lookups, {"other": "other tokens"}).lines()
     assert table[-1] == "other: left out, other tokens"
     assert [line.split() for line in table[2:-1]] == [
         ["draft", "top-1", "1", "4", "4,", "lookups", "too"],
@@ -282,8 +282,8 @@ def test_an_impossible_budget_is_answered_with_the_smallest_one(capsys) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("-n 0", "give at least 1"),
-        ("-n -1", "give at least 1"),
+        ("-n 0", "greater than or equal to 1"),
+        ("-n -1", "greater than or equal to 1"),
         ("-c -5", "--ctx-size -5"),
         ("--temp -1", "--temp -1"),
         ("--prompts /nonexistent", "--prompts /nonexistent: No such file"),

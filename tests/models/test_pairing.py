@@ -207,11 +207,11 @@ def test_the_report_says_who_guessed() -> None:
     found = replace(trees(2.0, 3.0), together=SourcesFit(16, 100, sources))
     plan = MemoryPlan(1 << 30, (), (), frozenset(), 0, False, 1 << 20)
     pair = MeasuredPair(Path("a"), found, plan, 1 << 20)
-    lines = pair.table()
+    lines = pair.report(Path("b")).lines()
     assert "All sources of guesses together, 16 guesses per pass: 4.20 tokens per pass" in lines
     assert "draft        1,200       300" in lines
     assert "recycled        40        20" in lines
-    said = pair.report(Path("b"))["sources"]
+    said = pair.report(Path("b")).as_dict()["sources"]
     assert said["tokens_per_pass"] == pytest.approx(4.2)
     assert said["sources"][1] == {"source": "recycled", "verified": 40, "accepted": 20}
 
@@ -220,9 +220,11 @@ def test_sampled_texts_stand_beside_greedy_ones() -> None:
     plan = MemoryPlan(1 << 30, (), (), frozenset(), 0, False, 1 << 20)
     greedy = MeasuredPair(Path("a"), trees(2.0, 3.0), plan, 1 << 20)
     both = replace(greedy, sampled=SampledFit(WARM, trees(1.5, 2.5)))
-    assert greedy.report(Path("b"))["sampled"] is None
-    said = both.report(Path("b"))
+    assert greedy.report(Path("b")).as_dict()["sampled"] is None
+    said = both.report(Path("b")).as_dict()
     assert [tree["tokens_per_pass"] for tree in said["trees"]] == [2.0, 3.0]
     assert [tree["tokens_per_pass"] for tree in said["sampled"]["trees"]] == [1.5, 2.5]
     assert said["sampled"]["sampling"]["temperature"] == 0.8
-    assert any("sampled with temperature 0.8, seed 4" in line for line in both.table())
+    assert any(
+        "sampled with temperature 0.8, seed 4" in line for line in both.report(Path("b")).lines()
+    )

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
-from edgespec.cli.commands.reports import plan_report, plan_table
+from edgespec.cli.commands.plan_report import plan_report
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.runtimes import OffersGpu
@@ -257,8 +257,9 @@ def test_the_processs_budget_counts_nothing_of_the_gpus(
     assert not on_gpu.paged
     weights = (pair[0] / DATA_FILE).stat().st_size
     assert on_cpu.planned_bytes - on_gpu.planned_bytes > weights / 2
-    assert plan_report(on_gpu, None)["gpu_planned_bytes"] == on_gpu.gpu_planned_bytes > weights
-    assert "planned on the GPU" in "\n".join(plan_table(on_gpu))
+    report = plan_report(on_gpu)
+    assert report.as_dict()["gpu_planned_bytes"] == on_gpu.gpu_planned_bytes > weights
+    assert "planned on the GPU" in "\n".join(report.lines())
 
 
 @pytest.mark.slow

@@ -114,11 +114,11 @@ def test_sampled_texts_judge_and_greedy_ones_are_reported() -> None:
     assert found.defaults.greedy and found.winner.greedy
     assert (found.defaults.greedy.tokens_per_s, found.winner.greedy.tokens_per_s) == (5.0, 6.0)
     assert runner.temperatures[-2:] == [0.0, 0.0] and set(runner.temperatures[:-2]) == {0.8}
-    lines = report.lines(found)
+    lines = report.report(found).lines()
     assert "Texts were sampled at temperature 0.8." in lines
     greedy = "defaults 5.00 tokens/s, 4.00 per pass; --draft-max 8 6.00 tokens/s, 4.00 per pass"
     assert f"Greedily, one run each: {greedy}." in lines
-    told = report.as_dict(found)
+    told = report.report(found).as_dict()
     assert told["temperature"] == 0.8
     assert told["trials"][0]["greedy"] == {"tokens_per_s": 5.0, "tokens_per_pass": 4.0}
 
@@ -134,7 +134,7 @@ def test_greedy_texts_that_judge_are_not_written_again() -> None:
     runner = TwoTemperatures(lambda _: 5.0)
     found = tune(runner, job(DRAFT), BUDGET)
     assert found.defaults.greedy is None
-    assert not [line for line in report.lines(found) if "temperature" in line]
+    assert not [line for line in report.report(found).lines() if "temperature" in line]
 
 
 def test_what_the_user_gave_stays() -> None:
@@ -157,7 +157,7 @@ def test_a_run_that_fails_leaves_with_its_reason() -> None:
             return super().run(job, candidate, length)
 
     found = tune(Failing(lambda _: 5.0), job(DRAFT), BUDGET)
-    assert "left out: no room" in "\n".join(report.lines(found))
+    assert "left out: no room" in "\n".join(report.report(found).lines())
 
 
 def test_a_run_above_the_budget_cannot_win() -> None:
@@ -185,7 +185,7 @@ def test_a_busy_machine_is_said() -> None:
             return figures(5.0, others=0.4)
 
     assert "up to 40% of the cores" in "\n".join(
-        report.lines(tune(Busy(lambda _: 5.0), job(DRAFT), BUDGET))
+        report.report(tune(Busy(lambda _: 5.0), job(DRAFT), BUDGET)).lines()
     )
 
 
@@ -197,7 +197,7 @@ def test_what_the_plan_notes_is_said() -> None:
             return replace(super().run(job, candidate, length), notes=("a server holds 5 layers",))
 
     found = tune(Noting(lambda _: 5.0), job(DRAFT), BUDGET)
-    assert "note: a server holds 5 layers" in report.lines(found)
+    assert "note: a server holds 5 layers" in report.report(found).lines()
 
 
 def test_what_means_nothing_without_guesses_is_left_out_of_a_combination() -> None:
@@ -220,6 +220,6 @@ def test_a_preset_without_a_draft_says_so() -> None:
 
 def test_programs_get_every_trial() -> None:
     found = tuned(lambda _: 5.0)
-    told = report.as_dict(found)
+    told = report.report(found).as_dict()
     assert told["trials"][0]["flags"] == "defaults"
     assert len(told["trials"]) == len(found.trials)

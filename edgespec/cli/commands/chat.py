@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.dialogue import Dialogue
 from edgespec.cli import fetching
-from edgespec.cli.commands import chat_input, reports
+from edgespec.cli.commands import chat_input
+from edgespec.cli.commands.generation_report import generation_report, sampling_line, speed_line
 from edgespec.cli.console import Console
 from edgespec.cli.flags import chat_templates, grammars, groups, prompt_caches
 from edgespec.cli.interrupts import Interrupts
@@ -234,17 +235,17 @@ class Chat:
     def _tell_stats(self, rest: str) -> None:
         if self._last is None:
             raise UsageError("/stats: no answer yet")
-        result, peak_bytes = self._last, process.peak_rss_bytes()
+        result, session = self._last, self._session
+        report = generation_report(
+            result, session.plan, session.load_report, process.peak_rss_bytes()
+        )
         self._console.note(
             f"reused: {result.reused_tokens} tokens that were read before, "
             f"{result.saved_passes} passes saved"
         )
         if self._sampling is not None:
-            self._console.note(f"sampling: {reports.sampling_line(self._sampling)}")
-        for line in reports.generation_summary(
-            result, self._session.plan, self._session.load_report, peak_bytes
-        ):
-            self._console.note(line)
+            self._console.note(f"sampling: {sampling_line(self._sampling)}")
+        self._console.note("\n".join(report.lines()))
 
     def _answer(self, text: str) -> None:
         self._dialogue.ask(text)
@@ -296,7 +297,7 @@ class Chat:
         for part in splitter.finish():
             self._show(part.kind, part.text, said)
         self._console.end_of_answer()
-        self._console.note(reports.speed_line(self._last))
+        self._console.note(speed_line(self._last))
         if self._last.finish_reason == "context":
             self._console.note(
                 "the context is full: /reset starts a new conversation, --context-shift goes on"

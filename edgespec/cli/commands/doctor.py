@@ -6,10 +6,9 @@ import argparse
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import groupby
-from typing import Any, get_args
+from typing import get_args
 
 from edgespec.cli.commands.tune import N_PROMPTS
 from edgespec.cli.console import Console
@@ -23,8 +22,8 @@ from edgespec.cli.invocation import (
 )
 from edgespec.diagnosis.forecast import Forecast, forecast, speedup_lines
 from edgespec.diagnosis.machine import examine
-from edgespec.models.embedded import shipped_prompts
 from edgespec.ports.findings import Finding, Topic
+from edgespec.reports import Report, Row
 from edgespec.tuning import pair_figures, report
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
 
@@ -66,10 +65,11 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     for finding in examine(paths):
         findings.append(finding)
         console.progress("examining", len(findings) / 16)
-    console.end_of_progress()
     pair = _examined_pair(command, console) if command else None
-    lines = [*_table(findings), *(_pair_lines(*pair) if pair else ())]
-    console.result(args, _report(findings, pair), lines)
+    rows = [Row("findings", findings, _finding_lines)]
+    if pair:
+        rows.append(Row("pair", _pair_report(*pair)))
+    console.result(args, Report(*rows))
     return 0
 
 
@@ -79,7 +79,7 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast
     plan = plan_trial(load, engine)
     if not plan.has_draft:  # it came by itself, and was left out
         load = load.without_draft()
-    prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
+    prompts = tuple(read_prompts()[:N_PROMPTS])
     sampling = measured_sampling(load.model, command.generate)
     engine_alone = engine.but(remember=False)
     trial = TuningTrial(load, engine_alone, prompts, N_TOKENS, SECONDS, sampling)
@@ -90,33 +90,13 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast
             "measuring the models", min(1.0, (time.monotonic() - began) / SECONDS)
         ),
     )
-    console.end_of_progress()
     figures = pair_figures.save_run(load, plan, run)
     planner = partial(plan_trial, engine=engine)
     return forecast(load, planner, pair_figures.disk_of(load, run), figures), run
 
 
-def _report(
-    findings: Sequence[Finding], pair: tuple[Forecast, TrialFigures] | None
-) -> dict[str, Any]:
-    """The report as JSON values."""
-    content: dict[str, Any] = {"findings": [asdict(finding) for finding in findings]}
-    if pair:
-        found, run = pair
-        content["pair"] = {
-            "limit": found.limit,
-            "disk_bytes_per_s": found.disk_bytes_per_s,
-            "bytes_per_pass": found.plan.bytes_per_pass,
-            "tokens_per_pass": found.tokens_per_pass,
-            "predicted_tokens_per_s": found.tokens_per_s,
-            "measured_tokens_per_s": run.tokens_per_s,
-            "measured_peak_bytes": run.peak_bytes,
-            "levers": [asdict(one) for one in found.speedups],
-        }
-    return content
-
-
-def _table(findings: Sequence[Finding]) -> list[str]:
+def _finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """Lines about findings, by topic, and the number of problems."""
     lines = []
     topics = get_args(Topic)
     ordered = sorted(findings, key=lambda finding: topics.index(finding.topic))
@@ -130,12 +110,22 @@ def _table(findings: Sequence[Finding]) -> list[str]:
     return [*lines, "", f"{n_problems} problems" if n_problems else "no problems"]
 
 
-def _pair_lines(found: Forecast, run: TrialFigures) -> list[str]:
-    lines = ["", *found.plan.notes, f"limit: {found.limit}"]
-    if found.tokens_per_s is None:
-        return lines
-    lines += [report.first_line(run), *report.interference_warning(run.others)]
-    lines.append(f"predicted: {found.tokens_per_s:.2f} tokens/s")
-    if found.speedups:
-        lines += ["what would help, predicted:", *speedup_lines(found.speedups)]
-    return lines
+def _pair_report(found: Forecast, run: TrialFigures) -> Report:
+    """Report of a pair: its limit, what was measured and predicted, and what would help."""
+    measured = [report.first_line(run), *report.interference_warning(run.others)]
+    helps = ["what would help, predicted:", *speedup_lines(found.speedups)]
+    is_known = found.tokens_per_s is not None
+    return Report(
+        Row("limit", found.limit, ["", *found.plan.notes, f"limit: {found.limit}"]),
+        Row("disk_bytes_per_s", found.disk_bytes_per_s),
+        Row("bytes_per_pass", found.plan.bytes_per_pass),
+        Row("tokens_per_pass", found.tokens_per_pass),
+        Row("measured_tokens_per_s", run.tokens_per_s, measured if is_known else None),
+        Row("measured_peak_bytes", run.peak_bytes),
+        Row(
+            "predicted_tokens_per_s",
+            found.tokens_per_s,
+            "predicted: {:.2f} tokens/s".format if is_known else None,
+        ),
+        Row("levers", found.speedups, helps if is_known and found.speedups else None),
+    )

@@ -6,7 +6,7 @@ import argparse
 from argparse import ArgumentParser
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
@@ -14,10 +14,10 @@ from edgespec.diagnosis import imagined_models
 from edgespec.diagnosis.imagined_models import PROMPT_TOKENS, Drafted, WhatIf
 from edgespec.errors import UsageError
 from edgespec.memory import process
-from edgespec.settings.base import Settings, spell
+from edgespec.reports import Column, Report, Row, Table
+from edgespec.settings.base import Flag, Settings, spell
 from edgespec.settings.config import Threads
 from edgespec.settings.units import format_rate, format_size, parse_rate, parse_size
-from edgespec.tables import aligned
 
 DISK_BYTES_PER_S, CTX_SIZE, N_THREADS = 2e9, 4096, 4
 SPELLINGS = {"draft": "-md", "model": "-m"}
@@ -26,8 +26,18 @@ _USED = frozenset(
 )
 
 
-class WhatIfSettings(Settings):
-    """Settings of an imagined run, beside its model, memory and disk."""
+class DiskSettings(Settings):
+    """The disk of a predicted run."""
+
+    disk_bandwidth: Annotated[
+        int | None, Flag(metavar="RATE", short="--disk"), BeforeValidator(parse_rate)
+    ] = None
+    """Disk speed to predict with, in bytes per second like 300M, in decimal units as storage is
+    sold. Default: measured in a third of a second."""
+
+
+class WhatIfSettings(DiskSettings):
+    """Settings of an imagined run, beside its model and memory."""
 
     ctx_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     threads: Threads = N_THREADS
@@ -57,16 +67,15 @@ def run(args: argparse.Namespace) -> int:
         flag = min(SPELLINGS.get(name, spell(name)) for name in given)
         raise UsageError(f"--what-if: {flag} has no meaning without a file; leave it out")
     budget_bytes, source = _budget(args)
-    disk = parse_rate(args.disk_bandwidth) if "disk_bandwidth" in args else DISK_BYTES_PER_S
     told = groups.given(args, WhatIfSettings)
     found = imagined_models.what_if(
         args.what_if,
         budget_bytes,
-        disk,
+        told.disk_bandwidth or DISK_BYTES_PER_S,
         told.ctx_size or CTX_SIZE,
         told.threads,
     )
-    Console().result(args, found.as_dict(), _lines(found, source))
+    Console().result(args, _report(found, source))
     return 0
 
 
@@ -84,52 +93,53 @@ def _budget(args: argparse.Namespace) -> tuple[int, str]:
     return imagined_models.usual_budget(memory_bytes), left
 
 
-def _lines(found: WhatIf, source: str) -> list[str]:
-    plan, rate = found.plan, format_rate(found.disk_bytes_per_s)
-    lines = [
-        f"{found.model.upper()}: {format_size(found.size_bytes)}, like {found.like}; derived from "
-        "sizes, not measured.",
-        f"Budget: {format_size(plan.budget_bytes)}, {source}.",
-        f"Smallest budget that works: {format_size(plan.smallest_bytes)}.",
-    ]
+def _report(found: WhatIf, source: str) -> Report:
+    plan, disk = found.plan, found.disk_bytes_per_s
+    reading = "It fits into memory: no pass reads the disk, and computing decides."
     if plan.paged:
-        lines.append(
+        reading = (
             f"{format_size(plan.pinned_bytes)} of weights stay in memory; a pass reads "
-            f"{format_size(plan.bytes_per_pass)}: "
-            f"{plan.bytes_per_pass / found.disk_bytes_per_s:.2f} s at {rate}."
+            f"{format_size(plan.bytes_per_pass)}: {plan.bytes_per_pass / disk:.2f} s at "
+            f"{format_rate(disk)}."
         )
-    else:
-        lines.append("It fits into memory: no pass reads the disk, and computing decides.")
-    lines += [
+    prompt = (
         f"A prompt of {PROMPT_TOKENS} tokens takes about {found.first_token_s:.0f} s with "
-        f"{found.n_threads} threads.",
-        "",
-        *_table(found),
-    ]
+        f"{found.n_threads} threads."
+    )
+    legend: tuple[str, str] | str | None = None
     if found.drafted:
-        lines += ["", "Of two figures the first is for conversation, the second for code."]
+        legend = ("", "Of two figures the first is for conversation, the second for code.")
     elif plan.paged:
-        lines.append("No draft that fits would be faster; guesses from the text itself need none.")
-    return lines
-
-
-def _table(found: WhatIf) -> list[str]:
+        legend = "No draft that fits would be faster; guesses from the text itself need none."
     alone = Drafted("no draft", 0, (1, 1), (found.seconds_per_token, found.seconds_per_token))
-    rows = [("", "memory", "tokens a pass", "seconds a token", "tokens/s")]
-    for one in (alone, *found.drafted):
-        slow, fast = one.seconds_per_token
-        rows.append(
-            (
-                one.draft,
-                format_size(one.draft_bytes) if one.draft_bytes else "",
-                _both(one.tokens_per_pass, ".1f"),
-                _both(one.seconds_per_token, ".2f"),
-                _both((1 / slow, 1 / fast), ".2f"),
-            )
-        )
-    return aligned(rows, [True, False, False, False, False], 80)
+    return Report(
+        Row(
+            value=found,
+            format=f"{found.model.upper()}: {format_size(found.size_bytes)}, like {found.like}; "
+            "derived from sizes, not measured.",
+        ),
+        Row(format=f"Budget: {format_size(plan.budget_bytes)}, {source}."),
+        Row(format=f"Smallest budget that works: {format_size(plan.smallest_bytes)}."),
+        Row(format=(reading, prompt, "")),
+        Row(value=Table(_COLUMNS, (alone, *found.drafted))),
+        Row(format=legend),
+    )
 
 
 def _both(figures: tuple[float, float], form: str) -> str:
     conversation, code = (f"{figure:{form}}" for figure in figures)
     return conversation if conversation == code else f"{conversation} / {code}"
+
+
+def _rates(one: Drafted) -> str:
+    slow, fast = one.seconds_per_token
+    return _both((1 / slow, 1 / fast), ".2f")
+
+
+_COLUMNS: list[Column[Drafted]] = [
+    Column("draft", "draft", is_left=True),
+    Column("", "memory", lambda one: format_size(one.draft_bytes) if one.draft_bytes else ""),
+    Column("", "tokens a pass", lambda one: _both(one.tokens_per_pass, ".1f")),
+    Column("", "seconds a token", lambda one: _both(one.seconds_per_token, ".2f")),
+    Column("", "tokens/s", _rates),
+]

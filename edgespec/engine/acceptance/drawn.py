@@ -7,7 +7,7 @@ target's distribution, whatever q is.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tree import ROOT, TokenTree
 
 
-class DrawnGuesses(AcceptanceRule):
+class DrawnGuesses(AcceptanceRule, ABC):
     """Base of rules that compare p and q.
 
     At temperature 0 nothing is drawn: the target's own token is picked.
@@ -158,7 +158,8 @@ class BlockVerification(AcceptanceRule):
 
     Each guess updates the weight of a line to w = min(1, w p / q), so a probable guess can
     compensate for an improbable one. Each prefix of the line is accepted or not at random, and the
-    longest accepted one is kept. It accepts at least as many tokens as rejection sampling.
+    longest accepted one is kept. It accepts at least as many tokens as rejection sampling. At
+    temperature 0 nothing is drawn, and the target's own tokens are picked.
     """
 
     name: ClassVar[str] = AcceptanceName.BLOCK
@@ -197,12 +198,6 @@ class BlockVerification(AcceptanceRule):
         if length < len(guesses):
             rest = np.maximum(weights[length] * p - draft(length), 0.0)
         yield drawn(rest if rest.any() else p, sampler)
-
-    def pick(
-        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
-    ) -> int:
-        """The target's own token: at temperature 0 nothing is drawn."""
-        return sampler.draw(after[node])
 
 
 def dense(tokens: Tokens, probabilities: Probabilities, n_vocab: int) -> Probabilities:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -41,8 +40,9 @@ class Growth:
         return drawn
 
 
-class AcceptanceRule(ABC):
-    """Picks the tokens of the text from a verified tree."""
+class AcceptanceRule:
+    """Picks the tokens of the text from a verified tree: the target's own draw after each node, in
+    a rule that does not say otherwise."""
 
     name: ClassVar[AcceptanceName | str]
     keeps: ClassVar[Keeps]
@@ -71,7 +71,6 @@ class AcceptanceRule(ABC):
             yield token
             node = tree.child(node, token)
 
-    @abstractmethod
     def pick(
         self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
     ) -> int:
@@ -79,6 +78,7 @@ class AcceptanceRule(ABC):
 
         The sampler has accepted every token down to `node`.
         """
+        return sampler.draw(after[node])
 
 
 class ExactReplay(AcceptanceRule):
@@ -89,11 +89,6 @@ class ExactReplay(AcceptanceRule):
     """
 
     name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
-
-    def pick(
-        self, tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler
-    ) -> int:
-        return sampler.draw(after[node])
 
 
 def accept(

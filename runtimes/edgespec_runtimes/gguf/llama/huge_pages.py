@@ -16,6 +16,12 @@ from typing import Any
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 
 HUGE_BYTES = 2 << 20
+SHARED_BYTES = 32 << 20
+"""A larger allocation is a mapping of its own, unmapped when freed (glibc's largest map threshold).
+
+Others may be a part of malloc's arenas, where advice would outlive them: whatever is allocated
+there next would take whole huge pages.
+"""
 _MADV_HUGEPAGE = 14
 _Allocate = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t
@@ -24,9 +30,9 @@ _Allocate = ctypes.CFUNCTYPE(
 
 @contextmanager
 def huge_pages(library: str) -> Iterator[None]:
-    """In the block, what `library` allocates in this thread has huge pages.
+    """In the block, what `library` allocates in this thread in one large piece has huge pages.
 
-    Only those that lie within an allocation: it takes no more memory once it is filled.
+    Only those that lie within the piece: it takes no more memory once it is filled.
     """
     if sys.platform != "linux":
         yield
@@ -36,7 +42,7 @@ def huge_pages(library: str) -> Iterator[None]:
 
     def allocate(place: Any, alignment: int, size: int) -> int:
         code: int = real(place, alignment, size)
-        if not code and threading.get_ident() == thread:
+        if not code and size > SHARED_BYTES and threading.get_ident() == thread:
             begin, end = huge_range(place[0] or 0, size)
             if begin < end:
                 size = end - begin

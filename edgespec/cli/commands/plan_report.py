@@ -1,0 +1,170 @@
+"""The report of a memory plan, and of the speed that it promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.expert_sizes import ExpertSizes
+from edgespec.reports import Report, Row, aligned
+from edgespec.settings.config import USUAL_DRAFT_MAX
+from edgespec.settings.units import format_rate, format_size
+
+if TYPE_CHECKING:
+    from edgespec.engine.planning.decision import RoundPlanner
+    from edgespec.tuning.pair_figures import Prediction
+
+LOOKUP_TOKENS, DRAFT_TOKENS = (1.1, 3.0), (1.5, 8.0)
+"""Tokens per pass of real models: from the text alone, and with a draft or head."""
+
+
+def plan_report(
+    plan: MemoryPlan,
+    disk_bytes_per_s: float | None = None,
+    disk_source: str = "",
+    predicted: Prediction | None = None,
+    measured: float | None = None,
+) -> Report:
+    """Report of a memory plan and the predicted cost of a pass.
+
+    `measured` are tokens per pass of a draft made from the target.
+    """
+    return Report(
+        Row("", plan, _plan_lines),
+        Row("disk_bytes_per_s", disk_bytes_per_s),
+        Row("seconds_per_pass", _pass_s(plan, disk_bytes_per_s) if disk_bytes_per_s else None),
+        Row(
+            "predicted",
+            predicted,
+            _pass_lines(plan, disk_bytes_per_s, disk_source, predicted, measured),
+        ),
+        Row(format=plan.notes),
+    )
+
+
+def _plan_lines(plan: MemoryPlan) -> list[str]:
+    """Lines about the division of memory, and what texts take of it."""
+    totals = {
+        "planned": plan.planned_bytes,
+        "budget": plan.budget_bytes,
+        "smallest budget that works": plan.smallest_bytes,
+    }
+    lines = [*_size_lines(plan.rows, totals), ""]
+    if plan.gpu_budget_bytes:
+        totals = {
+            "planned on the GPU": plan.gpu_planned_bytes,
+            "budget there": plan.gpu_budget_bytes,
+        }
+        lines += [*_size_lines(plan.gpu_rows, totals), ""]
+    if not plan.enforced:
+        lines.append("The budget is not enforced on this platform.")
+    lines.append(f"A prompt is read in batches of {plan.batch_size:,} tokens or less.")
+    if plan.n_parallel > 1:
+        lines.append(f"Up to {plan.n_parallel} texts are generated at once.")
+    if plan.text_bytes:
+        size = format_size(plan.text_bytes)
+        lines.append(f"A place for one more text at once (-np) takes about {size}.")
+    return lines
+
+
+def _size_lines(rows: Sequence[MemoryRow], totals: Mapping[str, int]) -> list[str]:
+    """A table of sizes; rows that take nothing are left out."""
+    sizes = [(f"{row.owner:<8} {row.what}", row.nbytes) for row in rows if row.nbytes]
+    table = [(what, f"{format_size(nbytes):>10}") for what, nbytes in (*sizes, *totals.items())]
+    return aligned(table, [True, False])
+
+
+def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
+    n_rows = _planner(plan, disk_bytes_per_s=1.0).plan_score().n_rows
+    more = f", over {n_rows} {format_size(plan.expected_bytes(n_rows))}" if n_rows > 1 else ""
+    return [
+        f"{experts.n_layers} layers choose {experts.n_used} of {experts.n_experts} experts for a "
+        f"token: {format_size(experts.token_bytes)} of {format_size(experts.nbytes)}.",
+        f"{plan.expert_share:.0%} of the experts fit into memory at once: a pass over one token "
+        f"probably reads {format_size(plan.bytes_per_pass)}{more}.",
+    ]
+
+
+def _planner(plan: MemoryPlan, disk_bytes_per_s: float) -> RoundPlanner:
+    """A round planner without measurements; imported here because it needs NumPy."""
+    from edgespec.session.plan_score import planner_of
+
+    return planner_of(plan, disk_bytes_per_s)
+
+
+def _pass_lines(
+    plan: MemoryPlan,
+    disk_bytes_per_s: float | None,
+    disk_source: str,
+    predicted: Prediction | None,
+    measured: float | None,
+) -> list[str]:
+    if not plan.paged:
+        lines = ["The target fits into memory: its weights stay there, and no pass reads the disk."]
+        return lines + ([_predicted_line(predicted)] if predicted else [])
+    segments = f"{plan.n_pinned} of {len(plan.segments)} segments are pinned"
+    pinned = format_size(plan.pinned_bytes)
+    if plan.n_pinned < len(plan.segments):
+        ring = format_size(plan.ring_bytes)
+        lines = [f"{segments} ({pinned}); the others stream through a ring of {ring}."]
+    else:
+        lines = [f"All {len(plan.segments)} segments are pinned ({pinned})."]
+    slices = Counter(segment.slice_of for segment in plan.segments if segment.slice_of)
+    if slices:
+        name = next(iter(slices)) if len(slices) == 1 else f"{len(slices)} matrices"
+        lines.append(f"{slices.total()} of the segments are slices of {name}.")
+    if plan.experts is None:
+        lines.append(f"A pass reads {format_size(plan.bytes_per_pass)}.")
+    else:
+        lines += _expert_lines(plan, plan.experts)
+    if disk_bytes_per_s:
+        disk = f"At {format_rate(disk_bytes_per_s)} ({disk_source})"
+        reading = f"{disk} reading takes {_pass_s(plan, disk_bytes_per_s):.2f} s"
+        if predicted:
+            lines += [f"{reading}.", _predicted_line(predicted)]
+        else:
+            lines.append(f"{reading}: {_bound(plan, disk_bytes_per_s, measured)}")
+    return lines
+
+
+def _predicted_line(predicted: Prediction) -> str:
+    return (
+        f"Predicted: {predicted.tokens_per_s:.2f} tokens/s, {predicted.tokens_per_pass:.1f} a "
+        "pass, from a run of `tune` or `doctor` with these models here, on the texts used there."
+    )
+
+
+def _pass_s(plan: MemoryPlan, disk_bytes_per_s: float) -> float:
+    """Seconds of reading for a pass over one token."""
+    return _planner(plan, disk_bytes_per_s).costs.curve.second(1)
+
+
+def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) -> str:
+    """Line with the upper bound set by storage, if compute and guesses were not measured here.
+
+    `measured` are the draft's tokens per pass if it was made from the target.
+    """
+    has_draft = plan.has_draft
+    if plan.max_nodes == 1:  # without guesses, show what they would gain
+        plan = replace(plan, max_nodes=1 + USUAL_DRAFT_MAX)
+    best = _planner(plan, disk_bytes_per_s).plan_score()
+    low, high = DRAFT_TOKENS if has_draft else LOOKUP_TOKENS
+    guessed = ", and guesses hardly pay"
+    if best.n_rows > 1 and measured:
+        guessed = (
+            f", {best.seconds / measured:.2f} s with {measured:.1f} tokens a pass, as measured "
+            "when this draft was made"
+        )
+    elif best.n_rows > 1:
+        guesser = "this draft" if has_draft else "guesses from the text"
+        guessed = (
+            f", {best.seconds / high:.2f} to {best.seconds / low:.2f} s with {guesser} if it "
+            f"yields {low:g} to {high:g} tokens a pass, as with real models"
+        )
+    return (
+        f"{_pass_s(plan, disk_bytes_per_s):.2f} s per token alone{guessed}.\n"
+        "Computing may take longer: `edgespec doctor` with these models measures it."
+    )
