@@ -94,13 +94,23 @@ class Column(Generic[T]):
 
     key: str
     """Key of its values in JSON; empty: in text alone."""
-    label: str
+    label: str = ""
     """Its heading in text; empty: in JSON alone."""
-    value: Callable[[T], Any]
-    text: Callable[[T], str] | None = None
-    """Text of an item's cell; None writes the value itself."""
+    value: Callable[[T], Any] | None = None
+    """None takes an item's attribute of the name `key`."""
+    format: Callable[[Any], str] | None = None
+    """Text of a value; None writes the value itself."""
     is_left: bool = False
     """True for texts, which begin at the left; numbers end at the right."""
+
+    def of(self, item: T) -> Any:
+        """The item's value in this column."""
+        return getattr(item, self.key) if self.value is None else self.value(item)
+
+    def cell(self, item: T) -> str:
+        """Text of the item's value."""
+        value = self.of(item)
+        return _shown(value) if self.format is None else self.format(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +121,12 @@ class Table(Generic[T]):
     items: Sequence[T]
 
     def as_list(self) -> list[dict[str, Any]]:
-        return [{c.key: plain(c.value(item)) for c in self.columns if c.key} for item in self.items]
+        return [{c.key: plain(c.of(item)) for c in self.columns if c.key} for item in self.items]
 
     def lines(self, width: int | None = None) -> list[str]:
         """The heading and a row for each item; columns beyond `width` follow on lines below."""
         shown = [column for column in self.columns if column.label]
-        cells = [[_cell(column, item) for column in shown] for item in self.items]
+        cells = [[column.cell(item) for column in shown] for item in self.items]
         rows = [[column.label for column in shown], *cells]
         return aligned(rows, [column.is_left for column in shown], width)
 
@@ -179,10 +189,6 @@ def _row(row: Sequence[str], widths: Sequence[int], is_left: Sequence[bool], ban
     return GAP.join(
         row[n].ljust(widths[n]) if is_left[n] else row[n].rjust(widths[n]) for n in band
     )
-
-
-def _cell(column: Column[T], item: T) -> str:
-    return column.text(item) if column.text else _shown(column.value(item))
 
 
 def _shown(value: Any) -> str:

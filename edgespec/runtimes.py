@@ -136,6 +136,15 @@ class UsesGpu(Protocol):
 
 
 @runtime_checkable
+class ChangesNodes(Protocol):
+    """Optional protocol of a prepared target: it is planned for other numbers of nodes without
+    being prepared again."""
+
+    def change_nodes(self, max_nodes: int, max_branches: int, fewer_nodes: Sequence[int]) -> None:
+        """Answer `needs` as if the `ModelRequest` had had these numbers."""
+
+
+@runtime_checkable
 class SharesWeights(Protocol):
     """Optional protocol of a prepared draft: it needs no copies of weights that its target pins."""
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import settings
 
 from edgespec.cli.entry import let_idle_threads_sleep
-from edgespec.memory import process
+from edgespec.memory import heap, library_pages, process
 
 pytest.register_assert_rewrite(
     "engine_cases",
     "reference",
+    "fake_cache",
     "fake_model",
     "paging_contract",
     "port_calls",
@@ -76,7 +77,11 @@ def nothing_kept_yet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(autouse=True, scope="session")
 def process_of_one_size() -> Iterator[None]:
-    """Count this process as one of PROCESS_BYTES: what it takes depends on the tests before."""
+    """Count this process as one of PROCESS_BYTES: what it takes depends on the tests before.
+
+    Nothing is handed back before it is counted, which took a quarter of the time of opening a small
+    model; processes that tests start, those of tests/memory among them, hand it back.
+    """
     measured = process.footprint_bytes
 
     def footprint_bytes(root: Path | None = None) -> int:
@@ -84,6 +89,8 @@ def process_of_one_size() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "footprint_bytes", footprint_bytes)
+        patch.setattr(library_pages, "release", lambda: None)
+        patch.setattr(heap, "trim_heap_top", lambda: None)
         yield
 
 

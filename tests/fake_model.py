@@ -1,16 +1,16 @@
 """A fake of `LanguageModel` with known probabilities that checks every rule of the port.
 
-Its KV cache is a table of tokens that it fills itself, so a cell that was never evaluated, dropped
-too early or kept too long gives an AssertionError or wrong logits, never a right answer by luck.
+Its KV cache is a table of tokens that it fills itself (`fake_cache.py`), so a cell that was never
+evaluated, dropped too early or kept too long gives an AssertionError or wrong logits, never a right
+answer by luck.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from edgespec.errors import Cancelled, StateError, UsageError
 from edgespec.ports import PassPart, Progress, Vocabulary, check_token
 from edgespec.ports.features import Take
 from edgespec.ports.state import Read, StateOrigin, Write
-from edgespec.tree import ROOT, TokenTree
+from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
+from fake_cache import FakeText
 
 Language = Callable[[tuple[int, ...]], np.ndarray]
 """Function from a context to the logits after it, float32 [n_vocab]."""
@@ -92,37 +93,6 @@ class FakeVocabulary:
     def piece(self, token: int) -> bytes:
         check_token(token, self.n_vocab)
         return self._pieces[token]
-
-
-@dataclass
-class Cell:
-    """Keys and values of one provisional node."""
-
-    token: int
-    depth: int
-    parent: Cell | None
-
-
-@dataclass
-class FakeText:
-    """One text of a fake model."""
-
-    committed: list[int] = field(default_factory=list)
-    cells: dict[int, Cell] = field(default_factory=dict)
-    """Provisional nodes by their keys."""
-    ends: list[int] = field(default_factory=list)
-    """Lengths after its prompts, to which a recurrent model can go back."""
-    expected_end: int = 0
-    """A further one, within the next prompt."""
-
-    def context(self, key: int) -> tuple[int, ...]:
-        """The tokens down to a provisional node."""
-        branch = []
-        cell: Cell | None = self.cells[key]
-        while cell is not None:
-            branch.append(cell.token)
-            cell = cell.parent
-        return (*self.committed, *reversed(branch))
 
 
 class FakeModel:
@@ -212,11 +182,7 @@ class FakeModel:
             self._run_hook()
         finally:
             self._is_running = False
-        if len(of.committed) < of.expected_end < len(of.committed) + len(tokens):
-            of.ends.append(of.expected_end)
-        of.expected_end = 0
-        of.committed += tokens
-        of.ends.append(len(of.committed))
+        of.read(tokens)
         if slot == 0:
             self._give(len(of.committed) - len(tokens))
         self.n_passes += 1
@@ -236,7 +202,7 @@ class FakeModel:
                 of = self._texts[part.slot]
                 of.committed += part.reads
                 for node in part.nodes:
-                    self._fill(of, part.tree, node)
+                    of.fill(part.tree, node, self.info.n_ctx)
                 contexts = [of.context(int(part.tree.key[node])) for node in part.nodes]
                 rows = np.empty((len(contexts), self.info.n_vocab), np.float32)
                 for row, context in zip(rows, contexts, strict=True):
@@ -264,24 +230,8 @@ class FakeModel:
     def commit(
         self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        cells = self._texts[slot].cells
         assert not self._is_running, "commit while another call runs"
-        assert path[0] == ROOT, f"a path starts at the root, not at {path[0]}"
-        for parent, node in itertools.pairwise(path):
-            assert tree.parent[node] == parent, f"path {list(path)} is not contiguous"
-        below_end = set(tree.subtree(path[-1])) - {path[-1]}
-        for node in (*path, *keep):
-            assert int(tree.key[node]) in cells, f"node {node} was never evaluated"
-        assert set(keep) <= below_end, f"{list(keep)} do not all hang below the path's end"
-        kept = {int(tree.key[node]): cells[int(tree.key[node])] for node in keep}
-        end = cells[int(tree.key[path[-1]])]
-        self._texts[slot].committed += (cells[int(tree.key[node])].token for node in path)
-        for cell in kept.values():
-            cell.depth -= len(path)
-            if cell.parent is end:
-                cell.parent = None
-            assert cell.parent is None or any(cell.parent is other for other in kept.values())
-        self._texts[slot].cells = kept
+        self._texts[slot].commit(tree, path, keep)
         if slot == 0:
             self._give(len(self.committed) - len(path))
 
@@ -297,14 +247,8 @@ class FakeModel:
             self._take(begin, np.stack([np.stack([row] * self._n_given) for row in rows]))
 
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
-        of, n_committed = self._texts[slot], self.committed_of(slot)
         assert not self._is_running, "truncate while another call runs"
-        assert 0 <= n_tokens <= n_committed, f"truncate({n_tokens}) of {n_committed}"
-        if not self.info.tree_capable and n_tokens < n_committed:
-            of.ends = [end for end in of.ends if end <= n_tokens]
-            n_tokens = max(of.ends, default=0)
-        of.cells.clear()
-        del of.committed[n_tokens:]
+        self._texts[slot].truncate(n_tokens, exactly=self.info.tree_capable)
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         assert n_tokens <= self.committed_of(source), "more than the source holds"
@@ -420,31 +364,10 @@ class FakeModel:
         deepest = max((int(p.tree.depth[node]) for p in parts for node in p.nodes), default=0)
         assert info.tree_capable or deepest <= info.max_rollback, "too long to drop again"
         assert len({part.slot for part in parts}) == len(parts), "a text twice"
-        n_further = sum(self._n_branches(part) - 1 for part in parts if part.nodes)
+        n_further = sum(
+            self._texts[part.slot].n_branches(part, info.n_ctx) - 1 for part in parts if part.nodes
+        )
         assert n_further < info.max_branches, "too many branches"
-
-    def _n_branches(self, part: PassPart) -> int:
-        of, tree = self._texts[part.slot], part.tree
-        assert not (part.reads and of.cells), "a prompt with provisional nodes around"
-        keys = {int(key): node for node, key in enumerate(tree.key[: len(tree)])}
-        stale = of.cells.keys() - keys.keys()
-        assert not stale, f"provisional nodes of no tree: {stale}"
-        together = [*(keys[key] for key in of.cells), *part.nodes]
-        n_committed = len(of.committed) + len(part.reads)
-        assert n_committed + len(together) <= self.info.n_ctx, "more cells than the context"
-        return tree.branch_count(together)
-
-    def _fill(self, of: FakeText, tree: TokenTree, node: int) -> None:
-        key, parent = int(tree.key[node]), int(tree.parent[node])
-        assert key not in of.cells, f"node {node} was evaluated before"
-        assert len(of.committed) + tree.depth[node] < self.info.n_ctx, "past the context's end"
-        above = None
-        if parent >= 0:
-            above = of.cells.get(int(tree.key[parent]))
-            assert above is not None, f"node {node} was evaluated before its parent {parent}"
-        cell = Cell(int(tree.token[node]), int(tree.depth[node]), above)
-        assert cell.depth == (0 if above is None else above.depth + 1), "a gap in the positions"
-        of.cells[key] = cell
 
     def _report(self, n_tokens: int) -> PassReport:
         if self._cost is not None:

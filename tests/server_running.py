@@ -59,13 +59,12 @@ def running(
 @contextmanager
 def serving_list(models: ModelList) -> Iterator[str]:
     """The address of a server over a list of models, greedy unless a request says otherwise."""
-    hosted = serve.hosted(models)
     server = Server(
         None,
         Guard("127.0.0.1", max_body_bytes=models.body_bytes),
         "",
         32,
-        models=tuple(hosted),
+        models=models.models,
         load=serve.loader(models),
         together=models.together,
     )

@@ -11,7 +11,7 @@ TABLE: Table[tuple[str, int]] = Table(
         Column("name", "name", lambda item: item[0], is_left=True),
         Column("length", "", lambda item: len(item[0])),
         Column("n", "number", lambda item: item[1]),
-        Column("", "twice", lambda item: 2 * item[1], lambda item: f"{2 * item[1]:.1f}"),
+        Column("", "twice", lambda item: 2 * item[1], "{:.1f}".format),
     ],
     [("one", 1), ("thousand", 1000)],
 )
@@ -66,3 +66,9 @@ def test_lines_break_at_words_and_go_on_indented() -> None:
     assert wrapped("short\n" + "x" * 30, 20) == "short\n" + "x" * 30
     assert wrapped("a\n" + " " * 30 + "\nb", 20).count("\n") == 2
     assert wrapped("never broken " * 9, None) == "never broken " * 9
+
+
+def test_a_column_takes_the_attribute_of_its_key() -> None:
+    column: Column[Path] = Column("suffix", "ending", format=str.upper)
+    assert Table([column], [Path("a.gguf")]).as_list() == [{"suffix": ".gguf"}]
+    assert Table([column], [Path("a.gguf")]).lines() == ["ending", " .GGUF"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -74,13 +75,19 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 ALL = dict(modules())
+IMPORT = re.compile(
+    r"^ *(?:from edgespec[\w.]* import (?:\((?:[^()#]|#.*)*\)|[^(].*)|import edgespec.*)",
+    re.MULTILINE,
+)
+"""A statement that imports something of ours, at any depth of a module."""
 
 
 @cache
 def imports(module: str) -> frozenset[str]:
     """The modules of ours that `module` imports, at any depth of its code."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(ALL[module].read_text())):
+    for statement in IMPORT.findall(ALL[module].read_text()):
+        (node,) = ast.parse(statement.strip()).body
         if isinstance(node, ast.ImportFrom) and node.module:
             full = (f"{node.module}.{alias.name}" for alias in node.names)
             found |= {name if name in ALL else node.module for name in full}

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from edgespec.bench.bench_report import BenchReport
+from edgespec.bench.modes import ENGINE_MODES
+from edgespec.bench.table import figure
+
 WIDTH = 960
 MIN_LABEL, MAX_LABEL = 130, 400
 """Width of the names at the left."""
@@ -39,6 +43,20 @@ class Bar:
     most: float
     text: str
     kind: str
+
+
+def picture(report: BenchReport) -> str:
+    """SVG of tokens per second by mode: medians, with whiskers from slowest to fastest run."""
+    ours = {mode.strategy for mode in ENGINE_MODES}
+    rows = []
+    for mode in report.modes:
+        rate, text = mode.tokens_per_s, figure(mode.tokens_per_s.median)
+        if mode.ratio and mode.name != mode.reference:
+            text += f", {mode.ratio.median:.2f} times {mode.reference}"
+        is_ours = mode.strategy in ours
+        kind = "best" if mode.strategy == "auto" else "ours" if is_ours else "theirs"
+        rows.append(Bar(mode.name, rate.median, rate.least, rate.most, text, kind))
+    return bars(rows, "tokens/s")
 
 
 def bars(rows: Sequence[Bar], unit: str) -> str:

@@ -60,6 +60,10 @@ class Mode:
         n_texts = "" if self.n_texts is None else f" x{self.n_texts}"
         return f"{self.strategy}{draft}{warmth}{n_texts}"
 
+    @property
+    def description(self) -> str:
+        return f"{self.text}; draft {self.draft.path.name}" if self.draft else self.text
+
     def at(self, temperature: float) -> Mode:
         """The mode with texts of this temperature."""
         return replace(self, temperature=temperature)

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from edgespec.bench.modes import Mode
 from edgespec.bench.runs import Decoded
 from edgespec.values import SourceStats, total_sources
 
@@ -108,6 +109,28 @@ def bound(raw_bytes_per_s: float, pass_bytes: float, tokens_per_pass: float) -> 
     if pass_bytes <= 0:
         return None
     return tokens_per_pass * raw_bytes_per_s / pass_bytes
+
+
+def summaries(
+    rows: Sequence[FinishedRun], modes: Sequence[Mode], raw_bytes_per_s: float
+) -> tuple[ModeSummary, ...]:
+    """Summaries of `modes`, which are compared at the same temperature and number of texts.
+
+    A library draws with random numbers of its own, so that only greedy texts are also the engine's.
+    """
+    groups = dict.fromkeys((mode.temperature, mode.n_texts) for mode in modes)
+    return tuple(
+        summary
+        for temperature, n_texts in groups
+        for group in [[m for m in modes if (m.temperature, m.n_texts) == (temperature, n_texts)]]
+        for summary in summarise(
+            rows,
+            [mode.name for mode in group],
+            raw_bytes_per_s,
+            temperature,
+            [mode.name for mode in group if not temperature or mode.engine is not None],
+        )
+    )
 
 
 def summarise(

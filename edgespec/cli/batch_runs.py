@@ -23,6 +23,7 @@ from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.files.named_errors import named
 from edgespec.memory import request_memory
 
 if TYPE_CHECKING:
@@ -44,10 +45,8 @@ class BatchFiles:
 
     def lines(self, body_bytes: int) -> Iterator[tuple[int, bytes | None]]:
         """The lines from here on. Raises EdgespecError if they cannot be read."""
-        try:
+        with named(f"IN {self.name} cannot be read", EdgespecError):
             yield from numbered_lines(self.requests, body_bytes + ENVELOPE_BYTES)
-        except OSError as error:
-            raise EdgespecError(f"IN {self.name} cannot be read: {error.strerror}") from error
 
     def run(
         self, loaded: Session, lines: Iterator[tuple[int, bytes | None]], model: str | None = None
@@ -100,7 +99,7 @@ def runs_of_several(
         )
     known = ModelList(args, console, template, has_vectors=False, n_parallel=PARALLEL)
 
-    def named(request: BatchRequest) -> ListedModel:
+    def model_of(request: BatchRequest) -> ListedModel:
         name = request.body.get("model")
         model = model_named(known.models, name if isinstance(name, str) else None, embeds=False)
         if model.error is not None:
@@ -109,12 +108,12 @@ def runs_of_several(
 
     def group_of(request: BatchRequest) -> int:
         try:
-            return 1 + known.models.index(named(request))
+            return 1 + known.models.index(model_of(request))
         except Refusal:
             return 0
 
     def refuse(request: BatchRequest) -> Completion:
-        raise not_loaded(named(request).name, f"IN {files.name} was changed during the run")
+        raise not_loaded(model_of(request).name, f"IN {files.name} was changed during the run")
 
     def lines(group: int) -> Iterator[tuple[int, bytes | None]]:
         files.requests.seek(0)
@@ -124,7 +123,6 @@ def runs_of_several(
     for number, model in enumerate(known.models, 1):
         if number in groups:
             with known.load_text(model, console.progress) as loaded:
-                console.end_of_progress()
                 yield files.run(loaded, lines(number), model.name)
             del loaded
             gc.collect()  # sessions refer to themselves

@@ -12,18 +12,16 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from edgespec.errors import BudgetError, EdgespecError
+from edgespec.files.named_errors import named
 from edgespec.reports import Report, wrapped
 from edgespec.settings.units import format_duration
-from edgespec.values import GenerationResult, TokenEvent
-
-if TYPE_CHECKING:
-    from edgespec.engine.generation import Generation
+from edgespec.values import TokenEvent
 
 ColorMode = Literal["auto", "always", "never"]
 
@@ -169,21 +167,8 @@ class Console:
             self._progress.show(what, share, with_rest=True, counts=counts)
 
     def end_of_progress(self) -> None:
+        """Remove the progress line before something else writes to the terminal."""
         self._progress.clear()
-
-
-def follow(
-    events: Generation | Generator[TokenEvent, None, GenerationResult],
-    show: Callable[[TokenEvent], None],
-) -> GenerationResult:
-    """Show every event and return the result; always closes the generation."""
-    with closing(events):
-        while True:
-            try:
-                show(next(events))
-            except StopIteration as end:
-                result: GenerationResult = end.value
-                return result
 
 
 class _Progress:
@@ -258,14 +243,12 @@ def write_file(path: Path, text: str) -> None:
     from edgespec.files.unfinished import unfinished_file  # slow to import
 
     content = text.encode()
-    try:
+    with named(f"{path} cannot be written", EdgespecError):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_bytes(content)
             return
         with unfinished_file(path, alone=False) as file:
             file.write(content)
-    except OSError as error:
-        raise EdgespecError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _as_json(content: Mapping[str, Any], encoding: str | None = "utf-8") -> str:

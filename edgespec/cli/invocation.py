@@ -14,17 +14,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.files import cache_folder
+from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
-from edgespec.models.embedded import embedded_pair, find_config
-from edgespec.settings.base import Names, expanded, spell
+from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
+from edgespec.settings.base import Names, Settings, expanded, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
     DRAFTING,
@@ -38,6 +39,8 @@ from edgespec.settings.options import option_names
 from edgespec.settings.toml_file import read_config
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.tuning import presets
+
+S = TypeVar("S", bound=Settings)
 
 MEASURED_SEED = 0
 """Seed of texts that a measurement writes, so that it can be repeated."""
@@ -118,7 +121,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     names = Names(file, frozenset(config.keys() - flags.keys()))
     _choose_models(settings, notes, names)
     if settings.get("draft") == OWN_DRAFT:
-        load = LoadSettings.model_validate(_part(settings, LoadSettings), context=names)
+        load = _validated(settings, LoadSettings, names)
         settings["draft"] = fetching.draft_from_target(load, Console(quiet="quiet" in args))
     if file is None and "no_tuned" not in args:
         _recall_tuned(settings, notes)
@@ -128,8 +131,8 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
         settings["no_draft"] = True
     return CommandSettings(
-        LoadSettings.model_validate(_part(settings, LoadSettings), context=names),
-        GenerateSettings.model_validate(_part(settings, GenerateSettings), context=names),
+        _validated(settings, LoadSettings, names),
+        _validated(settings, GenerateSettings, names),
         tuple(notes),
     )
 
@@ -169,9 +172,12 @@ def read_prompt(args: argparse.Namespace, stdin: TextIO | None = None) -> str:
     if "prompt" in args:
         prompt, source = str(args.prompt), "--prompt"
     elif "file" in args:
-        prompt, source = _read(Path(args.file), "--file"), f"--file {args.file}"
+        source = f"--file {args.file}"
+        prompt = _read(Path(args.file), source)
     elif stdin is not None and not stdin.isatty():
-        prompt, source = _piped(stdin), "stdin"
+        source = "stdin"
+        with named(source):
+            prompt = read_at_most(stdin.buffer, source, MAX_PROMPT_BYTES).decode("utf-8-sig")
     else:
         raise UsageError("no prompt given: use -p TEXT or -f FILE, or pipe text to stdin")
     if not prompt:
@@ -186,12 +192,13 @@ def measured_sampling(target: Path, given: GenerateSettings) -> SamplingParams:
     return given.sampling(MEASURED_SEED, chat_sampling(runtimes.describe(target).sampling))
 
 
-def read_prompts(path: Path) -> list[str]:
+def read_prompts(file: Path | None = None) -> list[str]:
     """The prompts in a file: one per line, or in a .jsonl file the key `prompt` of each object.
 
-    Raises UsageError.
+    Without a file, those that come with edgespec. Raises UsageError.
     """
-    lines = re.split("\r?\n", _read(path, "--prompts"))
+    path = file or shipped_prompts()
+    lines = re.split("\r?\n", _read(path, f"--prompts {path}"))
     prompts = [
         _prompt_of(line, f"--prompts {path}, line {number}") if path.suffix == ".jsonl" else line
         for number, line in enumerate(lines, 1)
@@ -200,6 +207,11 @@ def read_prompts(path: Path) -> list[str]:
     if not prompts:
         raise UsageError(f"--prompts {path}: it has no prompt")
     return prompts
+
+
+def _read(path: Path, source: str) -> str:
+    with named(source), path.open("rb") as file:  # may be a pipe
+        return read_at_most(file, path, MAX_PROMPT_BYTES).decode("utf-8-sig")
 
 
 def _prompt_of(line: str, source: str) -> str:
@@ -217,14 +229,14 @@ def _prompt_of(line: str, source: str) -> str:
 def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
     """Add the preset tuned for this device, pair and budget; flags win over it."""
     try:
-        load = LoadSettings.model_validate(_part(settings, LoadSettings))
+        load = _validated(settings, LoadSettings)
     except UsageError:
         return  # validation fails again later, with the names that the user gave
     found = presets.find(load)
     if found is None:
         return
     path, tuned = found
-    about_drafts = {*DRAFTING, *ABOUT_THE_DRAFT, *option_names("draft")}
+    about_drafts = DRAFTING | _about_drafts()
     if tuned.pop("no_draft", False) and not settings.keys() & about_drafts:
         settings["draft"] = None
         tuned = {name: tuned[name] for name in tuned.keys() - about_drafts}
@@ -268,7 +280,7 @@ def _settle_draft(
                 f"{names.of('no_draft')} contradicts {names.of('draft')}: leave one of them out"
             )
     if flags.get("no_draft"):
-        _drop({"draft", *ABOUT_THE_DRAFT, *option_names("draft")} & config.keys(), config, notes)
+        _drop({"draft", *_about_drafts()} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
 
@@ -306,7 +318,7 @@ def _add_own_draft(settings: dict[str, Any], notes: list[str]) -> None:
         return
     settings["draft"] = draft
     # who gives settings of the draft asks for it
-    about_drafts = {*DRAFTING, *ABOUT_THE_DRAFT, *option_names("draft")}
+    about_drafts = DRAFTING | _about_drafts()
     settings["optional_draft"] = not settings.keys() & about_drafts
     if draft == model:
         notes.append(
@@ -363,29 +375,11 @@ def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> N
         notes.append(f"{spell(name)} of the --config file is not used: there is no draft")
 
 
-def _part(settings: dict[str, Any], of: type[LoadSettings | GenerateSettings]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in of.known()}
+def _validated(settings: dict[str, Any], of: type[S], names: Names | None = None) -> S:
+    known = {name: value for name, value in settings.items() if name in of.known()}
+    return of.model_validate(known, context=names)
 
 
-def _read(path: Path, flag: str) -> str:
-    try:
-        with path.open("rb") as file:  # may be a pipe
-            return _decode(read_at_most(file, path, MAX_PROMPT_BYTES), f"{flag} {path}")
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: {error.strerror}") from error
-
-
-def _piped(stdin: TextIO) -> str:
-    try:
-        return _decode(read_at_most(stdin.buffer, "stdin", MAX_PROMPT_BYTES), "stdin")
-    except OSError as error:
-        raise UsageError(f"stdin: {error.strerror}") from error
-
-
-def _decode(data: bytes, source: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"the prompt from {source} is not UTF-8 at byte {error.start}: convert it first"
-        ) from error
+def _about_drafts() -> set[str]:
+    """Settings that only a draft model has, those of runtimes included."""
+    return {*ABOUT_THE_DRAFT, *option_names("draft")}

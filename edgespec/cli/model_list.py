@@ -16,6 +16,7 @@ from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import CommandSettings, model_path, settings_from
 from edgespec.cli.known_needs import KnownNeeds, ListedNeeds
+from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.memory import heap, process, request_memory
 from edgespec.settings.config import DEFAULT_CTX_SIZE
@@ -38,20 +39,13 @@ _NO_MODELS = ("mmproj",)
 """Beginnings of the names of files that belong to other models."""
 
 
-@dataclass(slots=True)
-class ListedModel:
+@dataclass(slots=True, eq=False)
+class ListedModel(HostedModel):
     """A model that the user named, or one of a folder."""
 
-    name: str
-    path: Path
-    embeds: bool = False
-    size_bytes: int = 0
-    smallest_bytes: int = 0
-    """The smallest budget that it can be loaded with; 0 if it cannot be planned."""
+    path: Path = Path()
     beside_bytes: int = 0
     """Bytes of the model beside another one, all of its weights in memory; 0 if unknown."""
-    error: str | None = None
-    """Reason why it cannot be planned."""
 
 
 def is_one(args: argparse.Namespace) -> bool:
@@ -98,12 +92,13 @@ class ModelList:
         found = dict(self._found())
         if not found:
             raise UsageError(f"--models-dir {args.models_dir}: there are no models in it")
-        self.models = tuple(ListedModel(name, path) for name, path in found.items())
+        self.models = tuple(ListedModel(name, path=path) for name, path in found.items())
         for look in (self._look_at_kind, self._look_at_needs):
             for n_done, model in enumerate(self.models):
                 console.progress("looking at models", n_done / len(self.models))
                 self._try(look, model)
-        console.end_of_progress()
+        for model in self.models:
+            model.fits_beside = bool(self.room_bytes and self._needs_beside.get(model.name))
 
     @property
     def first(self) -> ListedModel | None:
@@ -149,10 +144,6 @@ class ModelList:
         budget = process.resolve_budget(self.settings(usable[0]).load.memory_budget)
         needed = sum(model.beside_bytes + process.STEP_BYTES for model in usable)
         return process.footprint_bytes() + SPARE_TOGETHER * needed <= budget
-
-    def fits_beside(self, model: ListedModel) -> bool:
-        """True if an embedding model can be in memory beside one that writes."""
-        return self.room_bytes > 0 and self._needs_beside.get(model.name, 0) > 0
 
     def load(
         self, model: ListedModel, progress: Progress, beside: bool = False
@@ -224,7 +215,7 @@ class ModelList:
         except (EdgespecError, OSError) as error:
             if model is self.first:
                 raise
-            model.error = str(error)
+            model.error, model.is_unusable = str(error), True
             self._console.note(f"note: {model.name} cannot be loaded: {error}")
         finally:
             heap.trim_heap()

@@ -20,13 +20,14 @@ from edgespec.completions.answers import Answer
 from edgespec.completions.clients import asked_by
 from edgespec.completions.decoding import decoded
 from edgespec.completions.protocols.dialect import Asked
+from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion
 from edgespec.errors import Cancelled
 from edgespec.memory import heap
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.failures import Failures, detached
-from edgespec.server.hosting import HostedModel, ModelHost
+from edgespec.server.hosting import ModelHost
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import Door, ServedText
 from edgespec.server.streaming import DONE, EventStream, event

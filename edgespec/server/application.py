@@ -27,13 +27,13 @@ from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
 from edgespec.completions.protocols.dialect import openai_error
 from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.message_requests import CountRequest
+from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.memory import heap, process, request_memory
 from edgespec.server.answering import Answers, Shared, loading_time
 from edgespec.server.budget_request import budget_of
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
-from edgespec.server.hosting import HostedModel
 from edgespec.server.openapi import openapi
 from edgespec.server.page import page
 from edgespec.server.serving import DOORS, ServedText, ServedVectors

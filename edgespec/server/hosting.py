@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edgespec.completions.protocols.model_names import model_named, not_loaded
+from edgespec.completions.protocols.model_names import HostedModel, model_named, not_loaded
 from edgespec.completions.refusals import RETRY_AFTER_S, Refusal, overloaded
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
@@ -49,27 +49,6 @@ class Served(Protocol):
 
     @property
     def model(self) -> HeldModel: ...
-
-
-@dataclass(slots=True, eq=False)
-class HostedModel:
-    """One model of a server, loaded or not."""
-
-    name: str
-    embeds: bool = False
-    """True for a model that turns texts into vectors and writes none."""
-    fits_beside: bool = False
-    """True if the room that others leave is enough for it."""
-    size_bytes: int = 0
-    """Size of its weights."""
-    smallest_bytes: int = 0
-    """The smallest budget that it can be loaded with; 0 if unknown."""
-    error: str | None = None
-    """Reason why it could not be planned, or not loaded the last time."""
-    is_unusable: bool = False
-    """True if no model has to leave to know that it cannot be loaded."""
-    load_s: float = 0.0
-    """Seconds that loading took the last time."""
 
 
 @dataclass(slots=True, eq=False)

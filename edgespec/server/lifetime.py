@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.stored_responses import StoredResponses
 from edgespec.memory import request_memory
 from edgespec.ports import Progress
@@ -19,7 +20,7 @@ from edgespec.server.connections import ClientLimits, HttpServer
 from edgespec.server.failures import Failures
 from edgespec.server.front import Front
 from edgespec.server.guarding import Guard
-from edgespec.server.hosting import HostedModel, ModelHost, Served
+from edgespec.server.hosting import ModelHost, Served
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import NO_LIMITS, AnswerLimits, ServedText, ServedVectors
 from edgespec.session.embedder import Embedder

@@ -27,7 +27,7 @@ from edgespec.ports import Progress
 from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.ports.reduced_head import CanBeTrimmed
 from edgespec.ports.shared_weights import BorrowsWeights
-from edgespec.runtimes import ModelRequest, PreparedModel, SharesWeights
+from edgespec.runtimes import ChangesNodes, ModelRequest, PreparedModel, SharesWeights
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.dividing import SessionNeeds
 from edgespec.session.given import checked
@@ -101,8 +101,6 @@ class _Opening(Closeable):
         self._trace = trace
         self._budget_bytes = process.resolve_budget(settings.memory_budget)
         self._prepared: list[PreparedModel] = []
-        self._on_gpu: tuple[int, tuple[MemoryRow, ...]] = (0, ())
-        """Budget and plan rows of the GPU's memory."""
         self._chose_lookup = False
         """Guesses come from the text because that is the default of a target that pages alone."""
         self._own_notes: tuple[str, ...] = ()
@@ -212,29 +210,7 @@ class _Opening(Closeable):
 
     def _prepare(self) -> None:
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
-        settings, rules = self._settings, self._engine_settings
-        n_threads = settings.threads or process.usable_cores()
-        guesses = settings.draft or rules.lookup
-        is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
-        n_texts = int(settings.n_parallel) if is_fixed else 1
-        sizes = tree_sizes(n_texts) if settings.draft else [n_texts + n for n in LOOKUPS]
-        if rules.pins_draft_max or not guesses:
-            sizes = (1 + rules.draft_max * bool(guesses),)
-        max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
-        request = ModelRequest(
-            path=settings.model,
-            owner="target",
-            ctx_size=settings.ctx_size,
-            max_nodes=max_nodes,
-            max_branches=min(MAX_BRANCHES, max_nodes) if guesses else 1,
-            n_threads=n_threads,
-            n_slots=n_texts,
-            fewer_nodes=tuple(fewer_nodes),
-            batch_size=settings.batch_size,
-            budget_bytes=self._budget_bytes,
-            stores_prefixes=settings.prefix_cache is not None,
-            trace=self._trace,
-        )
+        settings, request = self._settings, self._target_request()
         with self._trace.span(Track.ENGINE, "import"):
             runtime = runtimes.find(request.path)
             draft_runtime = runtimes.find(settings.draft) if settings.draft else None
@@ -258,10 +234,10 @@ class _Opening(Closeable):
             ctx_size=0,
             max_ctx=min(target.info.n_ctx, window),
             target_ctx=target.info.n_ctx,
-            max_nodes=min(max_nodes, DRAFT_NODES),
+            max_nodes=min(request.max_nodes, DRAFT_NODES),
             fewer_nodes=(),
             options=settings.options.get(draft_runtime.name),
-            n_threads=settings.threads_draft or n_threads,
+            n_threads=settings.threads_draft or request.n_threads,
         )
         draft = self._adopt(draft_runtime.prepare(request_of_draft))
         check_pair(target, draft)
@@ -276,6 +252,31 @@ class _Opening(Closeable):
                 self._prepared[0] = target
             assert isinstance(target, OffersFeatures)
             target.offer_features(draft.feature_layers, draft.feature_values)
+
+    def _target_request(self) -> ModelRequest:
+        """The request that the target is prepared for, without options of its runtime."""
+        settings, rules = self._settings, self._engine_settings
+        guesses = settings.draft or rules.lookup
+        is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
+        n_texts = int(settings.n_parallel) if is_fixed else 1
+        sizes = tree_sizes(n_texts) if settings.draft else [n_texts + n for n in LOOKUPS]
+        if rules.pins_draft_max or not guesses:
+            sizes = (1 + rules.draft_max * bool(guesses),)
+        max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
+        return ModelRequest(
+            path=settings.model,
+            owner="target",
+            ctx_size=settings.ctx_size,
+            max_nodes=max_nodes,
+            max_branches=min(MAX_BRANCHES, max_nodes) if guesses else 1,
+            n_threads=settings.threads or process.usable_cores(),
+            n_slots=n_texts,
+            fewer_nodes=tuple(fewer_nodes),
+            batch_size=settings.batch_size,
+            budget_bytes=self._budget_bytes,
+            stores_prefixes=settings.prefix_cache is not None,
+            trace=self._trace,
+        )
 
     def _adopt(self, prepared: PreparedModel) -> PreparedModel:
         self._prepared.append(prepared)
@@ -309,14 +310,22 @@ class _Opening(Closeable):
         if not self._prepared[0].info.tree_capable:
             return alone
         self._chose_lookup, self._engine_settings = True, rules.but(lookup=True)
-        self._close_prepared()
         with suppress(BudgetError):
-            guessing = self._planned()
+            guessing = self._planned_again()
             if guessing.streamed_read_bytes <= MOST_FOR_LOOKUPS * alone.streamed_read_bytes:
                 return replace(guessing, smallest_bytes=alone.smallest_bytes)
         self._chose_lookup, self._engine_settings = False, rules
-        self._close_prepared()
-        return self._planned()
+        return self._planned_again()
+
+    def _planned_again(self) -> MemoryPlan:
+        """The plan of a target that was planned for other numbers of nodes; its file is not read
+        again if its runtime needs it only once."""
+        target, request = self._prepared[0], self._target_request()
+        if not isinstance(target, ChangesNodes):
+            self._close_prepared()
+            return self._planned()
+        target.change_nodes(request.max_nodes, request.max_branches, request.fewer_nodes)
+        return self._placed()
 
     def _planned_if_faster_alone(self) -> MemoryPlan | None:
         """The plan without the draft if that is expected to be faster, otherwise None.
@@ -389,14 +398,13 @@ class _Opening(Closeable):
 
     def _planned(self) -> MemoryPlan:
         self._prepare()
-        wanted = self._settings.gpu_memory_budget
-        self._on_gpu = reserving.place_on_gpu(self._prepared, wanted, self._notes)
-        return self._divided()
+        return self._placed()
 
-    def _divided(self) -> MemoryPlan:
-        """The plan of what is prepared."""
+    def _placed(self) -> MemoryPlan:
+        """The plan of what is prepared; places of a GPU's memory are given first."""
+        wanted = self._settings.gpu_memory_budget
+        gpu_budget_bytes, gpu_rows = reserving.place_on_gpu(self._prepared, wanted, self._notes)
         planned = self._divide([prepared.needs() for prepared in self._prepared])
-        gpu_budget_bytes, gpu_rows = self._on_gpu
         return replace(
             planned,
             notes=(*planned.notes, *self._notes(planned)),

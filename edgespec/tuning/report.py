@@ -78,28 +78,21 @@ def _columns(tuned: TuningResult) -> list[Column[Trials]]:
     defaults = tuned.job.defaults
     return [
         Column("flags", "settings", lambda one: label(one.candidate, defaults), is_left=True),
-        Column("draft", "", lambda one: one.candidate.draft),
-        Column("settings", "", lambda one: one.candidate.settings(defaults)),
-        Column(
-            "tokens_per_s", "tokens/s", lambda one: one.rates, lambda one: f"{one.tokens_per_s:.2f}"
-        ),
-        Column("", "to defaults", lambda one: f"{1 + one.gain(tuned.defaults):.2f}"),
-        Column(
-            "tokens_per_pass",
-            "per pass",
-            lambda one: one.runs[-1].tokens_per_pass if one.runs else None,
-            lambda one: f"{one.runs[-1].tokens_per_pass:.2f}",
-        ),
-        Column("greedy", "", _greedy),
-        Column(
-            "peak_bytes",
-            "peak",
-            lambda one: one.peak_bytes,
-            lambda one: format_size(one.peak_bytes),
-        ),
+        Column("draft", value=lambda one: one.candidate.draft),
+        Column("settings", value=lambda one: one.candidate.settings(defaults)),
+        Column("tokens_per_s", value=lambda one: one.rates),
+        Column("", "tokens/s", lambda one: one.tokens_per_s, "{:.2f}".format),
+        Column("", "to defaults", lambda one: 1 + one.gain(tuned.defaults), "{:.2f}".format),
+        Column("tokens_per_pass", "per pass", _tokens_per_pass, "{:.2f}".format),
+        Column("greedy", value=_greedy),
+        Column("peak_bytes", "peak", format=format_size),
         Column("", "runs", lambda one: len(one.runs)),
-        Column("failure", "", lambda one: one.failure),
+        Column("failure"),
     ]
+
+
+def _tokens_per_pass(one: Trials) -> float | None:
+    return one.runs[-1].tokens_per_pass if one.runs else None
 
 
 def _temperature_lines(tuned: TuningResult) -> list[str]:

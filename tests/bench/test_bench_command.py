@@ -10,17 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 from bench_rows import report, row
+from edgespec.bench import charts
 from edgespec.bench.bench_runs import ModelSurvey
 from edgespec.bench.bench_settings import BenchSettings
+from edgespec.bench.mode_choice import applicable, in_parallel, named_drafts
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, known_modes, with_drafts
 from edgespec.cli import entry
 from edgespec.cli.commands import bench
-from edgespec.cli.commands.bench import (
-    applicable,
-    chosen_prompts,
-    in_parallel,
-    settings_from_flags,
-)
+from edgespec.cli.commands.bench import chosen_prompts, settings_from_flags
 from edgespec.cli.flags import parser as flags
 from edgespec.cli.invocation import spelled
 from edgespec.errors import UsageError
@@ -135,7 +132,7 @@ def test_llama_cpp_s_speculation_is_for_whole_models():
 
     pair, head = embedded_pair(), packaged.models()["smollm2"].head
     assert head is not None
-    drafts = bench.named_drafts([pair.draft, head.path], pair.target, runtime)
+    drafts = named_drafts([pair.draft, head.path], pair.target, runtime)
     assert [draft.in_library for draft in drafts] == [True, False]
 
 
@@ -405,7 +402,7 @@ def test_json_on_stdout_is_alone_there(measured: None, capsys):
 def test_the_picture_says_how_many_times_the_reference():
     text = "".join(
         ElementTree.fromstring(
-            bench.picture(report([row("mmap", 1.0), row("auto", 2.0)]))
+            charts.picture(report([row("mmap", 1.0), row("auto", 2.0)]))
         ).itertext()
     )
     assert "2.00, 2.00 times mmap" in text

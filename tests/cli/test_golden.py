@@ -40,7 +40,7 @@ from edgespec.ports.findings import Finding
 from edgespec.server import lifetime
 from edgespec.session import own_draft, session
 from edgespec.settings.config import SamplingParams
-from edgespec.tuning import pair_figures, trial
+from edgespec.tuning import pair_figures, trial, trial_runner
 from edgespec.tuning.pair_figures import Prediction
 from edgespec.values import ExpertStats, PagingStats, SourceStats
 from engine_cases import counting
@@ -237,7 +237,7 @@ def test_tune(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) ->
     )
     monkeypatch.setattr(trial, "own_bytes", lambda: 0)
     monkeypatch.setattr(process, "usable_cores", lambda: 4)
-    monkeypatch.setattr(tune_command, "plan_trial", lambda load, engine: replace(PAGED))
+    monkeypatch.setattr(trial_runner, "plan_trial", lambda load, engine: replace(PAGED))
     monkeypatch.setattr(tune_command, "helpful_changes", lambda *args: ["What would help: this"])
     monkeypatch.setattr(tune_command, "_trial_runner", lambda *args: runner)
     flags = ("--memory-budget", "900MiB", "--out", "preset.toml", *["--json"] * as_json)

@@ -282,8 +282,8 @@ def test_an_impossible_budget_is_answered_with_the_smallest_one(capsys) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("-n 0", "give at least 1"),
-        ("-n -1", "give at least 1"),
+        ("-n 0", "greater than or equal to 1"),
+        ("-n -1", "greater than or equal to 1"),
         ("-c -5", "--ctx-size -5"),
         ("--temp -1", "--temp -1"),
         ("--prompts /nonexistent", "--prompts /nonexistent: No such file"),

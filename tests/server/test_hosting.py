@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal
 from edgespec.errors import Cancelled, ModelError
-from edgespec.server.hosting import HostedModel, ModelHost
+from edgespec.server.hosting import ModelHost
 from edgespec.values import PagingStats
 
 

@@ -11,6 +11,8 @@ from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import opening
 from edgespec.settings.config import LoadSettings
+from edgespec_runtimes.gguf import entry
+from edgespec_runtimes.gguf.file.header import read_header
 
 PROCESS_BYTES = 90 * MIB
 """Size of the process in every plan: freed memory of other tests decides nothing."""
@@ -55,6 +57,18 @@ def test_the_smallest_budget_still_works(monkeypatch: pytest.MonkeyPatch) -> Non
     assert planned(budget).paged
     monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", 0.0)  # their buffers would take too much
     assert planned(budget).paged and planned(budget).max_nodes == 1
+
+
+@pytest.mark.usefixtures("_fixed_process")
+@pytest.mark.parametrize("most_for_lookups", [opening.MOST_FOR_LOOKUPS, 0.0])
+def test_both_plans_are_made_from_one_reading(
+    most_for_lookups: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget, read = least() + MIB, []
+    monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", most_for_lookups)
+    monkeypatch.setattr(entry, "read_header", lambda path: read.append(path) or read_header(path))
+    assert planned(budget).max_nodes > 1 or not most_for_lookups
+    assert len(read) == 1
 
 
 def test_its_texts_stay_as_they_are() -> None:

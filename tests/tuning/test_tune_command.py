@@ -23,7 +23,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import plan
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.toml_file import read_config
-from edgespec.tuning import presets, trial
+from edgespec.tuning import presets, trial, trial_runner
 from formula_trials import FormulaTrialRunner
 from test_end_to_end import edgespec
 
@@ -143,11 +143,11 @@ def test_candidates_are_judged_as_chat_samples(
 def drafts_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path | None, list[Path]]]:
     """The draft of the defaults, and all drafts that compete; plans are made in this process."""
     pytest.importorskip("llama_cpp")
-    monkeypatch.setattr(tune_command, "plan_trial", plan)
+    monkeypatch.setattr(trial_runner, "plan_trial", plan)
 
     def chosen(*words: object) -> tuple[Path | None, list[Path]]:
         args = parser.parse(["tune", "--memory-budget", "8GiB", *map(str, words)])
-        job, _ = tune_command.planned(tune_command.job_from(args, Console(quiet=True))[0])
+        job, _ = trial_runner.planned(tune_command.job_from(args, Console(quiet=True))[0])
         return job.load.draft, list(job.drafts)
 
     return chosen

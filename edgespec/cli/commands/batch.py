@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -16,10 +15,10 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.model_list import PARALLEL, is_one
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.line_log import LineLog
+from edgespec.files.named_errors import named
 from edgespec.files.regular import open_regular
 
 if TYPE_CHECKING:
-    from edgespec.batch.answered import Answered
     from edgespec.batch.batch_run import BatchCounts
 
 
@@ -71,13 +70,12 @@ def add_to(parser: ArgumentParser) -> None:
 
 
 STREAM = "-"
-MAX_ANSWER_BYTES = 64 << 20
-"""Longest output line that is read when resuming."""
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Answer all requests. Ctrl-C ends the run and keeps finished answers."""
     from edgespec.batch.answered import KeySet
+    from edgespec.batch.answers_file import earlier_answers, writer
     from edgespec.batch.batch_run import BatchCounts
     from edgespec.cli.batch_runs import BatchFiles, runs_of_one, runs_of_several
 
@@ -88,10 +86,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     with ExitStack() as stack:
         requests, n_lines = _open_input(args.input, stack)
         log = stack.enter_context(_open_output(args.out, args.input))
-        earlier = _earlier_answers(log, args.out)
+        earlier = earlier_answers(log, args.out)
         args.spare_grammars = args.logprobs = True
         args.most_body_bytes = body_bytes or 0
-        write = _writer(log, args.out)
+        write = writer(log, args.out)
         files = BatchFiles(requests, args.input, write, earlier, counts, KeySet())
         runs_of = runs_of_one if is_one(args) else runs_of_several
         runs = stack.enter_context(closing(runs_of(files, args, console, template)))
@@ -105,8 +103,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                 answered = counts.answered + counts.skipped
                 console.note(f"{args.out} has {answered:,} answers; the same command goes on")
             raise
-        finally:
-            console.end_of_progress()
     return _report(console, counts, args.out)
 
 
@@ -141,20 +137,13 @@ def _open_input(name: str, stack: ExitStack) -> tuple[BinaryIO, int | None]:
     if name == STREAM:
         # never closed, since a thread may be waiting for its next line
         return open(sys.stdin.fileno(), "rb", closefd=False), None
-    try:
-        file = stack.enter_context(open_regular(Path(name)))
-        n_lines = _n_lines(file)
-        file.seek(0)
-    except OSError as error:
-        raise UsageError(f"IN {name}: {error.strerror}") from error
-    return file, n_lines
-
-
-def _n_lines(file: BinaryIO) -> int:
-    """Number of lines that are not blank."""
     from edgespec.batch.lines import numbered_lines
 
-    return sum(1 for _ in numbered_lines(file, _COUNTED_BYTES))
+    with named(f"IN {name}"):
+        file = stack.enter_context(open_regular(Path(name)))
+        n_lines = sum(1 for _ in numbered_lines(file, _COUNTED_BYTES))
+        file.seek(0)
+    return file, n_lines
 
 
 _COUNTED_BYTES = 64 << 10
@@ -167,52 +156,5 @@ def _open_output(name: str, input_name: str) -> LineLog:
     path = Path(name)
     if input_name != STREAM and path.exists() and path.samefile(input_name):
         raise UsageError(f"OUT {name} is IN: name another file for the answers")
-    try:
+    with named(f"OUT {name}"):
         return LineLog.at(path)
-    except OSError as error:
-        raise UsageError(f"OUT {name}: {error.strerror}") from error
-
-
-def _earlier_answers(log: LineLog, name: str) -> Answered:
-    """Answers of earlier runs, after cutting off a torn last line.
-
-    Raises UsageError for a file that is not the output of a batch, which is left unchanged.
-    """
-    from edgespec.batch.answered import Answered
-    from edgespec.batch.lines import BatchAnswer, is_begun_answer, parse_answer
-
-    def answers() -> Iterator[BatchAnswer]:
-        for number, line in enumerate(log.lines(MAX_ANSWER_BYTES), 1):
-            answer = parse_answer(line)
-            if answer is None:
-                raise foreign(number)
-            yield answer
-
-    def foreign(number: int | None = None) -> UsageError:
-        place = "the last line" if number is None else f"line {number}"
-        return UsageError(
-            f"OUT {name}: {place} is not an answer of a batch: name another file, or delete it"
-        )
-
-    try:
-        earlier = Answered(answers())
-        if not is_begun_answer(log.torn):
-            raise foreign()
-        log.cut_torn_line()
-    except OSError as error:
-        raise EdgespecError(f"OUT {name} cannot be read: {error.strerror}") from error
-    return earlier
-
-
-def _writer(log: LineLog, name: str) -> Callable[[bytes], None]:
-    """A function that appends a line to OUT, and raises EdgespecError or BrokenPipeError."""
-
-    def write(line: bytes) -> None:
-        try:
-            log.append(line)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise EdgespecError(f"OUT {name} cannot be written: {error.strerror}") from error
-
-    return write

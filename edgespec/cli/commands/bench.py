@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import platform
 from argparse import ArgumentParser
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -20,13 +19,13 @@ from edgespec.bench.bench_report import (
     AppliedLimits,
     BenchReport,
     ModelFile,
-    SkippedMode,
     this_machine,
 )
-from edgespec.bench.bench_runs import Bench, ModelSurvey, Prompt, run_all, survey
+from edgespec.bench.bench_runs import Bench, Prompt, run_all, survey
 from edgespec.bench.bench_settings import QUICK, BenchSettings
-from edgespec.bench.modes import ENGINE_MODES, BenchDraft, Mode, choose, known_modes, with_drafts
-from edgespec.bench.summary import FinishedRun, ModeSummary, spread, summarise
+from edgespec.bench.mode_choice import applicable, in_parallel, named_drafts
+from edgespec.bench.modes import choose, known_modes, with_drafts
+from edgespec.bench.summary import spread, summaries
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
 from edgespec.cli.console import STDOUT, Console, report_failure, write_file, write_json
@@ -46,13 +45,11 @@ from edgespec.jobs import limits
 from edgespec.jobs.limits import Limiter, ProcessLimits
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
-from edgespec.models.model_files import distinct_names, size_of
+from edgespec.models.model_files import size_of
 from edgespec.ports.baselines import Baselines, OffersBaselines
-from edgespec.runtimes import Runtime
 from edgespec.settings.base import spell
 from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT, SELF
-from edgespec.settings.units import format_size
 
 _DESCRIPTION = """\
 Measure ways of decoding on the same models, prompts and limits, and report tokens per second,
@@ -114,7 +111,7 @@ def add_to(parser: ArgumentParser) -> None:
     quick = {
         name: f"{BenchSettings.model_fields[name].default}, with --quick {value}"
         for name, value in QUICK.items()
-    } | {"temperature": f"{groups.MEASURED_TEMPERATURE}; with --quick 0"}
+    } | {"temperature": "what chat uses: the model's own, otherwise 0.8; with --quick 0"}
     names = ("modes", "max_tokens", "baseline_tokens", "n_prompts", "repetitions", "prompts")
     groups.add(runs, BenchSettings, *names, "parallel", "temperature", defaults=quick)
     groups.add(runs, BenchSettings, "ctx_size", "threads")
@@ -168,7 +165,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     if json_name is not None:
         write_json(json_name, report.as_dict())
     if "svg" in args:
-        write_file(Path(args.svg), picture(report))
+        write_file(Path(args.svg), charts.picture(report))
         console.note(f"picture: {args.svg}")
     if report.failures:
         error = EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
@@ -224,7 +221,6 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     fits = surveyed.resident_bytes <= room_bytes
     bench = replace(bench, modes=modes, fits=fits, sampling=sampling)
     results = run_all(bench, console.note, console.progress)
-    console.end_of_progress()
     if not results.raw:
         raise EdgespecError(f"nothing could be measured: {results.failures[0].reason}")
     raw = spread([read.bytes_per_s for read in results.raw])
@@ -241,7 +237,7 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
         n_repetitions=settings.repetitions,
         prompts=[prompt.name for prompt in prompts[: settings.n_prompts]],
         raw_bytes_per_s=raw,
-        descriptions={mode.name: _described(mode) for mode in modes},
+        descriptions={mode.name: mode.description for mode in modes},
         modes=summaries(results.rows, modes, raw.median),
         left_out=left_out,
         failures=results.failures,
@@ -261,28 +257,6 @@ def _made_for(target: Path, settings: BenchSettings, console: Console) -> Path:
     return fetching.draft_from_target(load, console)
 
 
-def summaries(
-    rows: Sequence[FinishedRun], modes: Sequence[Mode], raw_bytes_per_s: float
-) -> tuple[ModeSummary, ...]:
-    """Summaries of `modes`, which are compared at the same temperature and number of texts.
-
-    A library draws with random numbers of its own, so that only greedy texts are also the engine's.
-    """
-    groups = dict.fromkeys((mode.temperature, mode.n_texts) for mode in modes)
-    return tuple(
-        summary
-        for temperature, n_texts in groups
-        for group in [[m for m in modes if (m.temperature, m.n_texts) == (temperature, n_texts)]]
-        for summary in summarise(
-            rows,
-            [mode.name for mode in group],
-            raw_bytes_per_s,
-            temperature,
-            [mode.name for mode in group if not temperature or mode.engine is not None],
-        )
-    )
-
-
 def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
     """The requested prompts, named by their number and the beginning of their text."""
     path = settings.prompts or shipped_prompts()
@@ -293,73 +267,6 @@ def chosen_prompts(settings: BenchSettings) -> list[Prompt]:
         beside = f", and {n_beside} beside the last for --parallel" if n_beside else ""
         raise UsageError(f"--n-prompts {settings.n_prompts}{beside}: {path} has only {len(texts)}")
     return [_prompt(number, text) for number, text in enumerate(texts[:n_prompts], 1)]
-
-
-def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[BenchDraft]:
-    """Drafts with unique names for a target of this runtime."""
-    drafts = []
-    for path, name in zip(paths, distinct_names(paths), strict=True):
-        is_own = path == target and runtimes.guesses_itself(target)
-        is_whole = not is_own and runtimes.describe(path).head is None
-        in_library = is_whole and runtimes.find(path).name == runtime.name
-        drafts.append(BenchDraft(path, name, in_library, is_own))
-    return drafts
-
-
-def _described(mode: Mode) -> str:
-    return f"{mode.text}; draft {mode.draft.path.name}" if mode.draft else mode.text
-
-
-def applicable(
-    modes: Sequence[Mode], surveyed: ModelSurvey, room_bytes: int
-) -> tuple[list[Mode], list[SkippedMode]]:
-    """The modes that can run, and the others with reasons."""
-    fitting, left_out = [], []
-    for mode in modes:
-        if mode.drafts and mode.draft is None:
-            left_out.append(SkippedMode(mode.name, "there is no draft: -md names one"))
-        elif mode.draft and mode.engine is None and not mode.draft.in_library:
-            left_out.append(SkippedMode(mode.name, "its library cannot run this draft"))
-        elif mode.draft and (obstacle := surveyed.obstacles.get(mode.draft.path)):
-            left_out.append(SkippedMode(mode.name, obstacle))
-        elif mode.resident and surveyed.resident_bytes > room_bytes:
-            needs, has = format_size(surveyed.resident_bytes), format_size(room_bytes)
-            left_out.append(
-                SkippedMode(mode.name, f"it needs {needs} of memory and there are {has}")
-            )
-        else:
-            fitting.append(mode)
-    return fitting, left_out
-
-
-def in_parallel(
-    modes: Sequence[Mode], numbers: Sequence[int]
-) -> tuple[list[Mode], list[SkippedMode]]:
-    """The modes repeated for each number of texts, and those that decode one text at a time."""
-    alone = [mode for mode in modes if not mode.takes_several]
-    reason = "with --parallel its library is not measured: it decodes one text at a time here"
-    left_out = [SkippedMode(mode.name, reason) for mode in alone]
-    fitting = []
-    for mode in (mode.together(n) for n in numbers for mode in modes if mode not in alone):
-        if mode.draft and mode.draft.is_own and mode.n_texts != 1:
-            left_out.append(SkippedMode(mode.name, "the target's own layer guesses for one text"))
-        else:
-            fitting.append(mode)
-    return fitting, left_out
-
-
-def picture(report: BenchReport) -> str:
-    """SVG of tokens per second by mode: medians, with whiskers from slowest to fastest run."""
-    ours = {mode.strategy for mode in ENGINE_MODES}
-    rows = []
-    for mode in report.modes:
-        rate, text = mode.tokens_per_s, table.figure(mode.tokens_per_s.median)
-        if mode.ratio and mode.name != mode.reference:
-            text += f", {mode.ratio.median:.2f} times {mode.reference}"
-        is_ours = mode.strategy in ours
-        kind = "best" if mode.strategy == "auto" else "ours" if is_ours else "theirs"
-        rows.append(charts.Bar(mode.name, rate.median, rate.least, rate.most, text, kind))
-    return charts.bars(rows, "tokens/s")
 
 
 def _limiter(requested_modes: ProcessLimits, target: Path, console: Console) -> Limiter:

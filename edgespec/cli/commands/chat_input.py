@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from edgespec import extras
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.files.named_errors import named
 from edgespec.files.unfinished import PRIVATE_MODE
 
 if TYPE_CHECKING:
@@ -81,15 +82,13 @@ def _from_terminal(session: PromptSession[str]) -> Iterator[str]:
 def make_private(history: Path) -> None:
     """Make the history file readable only by its owner."""
     flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    try:
+    with named(f"{history} cannot be written", EdgespecError):
         descriptor = os.open(history, flags, PRIVATE_MODE)
         try:
             if hasattr(os, "fchmod"):  # not on Windows
                 os.fchmod(descriptor, PRIVATE_MODE)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise EdgespecError(f"{history} cannot be written: {error.strerror}") from error
 
 
 def _session(history: Path | None) -> PromptSession[str]:

@@ -22,7 +22,6 @@ from edgespec.cli.invocation import (
 )
 from edgespec.diagnosis.forecast import Forecast, forecast, speedup_lines
 from edgespec.diagnosis.machine import examine
-from edgespec.models.embedded import shipped_prompts
 from edgespec.ports.findings import Finding, Topic
 from edgespec.reports import Report, Row
 from edgespec.tuning import pair_figures, report
@@ -66,7 +65,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     for finding in examine(paths):
         findings.append(finding)
         console.progress("examining", len(findings) / 16)
-    console.end_of_progress()
     pair = _examined_pair(command, console) if command else None
     rows = [Row("findings", findings, _finding_lines)]
     if pair:
@@ -81,7 +79,7 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast
     plan = plan_trial(load, engine)
     if not plan.has_draft:  # it came by itself, and was left out
         load = load.without_draft()
-    prompts = tuple(read_prompts(shipped_prompts())[:N_PROMPTS])
+    prompts = tuple(read_prompts()[:N_PROMPTS])
     sampling = measured_sampling(load.model, command.generate)
     engine_alone = engine.but(remember=False)
     trial = TuningTrial(load, engine_alone, prompts, N_TOKENS, SECONDS, sampling)
@@ -92,7 +90,6 @@ def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast
             "measuring the models", min(1.0, (time.monotonic() - began) / SECONDS)
         ),
     )
-    console.end_of_progress()
     figures = pair_figures.save_run(load, plan, run)
     planner = partial(plan_trial, engine=engine)
     return forecast(load, planner, pair_figures.disk_of(load, run), figures), run

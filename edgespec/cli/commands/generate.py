@@ -6,11 +6,12 @@ import argparse
 import secrets
 from argparse import ArgumentParser
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.commands.generation_report import generation_report
-from edgespec.cli.console import STDOUT, Console, follow, report_failure, write_json
+from edgespec.cli.console import STDOUT, Console, report_failure, write_json
 from edgespec.cli.flags import grammars, groups, prompt_caches
 from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
@@ -22,6 +23,7 @@ from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
+    from edgespec.engine.generation import Generation
     from edgespec.session.session import Session
 
 
@@ -96,19 +98,22 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         shown = _Display((lambda _: None) if as_json else console.token)
         try:
             with interrupts.stopping(running.cancel):
-                result = follow(events, shown.show)
+                result = shown.follow(events)
         except EdgespecError as error:
             if not (json_file and shown.text):
                 raise
             return report_failure(error, str(error), error.exit_code, json_file, text=shown.text)
-        shown.rest_of(result)
         trace.close()
         failure = cache.failure if cache else None
         if cache and "prompt_cache_all" in args:
             failure = _save_state(running, cache.path) or failure
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
-        is_green = console.color and result.speculation.drafted
+        traced, is_green = (
+            getattr(args, "trace", None),
+            result.speculation.drafted and console.color,
+        )
+        viewers = f"trace: {traced}: ui.perfetto.dev or chrome://tracing opens it"
         report = generation_report(
             result,
             running.plan,
@@ -119,7 +124,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             Row("draft", command.load.draft if running.draft else None),
             Row("version", installed_version()),
             Row(format="green: guessed by the draft" if is_green else None),
-            Row(format=_trace_line(args)),
+            Row(format=viewers if traced else None),
             untold=str(failure) if failure else None,
         )
         if json_file:
@@ -138,13 +143,20 @@ class _Display:
         self._show = show
         self.text = ""
 
-    def show(self, event: TokenEvent) -> None:
-        self.text += event.text
-        self._show(event)
-
-    def rest_of(self, result: GenerationResult) -> None:
+    def follow(self, events: Generation) -> GenerationResult:
+        """Show every event and return the result; always closes the generation."""
+        with closing(events):
+            while True:
+                try:
+                    event = next(events)
+                except StopIteration as end:
+                    result: GenerationResult = end.value
+                    break
+                self.text += event.text
+                self._show(event)
         if result.finish_reason == "cancelled" and (rest := result.text[len(self.text) :]):
             self._show(TokenEvent(rest, result.tokens[-1], "target", result.speculation.rounds))
+        return result
 
 
 def _save_state(running: Session, path: Path) -> EdgespecError | None:
@@ -174,12 +186,6 @@ def _trace(args: argparse.Namespace) -> Trace:
     from edgespec.tracing.trace_file import open_trace
 
     return open_trace(args.trace)
-
-
-def _trace_line(args: argparse.Namespace) -> str | None:
-    if "trace" not in args:
-        return None
-    return f"trace: {args.trace}: ui.perfetto.dev or chrome://tracing opens it"
 
 
 def _color(args: argparse.Namespace, as_json: bool) -> Any:

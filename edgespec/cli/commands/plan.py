@@ -7,13 +7,13 @@ from argparse import ArgumentParser
 
 from edgespec.cli.commands import what_if
 from edgespec.cli.commands.plan_report import plan_report
+from edgespec.cli.commands.what_if import DiskSettings
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import UsageError
 from edgespec.settings.config import GenerateSettings
-from edgespec.settings.units import parse_rate
 
 _EXAMPLES = """\
 examples:
@@ -35,13 +35,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add(guesses, GenerateSettings, "draft_max", "lookup")
     groups.add_no_lookup(guesses)
     storage = parser.add_argument_group("storage")
-    groups.flag(
-        storage,
-        "--disk --disk-bandwidth RATE",
-        "disk speed to predict with, in bytes per second like 300M, in decimal units as "
-        "storage is sold (default: measured in a third of a second)",
-        dest="disk_bandwidth",
-    )
+    groups.add(storage, DiskSettings)
     what_if.add_to(parser)
     groups.add_output(parser)
 
@@ -56,14 +50,11 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     from edgespec.session import session
 
     command = settings_from(args)
-    bandwidth: float | None = None
-    source = "measured just now"
-    if "disk_bandwidth" in args:
-        bandwidth, source = parse_rate(args.disk_bandwidth), "as given"
+    bandwidth: float | None = groups.given(args, DiskSettings).disk_bandwidth
+    source = "as given" if bandwidth else "measured just now"
     console = Console()
     with command.mentioning_draft_max():
         memory_plan = session.plan(command.load, command.engine, console.progress)
-    console.end_of_progress()
     if bandwidth is None and memory_plan.paged:
         bandwidth = disk_speed.bytes_per_second(command.load.model)
     # imported after planning, because modules take memory

@@ -30,9 +30,9 @@ from edgespec.settings.parsing import MAX_PORT
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
+    from edgespec.completions.protocols.model_names import HostedModel
     from edgespec.ports import Progress
     from edgespec.server.guarding import Guard
-    from edgespec.server.hosting import HostedModel
     from edgespec.server.lifetime import LoadedModel
 
 
@@ -120,9 +120,9 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             while_loading,
         )  # first, so that their memory is planned
 
+    told = groups.given(args, ServeSettings)
     guard = _guard(args)
     template = chat_templates.template_from(args)
-    told = groups.given(args, ServeSettings)
     reasoning = None if told.reasoning_budget == -1 else told.reasoning_budget
     console = Console(quiet="quiet" in args)
     log = RequestLog(console, is_json="log_json" in args, quiet="quiet" in args)
@@ -133,7 +133,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         with while_loading.answered_while_loading(listener, guard, log, lifetime.CLIENT_LIMITS):
             opened = (_one if is_one(args) else _several)(args, console, template, stack)
             server = lifetime.Server(
-                **{"guard": guard} | opened.options,
+                guard=replace(guard, max_body_bytes=opened.body_bytes or guard.max_body_bytes),
+                **opened.options,
                 max_waiting=told.queue,
                 max_prompt_tokens=told.max_prompt,
                 answer_limits=serving.AnswerLimits(
@@ -165,6 +166,8 @@ class _Opened:
     """Arguments of `Server`."""
     settings: CommandSettings
     """Settings of the model, or of one of several."""
+    body_bytes: int = 0
+    """Size limit of a request's body, the same for several models; 0 for one of them."""
 
     @property
     def budget_bytes(self) -> int:
@@ -192,39 +195,24 @@ def _several(
 ) -> _Opened:
     """Several models, with the first one loaded that has been named."""
     known = ModelList(args, console, template, n_parallel=PARALLEL)
-    of_list, load = hosted(known), loader(known, console.note)
-    options: dict[str, Any] = {"session": None, "model": "", "models": of_list, "load": load}
-    options["guard"] = replace(_guard(args), max_body_bytes=known.body_bytes)
-    options["together"] = known.together
+    load = loader(known, console.note)
+    options: dict[str, Any] = {
+        "session": None,
+        "model": "",
+        "models": known.models,
+        "load": load,
+        "together": known.together,
+    }
     if (first := known.first) is not None:
-        begun = load(of_list[0], False, console.progress)
+        begun = load(first, False, console.progress)
         stack.callback(begun.model.close)
-        console.end_of_progress()
         options |= {
             "session": begun.model,
             "model": first.name,
             "sampling": begun.sampling,
             "leaves_room": begun.leaves_room,
         }
-    return _Opened(options, known.settings(first or known.models[0]))
-
-
-def hosted(models: ModelList) -> list[HostedModel]:
-    """The models of a list as a server has them."""
-    from edgespec.server.hosting import HostedModel
-
-    return [
-        HostedModel(
-            one.name,
-            one.embeds,
-            models.fits_beside(one),
-            one.size_bytes,
-            one.smallest_bytes,
-            one.error,
-            is_unusable=one.error is not None,
-        )
-        for one in models.models
-    ]
+    return _Opened(options, known.settings(first or known.models[0]), known.body_bytes)
 
 
 def loader(

@@ -6,10 +6,9 @@ Candidates, trials and the choice are in `edgespec.tuning`.
 from __future__ import annotations
 
 import argparse
-import time
 from argparse import ArgumentParser
-from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,22 +26,19 @@ from edgespec.cli.invocation import (
     settings_from,
 )
 from edgespec.diagnosis.forecast import helpful_changes
-from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
+from edgespec.errors import UsageError
 from edgespec.extras import installed_version
 from edgespec.jobs import limits
-from edgespec.jobs.limits import Limiter
 from edgespec.memory import process
-from edgespec.memory.budget import MemoryPlan
-from edgespec.models.embedded import shipped_prompts
 from edgespec.reports import Report, Row
 from edgespec.settings.base import Flag, Settings
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import parse_rate
 from edgespec.tuning import pair_figures, presets, report
-from edgespec.tuning.candidates import Candidate, TuningJob
+from edgespec.tuning.candidates import TuningJob
 from edgespec.tuning.presets import TUNED
-from edgespec.tuning.successive_halving import TrialLength, tune
-from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial
+from edgespec.tuning.successive_halving import tune
+from edgespec.tuning.trial_runner import ProcessTrialRunner, planned
 
 N_PROMPTS = 6
 
@@ -86,6 +82,9 @@ class TuneSettings(Settings):
     disk_bandwidth: Annotated[int | None, Flag(metavar="RATE"), BeforeValidator(parse_rate)] = None
     """Limit reads to so many bytes per second, like 300M, to tune for a slower disk; needs the
     right to make control groups, as `edgespec bench` does."""
+    temperature: Annotated[float | None, Flag(metavar="T"), Field(ge=0)] = None
+    """Judge by texts of this temperature, with the filters of `edgespec chat`; 0: greedy texts.
+    Default: what chat uses: the model's own, otherwise 0.8."""
     out: Annotated[Path | None, Flag(metavar="FILE")] = None
     """Write the preset to FILE."""
 
@@ -95,14 +94,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_models(parser, tuning=True)
     groups.add_memory(parser)
     group = parser.add_argument_group("tuning")
-    groups.add(group, TuneSettings, "prompts", "seconds", "disk_bandwidth")
-    groups.flag(
-        group,
-        "--temp T",
-        "judge by texts of this temperature, with the filters of `edgespec chat`; 0: greedy "
-        f"texts (default: {groups.MEASURED_TEMPERATURE})",
-        dest="temperature",
-    )
+    groups.add(group, TuneSettings, "prompts", "seconds", "disk_bandwidth", "temperature")
     output = groups.add_output(parser)
     groups.add(output, TuneSettings, "out")
     groups.flag(output, "--quiet", "print no notes or progress")
@@ -119,7 +111,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     job, plan = planned(job)
     say = (lambda _: None) if "json" in args else console.note
     tuned = tune(runner, job, plan.budget_bytes, say)
-    console.end_of_progress()
     figures = pair_figures.save_run(job.load, plan, tuned.defaults.runs[0])
     helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
     best = tuned.winner.candidate
@@ -144,7 +135,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
     if drafts:
         args.draft = drafts[0]
     args.no_tuned = True  # an earlier preset must not count
-    prompts = read_prompts(Path(args.prompts) if "prompts" in args else shipped_prompts())
+    prompts = read_prompts(groups.given(args, TuneSettings).prompts)
     command = settings_from(args)
     for note in command.notes:
         console.note(note)
@@ -168,57 +159,6 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
     return job, tuple(prompts[:N_PROMPTS])
 
 
-def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
-    """The job with the first usable draft as default, and the plan of its defaults.
-
-    If none is usable and the only one was the target's own layer (MTP), the default has no draft.
-    Otherwise raises the error of planning with the first draft.
-    """
-    errors: list[EdgespecError] = []
-    for draft in job.drafts:
-        begun = job.beginning_with(draft)
-        try:
-            plan = plan_trial(begun.load, begun.engine)
-        except (ModelError, BudgetError) as error:
-            errors.append(error)
-            continue
-        if plan.has_draft:
-            return begun, plan
-    if errors:
-        raise errors[0]
-    alone = replace(job.beginning_with(None), drafts=())
-    return alone, plan_trial(alone.load, alone.engine)
-
-
-@dataclass(slots=True)
-class ProcessTrialRunner:
-    """A `TrialRunner` that runs trials in processes of their own."""
-
-    prompts: tuple[str, ...]
-    seconds: float
-    limiter: Limiter
-    console: Console
-    _began_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def left_s(self) -> float:
-        return self.seconds - (time.monotonic() - self._began_s)
-
-    def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
-        trial = TuningTrial(
-            load=candidate.load(job.load),
-            engine=candidate.engine(job.engine),
-            prompts=self.prompts[: length.n_texts],
-            n_tokens=length.n_tokens,
-            seconds=length.seconds,
-            sampling=job.sampling,
-        )
-        return run_trial(trial, self.limiter, self._tick)
-
-    def _tick(self) -> None:
-        self.console.progress_with_rest("tuning", min(1.0, 1 - self.left_s / self.seconds))
-
-
 def _trial_runner(
     told: TuneSettings, job: TuningJob, prompts: tuple[str, ...], console: Console
 ) -> ProcessTrialRunner:
@@ -231,4 +171,5 @@ def _trial_runner(
                 f"--disk-bandwidth: reads cannot be limited here ({'; '.join(reasons)}): "
                 "leave it out, or try sudo"
             )
-    return ProcessTrialRunner(prompts, told.seconds, limiter, console)
+    show = partial(console.progress_with_rest, "tuning")
+    return ProcessTrialRunner(prompts, told.seconds, limiter, show)

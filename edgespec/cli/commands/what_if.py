@@ -6,7 +6,7 @@ import argparse
 from argparse import ArgumentParser
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
@@ -15,7 +15,7 @@ from edgespec.diagnosis.imagined_models import PROMPT_TOKENS, Drafted, WhatIf
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.reports import Column, Report, Row, Table
-from edgespec.settings.base import Settings, spell
+from edgespec.settings.base import Flag, Settings, spell
 from edgespec.settings.config import Threads
 from edgespec.settings.units import format_rate, format_size, parse_rate, parse_size
 
@@ -26,8 +26,18 @@ _USED = frozenset(
 )
 
 
-class WhatIfSettings(Settings):
-    """Settings of an imagined run, beside its model, memory and disk."""
+class DiskSettings(Settings):
+    """The disk of a predicted run."""
+
+    disk_bandwidth: Annotated[
+        int | None, Flag(metavar="RATE", short="--disk"), BeforeValidator(parse_rate)
+    ] = None
+    """Disk speed to predict with, in bytes per second like 300M, in decimal units as storage is
+    sold. Default: measured in a third of a second."""
+
+
+class WhatIfSettings(DiskSettings):
+    """Settings of an imagined run, beside its model and memory."""
 
     ctx_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     threads: Threads = N_THREADS
@@ -57,12 +67,11 @@ def run(args: argparse.Namespace) -> int:
         flag = min(SPELLINGS.get(name, spell(name)) for name in given)
         raise UsageError(f"--what-if: {flag} has no meaning without a file; leave it out")
     budget_bytes, source = _budget(args)
-    disk = parse_rate(args.disk_bandwidth) if "disk_bandwidth" in args else DISK_BYTES_PER_S
     told = groups.given(args, WhatIfSettings)
     found = imagined_models.what_if(
         args.what_if,
         budget_bytes,
-        disk,
+        told.disk_bandwidth or DISK_BYTES_PER_S,
         told.ctx_size or CTX_SIZE,
         told.threads,
     )
@@ -128,7 +137,7 @@ def _rates(one: Drafted) -> str:
 
 
 _COLUMNS: list[Column[Drafted]] = [
-    Column("", "draft", lambda one: one.draft, is_left=True),
+    Column("draft", "draft", is_left=True),
     Column("", "memory", lambda one: format_size(one.draft_bytes) if one.draft_bytes else ""),
     Column("", "tokens a pass", lambda one: _both(one.tokens_per_pass, ".1f")),
     Column("", "seconds a token", lambda one: _both(one.seconds_per_token, ".2f")),

@@ -6,18 +6,15 @@ import argparse
 from pathlib import Path
 
 from edgespec.errors import UsageError
+from edgespec.files.named_errors import named
 from edgespec.files.regular import read_regular
 from edgespec.settings.base import spell
 
 
 def read_text(flag: str, path: Path, max_bytes: int) -> str:
     """The text of a UTF-8 file. Raises UsageError."""
-    try:
+    with named(f"{flag} {path}"):
         return read_regular(path, max_bytes).decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{flag} {path}: not UTF-8 at byte {error.start}") from error
 
 
 def text_or_file(args: argparse.Namespace, name: str, max_bytes: int) -> str | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import read_text
+from edgespec.cli.flags.checked_values import text_or_file
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import (
     MAX_CHARACTERS,
@@ -17,13 +16,12 @@ from edgespec.grammar.specification import (
     lark_grammar,
     regular_expression,
 )
+from edgespec.settings.base import spell
 
-_FLAGS: dict[str, tuple[str, Callable[[str], Grammar]]] = {
-    "json_schema": ("--json-schema", json_schema),
-    "json_schema_file": ("--json-schema-file", json_schema),
-    "grammar": ("--grammar", lark_grammar),
-    "grammar_file": ("--grammar-file", lark_grammar),
-    "regex": ("--regex", regular_expression),
+_MAKERS: dict[str, Callable[[str], Grammar]] = {
+    "json_schema": json_schema,
+    "grammar": lark_grammar,
+    "regex": regular_expression,
 }
 
 
@@ -41,17 +39,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def grammar_from(args: argparse.Namespace) -> Grammar | None:
     """The chosen grammar; `args.grammars` is set so that the plan keeps memory for it. Raises
     UsageError and GrammarError."""
-    names = [name for name in _FLAGS if name in args]
+    names = sorted(name for name in vars(args) if name.removesuffix("_file") in _MAKERS)
     if not names:
         return None
     check_installed()
     if len(names) > 1:
-        first, second = (_FLAGS[name][0] for name in names[:2])
-        raise UsageError(f"give either {first} or {second}, not both")
-    flag, make = _FLAGS[names[0]]
-    text = getattr(args, names[0])
-    if names[0].endswith("_file"):
-        text = read_text(flag, Path(text), 4 * MAX_CHARACTERS)
-    grammar = make(text)
+        raise UsageError(f"give either {spell(names[0])} or {spell(names[1])}, not both")
+    name = names[0].removesuffix("_file")
+    grammar = _MAKERS[name](text_or_file(args, name, 4 * MAX_CHARACTERS) or "")
     args.grammars = True
     return grammar

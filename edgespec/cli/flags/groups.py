@@ -25,8 +25,6 @@ from edgespec.settings.units import parse_size
 S = TypeVar("S", bound=Settings)
 
 HUB_NAME = "USER/REPO[:QUANT]"
-MEASURED_TEMPERATURE = f"what chat uses: the model's own, otherwise {CHAT_DEFAULTS['temperature']}"
-"""The default temperature of measurements."""
 NO_DEFAULTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -126,17 +124,6 @@ def add_sampling(parser: ArgumentParser, chats: bool = False, serves: bool = Fal
         add(group, GenerateSettings, "stop")
 
 
-def add_measured_temperature(group: _ArgumentGroup | ArgumentParser) -> None:
-    """The flag of commands that measure greedy texts and sampled ones."""
-    flag(
-        group,
-        "--temp T",
-        "measure at this temperature, too, with the filters of `edgespec chat`; 0: greedy "
-        f"texts alone, in half of the time (default: {MEASURED_TEMPERATURE})",
-        dest="temperature",
-    )
-
-
 def add_speculation(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
     add(group, Speculation)
@@ -200,10 +187,10 @@ def add_plain_output(parser: ArgumentParser) -> None:
     flag(parser, "--quiet", "print no notes or progress")
 
 
-def given(args: Namespace, settings: type[S]) -> S:
-    """Settings of a command, from the flags that were given. Raises UsageError."""
-    known = settings.known()
-    return settings.model_validate({n: value for n, value in vars(args).items() if n in known})
+def given(args: Namespace, settings: type[S], **more: object) -> S:
+    """Settings of a command, from the flags that were given and `more`. Raises UsageError."""
+    flags = {name: value for name, value in vars(args).items() if name in settings.known()}
+    return settings.model_validate(flags | more)
 
 
 def _body_size(value: str) -> int:

@@ -1,9 +1,10 @@
-"""Finds the model that a request names, among those of a server or a batch."""
+"""The models of a server or a batch, and which of them a request names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from edgespec.completions.refusals import Refusal
 
@@ -11,18 +12,28 @@ SUFFIX = ".gguf"
 """Ending of a name that requests may leave out."""
 
 
-class NamedModel(Protocol):
-    """Protocol of a model that requests name."""
+@dataclass(slots=True, eq=False)
+class HostedModel:
+    """A model that requests name, loaded or not."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    embeds: bool = False
+    """True for a model that turns texts into vectors and writes none."""
+    fits_beside: bool = False
+    """True if the room that others leave is enough for it."""
+    size_bytes: int = 0
+    """Size of its weights."""
+    smallest_bytes: int = 0
+    """The smallest budget that it can be loaded with; 0 if unknown."""
+    error: str | None = None
+    """Reason why it could not be planned, or not loaded the last time."""
+    is_unusable: bool = False
+    """True if no model has to leave to know that it cannot be loaded."""
+    load_s: float = 0.0
+    """Seconds that loading took the last time."""
 
-    @property
-    def embeds(self) -> bool:
-        """True for a model that turns texts into vectors and writes none."""
 
-
-Model = TypeVar("Model", bound=NamedModel)
+Model = TypeVar("Model", bound=HostedModel)
 
 
 def model_named(models: Sequence[Model], name: str | None, embeds: bool | None = None) -> Model:

@@ -74,8 +74,10 @@ class MeasuredGguf:
         mapping: Callable[[], AbstractContextManager[None]],
         lender: Any = None,
         mtp: bool = False,
+        mapped: MappedWeights | None = None,
     ) -> None:
-        """`mapping` returns a context manager for each mapping, which measures its time.
+        """`mapping` returns a context manager for each mapping, which measures its time. `mapped`
+        are the weights of the same file if another request was measured before.
 
         `lender` is a context of the target whose matrices a head uses. With `mtp`, `header` is the
         part of a target's file with its prediction layers.
@@ -101,7 +103,7 @@ class MeasuredGguf:
             self.contexts = self._measure_contexts(sizes_only)
         finally:
             sizes_only.close()
-        self.mapped = MappedWeights(header, lambda: self.offloading, stop, mapping)
+        self.mapped = mapped or MappedWeights(header, lambda: self.offloading, stop, mapping)
 
     @cached_property
     def needs(self) -> ModelNeeds:

@@ -53,8 +53,8 @@ one millisecond."""
 
 
 class PreparedGguf:
-    """A prepared GGUF model; implements `PreparedModel`, `UsesGpu`, `OffersFeatures` and
-    `CanBeTrimmed`."""
+    """A prepared GGUF model; implements `PreparedModel`, `UsesGpu`, `ChangesNodes`,
+    `OffersFeatures` and `CanBeTrimmed`."""
 
     def __init__(
         self, request: ModelRequest, header: GgufFile, lender: Any = None, mtp: bool = False
@@ -69,9 +69,15 @@ class PreparedGguf:
         self._options = GgufOptions.of(request.options)
         self._header = header
         self._stop = AbortFlag()
-        self._measured = MeasuredGguf(
-            request, header, self._stop, partial(self._phase, "mapping"), lender, mtp
+        self._measure = partial(
+            MeasuredGguf,
+            header=header,
+            stop=self._stop,
+            mapping=partial(self._phase, "mapping"),
+            lender=lender,
+            mtp=mtp,
         )
+        self._measured = self._measure(request)
 
     @property
     def info(self) -> ModelInfo:
@@ -83,6 +89,20 @@ class PreparedGguf:
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         return self._measured.place(gpu_bytes)
+
+    def change_nodes(self, max_nodes: int, max_branches: int, fewer_nodes: Sequence[int]) -> None:
+        self._request = replace(
+            self._request,
+            max_nodes=max_nodes,
+            max_branches=max_branches,
+            fewer_nodes=tuple(fewer_nodes),
+        )
+        mapped = self._measured.mapped
+        if self._measured.is_remote:  # what servers take depends on the contexts
+            mapped.close()
+        self._measured = self._measure(
+            self._request, mapped=None if self._measured.is_remote else mapped
+        )
 
     def offer_features(self, layers: Sequence[int], n_values: int) -> None:
         self._measured.offer_features(layers, n_values)

@@ -8,18 +8,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+from pydantic import Field
 
 from edgespec.cli.commands.models import pair_report
 from edgespec.cli.commands.models.pair_report import MeasuredPair, SampledFit
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.invocation import measured_sampling, read_prompts
-from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
-from edgespec.models import catalogue, embedded
+from edgespec.errors import BudgetError, EdgespecError, ModelError
+from edgespec.models import catalogue
 from edgespec.reports import Report, Row
-from edgespec.settings.base import spell
-from edgespec.settings.config import GenerateSettings, LoadSettings, SamplingParams
+from edgespec.settings.base import Flag, Settings
+from edgespec.settings.config import AtLeastOne, GenerateSettings, LoadSettings, SamplingParams
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress, Vocabulary
@@ -28,7 +30,18 @@ GREEDY = SamplingParams()
 Prompts: TypeAlias = Sequence[str | Sequence[int]]
 
 
-CHECK_TOKENS = 64
+class CheckSettings(Settings):
+    """Settings of commands that measure a draft."""
+
+    temperature: Annotated[float | None, Flag(metavar="T"), Field(ge=0)] = None
+    """Measure at this temperature, too, with the filters of `edgespec chat`; 0: greedy texts alone,
+    in half of the time. Default: what chat uses: the model's own, otherwise 0.8."""
+    prompts: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of prompts: one a line, or in .jsonl an object's `prompt`. Default: 20 beginnings of
+    Python code."""
+    max_tokens: Annotated[AtLeastOne, Flag(metavar="N", short="-n")] = 64
+    """Most tokens of each text."""
+
 
 _CHECK = """\
 Check whether DRAFT can draft for TARGET, and measure how well.
@@ -73,25 +86,14 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="the small model, a name or a path; several are compared in one table",
     )
-    groups.add_measured_temperature(parser)
+    groups.add(parser, CheckSettings, "temperature")
     add_measuring(parser)
 
 
-def add_measuring(
-    parser: argparse.ArgumentParser, usual: str = "20 beginnings of Python code"
-) -> None:
+def add_measuring(parser: argparse.ArgumentParser, usual_prompts: str = "") -> None:
     """Flags of commands that compare a draft with texts written by the target."""
-    groups.flag(
-        parser,
-        "--prompts FILE",
-        f"file of prompts: one a line, or in .jsonl an object's `prompt` (default: {usual})",
-    )
-    groups.flag(
-        parser,
-        "-n --n-predict N",
-        f"most tokens of each text (default: {CHECK_TOKENS})",
-        dest="max_tokens",
-    )
+    usual = {"prompts": usual_prompts}
+    groups.add(parser, CheckSettings, "prompts", "max_tokens", defaults=usual)
     groups.add(parser, LoadSettings, "memory_budget", "ctx_size", "threads")
     groups.add_plain_output(parser)
 
@@ -99,9 +101,8 @@ def add_measuring(
 def run_check(args: argparse.Namespace, console: Console) -> None:
     target = catalogue.find(args.target)
     drafts = list(dict.fromkeys(catalogue.find(name) for name in args.draft))
-    file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
-    prompts = read_prompts(file)
-    sampling = _sampling(args, target)
+    prompts = read_prompts(groups.given(args, CheckSettings).prompts)
+    sampling = measured_sampling(target, groups.given(args, GenerateSettings))
     if len(drafts) > 1:
         _compare(args, target, drafts, prompts, console, sampling)
         return
@@ -132,13 +133,13 @@ def _compare(
             failures[draft] = error
     if not pairs:
         raise next(iter(failures.values()))
+    n_tokens = groups.given(args, CheckSettings).max_tokens
     with session.open_models(load_settings(args, target), pair_fit.LOADED_FOR) as models:
         encoded = _encoded(models.target.vocabulary, prompts)
         lookups, *sampled = (
-            pair_fit.measure_lookups(models.target, encoded, max_tokens(args), show, each)
+            pair_fit.measure_lookups(models.target, encoded, n_tokens, show, each)
             for each, show in _at_temperatures(sampling, console)
         )
-    console.end_of_progress()
     names = dict(zip(drafts, distinct_names(drafts), strict=True))
     fits = {names[draft]: pair.fit for draft, pair in pairs.items()}
     reasons = {names[draft]: str(error) for draft, error in failures.items()}
@@ -170,7 +171,8 @@ def measured(
     from edgespec.models import pair_fit
     from edgespec.session import session
 
-    n_tokens, settings = max_tokens(args), load_settings(args, target, draft)
+    settings = load_settings(args, target, draft)
+    n_tokens = groups.given(args, CheckSettings).max_tokens
     with session.open_models(settings, pair_fit.LOADED_FOR, console.progress) as models:
         if models.draft is None:
             raise ModelError("; ".join(models.plan.notes))
@@ -180,7 +182,6 @@ def measured(
             for each, show in _at_temperatures(sampling, console)
         )
         peak_bytes = process.peak_rss_bytes()
-        console.end_of_progress()
         at_temperature = SampledFit(sampling, sampled[0]) if sampled else None
         return MeasuredPair(target, fit, models.plan, peak_bytes, at_temperature)
 
@@ -198,12 +199,6 @@ def _at_temperatures(
         )
 
 
-def _sampling(args: argparse.Namespace, target: Path) -> SamplingParams:
-    """Sampling of `models check` beside greedy decoding."""
-    given = {"temperature": args.temperature} if "temperature" in args else {}
-    return measured_sampling(target, GenerateSettings.model_validate(given))
-
-
 def _encoded(vocabulary: Vocabulary, prompts: Prompts) -> list[list[int]]:
     return [vocabulary.encode(text) if isinstance(text, str) else list(text) for text in prompts]
 
@@ -212,16 +207,4 @@ def load_settings(
     args: argparse.Namespace, target: Path, draft: Path | None = None
 ) -> LoadSettings:
     """Settings for loading these models, with the flags' values."""
-    load = {name: value for name, value in vars(args).items() if name in LoadSettings.known()}
-    return LoadSettings.model_validate(load | {"model": target, "draft": draft})
-
-
-def max_tokens(args: argparse.Namespace) -> int:
-    flags = {"max_tokens": getattr(args, "max_tokens", CHECK_TOKENS)}
-    most = GenerateSettings.model_validate(flags).max_tokens
-    if most < 1:
-        raise UsageError(
-            f"{spell('max_tokens')} {most}: give at least 1, since texts are "
-            "compared token by token"
-        )
-    return most
+    return groups.given(args, LoadSettings, model=target, draft=draft)

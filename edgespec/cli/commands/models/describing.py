@@ -36,7 +36,6 @@ def run_list(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import listing
 
     table = Table(_COLUMNS, listing("hash" in args, console.progress))
-    console.end_of_progress()
     console.result(args, Report(Row("cache", cache_folder.folder()), Row("models", table)))
     if "json" not in args:
         for note in _notes(table.items):
@@ -56,7 +55,6 @@ def run_show(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import describe
 
     described = describe(catalogue.find(args.model), console.progress)
-    console.end_of_progress()
     console.result(args, Report(*_facts(described)))
 
 
@@ -181,28 +179,25 @@ def rounded(number: int | None) -> str:
 
 _FITS = {True: " (as recorded)", False: " (differs from what is on record)", None: ""}
 _FILE_COLUMNS: list[Column[KnownFile]] = [
-    Column("path", "", lambda file: file.path),
-    Column("size_bytes", "", lambda file: file.size_bytes),
-    Column("sha256", "", lambda file: file.sha256),
-    Column("intact", "", lambda file: file.is_intact),
+    Column("path"),
+    Column("size_bytes"),
+    Column("sha256"),
+    Column("intact", value=lambda file: file.is_intact),
 ]
 _COLUMNS: list[Column[KnownModel]] = [
-    Column("name", "name", lambda model: model.name, is_left=True),
-    Column("path", "", lambda model: model.path),
-    Column("embedded", "", lambda model: model.is_embedded),
-    Column("role", "", lambda model: model.role),
-    Column(
-        "size_bytes",
-        "size",
-        lambda model: model.size_bytes,
-        lambda model: format_size(model.size_bytes or model.to_fetch_bytes),
-    ),
-    Column("format", "format", lambda model: model.format, is_left=True),
-    Column("quantization", "type", lambda model: model.quantization, is_left=True),
-    Column("parameters", "parameters", lambda m: m.parameters, lambda m: rounded(m.parameters)),
-    Column("licence", "", lambda model: model.licence),
-    Column("intact", "checksum", lambda m: _intact(m.files), _checksum, is_left=True),
-    Column("outdated", "", lambda model: model.is_outdated),
-    Column("files", "", lambda model: Table(_FILE_COLUMNS, model.files)),
-    Column("problem", "", lambda model: model.problem),
+    Column("name", "name", is_left=True),
+    Column("path"),
+    Column("embedded", value=lambda model: model.is_embedded),
+    Column("role"),
+    Column("size_bytes"),
+    Column("", "size", lambda model: model.size_bytes or model.to_fetch_bytes, format_size),
+    Column("format", "format", is_left=True),
+    Column("quantization", "type", is_left=True),
+    Column("parameters", "parameters", format=rounded),
+    Column("licence"),
+    Column("intact", value=lambda model: _intact(model.files)),
+    Column("", "checksum", _checksum, is_left=True),
+    Column("outdated", value=lambda model: model.is_outdated),
+    Column("files", value=lambda model: Table(_FILE_COLUMNS, model.files)),
+    Column("problem"),
 ]

@@ -9,6 +9,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
+from edgespec.files.named_errors import named
 from edgespec.models import catalogue, packaged
 from edgespec.reports import Report, Row
 from edgespec.settings.units import format_size
@@ -77,10 +78,8 @@ def run_forget(args: argparse.Namespace, console: Console) -> None:
         from edgespec.files.training_texts import TrainingTexts
 
         path, nothing = cache_folder.learnt(), "no texts are kept"
-        try:
+        with named(f"{path} could not be emptied", EdgespecError):
             n_bytes = TrainingTexts(path).forget()
-        except OSError as error:
-            raise EdgespecError(f"{path} could not be emptied: {error.strerror}") from error
     if "json" in args:
         console.json({"path": str(path), "deleted_bytes": n_bytes})
     else:

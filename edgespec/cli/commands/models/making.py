@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.commands.models import checking, describing
-from edgespec.cli.commands.models.checking import Prompts
+from edgespec.cli.commands.models.checking import CheckSettings, Prompts
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
+from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.invocation import read_prompts
 from edgespec.errors import UsageError
-from edgespec.models import catalogue, embedded
+from edgespec.models import catalogue
 from edgespec.reports import Column, Report, Row, Table, plain
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size, parse_size
@@ -129,28 +130,26 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
     from edgespec.session import session
 
     target, out = catalogue.find(args.target), Path(args.out)
+    check_output(out)
     if out.exists() and "force" not in args:
         raise UsageError(f"{out} exists: --force overwrites it")
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"{out} must be a file in a folder that exists")
     if out.exists() and out.samefile(target):
         raise UsageError(f"{out} is the target itself: write the draft elsewhere")
     settings = checking.load_settings(args, target)
     if not {"size", "types"} & vars(args).keys():
         _make_copy(args, settings, out, console)
         return
-    file = Path(args.prompts) if "prompts" in args else embedded.shipped_prompts()
+    told = groups.given(args, CheckSettings)
     quarter = int(self_draft.SHARE * target.stat().st_size) if target.is_file() else 1
     job = self_draft.DraftJob(
         size_bytes=parse_size(args.size) if "size" in args else quarter,
         types=_types(getattr(args, "types", DRAFT_TYPES), self_draft.BITS),
-        prompts=tuple(read_prompts(file)),
-        max_tokens=checking.max_tokens(args),
+        prompts=tuple(read_prompts(told.prompts)),
+        max_tokens=told.max_tokens,
         load=settings,
     )
     alone = session.plan(settings)
     best, compared = self_draft.make(target, out, job, console.progress)
-    console.end_of_progress()
     if "json" not in args:
         console.write("\n".join(drafts_table(compared, out)))
     measured = checking.measured(args, target, out, job.prompts, console)
@@ -183,16 +182,14 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models import draft_training
 
     draft, out = catalogue.find(args.draft), Path(args.out)
+    check_output(out)
     if out.exists():
         raise UsageError(f"{out} exists and is not overwritten: name another file")
-    if not out.parent.is_dir():
-        raise UsageError(f"{out} must be a file in a folder that exists")
     draft_training.check(draft)
     named = catalogue.find(args.learnt_with) if "learnt_with" in args else None
     data = draft_training.training_data(draft, named)
-    prompts: Prompts = data.prompts
-    if "prompts" in args:
-        prompts = read_prompts(Path(args.prompts))
+    file = groups.given(args, CheckSettings).prompts
+    prompts: Prompts = read_prompts(file) if file else data.prompts
     before = checking.measured(args, data.target, draft, prompts, console)
     if "json" not in args:
         console.write("\n".join(["Before:", *before.report(draft).lines(console.width), ""]))
@@ -202,7 +199,6 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
         adapted = draft_training.train(
             draft, new, out.stem, data.learnt, n_threads, console.progress
         )
-        console.end_of_progress()
         after = checking.measured(args, data.target, new, prompts, console)
         _place(new, out)
     report = Report(
@@ -220,11 +216,11 @@ def _make_copy(
     """Make a draft of all layers, chosen by expected tokens per second."""
     from edgespec.session import own_draft
 
-    prompts = read_prompts(Path(args.prompts)) if "prompts" in args else own_draft.PROMPTS
-    n_tokens = checking.max_tokens(args) if "max_tokens" in args else own_draft.N_TOKENS
+    told = groups.given(args, CheckSettings)
+    prompts = read_prompts(told.prompts) if told.prompts else own_draft.PROMPTS
+    n_tokens = told.max_tokens if "max_tokens" in args else own_draft.N_TOKENS
     show = console.progress_with_rest
     made = own_draft.make(settings.model, out, settings, show, prompts, n_tokens)
-    console.end_of_progress()
     lines = own_draft_lines(made, settings.model, out)
     console.result(args, Report(Row("path", out), Row(value=made, format=lines)))
 
@@ -257,10 +253,10 @@ def enlarged_line(written: EnlargeReport) -> str:
 def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
     """Table of the candidate drafts, the best and written one first."""
     columns: list[Column[SelfDraft]] = [
-        Column("type", "type", lambda draft: draft.type, is_left=True),
+        Column("type", "type", is_left=True),
         Column("layers", "layers", lambda draft: len(draft.layers)),
-        Column("size_bytes", "size", lambda draft: format_size(draft.size_bytes)),
-        Column("agreement", "top-1 agreement", lambda draft: f"{draft.agreement:.1%}"),
+        Column("size_bytes", "size", format=format_size),
+        Column("agreement", "top-1 agreement", format="{:.1%}".format),
     ]
     best = compared[0]
     kept = ", ".join(map(str, best.layers))

@@ -61,25 +61,15 @@ class MeasuredPair:
 
 
 _TREES: list[Column[TreeFit]] = [
-    Column("drafted_nodes", "guesses", lambda tree: tree.drafted_nodes),
+    Column("drafted_nodes", "guesses"),
     Column("passes", "", lambda tree: tree.rounds),
-    Column(
-        "verified_per_pass",
-        "verified per pass",
-        lambda tree: tree.verified_per_pass,
-        lambda tree: f"{tree.verified_per_pass:.1f}",
-    ),
-    Column(
-        "tokens_per_pass",
-        "tokens per pass",
-        lambda tree: tree.tokens_per_pass,
-        lambda tree: f"{tree.tokens_per_pass:.2f}",
-    ),
+    Column("verified_per_pass", "verified per pass", format="{:.1f}".format),
+    Column("tokens_per_pass", "tokens per pass", format="{:.2f}".format),
 ]
 _SOURCES: list[Column[SourceStats]] = [
-    Column("source", "source", lambda by: by.source, is_left=True),
-    Column("verified", "verified", lambda by: by.verified),
-    Column("accepted", "accepted", lambda by: by.accepted),
+    Column("source", "source", is_left=True),
+    Column("verified", "verified"),
+    Column("accepted", "accepted"),
 ]
 
 
