@@ -68,7 +68,7 @@ def test_what_llama_cpp_allocates_in_the_block_for_itself_alone_has_huge_pages(
 
 
 def advised_again(address: int, size: int) -> str:
-    """What the kernel answers to the advice if it is given once more."""
+    """Gives the advice once more; says what the kernel answered and which flags there are then."""
     begin, end = huge_range(address, size)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
