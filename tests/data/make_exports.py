@@ -5,24 +5,20 @@ Runs in the environment that `tests/measure.py exports` makes, with `tests` in P
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import onnx
-import torch
 import transformers
-from make_genai import SHAPE
+from make_genai import SHAPE, save_checkpoint
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import (
     DefaultWeightOnlyQuantConfig,
     MatMulNBitsQuantizer,
 )
 from optimum.exporters.onnx import main_export
-
-from onnx_files import write_tokenizer
 
 LARGER = SHAPE | {
     "vocab_size": 1024,
@@ -49,19 +45,6 @@ CONFIGS = {
         eos_token_id=0,
     ),
 }
-
-
-def save_checkpoint(folder: Path, config: transformers.PretrainedConfig) -> None:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:  # far enough apart that the best token is clear
-                weight.normal_(0, 1.2 * weight.shape[-1] ** -0.5)
-    model.save_pretrained(folder)
-    write_tokenizer(folder / "tokenizer.json", config.vocab_size)
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
 
 
 def build(checkpoint: Path, into: Path, precision: str, *options: str) -> None:

@@ -45,20 +45,25 @@ MODELS = {
 }
 
 
-def make(name: str, config: transformers.PretrainedConfig, precision: str) -> None:
+def save_checkpoint(folder: Path, config: transformers.PretrainedConfig) -> None:
+    """A random model as transformers stores it, with a tokenizer."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:  # far enough apart that the best token is clear
                 weight.normal_(0, 1.2 * weight.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    write_tokenizer(folder / "tokenizer.json", config.vocab_size)
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
+
+
+def make(name: str, config: transformers.PretrainedConfig, precision: str) -> None:
     options = ["-p", precision, "-e", "cpu"]
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint"
-        model.save_pretrained(checkpoint)
-        write_tokenizer(checkpoint / "tokenizer.json", config.vocab_size)
-        kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        (checkpoint / "tokenizer_config.json").write_text(json.dumps(kind))
+        save_checkpoint(checkpoint, config)
         build = [sys.executable, "-m", "onnxruntime_genai.models.builder", *options]
         places = ["-i", str(checkpoint), "-o", str(HERE / name), "-c", f"{folder}/cache"]
         subprocess.run([*build, *places], check=True)
