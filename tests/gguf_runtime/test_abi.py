@@ -52,6 +52,23 @@ def test_no_library_is_mapped_twice() -> None:
     assert sum(name.startswith("libggml-cpu") for name in names) == 1
 
 
+ANOTHER = """
+import ctypes
+from edgespec_runtimes.gguf.llama import abi
+used = abi.library_file("ggml-base")
+for copy in used.parent.glob("libggml-base.*"):
+    ctypes.CDLL(str(copy))
+print(used, abi.library_file("ggml-base"))
+"""
+
+
+def test_a_copy_that_somebody_loads_later_is_not_taken_for_the_one_in_use() -> None:
+    """A test had loaded one, and the weights of models loaded after it had no huge pages."""
+    done = subprocess.run([sys.executable, "-c", ANOTHER], check=True, stdout=subprocess.PIPE)
+    used, then = done.stdout.decode().split()
+    assert then == used
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_libraries_elsewhere_are_followed(tmp_path: Path) -> None:

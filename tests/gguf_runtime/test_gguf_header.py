@@ -13,6 +13,7 @@ from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.header import GgufArray, read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.file.validation import validate
+from edgespec_runtimes.gguf.llama import abi
 from gguf_files import ARRAY, F32, I32, STRING, U16, U32, Gguf, Tensor, tiny_llama
 
 
@@ -84,9 +85,8 @@ def test_a_large_vocabulary_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_tensor_types_have_the_sizes_of_llama_cpp() -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
-    (library,) = (Path(llama_cpp.__file__).parent / "lib").glob("*ggml-base.so")
-    ggml = ctypes.CDLL(str(library))
+    pytest.importorskip("llama_cpp")
+    ggml = abi.library("ggml-base")
     ggml.ggml_type_name.restype = ctypes.c_char_p
     ggml.ggml_blck_size.restype = ctypes.c_int64
     ggml.ggml_type_size.restype = ctypes.c_size_t

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -61,19 +60,9 @@ def test_what_llama_cpp_allocates_in_the_block_for_itself_alone_has_huge_pages(
     with block:
         address = library.ggml_aligned_malloc(size)
     try:
-        flags = flags_at(address + size // 2)
-        assert ("hg" in flags) is is_huge, advised_again(address, size)
+        assert ("hg" in flags_at(address + size // 2)) is is_huge
     finally:
         library.ggml_aligned_free(address, size)
-
-
-def advised_again(address: int, size: int) -> str:
-    """Gives the advice once more; says what the kernel answered and which flags there are then."""
-    begin, end = huge_range(address, size)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    code = libc.madvise(begin, end - begin, mmap.MADV_HUGEPAGE)
-    return f"madvise {code}, errno {ctypes.get_errno()}: {flags_at(address + size // 2)}"
 
 
 def flags_at(address: int) -> list[str]:

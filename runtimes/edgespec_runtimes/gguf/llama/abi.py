@@ -103,11 +103,13 @@ def library(stem: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library_file(stem)))
 
 
+@functools.cache
 def library_file(stem: str) -> Path:
     """File of a llama.cpp library in llama-cpp-python, or in the folder LLAMA_CPP_LIB_PATH.
 
-    Wheels have copies under several names instead of links; this finds the loaded one, because
-    another copy would have a state of its own. Raises EdgespecError.
+    Wheels have copies under several names instead of links; this finds the one that llama.cpp
+    loaded, because another copy would have a state of its own. It stays the answer if somebody
+    loads another one later. Raises EdgespecError.
     """
     folder = _folder()
     names = (
