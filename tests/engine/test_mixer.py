@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.mixer import Mixer, Weight
+from edgespec.engine.drafting.mixer import MAX_RECALLED, Mixer
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.drafting.state_store import Numbers
 from edgespec.errors import ModelError
@@ -253,7 +253,7 @@ def test_another_run_goes_on_and_is_sooner_convinced_of_the_contrary() -> None:
     recalled.load_state_dict(mixer.state_dict())
     assert confidences(recalled, *opinions) == pytest.approx(confidences(mixer, *opinions))
     precisions = [value for name, value in recalled.state_dict().items() if "precision" in name]
-    assert max(precisions) <= Weight.max_recalled
+    assert max(precisions) <= MAX_RECALLED
     for one in (mixer, recalled):
         taught_by(one, opinions, 1, 1, 1)
     assert confidences(recalled, *opinions)[3] < confidences(mixer, *opinions)[3]

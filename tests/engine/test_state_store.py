@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.drafting.mixer import Mixer, Weight
+from edgespec.engine.drafting.mixer import MAX_RECALLED, Mixer
 from edgespec.engine.drafting.state_store import (
     MAX_ENTRIES,
     MAX_FILES,
@@ -59,7 +59,7 @@ def test_the_next_run_goes_on_from_there(tmp_path: Path) -> None:
     begun = Mixer()
     begun.load_state_dict(first)
     assert begun.state_dict()["draft sharpness"] == first["draft sharpness"]
-    assert begun.state_dict()["draft sharpness precision"] <= Weight.max_recalled
+    assert begun.state_dict()["draft sharpness precision"] <= MAX_RECALLED
     assert learnt_in(tmp_path, WARM)["confidences"] != first
 
 
