@@ -149,7 +149,6 @@ class Forest:
             verified=sum(o.verified for o in outcomes),
             reading_s=sum(o.reading_s for o in outcomes),
             guessed=any(o.guessed for o in outcomes),
-            feedback=[told for o in outcomes for told in o.feedback],
             **of_pass,
         )
 
