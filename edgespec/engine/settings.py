@@ -33,9 +33,6 @@ class EngineSettings(Speculation, ContextEnd):
     chooses; other values are always used."""
     n_candidates: int = Field(default=8, ge=1)
     """Number of successors of a node that the pacer chooses from."""
-    draft_temperature: float = Field(default=0.6, gt=0)
-    """Initial T of the confidences softmax(draft logits / T), unless the target samples at a higher
-    one; T is learnt from accepted guesses."""
     overlap: bool = True
     """Draft during a pass while it waits for reads."""
     remember: bool = True

@@ -76,8 +76,8 @@ class Counter:
         self.calls.append("cancel")
 
 
-def model_drafter(model: FakeModel, temperature: float = 1.0) -> ModelDrafter:
-    return ModelDrafter(model, 8, temperature, N_VOCAB, frozenset())
+def model_drafter(model: FakeModel) -> ModelDrafter:
+    return ModelDrafter(model, 8, N_VOCAB, frozenset())
 
 
 def test_a_drafter_without_a_model_saves_passes() -> None:
@@ -120,7 +120,7 @@ def test_two_models_grow_one_tree() -> None:
 
 
 def test_a_node_knows_who_guessed_it_and_what_the_drafter_gave_it() -> None:
-    grower = TreeGrower([model_drafter(counting(), temperature=0.5), Counter(2)], BestFirstPacer())
+    grower = TreeGrower([model_drafter(counting()), Counter(2)], BestFirstPacer())
     tree = TokenTree(3, 64)
     grower.begin(tree, WIDE)
     grower.step(tree, grower.open_nodes(tree), WIDE)

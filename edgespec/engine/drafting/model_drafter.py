@@ -30,13 +30,15 @@ class ModelDrafter:
     """Implements `Drafter` with a draft model.
 
     `n_vocab` and `eog_tokens` are the target's: only its tokens are guessed, and none after an end
-    of text. `temperature` is the prior of the draft's calibration. Texts of up to `max_tokens` may
-    exceed the draft's context: when it is full, the model reads its latest half again after the
-    first tokens, which costs one more token to read per token of text.
+    of text. Texts of up to `max_tokens` may exceed the draft's context: when it is full, the model
+    reads its latest half again after the first tokens, which costs one more token to read per token
+    of text.
     """
 
     source = "draft"
     is_free = False
+    temperature = 0.6
+    """Prior temperature of the draft's calibration."""
     step_depth = 1
     """Number of consecutive nodes that a step adds."""
 
@@ -44,13 +46,11 @@ class ModelDrafter:
         self,
         model: LanguageModel,
         n_candidates: int,
-        temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
         max_tokens: int = 0,
         slot: int = 0,
     ) -> None:
-        self._temperature = temperature
         self.model = model
         self._slot = slot
         self._max_branches = model.info.slot_branches
@@ -281,7 +281,7 @@ class ModelDrafter:
             tokens,
             shares,
             chance=min(1.0, sum(shares)),
-            temperature=self._temperature,
+            temperature=self.temperature,
             is_exhaustive=True,
         )
 
