@@ -92,6 +92,10 @@ class EngineSettings(Speculation, ContextEnd):
         """True if the acceptance rule needs guesses drawn from the draft's own distribution."""
         return self.acceptance_rule.growth is not None
 
+    def n_texts(self, info: ModelInfo) -> int:
+        """Number of texts that this target writes at a time: one with drawn guesses."""
+        return 1 if self.draws_guesses else info.n_slots
+
     @property
     def may_overlap(self) -> bool:
         """True if drafting during a pass is allowed. It is not with drawn guesses, which must all
