@@ -94,11 +94,6 @@ class Engine(Scheduler):
         n_grammars = n_slots if n_grammars is None else n_grammars
         super().__init__(slots, loop, Users(name, SessionClosed), n_grammars, release)
 
-    @property
-    def n_texts(self) -> int:
-        """Number of generations that can run at a time."""
-        return len(self._slots)
-
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""
         rule = self._acceptance if self.first.grower is not None else None
