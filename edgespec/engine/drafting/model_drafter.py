@@ -179,20 +179,21 @@ class ModelDrafter:
             return f"its vocabulary of {info.n_vocab} has no token {unknown}"
         return None
 
-    def is_behind(self, committed: Sequence[int]) -> bool:
-        n_tokens = len(committed)
-        return self.n_read < n_tokens or self._must_move(n_tokens)
-
-    def catch_up(self, committed: Sequence[int]) -> None:
-        """Read the rest of the text, or move the window to its end."""
+    def catch_up(self, committed: Sequence[int]) -> bool:
+        """Read the rest of the text, or move the window to its end; False if nothing is to be
+        read."""
+        must_move = self._must_move(len(committed))
+        if not must_move and self.n_read >= len(committed):
+            return False
         self.rest()
-        if not self._must_move(len(committed)):
+        if not must_move:
             self._append(committed[self.n_read :])
-            return
+            return True
         self._truncate(min(SINK_TOKENS, self.n_leading))
         begin = len(committed) - self._n_latest
         self._append([*committed[self.n_held : SINK_TOKENS], *committed[begin:]])
         self._n_left_out = begin - SINK_TOKENS
+        return True
 
     def rest(self) -> None:
         if self._opinions:
