@@ -106,13 +106,15 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     name = _budget_class(files, budget_bytes)
     if refusal := known.get(name, {}).get("refusal"):
         raise UsageError(refusal)
-    for kind in (known.get(name, {}).get("kind"), *(one.get("kind") for one in known.values())):
-        if kind and (path := _cache_path(target, kind, digest)).exists() and _fits(settings, path):
+    progress = progress or _silent
+    for kind in dict.fromkeys(one.get("kind") for one in (known.get(name, {}), *known.values())):
+        path = _cache_path(target, str(kind), digest)
+        if path.exists() and _fits(settings, path, progress):
             return path
     folder = cache_folder.make_folder()
     try:
         with scratch_folder(folder) as scratch:
-            made = make(target, scratch / "draft.gguf", settings, progress or _silent)
+            made = make(target, scratch / "draft.gguf", settings, progress)
             path = _cache_path(target, made.kind, digest)
             (scratch / "draft.gguf").replace(path)
     except _Slower as error:
@@ -175,7 +177,7 @@ def make(
     _check_format(target, tool)
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
-    plan = session.plan(alone, NO_GUESSES)
+    plan = session.plan(alone, NO_GUESSES, progress)
     chosen = _choose(target, plan, tool)
     needed = 2 * chosen.file_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
@@ -292,10 +294,13 @@ def _budget_class(files: Sequence[Path], budget_bytes: int) -> str:
     return f"{eighths}/{N_CLASSES}"
 
 
-def _fits(settings: LoadSettings, draft: Path) -> bool:
+def _fits(settings: LoadSettings, draft: Path, progress: Progress) -> bool:
+    """True if the budget holds target and draft. Raises BudgetError if it does not hold the
+    target."""
     try:
-        session.plan(settings.model_copy(update={"draft": draft}))
+        session.plan(settings.model_copy(update={"draft": draft}), progress=progress)
     except BudgetError:
+        session.plan(settings.model_copy(update={"draft": None}), NO_GUESSES, progress)
         return False
     return True
 
