@@ -97,7 +97,7 @@ class TestFourBitsKeepTheContract(ContractOfKind):
 class TestPagedFourBitsKeepTheContract(ContractOfKind):
     atol = 1e-2
     opened = partial(open_paged, share=0.3)
-    kind: ClassVar = {"bits": 4, "fused": True, "layers": 4}
+    kind: ClassVar = {"bits": 4, "fused": True, "layers": 3}
 
 
 class TestTokensThatInfluenceEachOtherKeepTheContract(ContractOfKind):
