@@ -108,6 +108,7 @@ class TestAResidentTargetsFeaturesAreCopiedFromItsNodes(FeaturesContract):
         return copied()(partial(open_resident, path))
 
 
+@pytest.mark.slow
 class TestAPagedTargetsFeaturesAreCopiedFromItsNodes(FeaturesContract):
     layers = LAYERS
 

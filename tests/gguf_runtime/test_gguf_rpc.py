@@ -95,6 +95,7 @@ class TestAllLayersThereKeepTheContract(PortContract):
         return lambda: on_server(rpc_server, is_isolated=True)
 
 
+@pytest.mark.slow
 class TestDraftOnADeviceKeepsTheContract(PortContract):
     atol = 0.2
 

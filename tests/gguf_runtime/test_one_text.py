@@ -132,6 +132,7 @@ def test_prompts_in_batches_of_any_size(name: str, source: Path, tmp_path: Path)
         assert np.array_equal(logits, found[256, n_prompt])
 
 
+@pytest.mark.slow
 def test_weights_of_four_bit_floats(tmp_path: Path) -> None:
     path = wide("MXFP4").write(tmp_path / "m.gguf")
     assert np.array_equal(logits(resident(path), 5), logits(paged(path), 5))

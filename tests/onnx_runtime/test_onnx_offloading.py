@@ -83,6 +83,7 @@ class TestOffloadedFourBitsKeepTheContract(ContractOfKind):
     kind: ClassVar = {"bits": 4}
 
 
+@pytest.mark.slow
 class TestFusedAttentionByRowsKeepsTheContract(ContractOfKind):
     """CUDA's fused attention refuses masks."""
 
