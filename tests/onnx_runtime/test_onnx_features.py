@@ -86,6 +86,7 @@ class TestTheFirstOfSeveralTextsOfAPagedExportGivesFeatures(ContractOfAnExport):
     n_slots = 2
 
 
+@pytest.mark.slow
 class TestAPagedFusedGraphGivesFeatures(ContractOfAnExport):
     layers = LAYERS
     is_paged = True
