@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,6 @@ from edgespec.engine.planning.pacer import PACERS, LinearPacer, Pacer
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.engine.tree_limits import Limits
 from edgespec.errors import UsageError
-from edgespec.settings.base import Names, PythonNames
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
     ContextEnd,
@@ -25,8 +24,6 @@ from edgespec.values import ModelInfo
 
 class EngineSettings(Speculation, ContextEnd):
     """Names of the engine's rules, and options of drafting."""
-
-    names: ClassVar[Names] = PythonNames()
 
     pins_draft_max: bool = False
     """Use `draft_max` even if it is the default, instead of the number that the memory plan
