@@ -30,9 +30,6 @@ class EngineSettings(Speculation, ContextEnd):
     chooses; other values are always used."""
     n_candidates: int = Field(default=8, ge=1)
     """Number of successors of a node that the pacer chooses from."""
-    draft_temperature: float = Field(default=0.6, gt=0)
-    """Initial T of the confidences softmax(draft logits / T), unless the target samples at a higher
-    one; T is learnt from accepted guesses."""
     overlap: bool = True
     """Draft during a pass while it waits for reads."""
     remember: bool = True
@@ -91,6 +88,10 @@ class EngineSettings(Speculation, ContextEnd):
     def draws_guesses(self) -> bool:
         """True if the acceptance rule needs guesses drawn from the draft's own distribution."""
         return self.acceptance_rule.growth is not None
+
+    def n_texts(self, info: ModelInfo) -> int:
+        """Number of texts that this target writes at a time: one with drawn guesses."""
+        return 1 if self.draws_guesses else info.n_slots
 
     @property
     def may_overlap(self) -> bool:

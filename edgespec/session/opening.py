@@ -472,7 +472,7 @@ class _Opening(Closeable):
     @property
     def _n_parallel(self) -> int:
         """Number of texts generated at once."""
-        return 1 if self._engine_settings.draws_guesses else self._prepared[0].info.n_slots
+        return self._engine_settings.n_texts(self._prepared[0].info)
 
     @property
     def _text_bytes(self) -> int:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edgespec import runtimes
 from edgespec.engine.settings import EngineSettings
@@ -101,8 +102,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     budget_bytes = process.resolve_budget(settings.memory_budget)
     files = runtimes.describe(target).files
     digest = sampled_digest(files, with_times=False)[:DIGITS]
-    choices = JsonFile(cache_folder.drafts(), digest)
-    known = choices.read() or {}
+    choices, known = _choices(digest), _known(digest)
     name = _budget_class(files, budget_bytes)
     if refusal := known.get(name, {}).get("refusal"):
         raise UsageError(refusal)
@@ -128,8 +128,7 @@ def kept(target: Path, memory_budget: int | str) -> Path | None:
     """The draft that `obtain` made of the target for such a budget before, if it is still there."""
     files = runtimes.describe(target).files
     digest = sampled_digest(files, with_times=False)[:DIGITS]
-    known = JsonFile(cache_folder.drafts(), digest).read() or {}
-    one = known.get(_budget_class(files, process.resolve_budget(memory_budget)), {})
+    one = _known(digest).get(_budget_class(files, process.resolve_budget(memory_budget)), {})
     path = _cache_path(target, str(one.get("kind")), digest)
     return path if path.exists() else None
 
@@ -139,8 +138,7 @@ def measured(draft: Path) -> OwnDraft | None:
     match = _NAME.fullmatch(draft.name)
     if match is None:
         return None
-    known = JsonFile(cache_folder.drafts(), match[2]).read()
-    for one in known.values() if isinstance(known, dict) else ():
+    for one in _known(match[2]).values():
         if one.get("kind") == match[1]:
             with suppress(TypeError):
                 return OwnDraft(**one)
@@ -282,6 +280,17 @@ def _measured(
             seconds += result.timings.decode_s
             rounds += result.speculation.rounds
     return _Speed(tuple(tokens), seconds, rounds)
+
+
+def _choices(digest: str) -> JsonFile:
+    return JsonFile(cache_folder.drafts(), digest)
+
+
+def _known(digest: str) -> dict[str, dict[str, Any]]:
+    """What is known of the drafts of a target, by class of budget, without damaged entries."""
+    content = _choices(digest).read()
+    entries = content.items() if isinstance(content, dict) else ()
+    return {name: one for name, one in entries if isinstance(one, dict)}
 
 
 def _cache_path(target: Path, kind: str, digest: str) -> Path:

@@ -166,9 +166,9 @@ class Session(Closeable):
 
         `size` is bytes, 6GiB, 512M or 75% of the machine's memory. Returns the new plan once the
         process's memory is within it, which takes a pass at most; a larger budget fills up in the
-        passes that follow. Texts do not change. Raises BudgetError for a size below
-        `budget.smallest_bytes`, also for weights that cannot be let go
-        (`LoadSettings.adjustable_budget`).
+        passes that follow. A budget of auto follows the free memory no longer. Texts do not
+        change. Raises BudgetError for a size below `budget.smallest_bytes`, also for weights that
+        cannot be let go (`LoadSettings.adjustable_budget`).
         """
         return self._budget.change(size)
 

@@ -151,6 +151,17 @@ def test_the_command_line_uses_one_that_was_made_for_such_a_budget(
         assert draft.stem not in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("content", [[1], 3, {"8/8": 3, "1/8": {"kind": []}}])
+def test_damaged_notes_about_drafts_count_as_none(cache: Path, content: object) -> None:
+    """Each command with this model had ended with an AttributeError."""
+    digest = sampled_digest([TARGET], with_times=False)[: own_draft.DIGITS]
+    JsonFile(cache_folder.drafts(), digest).write(content)
+    assert own_draft.kept(TARGET, "1GiB") is None
+    assert own_draft.measured(cache / f"{TARGET.stem}-self-q2_k-{digest}.gguf") is None
+    with pytest.raises(UsageError, match="would hardly be faster"):
+        session.plan(LoadSettings(model=TARGET, draft="self", memory_budget="1GiB"))
+
+
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from edgespec.models.enlarging import enlarge
