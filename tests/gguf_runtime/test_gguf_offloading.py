@@ -127,7 +127,9 @@ def test_more_layers_than_its_budget_holds_are_refused_with_the_number_that_fits
 
 def test_a_model_larger_than_the_device_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(devices, "of_gpus", lambda: [DeviceMemory("small", MIB // 2, MIB // 2)])
-    with pytest.raises(BudgetError, match="where 0 are left for the draft: leave n_gpu_layers_draft out"):
+    with pytest.raises(
+        BudgetError, match="where 0 are left for the draft: leave n_gpu_layers_draft out"
+    ):
         planned(n_gpu_layers_draft=99)
 
 
