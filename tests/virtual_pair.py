@@ -219,8 +219,8 @@ def turn_after_a_short_one(machine: Machine, text: Text, n_prompt: int, drafts: 
 
 
 @dataclass
-class Kept:
-    """Implements `StateStore`: what engines taught, until the next one recalls it."""
+class Kept(StateStore):
+    """A store in memory, without a file: the next engine recalls what earlier ones taught."""
 
     learnt: Learnt = field(default_factory=dict)
 

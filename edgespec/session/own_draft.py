@@ -106,13 +106,16 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     name = _budget_class(files, budget_bytes)
     if refusal := known.get(name, {}).get("refusal"):
         raise UsageError(refusal)
-    for kind in (known.get(name, {}).get("kind"), *(one.get("kind") for one in known.values())):
-        if kind and (path := _cache_path(target, kind, digest)).exists() and _fits(settings, path):
+    progress = progress or _silent
+    kinds = [str(one.get("kind")) for one in (known.get(name, {}), *known.values())]
+    for kind in dict.fromkeys(kinds):
+        path = _cache_path(target, kind, digest)
+        if path.exists() and _fits(settings, path, progress):
             return path
     folder = cache_folder.make_folder()
     try:
         with scratch_folder(folder) as scratch:
-            made = make(target, scratch / "draft.gguf", settings, progress or _silent)
+            made = make(target, scratch / "draft.gguf", settings, progress)
             path = _cache_path(target, made.kind, digest)
             (scratch / "draft.gguf").replace(path)
     except _Slower as error:
@@ -173,7 +176,7 @@ def make(
     _check_format(target, tool)
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
-    plan = session.plan(alone, NO_GUESSES)
+    plan = session.plan(alone, NO_GUESSES, progress)
     chosen = _choose(target, plan, tool)
     needed = 2 * chosen.file_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
@@ -285,7 +288,7 @@ def _choices(digest: str) -> JsonFile:
 
 
 def _known(digest: str) -> dict[str, dict[str, Any]]:
-    """What is known of the drafts of a target, by class of budget, without damaged entries."""
+    """Everything known of the drafts of a target, by class of budget, without damaged entries."""
     content = _choices(digest).read()
     entries = content.items() if isinstance(content, dict) else ()
     return {name: one for name, one in entries if isinstance(one, dict)}
@@ -301,10 +304,13 @@ def _budget_class(files: Sequence[Path], budget_bytes: int) -> str:
     return f"{eighths}/{N_CLASSES}"
 
 
-def _fits(settings: LoadSettings, draft: Path) -> bool:
+def _fits(settings: LoadSettings, draft: Path, progress: Progress) -> bool:
+    """True if the budget holds target and draft. Raises BudgetError if it does not hold the
+    target."""
     try:
-        session.plan(settings.model_copy(update={"draft": draft}))
+        session.plan(settings.model_copy(update={"draft": draft}), progress=progress)
     except BudgetError:
+        session.plan(settings.model_copy(update={"draft": None}), NO_GUESSES, progress)
         return False
     return True
 

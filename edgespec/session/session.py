@@ -29,6 +29,7 @@ from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session import reserving
 from edgespec.session.encoding import Encoder
+from edgespec.session.given import in_words_of
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.opening import open_models, plan
@@ -69,7 +70,7 @@ def load(
 
     Raises ModelError, PairError, BudgetError or UsageError, and then leaves nothing open.
     """
-    with ExitStack() as on_failure:
+    with in_words_of(settings), ExitStack() as on_failure:
         models = on_failure.enter_context(open_models(settings, engine_settings, progress, trace))
         session = Session(models, engine_settings, trace)
         on_failure.pop_all()

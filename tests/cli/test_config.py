@@ -110,7 +110,7 @@ def test_the_number_of_texts_is_whole_or_what_the_budget_affords(given: Any, kep
 )
 def test_load_settings_refuse(settings: dict[str, Any], message: str):
     with pytest.raises(UsageError) as refusal:
-        LoadSettings(**settings)
+        LoadSettings.model_validate(settings, context=Names())
     assert message in str(refusal.value)
 
 
@@ -148,7 +148,7 @@ def test_load_settings_refuse(settings: dict[str, Any], message: str):
 )
 def test_generate_settings_refuse(settings: dict[str, Any], message: str):
     with pytest.raises(UsageError) as refusal:
-        GenerateSettings(**settings)
+        GenerateSettings.model_validate(settings, context=Names())
     assert message in str(refusal.value)
 
 

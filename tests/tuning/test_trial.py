@@ -73,6 +73,7 @@ def test_a_budget_that_is_too_small_is_refused_as_everywhere() -> None:
     assert refused.value.smallest_bytes
 
 
+@pytest.mark.slow
 def test_options_of_a_runtime_reach_the_process() -> None:
     job = trial()
     options = {"gguf": GgufOptions(cache_type_k="q8_0")}
