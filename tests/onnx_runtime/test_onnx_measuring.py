@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from edgespec.memory.budget import LOADING
 from edgespec.memory.needs import ModelNeeds
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.prepare import measuring
@@ -93,7 +94,7 @@ def test_halves_are_folded_and_let_go_one_by_one(
     for dtype in ("float32", "float16"):
         path = write_llama(tmp_path / dtype, vocab=VOCAB, hidden=256, ffn=1024, dtype=dtype)
         prepared = runtime.prepare(request(path))
-        loading[dtype] = resident(prepared.needs())["loading"]
+        loading[dtype] = resident(prepared.needs())[LOADING]
         cut, weights = prepared._deployed.fitted.cut, prepared._source.weights
         pieces = [sum(weights[name].nbytes for _, name in piece.weights) for piece in cut.pieces]
         prepared.close()
@@ -162,9 +163,9 @@ def test_a_head_that_is_folded_is_loaded_before_the_layers_have_taken_memory(
 
     monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
     path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
-    packed = resident(needs_of(path))["loading"]
+    packed = resident(needs_of(path))[LOADING]
     quantise_head(path)
-    folded = resident(needs_of(path))["loading"]
+    folded = resident(needs_of(path))[LOADING]
     assert packed - folded >= 60 * MIB
 
 
