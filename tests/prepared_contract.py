@@ -78,11 +78,22 @@ class PreparedContract:
     def prepare(self) -> Callable[[], PreparedModel]:
         raise NotImplementedError("a runtime's test class says how to prepare its model")
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kept(cls) -> Iterator[list[PreparedModel]]:
+        """The prepared model of all tests, once it is there."""
+        kept: list[PreparedModel] = []
+        yield kept
+        for prepared in kept:
+            prepared.close()
+
     @pytest.fixture
-    def prepared(self, prepare: Callable[[], PreparedModel]) -> Iterator[PreparedModel]:
-        prepared = prepare()
-        yield prepared
-        prepared.close()
+    def prepared(
+        self, prepare: Callable[[], PreparedModel], kept: list[PreparedModel]
+    ) -> PreparedModel:
+        if not kept:
+            kept.append(prepare())
+        return kept[0]
 
     def taken_by(self, prepare: Callable[[], PreparedModel], plan: MemoryPlan | None) -> int:
         """Bytes by which the process grows when the model loads and works hard, without pages of

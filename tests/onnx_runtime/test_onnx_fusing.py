@@ -51,10 +51,19 @@ def constant(number: float) -> onnx.NodeProto:
     return helper.make_node("Constant", [], ["a number"], value=value)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("opened", [open_resident, open_paged])
+@pytest.mark.parametrize(
+    ("opened", "kv_heads"),
+    [
+        (open_resident, 1),
+        (open_paged, 2),
+        (open_resident, 4),
+        pytest.param(open_paged, 1, marks=pytest.mark.slow),
+        pytest.param(open_resident, 2, marks=pytest.mark.slow),
+        pytest.param(open_paged, 4, marks=pytest.mark.slow),
+    ],
+)
 def test_it_computes_what_the_export_computes(
-    tmp_path: Path, kv_heads: int, opened: Callable[[Path], OnnxModel]
+    tmp_path: Path, opened: Callable[[Path], OnnxModel], kv_heads: int
 ) -> None:
     path = write_llama(tmp_path, kv_heads=kv_heads)
     export = WholeModel(path)

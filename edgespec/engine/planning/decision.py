@@ -312,9 +312,6 @@ class RoundPlanner:
             cost = self._cost(outcome)
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens
-            if self.stop_rule is not None:
-                for told in outcome.feedback:
-                    self.stop_rule = self.stop_rule.observe(told)
         if outcome.surest and outcome.n_texts == 1:
             line_s = known.curve.second(1 + LINE) - known.curve.second(1)
             for is_right in outcome.surest:

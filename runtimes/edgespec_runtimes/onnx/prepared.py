@@ -229,8 +229,7 @@ class PreparedOnnx:
         writes = plan is not None and is_target
         verifies = writes and self._request.max_nodes > 1
         paging = paging_notes(name, self._source, fitted) if is_target else []
-        paged = plan is not None and plan.paged and is_target
-        rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies, paged)
+        rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies)
         return [*self._deployed.notes, *paging, *rounding]
 
     def _choose_accuracy(self) -> None:
