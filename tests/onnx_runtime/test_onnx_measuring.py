@@ -171,6 +171,33 @@ def test_a_head_that_is_folded_is_loaded_before_the_layers_have_taken_memory(
     assert packed - folded >= 60 * MIB
 
 
+def test_a_head_is_at_its_peak_before_or_after_the_layers_have_taken_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session of one piece of each kind tells which it is."""
+    layer, head = (measuring.SessionSize(30 * MIB, 30 * MIB, peak * MIB) for peak in (30, 60))
+
+    def share(together_mib: int) -> float:
+        together = measuring.SessionSize(60 * MIB, 60 * MIB, together_mib * MIB)
+        return measuring._taken_share([layer, head], together)
+
+    assert share(90) == 1.0 == measuring._taken_share([layer, head], None)
+    assert share(60) == measuring.NOISE_SHARE
+    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
+    quantise_head(path)
+    loading = {}
+    for taken in (1.0, 0.25):
+
+        def sizes(prepared: PreparedOnnx, taken: float = taken) -> measuring.MeasuredOnnx:
+            n_pieces = len(prepared._deployed.fitted.cut.pieces)
+            return measuring.MeasuredOnnx((*[layer] * (n_pieces - 1), head), {}, taken)
+
+        monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
+        loading[taken] = resident(needs_of(path)).get(LOADING, 0)
+    assert loading[1.0] == 30 * MIB
+    assert loading[0.25] < loading[1.0]
+
+
 def test_a_half_precision_head_that_is_transposed_exists_three_times(tmp_path: Path) -> None:
     """onnxruntime transposes it in each run, and converts the result to single precision."""
     rows = {}

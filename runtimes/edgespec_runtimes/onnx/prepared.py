@@ -185,7 +185,7 @@ class PreparedOnnx:
                 rows.batch_needs(owner, self.info, sizes, n_layers, deployed.fitted.cut.hidden_size)
                 for sizes in deployed.batches
             ),
-            resident=rows.resident_rows(owner, deployed, self._source, measured.sizes),
+            resident=rows.resident_rows(owner, deployed, self._source, measured),
             paged=rows.paged_rows(deployed, self._source, measured),
             cuts=rows.cuts(deployed, self._source, measured.sizes),
             text_bytes=self._cache_bytes,

@@ -1,9 +1,9 @@
 """Measures what onnxruntime takes for the weights of a decoder's pieces, in a process of its own.
 
 onnxruntime packs, folds and converts constants by rules that differ between its versions and
-processors. Pieces of equal structure are measured once, so a trial needs no more memory than the
-largest piece. It also tells which pieces can exchange their packed constants. Results are kept per
-file, version and processor.
+processors. Pieces of equal structure are measured once, and one of each in one session, so a trial
+needs little more memory than the largest pieces. It also tells which pieces can exchange their
+packed constants. Results are kept per file, version and processor.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import onnx
 import onnxruntime as ort
+from onnx import compose
 
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
@@ -35,6 +36,12 @@ MEASURED_BYTES = 32 << 20
 """Size of weights below which measuring is not worth a process."""
 TIMEOUT_S = 120.0
 MAX_RESULTS = 64
+MIN_OTHERS_BYTES = 2 << 20
+"""Size of other pieces from which on what they take is told from noise."""
+NOISE_SHARE = 0.1
+"""Uncertainty of `MeasuredOnnx.taken_share`."""
+_TOGETHER = "together"
+"""Key of the size of a session of one piece of each kind."""
 _TRIAL = 4
 """Number of the trial's present method, whose results alone are used."""
 
@@ -72,6 +79,9 @@ class MeasuredOnnx:
     exchanges: Mapping[int, Exchange] = field(default_factory=dict)
     """Sessions that exchange constants, by graph of the cut; empty if one of its packed graphs with
     several pieces cannot."""
+    taken_share: float = 1.0
+    """Share of what the other pieces keep that a whole session has taken when the piece with the
+    largest peak is at its peak."""
 
 
 def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> MeasuredOnnx:
@@ -88,11 +98,12 @@ def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> MeasuredOn
             by_graph[piece.graph] = _structure(whole, piece, source)
             chosen.setdefault(by_graph[piece.graph], piece)
     pairs = _pairs(cut)
-    keys = [*chosen, *(_short_hash(repr(cut.graphs[graph])) for graph in pairs)]
+    keys = [*chosen, _TOGETHER, *(_short_hash(repr(cut.graphs[graph])) for graph in pairs)]
     file = JsonFile(cache_folder.folder() / "onnxruntime", _key(source, n_threads), MAX_RESULTS)
     content = file.read()
     if not isinstance(content, dict) or not content.keys() >= set(keys):
         graphs = [_with_places(whole, piece, source) for piece in chosen.values()]
+        graphs.append(_joined(graphs))
         graphs += [_with_places(cut, piece, source) for pair in pairs.values() for piece in pair]
         answers = _tried(graphs, len(pairs), source, n_threads)
         content = dict(zip(keys, answers, strict=False))
@@ -105,10 +116,34 @@ def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> MeasuredOn
     sizes = tuple(found[by_graph[piece.graph]] for piece in whole.pieces)
     exchanges = {
         graph: _exchange(content.get(key))
-        for graph, key in zip(pairs, keys[len(chosen) :], strict=True)
+        for graph, key in zip(pairs, keys[len(chosen) + 1 :], strict=True)
     }
     usable = {graph: one for graph, one in exchanges.items() if one is not None}
-    return MeasuredOnnx(sizes, usable if len(usable) == len(exchanges) else {})
+    share = _taken_share(list(found.values()), _size(content.get(_TOGETHER)))
+    return MeasuredOnnx(sizes, usable if len(usable) == len(exchanges) else {}, share)
+
+
+def _taken_share(kinds: Sequence[SessionSize], together: SessionSize | None) -> float:
+    """`MeasuredOnnx.taken_share`, by a session of one piece of each of `kinds`; 1 if unknown."""
+    largest = max(kinds, key=lambda size: size.peak_bytes)
+    others_bytes = sum(size.kept_bytes for size in kinds) - largest.kept_bytes
+    if together is None or others_bytes < MIN_OTHERS_BYTES:
+        return 1.0
+    share = (together.peak_bytes - largest.peak_bytes) / others_bytes
+    return min(1.0, max(0.0, share) + NOISE_SHARE)
+
+
+def _joined(graphs: Sequence[bytes]) -> bytes:
+    """A graph of several graphs, in order, that have nothing to do with each other."""
+    whole = onnx.load_from_string(graphs[0])
+    whole.graph.Clear()
+    whole.graph.name = "pieces"
+    for number, graph in enumerate(graphs):
+        part = compose.add_prefix(onnx.load_from_string(graph), f"{number}.").graph
+        for parts in ("node", "input", "output", "initializer"):
+            getattr(whole.graph, parts).extend(getattr(part, parts))
+    content: bytes = whole.SerializeToString()
+    return content
 
 
 def _pairs(cut: Cut) -> dict[int, tuple[Piece, Piece]]:
@@ -139,8 +174,8 @@ def _with_places(cut: Cut, piece: Piece, source: Source) -> bytes:
 
 
 def _tried(graphs: Sequence[bytes], n_pairs: int, source: Source, n_threads: int) -> list[Any]:
-    """The trial's answers, in order; the last `2 * n_pairs` graphs are pairs. Empty if there are
-    none."""
+    """The trial's answers, in order; the last `2 * n_pairs` graphs are pairs, the one before is of
+    several pieces. Empty if there are none."""
     folder, _ = source.references()
     with suppress(OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError):
         artifacts.folder().mkdir(parents=True, exist_ok=True)

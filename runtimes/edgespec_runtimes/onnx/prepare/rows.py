@@ -69,11 +69,11 @@ def resident_rows(
     owner: str,
     deployment: Deployment,
     source: Source,
-    sizes: Sequence[SessionSize],
+    measured: MeasuredOnnx,
 ) -> tuple[MemoryRow, ...] | None:
     """Rows of a session with all weights; None if a GPU has room for only some of them.
 
-    `sizes` has what was measured for each piece; if it is empty, sizes are computed.
+    If nothing was measured, sizes are computed.
     """
     weights = source.weights.values()
     if deployment.placement.is_whole:
@@ -82,7 +82,7 @@ def resident_rows(
         return (MemoryRow(owner, LOADING, 2 * largest),)
     if deployment.placement.uses_gpu:
         return None
-    fitted = deployment.fitted
+    fitted, sizes = deployment.fitted, measured.sizes
     others = unmeasured(fitted, source, sizes)
     kept = [size.kept_bytes for size in sizes]
     kept.append(sum(map(needs.resident_bytes, others)))
@@ -90,7 +90,7 @@ def resident_rows(
         kept.append(GRAPH_COPIES * fitted.model.ByteSize() + int(UNCERTAINTY * sum(kept)))
     dequantised = sum(fitted.dequantised)
     loading = (
-        _loading_bytes(fitted, source, sizes, others) if sizes else needs.loading_bytes(others)
+        _loading_bytes(fitted, source, measured, others) if sizes else needs.loading_bytes(others)
     )
     found = (
         MemoryRow(owner, "weights", sum(kept)),
@@ -106,7 +106,7 @@ def resident_rows(
 def _loading_bytes(
     fitted: FittedDecoder,
     source: Source,
-    sizes: Sequence[SessionSize],
+    measured: MeasuredOnnx,
     kept: Sequence[StoredWeight],
 ) -> int:
     """Most temporary bytes while all pieces are loaded; `kept` are weights that stay afterwards.
@@ -117,7 +117,9 @@ def _loading_bytes(
     kept_names = {weight.name for weight in kept}
     early = needs.folded_weights(fitted.model)
     early |= {name for name, one in source.weights.items() if one.kind == TensorProto.FLOAT16}
-    packing_bytes, folding = [], []
+    sizes, packing_bytes, folding = measured.sizes, [], []
+    total_bytes = sum(size.kept_bytes for size in sizes)
+    largest = max(sizes, key=lambda size: size.peak_bytes)
     for piece, size in zip(fitted.cut.pieces, sizes, strict=True):
         names = {name for _, name in piece.weights}
         kept_bytes = sum(source.weights[name].nbytes for name in names & kept_names)
@@ -125,13 +127,16 @@ def _loading_bytes(
         if names & early:
             folding.append(size)
             loading_bytes = min(loading_bytes, PACKED_COPIES * size.kept_bytes)
+            if size == largest:  # others take the rest of theirs later
+                later = (1 - measured.taken_share) * (total_bytes - size.kept_bytes)
+                loading_bytes = max(0, loading_bytes - int(later))
         packing_bytes.append(loading_bytes)
     if not folding:
         return max(packing_bytes)
     folded_bytes = max(size.loading_bytes for size in folding)
     folded_bytes += sum(size.kept_bytes for size in folding)
     folded_bytes += int(GRAPH_COPIES_OPTIMISED * fitted.model.ByteSize())
-    return max(*packing_bytes, folded_bytes - sum(size.kept_bytes for size in sizes))
+    return max(*packing_bytes, folded_bytes - total_bytes)
 
 
 def unmeasured(
