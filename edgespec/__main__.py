@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 _INTERRUPTED = 130
@@ -12,7 +13,9 @@ _OWN_HASHES = ("_md5", "_sha1", "_sha3", "_blake2")
 
 
 def main() -> int:
-    """The command line; Ctrl-C during its imports is no traceback either."""
+    """The command line; Ctrl-C and SIGTERM during its imports end it as later ones do."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if not _hashes_much(sys.argv[1:]):
             _leave_out_openssl()

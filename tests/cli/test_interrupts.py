@@ -101,3 +101,25 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+IMPORTING = """
+import os, signal, sys
+from edgespec import __main__
+
+class Importing:
+    def find_spec(self, name, path, target=None):
+        if name == "edgespec.cli":
+            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+
+sys.meta_path.insert(0, Importing())
+sys.exit(__main__.main())
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_during_imports_ends_the_command_like_a_later_one(name: str) -> None:
+    """SIGTERM had ended the process by the signal, without a word."""
+    command = [sys.executable, "-c", IMPORTING, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "edgespec: error: interrupted\n")
