@@ -22,7 +22,9 @@ def main() -> int:
         from edgespec.cli import entry
 
         exit_code = entry.main()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if not isinstance(error.__cause__ or error, KeyboardInterrupt):  # made into another by 3.11
+            raise
         sys.stderr.write("edgespec: error: interrupted\n")
         sys.stderr.flush()
         exit_code = _INTERRUPTED

@@ -62,6 +62,8 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
             message = f"the output cannot be written: {error.strerror}: make room for it"
         return report_failure(error, message, getattr(error, "exit_code", 1), place)
     except Exception as error:  # noqa: BLE001 - errors are one line, never a traceback
+        if isinstance(error.__cause__, KeyboardInterrupt):  # while a class was made, in Python 3.11
+            return report_failure(error, "interrupted", INTERRUPTED, place)
         message = f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
         return report_failure(error, message, 1, place)
 

@@ -17,12 +17,15 @@ from edgespec_runtimes.gguf.llama.imports import replaced_import
 
 HUGE_BYTES = 2 << 20
 SHARED_BYTES = 32 << 20
-"""A larger allocation is a mapping of its own, unmapped when freed (glibc's largest map threshold).
+"""glibc maps a larger allocation by itself and unmaps it when it is freed, unless its heap happens
+to have a free block of that size.
 
-Others may be a part of malloc's arenas, where advice would outlive them: whatever is allocated
-there next would take whole huge pages.
+In malloc's heaps advice would outlive the allocation: whatever is allocated there next would take
+whole huge pages.
 """
 _MADV_HUGEPAGE = 14
+_IS_MAPPED = 2
+"""Bit of the size before an allocation, glibc's IS_MMAPPED (malloc.c, "malloc_chunk details")."""
 _Allocate = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t
 )
@@ -42,8 +45,9 @@ def huge_pages(library: str) -> Iterator[None]:
 
     def allocate(place: Any, alignment: int, size: int) -> int:
         code: int = real(place, alignment, size)
-        if not code and size > SHARED_BYTES and threading.get_ident() == thread:
-            begin, end = huge_range(place[0] or 0, size)
+        is_own = not code and size > SHARED_BYTES and threading.get_ident() == thread
+        if is_own and _is_mapping(place[0]):
+            begin, end = huge_range(place[0], size)
             if begin < end:
                 size = end - begin
                 libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_HUGEPAGE)
@@ -51,6 +55,12 @@ def huge_pages(library: str) -> Iterator[None]:
 
     with replaced_import(library, ("posix_memalign",), _Allocate(allocate)):
         yield
+
+
+def _is_mapping(address: int) -> bool:
+    """True if glibc has mapped an allocation by itself."""
+    size = ctypes.c_size_t.from_address(address - ctypes.sizeof(ctypes.c_size_t))
+    return bool(size.value & _IS_MAPPED)
 
 
 def huge_range(begin: int, nbytes: int) -> tuple[int, int]:
