@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 _INTERRUPTED = 130
@@ -14,9 +13,8 @@ _OWN_HASHES = ("_md5", "_sha1", "_sha3", "_blake2")
 
 def main() -> int:
     """The command line; Ctrl-C and SIGTERM during its imports end it as later ones do."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        _mind_sigterm()
         if not _hashes_much(sys.argv[1:]):
             _leave_out_openssl()
         from edgespec.cli import entry
@@ -32,6 +30,14 @@ def main() -> int:
         # CPython remembers an interrupt of an import and would end by the signal, not by the code
         os._exit(exit_code)
     return exit_code
+
+
+def _mind_sigterm() -> None:
+    """Have SIGTERM interrupt as Ctrl-C does, unless it is ignored."""
+    import signal
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _hashes_much(arguments: list[str]) -> bool:
