@@ -85,19 +85,14 @@ def test_no_operator_copies_the_cache(tmp_path: Path) -> None:
     assert about == {"Identity", FUSED_ATTENTION}
 
 
-def test_factors_of_queries_and_keys_are_scales(tmp_path: Path) -> None:
-    """Optimum multiplies both by the square root of the scale."""
-
+def test_a_factor_of_the_scores_is_a_scale_beside_those_of_queries_and_keys(tmp_path: Path) -> None:
     def change(graph: onnx.GraphProto) -> None:
-        product = next(
-            node
-            for node in graph.node
-            if node.op_type == "MatMul" and "Transpose" in _makers(graph, node.input[1:])
-        )
-        at = list(graph.node).index(product)
-        graph.node.insert(at, helper.make_node("Mul", [product.input[0], "a number"], ["scaled"]))
+        scores = first(graph, "Softmax").input[0]
+        added = next(node for node in graph.node if scores in node.output)
+        at = list(graph.node).index(added)
+        graph.node.insert(at, helper.make_node("Mul", [added.input[0], "a number"], ["scaled"]))
         graph.node.insert(at, constant(0.5))
-        product.input[0] = "scaled"
+        added.input[0] = "scaled"
 
     path = changed(write_llama(tmp_path), change)
     assert FUSED_ATTENTION in operators(path)
@@ -105,10 +100,6 @@ def test_factors_of_queries_and_keys_are_scales(tmp_path: Path) -> None:
     expected = [export.decode(token) for token in TOKENS][-1]
     with closing(open_resident(path)) as model:
         assert np.allclose(logits_of_a_tree(model, TOKENS)[0], expected, rtol=0, atol=2e-5)
-
-
-def _makers(graph: onnx.GraphProto, values: list[str]) -> set[str]:
-    return {node.op_type for node in graph.node if set(node.output) & set(values)}
 
 
 def test_another_activation_of_the_weights_stays_as_it_is(tmp_path: Path) -> None:
