@@ -316,7 +316,7 @@ def best_fixed(machine: Machine, text: Text, n_tokens: int, temperature: float =
                 fallback="full",
                 draft_max=n,
                 step_aside=False,
-                overlap=False,
+                no_overlap=True,
             )
             rates.append(fixed[0].tokens_per_s)
     return max(rates)

@@ -18,6 +18,8 @@ from edgespec.values import (
 
 SURE = 0.5
 """Least confidence of a guess that counts, verified or not."""
+NO_PASS = PassReport()
+"""Report of a round before its pass."""
 
 
 def best_branch(tree: TokenTree, nodes: Sequence[int]) -> int:
@@ -47,7 +49,7 @@ def surest(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[
 class RoundOutcome:
     """The measurements of one round, filled in by it. Counts of guesses leave out the root."""
 
-    report: PassReport = field(default_factory=PassReport)
+    report: PassReport = NO_PASS
     """Cost of the pass, of all texts together."""
     n_tokens: int = 0
     """Tokens appended to the text."""

@@ -30,8 +30,6 @@ class EngineSettings(Speculation, ContextEnd):
     chooses; other values are always used."""
     n_candidates: int = Field(default=8, ge=1)
     """Number of successors of a node that the pacer chooses from."""
-    overlap: bool = True
-    """Draft during a pass while it waits for reads."""
     remember: bool = True
     """Load the learnt state of earlier runs of this pair and store it at the end, in a small file
     in the cache folder. It influences guesses, never the text."""
@@ -46,11 +44,7 @@ class EngineSettings(Speculation, ContextEnd):
     def of(cls, text: GenerateSettings) -> EngineSettings:
         """The engine's part of the settings of a text."""
         shared = text.model_dump(include=cls.model_fields.keys() & text.known())
-        return cls(
-            **shared,
-            pins_draft_max="draft_max" in text.model_fields_set,
-            overlap=not text.no_overlap,
-        )
+        return cls(**shared, pins_draft_max="draft_max" in text.model_fields_set)
 
     def but(self, **changed: Any) -> EngineSettings:
         """These settings with some others."""
@@ -97,7 +91,7 @@ class EngineSettings(Speculation, ContextEnd):
     def may_overlap(self) -> bool:
         """True if drafting during a pass is allowed. It is not with drawn guesses, which must all
         be verified."""
-        return self.overlap and not self.draws_guesses
+        return not self.no_overlap and not self.draws_guesses
 
     def max_nodes(self, info: ModelInfo) -> int:
         """Most nodes of one pass of this target, the root included."""

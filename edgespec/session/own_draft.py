@@ -107,8 +107,9 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     if refusal := known.get(name, {}).get("refusal"):
         raise UsageError(refusal)
     progress = progress or _silent
-    for kind in dict.fromkeys(one.get("kind") for one in (known.get(name, {}), *known.values())):
-        path = _cache_path(target, str(kind), digest)
+    kinds = [str(one.get("kind")) for one in (known.get(name, {}), *known.values())]
+    for kind in dict.fromkeys(kinds):
+        path = _cache_path(target, kind, digest)
         if path.exists() and _fits(settings, path, progress):
             return path
     folder = cache_folder.make_folder()
@@ -287,7 +288,7 @@ def _choices(digest: str) -> JsonFile:
 
 
 def _known(digest: str) -> dict[str, dict[str, Any]]:
-    """What is known of the drafts of a target, by class of budget, without damaged entries."""
+    """Everything known of the drafts of a target, by class of budget, without damaged entries."""
     content = _choices(digest).read()
     entries = content.items() if isinstance(content, dict) else ()
     return {name: one for name, one in entries if isinstance(one, dict)}

@@ -76,7 +76,8 @@ class LoadSettings(Settings):
     """Tokens that the draft remembers: of longer texts it keeps the first and the latest ones; 0 is
     up to 2048."""
     batch_size: Annotated[AtLeastOne | None, Flag(metavar="N", short="-b")] = None
-    """Prompt tokens per pass. Default: planned."""
+    """Prompt tokens per pass; with K-quants 64 at least, 128 with several texts at once. Default:
+    planned."""
     n_parallel: Annotated[
         int | Literal["auto"], Flag(metavar="N", short="-np"), BeforeValidator(texts_at_once)
     ] = 1
@@ -268,6 +269,8 @@ class Speculation(Settings):
     lookup: Annotated[bool | None, Flag()] = None
     """Guess from the text so far, too: what followed when its last words occurred before. Default:
     beside a draft model, and without one if the target's weights are paged."""
+    no_overlap: Annotated[bool, Flag()] = False
+    """Do not draft while the target verifies."""
     learn: Annotated[bool, Flag()] = False
     """Keep ALL TEXTS, prompts and answers, in the cache folder, so that `edgespec models adapt` can
     train the draft on what the target said where no guess was right: 64 MiB at most, readable by
@@ -315,8 +318,6 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Flag(metavar="TEXT")] = ()
     """End the text before this string. May be given several times."""
     no_draft: bool = False
-    no_overlap: Annotated[bool, Flag()] = False
-    """Do not draft while the target verifies."""
 
     @property
     def limit(self) -> int | None:
@@ -346,5 +347,5 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
         return self
 
 
-DRAFTING = frozenset(Speculation.model_fields.keys() - {"lookup"} | {"no_overlap"})
+DRAFTING = frozenset(Speculation.model_fields.keys() - {"lookup"})
 """Settings of GenerateSettings that mean nothing without a draft."""

@@ -60,7 +60,7 @@ def test_ablations_never_leave_their_rules():
     whole = {"paged", "lookup", "auto-draft", "auto"}
     fixed = [mode for mode in ENGINE_MODES if mode.name not in whole]
     assert all(mode.engine and not mode.engine.step_aside for mode in fixed)
-    assert not [mode.name for mode in fixed if mode.engine and mode.engine.overlap]
+    assert not [mode.name for mode in fixed if mode.engine and not mode.engine.no_overlap]
 
 
 @pytest.mark.parametrize(

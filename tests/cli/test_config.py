@@ -179,6 +179,7 @@ GIVEN = {
     "draft_max": "5",
     "max_depth": "4",
     "lookup": True,
+    "no_overlap": True,
     "learn": True,
     "context_shift": True,
     "keep": "7",
@@ -210,8 +211,7 @@ def test_a_setting_of_the_engine_is_a_flag_and_a_key_and_reaches_it(name: str, t
 DEFAULTS = {name: getattr(EngineSettings(), name) for name in GIVEN}
 
 
-def test_overlapping_and_a_pinned_number_of_guesses_reach_the_engine():
-    assert EngineSettings.of(GenerateSettings(no_overlap=True)) == EngineSettings(overlap=False)
+def test_a_pinned_number_of_guesses_reaches_the_engine():
     pinned = EngineSettings.of(GenerateSettings(draft_max=USUAL_DRAFT_MAX))
     assert pinned == EngineSettings(pins_draft_max=True)
 

@@ -131,7 +131,7 @@ def test_a_draft_changes_no_token(
         max_tokens=40,
         pacer=pacer,
         fallback=fallback,
-        overlap=overlap,
+        no_overlap=not overlap,
         draft_max=draft_max,
         max_depth=max_depth,
     )

@@ -209,7 +209,7 @@ def test_costs_are_not_believed_of_another_disk_or_other_threads(
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    "rules", [{"fallback": "full"}, {"pacer": "llmcad"}, {"draft_max": 1}, {"overlap": False}]
+    "rules", [{"fallback": "full"}, {"pacer": "llmcad"}, {"draft_max": 1}, {"no_overlap": True}]
 )
 def test_costs_under_other_rules_are_not_believed(tmp_path: Path, rules: dict[str, object]) -> None:
     teach(tmp_path, Streamed(), **rules)

@@ -85,14 +85,22 @@ def test_no_operator_copies_the_cache(tmp_path: Path) -> None:
     assert about == {"Identity", FUSED_ATTENTION}
 
 
-def test_a_factor_of_the_scores_is_a_scale_beside_those_of_queries_and_keys(tmp_path: Path) -> None:
+def test_a_factor_of_the_scores_is_their_scale(tmp_path: Path) -> None:
+    """Optimum multiplies queries and keys by the square root of the scale, others the scores."""
+
     def change(graph: onnx.GraphProto) -> None:
-        scores = first(graph, "Softmax").input[0]
-        added = next(node for node in graph.node if scores in node.output)
-        at = list(graph.node).index(added)
-        graph.node.insert(at, helper.make_node("Mul", [added.input[0], "a number"], ["scaled"]))
+        makers = {node.output[0]: node for node in graph.node}
+        product = next(
+            node
+            for node in graph.node
+            if node.op_type == "MatMul" and _is_turned(makers, node.input[1])
+        )
+        scores = product.output[0]
+        product.input[:] = [makers[scaled].input[0] for scaled in product.input]
+        product.output[0] = "products"
+        at = list(graph.node).index(product) + 1
+        graph.node.insert(at, helper.make_node("Mul", ["products", "a number"], [scores]))
         graph.node.insert(at, constant(0.5))
-        added.input[0] = "scaled"
 
     path = changed(write_llama(tmp_path), change)
     assert FUSED_ATTENTION in operators(path)
@@ -100,6 +108,13 @@ def test_a_factor_of_the_scores_is_a_scale_beside_those_of_queries_and_keys(tmp_
     expected = [export.decode(token) for token in TOKENS][-1]
     with closing(open_resident(path)) as model:
         assert np.allclose(logits_of_a_tree(model, TOKENS)[0], expected, rtol=0, atol=2e-5)
+
+
+def _is_turned(makers: dict[str, onnx.NodeProto], value: str) -> bool:
+    """True for keys that were transposed and then multiplied."""
+    scaled = makers.get(value)
+    turned = makers.get(scaled.input[0]) if scaled and scaled.op_type == "Mul" else None
+    return turned is not None and turned.op_type == "Transpose"
 
 
 def test_another_activation_of_the_weights_stays_as_it_is(tmp_path: Path) -> None:

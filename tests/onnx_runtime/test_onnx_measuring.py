@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from edgespec.memory.budget import LOADING
 from edgespec.memory.needs import ModelNeeds
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.prepare import measuring
@@ -95,7 +96,7 @@ def test_halves_are_folded_and_let_go_one_by_one(
             tmp_path / dtype, layers=2, vocab=VOCAB, hidden=256, ffn=1024, dtype=dtype
         )
         prepared = runtime.prepare(request(path))
-        loading[dtype] = resident(prepared.needs())["loading"]
+        loading[dtype] = resident(prepared.needs())[LOADING]
         cut, weights = prepared._deployed.fitted.cut, prepared._source.weights
         pieces = [sum(weights[name].nbytes for _, name in piece.weights) for piece in cut.pieces]
         prepared.close()
@@ -164,9 +165,9 @@ def test_a_head_that_is_folded_is_loaded_before_the_layers_have_taken_memory(
 
     monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
     path = write_llama(tmp_path, layers=2, vocab=VOCAB, hidden=HIDDEN)
-    packed = resident(needs_of(path))["loading"]
+    packed = resident(needs_of(path))[LOADING]
     quantise_head(path)
-    folded = resident(needs_of(path))["loading"]
+    folded = resident(needs_of(path))[LOADING]
     assert packed - folded >= 60 * MIB
 
 

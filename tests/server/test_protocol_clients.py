@@ -52,7 +52,7 @@ def claude(address: str) -> Iterator[anthropic.Anthropic]:
 
 @pytest.fixture(scope="module")
 def messages(address: str) -> Iterator[httpx.Client]:
-    """What Anthropic's client would send and read, without the three seconds of importing it."""
+    """Sends and reads what Anthropic's client would, without the three seconds of importing it."""
     with httpx.Client(base_url=address, headers={"x-api-key": KEY}, timeout=60) as client:
         yield client
 

@@ -128,7 +128,6 @@ def add_speculation(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
     add(group, Speculation)
     add_no_lookup(group)
-    add(group, GenerateSettings, "no_overlap")
 
 
 def add_no_lookup(group: _ArgumentGroup) -> None:

@@ -71,9 +71,10 @@ class Mixer:
             slopes = {each: log - mean_log for each, log in zip(opinion.tokens, logs, strict=True)}
             mean = sum(chances[each] * slope for each, slope in slopes.items())
             square = sum(chances[each] * slope * slope for each, slope in slopes.items())
-            self._learn(_evidence_of(opinion), (token in slopes) - named, named * (1 - named), 1.0)
+            evidence = f"{opinion.source} {opinion.kind} evidence"
+            self._learn(evidence, (token in slopes) - named, named * (1 - named), 1.0)
             slope = slopes.get(token, 0.0) - mean
-            self._learn(_sharpness_of(opinion), slope, square - mean * mean, 0.5)
+            self._learn(f"{opinion.source} sharpness", slope, square - mean * mean, 0.5)
 
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""
@@ -82,15 +83,15 @@ class Mixer:
     def load_state_dict(self, numbers: Numbers) -> None:
         """Load the weights of an earlier run, with limited precision; invalid ones are ignored."""
         for name, value in list(numbers.items())[: 2 * MAX_WEIGHTS]:
-            precision = min(MAX_RECALLED, numbers.get(_precision_of(name), 0.0))
+            precision = min(MAX_RECALLED, numbers.get(f"{name} precision", 0.0))
             if abs(value) <= MAX_SIZE and precision > 0:
-                self._numbers |= {name: value, _precision_of(name): precision}
+                self._numbers |= {name: value, f"{name} precision": precision}
 
     def _chances(self, opinions: Sequence[Opinion]) -> dict[int, float]:
         """Probability of each named token: softmax of the log odds and of 0 for all others."""
         said: list[dict[int, float]] = []
         for opinion in opinions:
-            evidence = self._weight(_evidence_of(opinion), EVIDENCE, 0.7)
+            evidence = self._weight(f"{opinion.source} {opinion.kind} evidence", EVIDENCE, 0.7)
             logs = self._sharpened(opinion)
             base = evidence + _logit(opinion.chance) - math.log(sum(map(math.exp, logs)))
             said.append(
@@ -110,35 +111,23 @@ class Mixer:
         """Logs of an opinion's probabilities relative to the best one, at the learnt
         temperature."""
         prior = -math.log(opinion.temperature)
-        exponent = math.exp(self._weight(_sharpness_of(opinion), prior, 4.0))
+        exponent = math.exp(self._weight(f"{opinion.source} sharpness", prior, 4.0))
         best = max(opinion.probabilities)
         return [exponent * math.log(max(p / best, MIN_PROBABILITY)) for p in opinion.probabilities]
 
     def _weight(self, name: str, prior: float, precision: float) -> float:
         """A weight, its prior before the first observation."""
         if name not in self._numbers:
-            self._numbers |= {name: prior, _precision_of(name): precision}
+            self._numbers |= {name: prior, f"{name} precision": precision}
         return self._numbers[name]
 
     def _learn(self, name: str, gradient: float, information: float, longest_step: float) -> None:
         """Make a Newton step of a weight."""
-        numbers, precision_name = self._numbers, _precision_of(name)
+        numbers, precision_name = self._numbers, f"{name} precision"
         precision = FADE * numbers[precision_name] + max(information, MIN_INFORMATION)
         step = max(-longest_step, min(longest_step, gradient / precision))
         numbers[name] = max(-MAX_SIZE, min(MAX_SIZE, numbers[name] + step))
         numbers[precision_name] = precision
-
-
-def _evidence_of(opinion: Opinion) -> str:
-    return f"{opinion.source} {opinion.kind} evidence"
-
-
-def _sharpness_of(opinion: Opinion) -> str:
-    return f"{opinion.source} sharpness"
-
-
-def _precision_of(name: str) -> str:
-    return f"{name} precision"
 
 
 def _logit(p: float) -> float:
