@@ -178,12 +178,28 @@ def test_a_model_s_damaged_logits_teach_nothing() -> None:
     assert "best logit is nan" in str(drafter.obstacle([*PROMPT, 3], 5))
 
 
-def test_a_free_drafter_is_tried_on_the_last_token_and_reads_it() -> None:
+def test_a_free_drafter_is_tried_on_the_last_tokens_and_reads_them() -> None:
     grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()], BestFirstPacer())
     text = [1, 2, 3, 4, 1, 2]
-    assert grower.dry_run(text) == []
-    assert grower.dry_run([*text, 3]) == [True]
-    assert not lookup.is_behind([*text, 3])
+    assert grower.dry_run(text, 1) == []
+    assert grower.dry_run([*text, 3], 1) == [True]
+    assert grower.dry_run([*text, 3, 4, 5], 2) == [True, False]
+    assert not lookup.is_behind([*text, 3, 4, 5])
+
+
+def test_a_dry_run_knows_the_noise_of_the_draws_that_were_made() -> None:
+    """It took the noise of each next draw, so that it was as wrong as chance about drawn texts."""
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=3))
+    lookup = LookupDrafter()
+    lookup.begin_text(sampler)
+    text = [1, 2, 5, 1, 2, 6, 1, 2]
+    for token in (1, 2, 7):
+        sampler.accept(token, np.zeros(8, np.float32))
+    # 7 is the root; 1 and 2 before it are committed
+    found = list(lookup.dry_run([*text, 5, 3], 2))
+    assert [token for token, _ in found] == [5]
+    likely = weighed(lookup.said("2", [6, 5], [0.9, 1.0]), sampler.luck([6, 5], -3))
+    assert likely is not None and found[0][1].tokens == likely.tokens
 
 
 def test_a_draft_reads_nothing_while_only_free_drafters_guess() -> None:

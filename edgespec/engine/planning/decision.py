@@ -6,6 +6,7 @@ One mutable object, which rounds teach. It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -150,6 +151,12 @@ class RoundPlanner:
         if risk_s:
             self.credit.is_free, self.credit.unread = True, 0  # the draft does not read
         return risk_s
+
+    def rest(self) -> int:
+        """Number of rounds without guesses for which the decision against them stands."""
+        if not self.costs.is_sure:
+            return 1
+        return min(PRICES_STAND, self.credit.pause_left or PRICES_STAND)
 
     @property
     def _proven_s(self) -> float:
@@ -315,12 +322,18 @@ class RoundPlanner:
             if self.stop_rule is not None:
                 for told in outcome.feedback:
                     self.stop_rule = self.stop_rule.observe(told)
-        if outcome.surest and outcome.n_texts == 1:
-            line_s = known.curve.second(1 + LINE) - known.curve.second(1)
-            for is_right in outcome.surest:
-                credit.follow_line(is_right, line_s / LINE / known.plain_s())
+        if outcome.n_texts == 1:
+            self.follow(outcome.surest)
         credit.n_tokens += outcome.n_tokens
         credit.lost -= LATER_SHARE * outcome.n_tokens
+
+    def follow(self, surest: Sequence[bool]) -> None:
+        """Learn which of the surest guesses after each token were right, verified or not."""
+        if surest:
+            known = self.costs
+            line_s = known.curve.second(1 + LINE) - known.curve.second(1)
+            for is_right in surest:
+                self.credit.follow_line(is_right, line_s / LINE / known.plain_s())
 
     def _cost(self, outcome: RoundOutcome) -> float:
         """Tokens without guesses in the time of a round with guesses, without what other processes
