@@ -9,11 +9,11 @@ import pytest
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.lookup import LookupDrafter
+from edgespec.engine.drafting.lookup import LookupDrafter, weighed
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.planning.pacer import BestFirstPacer
-from edgespec.engine.sampling import Sampler
+from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
@@ -189,17 +189,17 @@ def test_a_free_drafter_is_tried_on_the_last_tokens_and_reads_them() -> None:
 
 def test_a_dry_run_knows_the_noise_of_the_draws_that_were_made() -> None:
     """It took the noise of each next draw, so that it was as wrong as chance about drawn texts."""
+    text, token = [1, 2, 5, 1, 2, 6, 1, 2], 5
+    [(_, plain), *_] = LookupDrafter().dry_run([*text, token, 3], 2)
     sampler = Sampler(SamplingParams(temperature=1.0, seed=3))
+    for drawn in (token, 3, 0):  # the last one is the root
+        sampler.accept(drawn, np.zeros(8, np.float32))
     lookup = LookupDrafter()
     lookup.begin_text(sampler)
-    text = [1, 2, 5, 1, 2, 6, 1, 2]
-    for token in (1, 2, 7):
-        sampler.accept(token, np.zeros(8, np.float32))
-    # 7 is the root; 1 and 2 before it are committed
-    found = list(lookup.dry_run([*text, 5, 3], 2))
-    assert [token for token, _ in found] == [5]
-    likely = weighed(lookup.said("2", [6, 5], [0.9, 1.0]), sampler.luck([6, 5], -3))
-    assert likely is not None and found[0][1].tokens == likely.tokens
+    [(seen, opinion), *_] = lookup.dry_run([*text, token, 3], 2)
+    assert seen == token and len(plain.tokens) == 2
+    assert opinion == weighed(plain, sampler.luck(plain.tokens, -3))
+    assert opinion != weighed(plain, sampler.luck(plain.tokens, -2))
 
 
 def test_a_draft_reads_nothing_while_only_free_drafters_guess() -> None:

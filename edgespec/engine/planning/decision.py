@@ -28,8 +28,8 @@ from edgespec.values import PassReport
 RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
 PRICES_STAND = 4
-"""Rounds for which prices stand at which the text cannot afford a line of guesses that would pay:
-deciding takes as long as a fiftieth of a small model's pass."""
+"""Most rounds for which a decision against guesses stands: deciding takes as long as a fiftieth of a
+small model's pass."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 USUAL_SURENESS = 0.9
@@ -153,8 +153,9 @@ class RoundPlanner:
         return risk_s
 
     def rest(self) -> int:
-        """Number of rounds without guesses for which the decision against them stands."""
-        if not self.costs.is_sure:
+        """Number of rounds without guesses for which the decision against them stands: one while
+        guesses that are followed are right."""
+        if not self.costs.is_sure or self.credit.n_right:
             return 1
         return min(PRICES_STAND, self.credit.pause_left or PRICES_STAND)
 
