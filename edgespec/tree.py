@@ -157,13 +157,6 @@ class TokenTree:
         for below in self.subtree(node):
             self.cumulative[below] = self.cumulative[self.parent[below]] * self.confidence[below]
 
-    def find(self, key: int) -> int:
-        """The node that `key` names."""
-        found = np.flatnonzero(self.key[: len(self)] == key)
-        if not found.size:
-            raise UsageError(f"no node of this tree has the key {key}")
-        return int(found[0])
-
     def leaves(self) -> list[int]:
         """Nodes without children, ascending: one per branch."""
         n = len(self)

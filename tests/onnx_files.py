@@ -235,9 +235,11 @@ class _Llama:
         k = self.add("Concat", f"{past}.key", k, axis=-2, output=f"present.{layer}.key")
         v = self.add("Concat", f"{past}.value", v, axis=-2, output=f"present.{layer}.value")
         k, v = self.repeat(k), self.repeat(v)
-        scores = self.add("MatMul", q, self.add("Transpose", k, perm=[0, 1, 3, 2]))
-        scale = self.constant(np.array(self.head_size**-0.5, self.dtype))
-        scores = self.add("Add", self.add("Mul", scores, scale), self.mask)
+        # PyTorch's exporter divides the factor among both, so that halves do not overflow
+        factor = self.constant(np.array(self.head_size**-0.25, self.dtype))
+        turned = self.add("Transpose", k, perm=[0, 1, 3, 2])
+        scores = self.add("MatMul", self.add("Mul", q, factor), self.add("Mul", turned, factor))
+        scores = self.add("Add", scores, self.mask)
         if self.kind == TensorProto.FLOAT16:
             scores = self.add("Cast", scores, to=TensorProto.FLOAT)
         weights = self.add("Softmax", scores, axis=-1)

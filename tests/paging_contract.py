@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import Cancelled, WeightReadError
-from edgespec.memory.budget import plan_memory
+from edgespec.memory.budget import loaded_last, plan_memory
 from edgespec.memory.pinning import MIN_RING_SLOTS, ring_for
 from edgespec.ports import LanguageModel
 from edgespec.ports.adjusting import WeightShares
@@ -34,7 +34,7 @@ def load_paged(prepared: PreparedModel, share: float = 0.5) -> LanguageModel:
     try:
         needs = prepared.needs()
         rows, paged = needs.common_rows(), needs.paged_rows()
-        taken = sum(row.nbytes for row in (*rows, *paged))
+        taken = sum(row.nbytes for row in (*rows, *loaded_last(paged, rows)))
         least = min(sum(sorted(s.slot_bytes for s in cut)[-2:]) for cut in needs.cuts)
         room = max(least, int(share * sum(s.slot_bytes for s in needs.cuts[0])))
         experts = needs.experts

@@ -67,6 +67,7 @@ def serving_list(models: ModelList) -> Iterator[str]:
         models=models.models,
         load=serve.loader(models),
         together=models.together,
+        on_budget=models.keep_budget,
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=(listener,))

@@ -71,9 +71,9 @@ def generate(*arguments: str | Path, n: int = 24) -> Done:
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of 24 MiB that writes what the embedded one writes."""
+    """A target of 18 MiB that writes what the embedded one writes."""
     path = tmp_path_factory.mktemp("models") / "big.gguf"
-    enlarge(PAIR.target, path, 24 * MIB)
+    enlarge(PAIR.target, path, 18 * MIB)
     return path
 
 
@@ -164,7 +164,7 @@ def test_sampled_text_depends_on_the_seed_and_not_on_the_draft(
 
 
 def test_a_pass_reads_what_is_not_pinned(big: Path, smallest_here: int) -> None:
-    budget = smallest_here + 8 * MIB
+    budget = smallest_here + 6 * MIB
     answer = run_here(*of_text("-m", big, "--memory-budget", str(budget), n=48)).json
     paging = answer["paging"]
     assert paging["pinned_bytes"] > 0
@@ -249,7 +249,7 @@ def test_a_file_cut_short_while_it_is_streamed_is_an_error(big: Path, smallest: 
     process = subprocess.Popen(
         [
             sys.executable, "-m", "edgespec", "generate", "-m", str(copy), "-p", PROMPT,
-            "-c", "1024", "-n", "900", "-t", "1", "--memory-budget", str(smallest + 12 * MIB),
+            "-c", "1024", "-n", "900", "-t", "1", "--memory-budget", str(smallest + 9 * MIB),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -257,7 +257,7 @@ def test_a_file_cut_short_while_it_is_streamed_is_an_error(big: Path, smallest: 
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.read(1)
-    os.truncate(copy, 8 * MIB)
+    os.truncate(copy, 6 * MIB)
     _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, stderr
     assert "cut short" in stderr
@@ -269,7 +269,7 @@ def test_ctrl_c_ends_quickly_whatever_is_going_on(big: Path, smallest: int, dela
     """Start-up, loading, prefill, passes: exit code 130, and no process is left."""
     arguments: Sequence[str | Path] = (
         "generate", "-m", big, "-md", PAIR.draft, "-p", PROMPT * 20, "-n", "700",
-        "-c", "1024", "-t", "1", "--memory-budget", str(smallest + 20 * MIB),
+        "-c", "1024", "-t", "1", "--memory-budget", str(smallest + 15 * MIB),
     )  # fmt: skip
     begun = time.monotonic()
     done = edgespec(*arguments, signal_after_s=delay_s)

@@ -219,8 +219,8 @@ def turn_after_a_short_one(machine: Machine, text: Text, n_prompt: int, drafts: 
 
 
 @dataclass
-class Kept:
-    """Implements `StateStore`: what engines taught, until the next one recalls it."""
+class Kept(StateStore):
+    """A store in memory, without a file: the next engine recalls what earlier ones taught."""
 
     learnt: Learnt = field(default_factory=dict)
 
@@ -316,7 +316,7 @@ def best_fixed(machine: Machine, text: Text, n_tokens: int, temperature: float =
                 fallback="full",
                 draft_max=n,
                 step_aside=False,
-                overlap=False,
+                no_overlap=True,
             )
             rates.append(fixed[0].tokens_per_s)
     return max(rates)

@@ -256,10 +256,10 @@ def _weights(name: str, shape: tuple[int, ...], seed: int, tied: bool) -> tuple[
     spread = _spread(name, shape[0], is_matrix, tied)
     is_quantised = is_matrix and not name.endswith(".bias")
     if is_quantised and not any(part in name for part in UNQUANTISED):
-        blocks = np.resize(_pool()[1][begin:], (size // BLOCK, 34))
+        blocks = _drawn(_pool()[1], begin, size // BLOCK)
         scales = blocks[:, :2].copy().view("<f2") * np.float16(spread)
         return "Q8_0", np.concatenate([scales.view(np.uint8), blocks[:, 2:]], axis=1).tobytes()
-    values = np.resize(_pool()[0][BLOCK * begin :], size)
+    values = _drawn(_pool()[0], BLOCK * begin, size)
     if "rope_freqs" in name or "rope_factors" in name:
         values = 1 + np.abs(values)
     elif "ssm_a" in name:
@@ -269,6 +269,13 @@ def _weights(name: str, shape: tuple[int, ...], seed: int, tied: bool) -> tuple[
     else:
         values = spread * values
     return "F32", values.astype("<f4").tobytes()
+
+
+def _drawn(pool: np.ndarray, begin: int, n: int) -> np.ndarray:
+    """`n` rows of a pool from `begin` on, again and again if it ends before. numpy's `resize` would
+    copy all of the pool for each tensor."""
+    rows = pool[begin : begin + n]
+    return rows if len(rows) == n else np.resize(pool[begin:], (n, *pool.shape[1:]))
 
 
 def _spread(name: str, row: int, is_matrix: bool, tied: bool) -> float:

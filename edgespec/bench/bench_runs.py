@@ -24,6 +24,7 @@ from edgespec.jobs.limits import Limiter
 from edgespec.models.model_files import copies, files_of, largest_of
 from edgespec.ports import Progress
 from edgespec.ports.baselines import BaselineRequest, pick_best
+from edgespec.settings.base import Names
 from edgespec.settings.config import LoadSettings, SamplingParams
 
 RAW = "raw"
@@ -63,14 +64,15 @@ class Bench:
 
     def loading(self, draft: Path | None, n_texts: int) -> LoadSettings:
         """Settings for loading the target with `draft`, for `n_texts` texts at once."""
-        return LoadSettings(
-            model=self.target,
-            draft=draft,
-            memory_budget="auto" if self.budget_bytes is None else self.budget_bytes,
-            ctx_size=self.settings.ctx_size,
-            threads=self.n_threads,
-            n_parallel=n_texts,
-        )
+        given = {
+            "model": self.target,
+            "draft": draft,
+            "memory_budget": "auto" if self.budget_bytes is None else self.budget_bytes,
+            "ctx_size": self.settings.ctx_size,
+            "threads": self.n_threads,
+            "n_parallel": n_texts,
+        }
+        return LoadSettings.model_validate(given, context=Names())
 
 
 @dataclass(slots=True)

@@ -84,7 +84,7 @@ def _rules(pacer: Pacer, fallback: Fallback) -> EngineSettings:
     return EngineSettings(
         pacer=pacer,
         fallback=fallback,
-        overlap=False,
+        no_overlap=True,
         lookup=False,
         step_aside=False,
         remember=False,

@@ -200,12 +200,13 @@ class _Progress:
             return
         self._shown_s = now
         parts = []
-        if share is not None:
+        if share:
             parts.append(f"{100 * share:.0f}%")
             if with_rest and share >= MIN_SHARE:
                 left_s = (now - self._began_s) * (1 - share) / share
                 parts.append(f"about {format_duration(left_s)} left")
-        line = f"{printable(what)}: {', '.join([*parts, *filter(None, [counts])])}"
+        parts += [counts] if counts else []
+        line = f"{printable(what)}{': ' if parts else ' ...'}{', '.join(parts)}"
         if line == self._line and not is_terminal:
             return  # a log need not say it twice
         self._line = line

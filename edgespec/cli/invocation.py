@@ -229,7 +229,7 @@ def _prompt_of(line: str, source: str) -> str:
 def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
     """Add the preset tuned for this device, pair and budget; flags win over it."""
     try:
-        load = _validated(settings, LoadSettings)
+        load = _validated(settings, LoadSettings, Names())
     except UsageError:
         return  # validation fails again later, with the names that the user gave
     found = presets.find(load)
@@ -375,7 +375,7 @@ def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> N
         notes.append(f"{spell(name)} of the --config file is not used: there is no draft")
 
 
-def _validated(settings: dict[str, Any], of: type[S], names: Names | None = None) -> S:
+def _validated(settings: dict[str, Any], of: type[S], names: Names) -> S:
     known = {name: value for name, value in settings.items() if name in of.known()}
     return of.model_validate(known, context=names)
 

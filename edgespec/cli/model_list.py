@@ -84,6 +84,8 @@ class ModelList:
         self._defaults = defaults
         self._settings: dict[str, CommandSettings] = {}
         self._known: dict[str, KnownNeeds] = {}
+        self._given: dict[str, int] = {}
+        """The budget that `keep_budget` was told."""
         for flag, name in (("-md", "draft"), ("-hfd", "hf_repo_draft"), ("--alias", "alias")):
             if name in args:
                 raise UsageError(
@@ -158,7 +160,7 @@ class ModelList:
         in_room = {"memory_budget": base_bytes + room_bytes}
         if model.embeds:
             load = self.settings(model).load
-            load = load.model_copy(update=in_room if beside else {})
+            load = load.model_copy(update=in_room if beside else self._given)
             return embedder.load_embedder(load, progress), False
         if self.together:
             others = (one.beside_bytes + process.STEP_BYTES for one in self.models)
@@ -170,6 +172,10 @@ class ModelList:
             except BudgetError:
                 heap.trim_heap()
         return self.load_text(model, progress), False
+
+    def keep_budget(self, budget_bytes: int) -> None:
+        """Load models with another budget from now on."""
+        self._given["memory_budget"] = budget_bytes
 
     def load_text(self, model: ListedModel, progress: Progress) -> Session:
         """A loaded model that writes texts. Raises the errors of `edgespec.load`."""
@@ -183,7 +189,7 @@ class ModelList:
 
         settings = self.settings(model)
         heap.trim_heap()
-        load = settings.load.model_copy(update=dict(changes))
+        load = settings.load.model_copy(update={**self._given, **changes})
         loaded = session.load(load, settings.engine, progress)
         for note in loaded.plan.notes:
             self._console.note(f"note: {note}")

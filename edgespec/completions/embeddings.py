@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, StrictInt, TypeAdapter, WithJsonSchema
 
 from edgespec.completions.protocols.request_parts import RequestPart
-from edgespec.completions.requests import RequestError, validated
+from edgespec.completions.requests import RequestError, check_tokens, validated
 from edgespec.errors import ContextOverflow
 from edgespec.values import ModelInfo
 
@@ -136,12 +136,7 @@ class Embeddings:
             raise
         if not tokens:
             raise RequestError(f"{param} has no tokens: there is no vector of nothing", param)
-        for token in tokens:
-            if not 0 <= token < target.n_vocab:
-                raise RequestError(
-                    f"{param}: token {token} is unknown: tokens are 0 to {target.n_vocab - 1}",
-                    param,
-                )
+        check_tokens(tokens, target.n_vocab, param)
         return tokens
 
 

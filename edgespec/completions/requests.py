@@ -16,6 +16,7 @@ from edgespec.completions import llama_fields
 from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.request_schemas import CHAT_MESSAGES, STOPS, TEXTS
 from edgespec.errors import UsageError
+from edgespec.ports import check_token
 from edgespec.settings.base import nearest
 from edgespec.settings.config import INT32_MAX, SamplingParams
 
@@ -316,6 +317,15 @@ class CompletionRequest(CommonRequest):
     @property
     def n_logprobs(self) -> int | None:
         return self.logprobs
+
+
+def check_tokens(tokens: Sequence[int], n_vocab: int, param: str) -> None:
+    """Raise RequestError for a token of the field `param` that is outside the vocabulary."""
+    for place, token in enumerate(tokens):
+        try:
+            check_token(token, n_vocab)
+        except UsageError as error:
+            raise RequestError(f"{param}.{place}: {error}", param) from error
 
 
 def _function_name(tool: dict[str, Any], place: int) -> str:

@@ -25,6 +25,7 @@ from edgespec.completions.requests import (
     CommonRequest,
     CompletionRequest,
     RequestError,
+    check_tokens,
 )
 from edgespec.completions.running_request import (
     ChatCompletion,
@@ -222,7 +223,7 @@ class Completions:
             with _about(param):
                 tokens, echo = self._session.encode(prompt), prompt
         else:
-            _check_tokens(prompt, self._session.target.n_vocab, param)
+            check_tokens(prompt, self._session.target.n_vocab, param)
             tokens = list(prompt)
             echo = b"".join(map(self._session.piece, prompt)).decode(errors="replace")
         return _Prompt(array("i", tokens), param, echo if has_echo else "")
@@ -370,13 +371,3 @@ def _about(param: str) -> Iterator[None]:
     except ContextOverflow as error:
         error.param = param
         raise
-
-
-def _check_tokens(prompt: Sequence[int], n_vocab: int, param: str) -> None:
-    """Raise RequestError for ids outside the vocabulary."""
-    for place, token in enumerate(prompt):
-        if not 0 <= token < n_vocab:
-            raise RequestError(
-                f"{param}.{place}: token {token} is unknown: tokens are 0 to {n_vocab - 1}",
-                param,
-            )

@@ -68,7 +68,7 @@ def check_drafters(
 
 def check_rule(rule: AcceptanceRule, terms: TextRequest) -> None:
     """Raise UsageError for a request that the rule cannot serve."""
-    if terms.constraint is not None and (rule.growth is not None or rule.looks_ahead):
+    if terms.constraint is not None and rule.growth is not None:
         raise UsageError(
             f"the acceptance rule {rule.name} cannot follow a grammar, which the draft's "
             "distribution does not know: leave out the rule or the grammar"

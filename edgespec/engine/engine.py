@@ -76,7 +76,7 @@ class Engine(Scheduler):
         self._settings, self._acceptance = settings, settings.acceptance_rule()
         limits = settings.limits_for(target.info)
         draft_in_use = None if reason else draft
-        n_slots = 1 if settings.draws_guesses else min(target.info.n_slots, limits.max_nodes)
+        n_slots = min(settings.n_texts(target.info), limits.max_nodes)
         mixer, history, growers = Mixer(), History(), []
         for n in range(n_slots):
             its_draft = draft_in_use if draft_in_use and n < draft_in_use.info.n_slots else None
@@ -93,11 +93,6 @@ class Engine(Scheduler):
         loop = Loop(target, self.planner, clock, trace)
         n_grammars = n_slots if n_grammars is None else n_grammars
         super().__init__(slots, loop, Users(name, SessionClosed), n_grammars, release)
-
-    @property
-    def n_texts(self) -> int:
-        """Number of generations that can run at a time."""
-        return len(self._slots)
 
     def admit(self, terms: TextRequest) -> ActiveRequest:
         """Prepare a request for `run`. Raises UsageError if the target cannot serve it."""

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -54,9 +53,8 @@ class Forest:
         self._clock = clock
         self._check = check
         self._risk_s = risk_s
-        self._draft_steps = self._steps_beside = 0
-        self._growing_s = 0.0
-        self._expected = 0.0
+        self._outcome = RoundOutcome()
+        """The pass, as far as the planner learns from it."""
 
     @property
     def _guesses(self) -> bool:
@@ -78,15 +76,15 @@ class Forest:
                 break
             if not self._step(open_nodes, is_beside=False):
                 break
-            self._draft_steps += 1
-            self._growing_s = self._clock() - grown
+            self._outcome.draft_steps += 1
+            self._outcome.growing_s = self._clock() - grown
         end = self._clock()
         for round_ in self.rounds:
             if round_.grower is not None:
                 round_.outcome.draft_s += end - begun
         if self.rounds:
             trace = self.rounds[0].slot.trace
-            trace.add(Track.ENGINE, "grow", begun, end, steps=self._draft_steps)
+            trace.add(Track.ENGINE, "grow", begun, end, steps=self._outcome.draft_steps)
 
     def parts(self, max_nodes: int) -> list[PassPart]:
         """The parts of a pass that verify the trees, at most `max_nodes` in total."""
@@ -100,11 +98,10 @@ class Forest:
         if not self.rounds:
             return []
         if not self._guesses and all(len(round_.tree) == 1 for round_ in self.rounds):
-            self._expected = 0.0
             return [[ROOT] for _ in self.rounds]
         risk_s = self._risk_s if self._guesses else math.inf
         point = self._planner.best(risk_s, self._so_far([]))
-        self._expected = point.accepted
+        self._outcome.expected = point.accepted
         if self.rounds[0].tree.draws:
             [round_] = self.rounds
             return [list(range(min(len(round_.tree), round_.limits.max_nodes)))]
@@ -132,26 +129,15 @@ class Forest:
         """The rounds of a pass over `n_rows` combined into one, as far as the planner learns from
         it; `prepared_s` are the seconds since all rounds were planned and their drafts had read the
         text."""
-        of_pass: dict[str, Any] = {
-            "n_rows": max(n_rows, outcomes[0].report.n_tokens),
-            "draft_steps": self._draft_steps,
-            "steps_beside": self._steps_beside,
-            "growing_s": self._growing_s,
-            "expected": self._expected,
-            "wall_s": prepared_s + sum(o.reading_s for o in outcomes),
-        }
-        if len(outcomes) == 1:
-            return replace(outcomes[0], **of_pass)
-        return replace(
-            outcomes[0],
-            n_texts=len(outcomes),
-            n_tokens=sum(o.n_tokens for o in outcomes),
-            verified=sum(o.verified for o in outcomes),
-            reading_s=sum(o.reading_s for o in outcomes),
-            guessed=any(o.guessed for o in outcomes),
-            feedback=[told for o in outcomes for told in o.feedback],
-            **of_pass,
-        )
+        of_pass, first = self._outcome, outcomes[0]
+        of_pass.report, of_pass.surest = first.report, first.surest
+        of_pass.n_rows = max(n_rows, first.report.n_tokens)
+        of_pass.n_texts = len(outcomes)
+        of_pass.n_tokens = sum(outcome.n_tokens for outcome in outcomes)
+        of_pass.reading_s = sum(outcome.reading_s for outcome in outcomes)
+        of_pass.guessed = any(outcome.guessed for outcome in outcomes)
+        of_pass.wall_s = prepared_s + of_pass.reading_s
+        return of_pass
 
     def _grow_beside(self, running: Running[Logits]) -> None:
         """Grow the trees while the pass verifies them."""
@@ -159,7 +145,7 @@ class Forest:
             self._check()
             if not self._step(self._open_nodes(), is_beside=True):
                 break
-            self._steps_beside += 1
+            self._outcome.steps_beside += 1
         if not self.rounds and self._failure is not None:  # no text needs the pass any more
             raise self._failure
 
@@ -211,9 +197,8 @@ class Forest:
         n_ends = 1
         if open_nodes and len(self.rounds) > 1:
             n_ends = max(1, len(_peers(self._ready(open_nodes))))
-        return RoundSoFar(
-            tree, ends, self._draft_steps, self._growing_s, free_sources, n_ends, step_depth
-        )
+        steps, steps_s = self._outcome.draft_steps, self._outcome.growing_s
+        return RoundSoFar(tree, ends, steps, steps_s, free_sources, n_ends, step_depth)
 
     def _limited(self, round_: Round, most: int) -> Limits:
         limits = round_.limits

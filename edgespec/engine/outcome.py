@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import TokenTree
@@ -19,47 +18,8 @@ from edgespec.values import (
 
 SURE = 0.5
 """Least confidence of a guess that counts, verified or not."""
-
-
-class PathNode(NamedTuple):
-    """A node of the accepted path that had guesses below it."""
-
-    claimed: float
-    """Sum of the confidences of the guesses after it."""
-    was_right: bool
-    """True if one of the guesses was right."""
-    entropy: float = 0.0
-    """Entropy of the drafter's distribution after it, in nats."""
-
-
-@dataclass(frozen=True, slots=True)
-class Feedback:
-    """Facts of one text's round for the stop rule."""
-
-    best_confidence: float = 1.0
-    """Cumulative confidence of the most probable verified branch."""
-    best_length: int = 0
-    best_correct: int = 0
-    """Leading tokens of that branch that were accepted."""
-    path_nodes: Sequence[PathNode] = ()
-    """Nodes of the accepted path that had guesses below them."""
-
-
-def feedback(
-    tree: TokenTree, nodes: Sequence[int], path: Sequence[int], tokens: Sequence[int]
-) -> Feedback:
-    """Feedback on a tree of which `nodes` were verified; `tokens` followed each of `path`."""
-    best = best_branch(tree, nodes)
-    best_tokens = tree.branch_tokens(best)
-    n_correct = common_length(best_tokens, tokens)
-    found = []
-    for node, token in zip(path, tokens, strict=True):
-        children = tree.children(node)
-        if children:
-            claimed = min(1.0, float(tree.confidence[children].sum()))
-            was_right = tree.child(node, token) is not None
-            found.append(PathNode(claimed, was_right, tree.entropy(node)))
-    return Feedback(float(tree.cumulative[best]), len(best_tokens), n_correct, found)
+NO_PASS = PassReport()
+"""Report of a round before its pass."""
 
 
 def best_branch(tree: TokenTree, nodes: Sequence[int]) -> int:
@@ -89,7 +49,7 @@ def surest(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[
 class RoundOutcome:
     """The measurements of one round, filled in by it. Counts of guesses leave out the root."""
 
-    report: PassReport = field(default_factory=PassReport)
+    report: PassReport = NO_PASS
     """Cost of the pass, of all texts together."""
     n_tokens: int = 0
     """Tokens appended to the text."""
@@ -114,8 +74,6 @@ class RoundOutcome:
     surest: Sequence[bool] = ()
     """True for each token whose surest guess was right, verified or not, False for others with one
     of at least `SURE`."""
-    feedback: Sequence[Feedback] = ()
-    """Feedback for the stop rule, one of each text; none without a rule."""
     sources: Sequence[SourceStats] = ()
     """Verified and accepted guesses by source."""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.engine.acceptance import accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
-from edgespec.engine.outcome import RoundOutcome, best_branch, feedback, surest
+from edgespec.engine.outcome import RoundOutcome, best_branch, surest
 from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
@@ -200,12 +200,13 @@ class Round:
             return
         outcome.accepted = len(self.path) - 1
         outcome.provisional_drafted = len(self.provisional)
-        if self.slot.planner.stop_rule is not None:
-            outcome.feedback = [feedback(tree, nodes, self.path, self.tokens)]
         outcome.surest = surest(tree, self.path, self.tokens)
         verified = Counter(tree.source[node] for node in nodes if node != ROOT)
         accepted = Counter(tree.source[node] for node in self.path[1:])
         outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
+        planner = self.slot.planner
+        if (rule := planner.stop_rule) is not None:
+            planner.stop_rule = rule.observe(tree, nodes, self.path, self.tokens)
 
 
 def _ready_grower(slot: Slot, guesses: bool, free_only: bool) -> TreeGrower | None:

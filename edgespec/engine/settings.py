@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,6 @@ from edgespec.engine.planning.pacer import PACERS, LinearPacer, Pacer
 from edgespec.engine.stop_rules import STOP_RULES, StopRule
 from edgespec.engine.tree_limits import Limits
 from edgespec.errors import UsageError
-from edgespec.settings.base import Names, PythonNames
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
     ContextEnd,
@@ -26,18 +25,11 @@ from edgespec.values import ModelInfo
 class EngineSettings(Speculation, ContextEnd):
     """Names of the engine's rules, and options of drafting."""
 
-    names: ClassVar[Names] = PythonNames()
-
     pins_draft_max: bool = False
     """Use `draft_max` even if it is the default, instead of the number that the memory plan
     chooses; other values are always used."""
     n_candidates: int = Field(default=8, ge=1)
     """Number of successors of a node that the pacer chooses from."""
-    draft_temperature: float = Field(default=0.6, gt=0)
-    """Initial T of the confidences softmax(draft logits / T), unless the target samples at a higher
-    one; T is learnt from accepted guesses."""
-    overlap: bool = True
-    """Draft during a pass while it waits for reads."""
     remember: bool = True
     """Load the learnt state of earlier runs of this pair and store it at the end, in a small file
     in the cache folder. It influences guesses, never the text."""
@@ -52,11 +44,7 @@ class EngineSettings(Speculation, ContextEnd):
     def of(cls, text: GenerateSettings) -> EngineSettings:
         """The engine's part of the settings of a text."""
         shared = text.model_dump(include=cls.model_fields.keys() & text.known())
-        return cls(
-            **shared,
-            pins_draft_max="draft_max" in text.model_fields_set,
-            overlap=not text.no_overlap,
-        )
+        return cls(**shared, pins_draft_max="draft_max" in text.model_fields_set)
 
     def but(self, **changed: Any) -> EngineSettings:
         """These settings with some others."""
@@ -95,11 +83,15 @@ class EngineSettings(Speculation, ContextEnd):
         """True if the acceptance rule needs guesses drawn from the draft's own distribution."""
         return self.acceptance_rule.growth is not None
 
+    def n_texts(self, info: ModelInfo) -> int:
+        """Number of texts that this target writes at a time: one with drawn guesses."""
+        return 1 if self.draws_guesses else info.n_slots
+
     @property
     def may_overlap(self) -> bool:
         """True if drafting during a pass is allowed. It is not with drawn guesses, which must all
         be verified."""
-        return self.overlap and not self.draws_guesses
+        return not self.no_overlap and not self.draws_guesses
 
     def max_nodes(self, info: ModelInfo) -> int:
         """Most nodes of one pass of this target, the root included."""

@@ -126,9 +126,9 @@ class Slot:
     def catch_up(self, grower: TreeGrower) -> None:
         """Let the drafters read the committed tokens that they have not read: a prompt, or rounds
         without guesses."""
-        if grower.is_behind(self.committed):
-            with self.trace.span(Track.ENGINE, "catch up"):
-                grower.catch_up(self.committed)
+        with self.trace.span(Track.ENGINE, "catch up") as span:
+            if not grower.catch_up(self.committed):
+                span.forget()
 
     def rewind(self, n_tokens: int) -> None:
         """Truncate the models to at most `n_tokens` of the committed text; drops provisional KV."""

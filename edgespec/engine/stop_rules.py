@@ -13,9 +13,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from edgespec.engine.outcome import Feedback
+from edgespec.engine.outcome import best_branch, common_length
 from edgespec.settings.rule_names import FallbackName
 from edgespec.tree import ROOT, TokenTree
+
+Nodes = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,12 @@ class StopRule(ABC):
     def fires(self, so_far: RoundSoFar) -> bool:
         """True if the target should verify now instead of another draft step."""
 
-    def observe(self, told: Feedback) -> Self:
-        """The rule for the next round, after one text's round."""
+    def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
+        """The rule for the next round of any text.
+
+        `nodes` of the tree were verified, those of `path` accepted, the root first; the target
+        picked one of `tokens` after each of them.
+        """
         return self
 
 
@@ -78,14 +84,15 @@ class AdaptiveThreshold(StopRule):
         C = so_far.tree.cumulative[list(so_far.open_nodes)]
         return not C.size or float(C.max()) < self.alpha
 
-    def observe(self, told: Feedback) -> Self:
-        N_all, N_correct = told.best_length, told.best_correct
+    def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
+        best = best_branch(tree, nodes)
+        N_all, N_correct = int(tree.depth[best]), common_length(tree.branch_tokens(best), tokens)
         if N_all == 0:
             return self
         if N_correct == N_all:
             alpha = self.alpha * 0.5
         else:
-            Tc = max(told.best_confidence, self.lowest)
+            Tc = max(float(tree.cumulative[best]), self.lowest)
             alpha = self.alpha / Tc ** ((N_all - N_correct) / N_all)
         return replace(self, alpha=min(self.highest, max(self.lowest, alpha)))
 
@@ -143,11 +150,12 @@ class EntropyWindow(StopRule):
             return node is None
         return so_far.tree.entropy(int(so_far.tree.parent[node])) > self.threshold
 
-    def observe(self, told: Feedback) -> Self:
-        if not told.path_nodes or told.path_nodes[-1].was_right:
+    def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
+        guessed = _guessed(tree, path, tokens)
+        if not guessed or guessed[-1][1]:
             return self
         n_rejected = min(self.longest_mean, self.n_rejected + 1)
-        step = (told.path_nodes[-1].entropy - self.threshold) / n_rejected
+        step = (tree.entropy(guessed[-1][0]) - self.threshold) / n_rejected
         return replace(self, threshold=self.threshold + step, n_rejected=n_rejected)
 
 
@@ -195,11 +203,12 @@ class PredictedAcceptance(StopRule):
             self.threshold
         )
 
-    def observe(self, told: Feedback) -> Self:
+    def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
         after = self
-        for position, node in enumerate(told.path_nodes):
-            features = _features(node.claimed, node.entropy, position)
-            missed = node.was_right - after.chance(features)
+        for position, (node, was_right) in enumerate(_guessed(tree, path, tokens)):
+            claimed = min(1.0, float(tree.confidence[tree.children(node)].sum()))
+            features = _features(claimed, tree.entropy(node), position)
+            missed = was_right - after.chance(features)
             weights = zip(after.weights, features, strict=True)
             after = replace(after, weights=tuple(w + self.pace * missed * x for w, x in weights))
         return after
@@ -245,3 +254,12 @@ STOP_RULES: dict[str, type[StopRule]] = {
 def _features(confidence: float, unsure: float, position: int) -> tuple[float, ...]:
     p = min(max(confidence, 1e-3), 1 - 1e-3)
     return (1.0, math.log(p / (1 - p)), unsure, position / 8)
+
+
+def _guessed(tree: TokenTree, path: Nodes, tokens: Sequence[int]) -> list[tuple[int, bool]]:
+    """Nodes of the accepted path that had guesses below them, each with true if one was right."""
+    return [
+        (node, tree.child(node, token) is not None)
+        for node, token in zip(path, tokens, strict=True)
+        if tree.children(node)
+    ]

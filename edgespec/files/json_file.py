@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from edgespec.files.regular import read_regular
+from edgespec.files.unfinished import quick_file, sweep
 from edgespec.values import ModelInfo
 
 MAX_BYTES = 1 << 20
@@ -41,18 +40,13 @@ class JsonFile:
             return
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".")
-            try:
-                with os.fdopen(handle, "w") as file:
-                    file.write(text)
-                is_new = not self.path.exists()
-                Path(name).replace(self.path)
-            except BaseException:
-                with suppress(OSError):
-                    Path(name).unlink()
-                raise
-            if is_new and self._max_files:
-                self._drop_oldest()
+            is_new = not self.path.exists()
+            with quick_file(self.path) as create, open(create(0), "w", closefd=False) as file:
+                file.write(text)
+            if is_new:
+                sweep(self.path.parent)
+                if self._max_files:
+                    self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         """Delete the least recently written files beyond the limit.

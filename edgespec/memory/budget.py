@@ -14,8 +14,9 @@ from edgespec.memory.expert_sizes import ExpertSizes, room_for_experts
 from edgespec.memory.pinning import SegmentSize, choose_cut, least_ring, pin
 
 MIB = 1 << 20
-LOADING = "loading"
-"""Label of rows whose memory is free again once their model is loaded."""
+LOADING = "more while loading"
+"""Label of rows whose memory is free again once their model is loaded. A model's needs have all of
+it, a plan what it exceeds the rows by that are taken later."""
 RING, PINNED, EXPERT_CACHE = "ring of streamed segments", "pinned segments", "cache of experts"
 """Labels of the rows of a paged target that change with the budget."""
 COPIES = "copies of streamed weights"
@@ -30,6 +31,8 @@ class MemoryRow:
     owner: str
     what: str
     nbytes: int
+    is_late: bool = False
+    """True if nothing of it is taken before all models are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +169,23 @@ class MemoryPlan:
         }
 
 
-def rows_when_loaded_first(later_bytes: int, rows: Sequence[MemoryRow]) -> list[MemoryRow]:
-    """Rows of a model that is loaded before others, which take at least `later_bytes`.
+def beside_later(rows: Sequence[MemoryRow], later_bytes: int) -> list[MemoryRow]:
+    """Rows of a model, with what its LOADING rows exceed `later_bytes` by.
 
-    Its LOADING rows are free again when the others are loaded, so only the excess over
-    `later_bytes` counts.
+    As many bytes are taken only when the model is loaded, when its LOADING rows are free again.
     """
     more = (
-        MemoryRow(row.owner, LOADING, row.nbytes - later_bytes)
+        replace(row, nbytes=row.nbytes - later_bytes)
         for row in rows
         if row.what == LOADING and row.nbytes > later_bytes
     )
     return [*(row for row in rows if row.what != LOADING), *more]
+
+
+def loaded_last(rows: Sequence[MemoryRow], fixed: Sequence[MemoryRow]) -> list[MemoryRow]:
+    """Rows of the model that is loaded last, after which all late ones of it and `fixed` are
+    taken."""
+    return beside_later(rows, sum(row.nbytes for row in (*fixed, *rows) if row.is_late))
 
 
 def plan_memory(
@@ -203,6 +211,8 @@ def plan_memory(
     differences between processes.
     """
     smallest = least_bytes(fixed, segmentations, resident, paged, experts)
+    paged = loaded_last(paged, fixed)
+    resident = None if resident is None else loaded_last(resident, fixed)
     reported = smallest + margin_bytes
     if budget_bytes < smallest:
         # what cannot be paged has no ring
@@ -258,10 +268,13 @@ def least_bytes(
     experts: ExpertSizes | None = None,
 ) -> int:
     """Least bytes of a model, resident or paged through the smallest ring."""
-    choices = [_total(resident)] if resident is not None else []
+    choices = []
+    if resident is not None:
+        choices.append(_total(loaded_last(resident, fixed)))
     if segmentations:
         cache_bytes = experts.least_bytes if experts else 0
-        choices.append(_total(paged) + least_ring(segmentations) + cache_bytes)
+        paged_bytes = _total(loaded_last(paged, fixed))
+        choices.append(paged_bytes + least_ring(segmentations) + cache_bytes)
     return _total(fixed) + min(choices)
 
 

@@ -16,9 +16,9 @@ from edgespec.memory.budget import (
     MIB,
     MemoryPlan,
     MemoryRow,
+    beside_later,
     least_bytes,
     plan_memory,
-    rows_when_loaded_first,
 )
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
@@ -214,9 +214,10 @@ def _divide(
     if "draft" in models:
         draft = models["draft"]
         target = _with_copies(target, draft.copies)
-        later_bytes = least_bytes(fixed, target.cuts, target.resident, paged, target.experts)
         rows += draft.common_rows(choice["draft"])
-        rows += rows_when_loaded_first(later_bytes, draft.resident or ())
+        least = least_bytes([*rows, *fixed], target.cuts, target.resident, paged, target.experts)
+        early = sum(row.nbytes for row in rows if not row.is_late)
+        rows += beside_later(draft.resident or (), least - early)
         if draft.copies:
             rows.append(MemoryRow("draft", COPIES, sum(draft.copies.values())))
     rows += fixed

@@ -48,7 +48,7 @@ GREEDY = SamplingParams()
 _CERTAIN = 1e6
 """Logit of a known token, which no noise or penalty outweighs."""
 _ALL_SOURCES = EngineSettings(
-    fallback=FallbackName.FULL, draft_max=GENERATION_NODES, overlap=False, step_aside=False
+    fallback=FallbackName.FULL, draft_max=GENERATION_NODES, no_overlap=True, step_aside=False
 )
 
 
@@ -317,7 +317,7 @@ def full_trees(drafted_nodes: int) -> EngineSettings:
         draft_max=drafted_nodes,
         pins_draft_max=True,
         lookup=False,
-        overlap=False,
+        no_overlap=True,
         step_aside=False,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -62,6 +62,8 @@ class Shared:
     failures: Failures
     max_s: float | None = None
     """Most seconds of an answer from its turn on; None: no limit."""
+    on_budget: Callable[[int], None] = lambda _: None
+    """Told the bytes of a budget that a client has given."""
 
 
 def preferred_wait_s(headers: Mapping[str, str]) -> float | None:

@@ -207,7 +207,8 @@ class Service:
     async def _set_budget(self, request: Request) -> Response:
         async with self._shared.bodies.of(request) as body:
             size = budget_of(decoded(body))
-        await in_thread(partial(self._loaded.set_memory_budget, size), lambda: None)
+        plan = await in_thread(partial(self._loaded.set_memory_budget, size), lambda: None)
+        self._shared.on_budget(plan.budget_bytes)
         return await self._budget(request)
 
     @property

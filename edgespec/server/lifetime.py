@@ -65,6 +65,7 @@ class Server:
         load: Callable[[HostedModel, bool, Progress], LoadedModel] | None = None,
         leaves_room: bool = False,
         together: bool = False,
+        on_budget: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`sampling` has defaults for requests; None: `session.chat_sampling`. `drain` lets
         requests under way go on for `drain_s` seconds.
@@ -72,7 +73,8 @@ class Server:
         With `models`, of which `session` is the one that is called `model`, the others are loaded
         by `load` when they are asked for; `session` may be None. `load` is told true for a model
         that comes beside another one, and its callback raises Cancelled once the server ends. With
-        `together`, all share the budget and stay.
+        `together`, all share the budget and stay; otherwise `on_budget` is told a budget in bytes
+        that a client has given.
         """
         self.model = model
         self._stored = StoredResponses(request_memory.STORED_BYTES)
@@ -112,7 +114,13 @@ class Server:
         bodies = RequestBodies(body_bytes, request_memory.max_held_bytes(body_bytes), limits.body_s)
         log = log or AccessLog()
         shared = Shared(
-            self._host, bodies, self._queue, self._figures, Failures(log), answer_limits.max_s
+            self._host,
+            bodies,
+            self._queue,
+            self._figures,
+            Failures(log),
+            answer_limits.max_s,
+            on_budget,
         )
         service = Service(shared, guard)
         self._drain_s = drain_s

@@ -1,15 +1,48 @@
-"""Arguments of `load` and `plan`, checked: settings with paths in place of names."""
+"""Arguments of `load` and `plan`, checked: settings with paths in place of names. Errors about
+them, in the caller's words.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.ports import Progress
 from edgespec.settings import arguments
+from edgespec.settings.base import PythonNames, Settings, spell
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT
+from edgespec.settings.options import declared
+
+_FLAG = re.compile(r"(?<![^\s(:])--?[a-z][a-z-]*")
+
+
+@contextmanager
+def in_words_of(settings: LoadSettings | str | Path) -> Iterator[None]:
+    """Context manager in which errors, which name flags, name arguments if `settings` were given in
+    Python."""
+    try:
+        yield
+    except EdgespecError as error:
+        if not isinstance(settings, LoadSettings) or isinstance(settings.names, PythonNames):
+            names = _names_of_flags()
+            said = _FLAG.sub(lambda flag: names.get(flag[0], flag[0]), str(error))
+            error.args = (said, *error.args[1:])
+        raise
+
+
+def _names_of_flags() -> dict[str, str]:
+    """Names of settings by their flags."""
+    found = {"-m": "model", "-md": "draft", spell("model"): "model", spell("draft"): "draft"}
+    kinds: list[type[Settings]] = [LoadSettings, EngineSettings, *declared().values()]
+    for kind in kinds:
+        for name, flag in kind.flags():
+            found |= {spell(name): name} | ({flag.short: name} if flag.short else {})
+    return found
 
 
 def checked(

@@ -30,7 +30,7 @@ from edgespec.ports.shared_weights import BorrowsWeights
 from edgespec.runtimes import ChangesNodes, ModelRequest, PreparedModel, SharesWeights
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.dividing import SessionNeeds
-from edgespec.session.given import checked
+from edgespec.session.given import checked, in_words_of
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.pairing import check_head, check_pair
 from edgespec.settings import arguments
@@ -66,7 +66,10 @@ def plan(
     A path or a name means default settings for that model, without a draft. The budget is that of
     the process: a model that it has loaded already counts.
     """
-    with _Opening(*checked(settings, engine_settings, progress)) as opening:
+    with (
+        in_words_of(settings),
+        _Opening(*checked(settings, engine_settings, progress)) as opening,
+    ):
         return opening.plan()
 
 
@@ -81,6 +84,7 @@ def open_models(
     `engine_settings` limit the nodes of a pass. Raises the errors of `load`.
     """
     with (
+        in_words_of(settings),
         arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
         _Opening(*checked(settings, engine_settings, progress), trace) as opening,
     ):
@@ -127,7 +131,7 @@ class _Opening(Closeable):
             self._settings = self._settings.model_copy(update=fixed)
             if chosen and (note := note_on_one_text(chosen)):
                 self._own_notes = (note,)
-        return self._run("planning", self._plan)
+        return self._run("planning", self._plan, self._show_planning)
 
     def _planned_for(self, n_texts: int) -> MemoryPlan | None:
         """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
@@ -187,11 +191,17 @@ class _Opening(Closeable):
         folder = self._settings.prefix_cache
         return None if folder is None else (folder, self._settings.prefix_cache_size)
 
-    def _run(self, phase: str, call: Callable[[], T]) -> T:
+    def _show_planning(self) -> None:
+        """Tell who waits that the models are prepared, which takes seconds."""
+        if self._progress is not None:
+            self._progress("planning", 0.0)
+
+    def _run(self, phase: str, call: Callable[[], T], check: Callable[[], None] | None = None) -> T:
+        """Result of `call` in the worker; `check` is polled meanwhile."""
         began = time.perf_counter()
         try:
             with self._trace.span(Track.ENGINE, phase):
-                return self._worker.run(call, self._cancel)
+                return self._worker.run(call, self._cancel, check)
         except Cancelled:
             if self._ended_by is not None:
                 raise self._ended_by from None
@@ -462,7 +472,7 @@ class _Opening(Closeable):
     @property
     def _n_parallel(self) -> int:
         """Number of texts generated at once."""
-        return 1 if self._engine_settings.draws_guesses else self._prepared[0].info.n_slots
+        return self._engine_settings.n_texts(self._prepared[0].info)
 
     @property
     def _text_bytes(self) -> int:

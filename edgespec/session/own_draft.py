@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edgespec import runtimes
 from edgespec.engine.settings import EngineSettings
@@ -101,18 +102,20 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     budget_bytes = process.resolve_budget(settings.memory_budget)
     files = runtimes.describe(target).files
     digest = sampled_digest(files, with_times=False)[:DIGITS]
-    choices = JsonFile(cache_folder.drafts(), digest)
-    known = choices.read() or {}
+    choices, known = _choices(digest), _known(digest)
     name = _budget_class(files, budget_bytes)
     if refusal := known.get(name, {}).get("refusal"):
         raise UsageError(refusal)
-    for kind in (known.get(name, {}).get("kind"), *(one.get("kind") for one in known.values())):
-        if kind and (path := _cache_path(target, kind, digest)).exists() and _fits(settings, path):
+    progress = progress or _silent
+    kinds = [str(one.get("kind")) for one in (known.get(name, {}), *known.values())]
+    for kind in dict.fromkeys(kinds):
+        path = _cache_path(target, kind, digest)
+        if path.exists() and _fits(settings, path, progress):
             return path
     folder = cache_folder.make_folder()
     try:
         with scratch_folder(folder) as scratch:
-            made = make(target, scratch / "draft.gguf", settings, progress or _silent)
+            made = make(target, scratch / "draft.gguf", settings, progress)
             path = _cache_path(target, made.kind, digest)
             (scratch / "draft.gguf").replace(path)
     except _Slower as error:
@@ -126,8 +129,7 @@ def kept(target: Path, memory_budget: int | str) -> Path | None:
     """The draft that `obtain` made of the target for such a budget before, if it is still there."""
     files = runtimes.describe(target).files
     digest = sampled_digest(files, with_times=False)[:DIGITS]
-    known = JsonFile(cache_folder.drafts(), digest).read() or {}
-    one = known.get(_budget_class(files, process.resolve_budget(memory_budget)), {})
+    one = _known(digest).get(_budget_class(files, process.resolve_budget(memory_budget)), {})
     path = _cache_path(target, str(one.get("kind")), digest)
     return path if path.exists() else None
 
@@ -137,8 +139,7 @@ def measured(draft: Path) -> OwnDraft | None:
     match = _NAME.fullmatch(draft.name)
     if match is None:
         return None
-    known = JsonFile(cache_folder.drafts(), match[2]).read()
-    for one in known.values() if isinstance(known, dict) else ():
+    for one in _known(match[2]).values():
         if one.get("kind") == match[1]:
             with suppress(TypeError):
                 return OwnDraft(**one)
@@ -175,7 +176,7 @@ def make(
     _check_format(target, tool)
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
-    plan = session.plan(alone, NO_GUESSES)
+    plan = session.plan(alone, NO_GUESSES, progress)
     chosen = _choose(target, plan, tool)
     needed = 2 * chosen.file_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
@@ -282,6 +283,17 @@ def _measured(
     return _Speed(tuple(tokens), seconds, rounds)
 
 
+def _choices(digest: str) -> JsonFile:
+    return JsonFile(cache_folder.drafts(), digest)
+
+
+def _known(digest: str) -> dict[str, dict[str, Any]]:
+    """Everything known of the drafts of a target, by class of budget, without damaged entries."""
+    content = _choices(digest).read()
+    entries = content.items() if isinstance(content, dict) else ()
+    return {name: one for name, one in entries if isinstance(one, dict)}
+
+
 def _cache_path(target: Path, kind: str, digest: str) -> Path:
     return cache_folder.folder() / f"{target.stem}-self-{kind}-{digest}.gguf"
 
@@ -292,10 +304,13 @@ def _budget_class(files: Sequence[Path], budget_bytes: int) -> str:
     return f"{eighths}/{N_CLASSES}"
 
 
-def _fits(settings: LoadSettings, draft: Path) -> bool:
+def _fits(settings: LoadSettings, draft: Path, progress: Progress) -> bool:
+    """True if the budget holds target and draft. Raises BudgetError if it does not hold the
+    target."""
     try:
-        session.plan(settings.model_copy(update={"draft": draft}))
+        session.plan(settings.model_copy(update={"draft": draft}), progress=progress)
     except BudgetError:
+        session.plan(settings.model_copy(update={"draft": None}), NO_GUESSES, progress)
         return False
     return True
 

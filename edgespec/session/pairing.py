@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec import runtimes
-from edgespec.engine.drafting.state_store import CalibrationFile, Learnt
+from edgespec.engine.drafting.state_store import Learnt, StateStore
 from edgespec.errors import ModelError, PairError, UsageError
 from edgespec.files import cache_folder
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -148,6 +148,6 @@ def gain_without_draft(
     target, draft = models
     learnt: Learnt = {}
     if remembers and draft is not None:
-        learnt = CalibrationFile(cache_folder.calibrations(), target, draft).recall()
+        learnt = StateStore(cache_folder.calibrations(), target, draft).recall()
     draft_bytes = draft.size_bytes if draft is not None else 0
     return plan_score.gain_without_draft(paired, alone, target, draft_bytes, disk, learnt)

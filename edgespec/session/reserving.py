@@ -58,7 +58,7 @@ def reserved_rows(
     if settings.draft is not None or engine_settings.lookup:
         nbytes += text_index.BYTES
     rows.append(MemoryRow("process", "sampling", nbytes))
-    n_texts = 1 if engine_settings.draws_guesses else target.info.n_slots
+    n_texts = engine_settings.n_texts(target.info)
     if grammars:
         rows.append(MemoryRow("process", GRAMMARS, _grammar_library_bytes(target)))
     if nbytes := request_memory.pool_bytes(GRAMMAR_BYTES * grammars, settings.logprobs, n_texts):

@@ -29,6 +29,7 @@ from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session import reserving
 from edgespec.session.encoding import Encoder
+from edgespec.session.given import in_words_of
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.opening import open_models, plan
@@ -69,7 +70,7 @@ def load(
 
     Raises ModelError, PairError, BudgetError or UsageError, and then leaves nothing open.
     """
-    with ExitStack() as on_failure:
+    with in_words_of(settings), ExitStack() as on_failure:
         models = on_failure.enter_context(open_models(settings, engine_settings, progress, trace))
         session = Session(models, engine_settings, trace)
         on_failure.pop_all()
@@ -165,9 +166,9 @@ class Session(Closeable):
 
         `size` is bytes, 6GiB, 512M or 75% of the machine's memory. Returns the new plan once the
         process's memory is within it, which takes a pass at most; a larger budget fills up in the
-        passes that follow. Texts do not change. Raises BudgetError for a size below
-        `budget.smallest_bytes`, also for weights that cannot be let go
-        (`LoadSettings.adjustable_budget`).
+        passes that follow. A budget of auto follows the free memory no longer. Texts do not
+        change. Raises BudgetError for a size below `budget.smallest_bytes`, also for weights that
+        cannot be let go (`LoadSettings.adjustable_budget`).
         """
         return self._budget.change(size)
 

@@ -71,24 +71,20 @@ class SessionBudget(Closeable):
             process.process_rss_bytes(),
             paging.pinned_bytes,
             paging.streamed_bytes,
-            follows=self._follower is not None,
+            follows=self._follower is not None and not self._is_over.is_set(),
         )
 
     def change(self, size: int | str) -> MemoryPlan:
-        """Keep another budget from now on; returns when the process's memory is within it.
+        """Keep another budget from now on, instead of following the free memory; returns when the
+        process's memory is within it.
 
         Raises BudgetError, UsageError, SessionClosed, and WeightReadError.
         """
         budget_bytes = parse_size(size, process.total_bytes())
         with self._engine.waiting(), self._changing:
-            plan = changed_budget.adjusted(self.plan, budget_bytes, self._cuts, self._experts)
-            if self._weights is not None:
-                shares = changed_budget.shares_of(plan)
-                self._wait(self._weights, plan, self._weights.divide(shares))
-            if budget_bytes < self.plan.budget_bytes:
-                library_pages.release()
-            self.plan = plan
-            return plan
+            self._change_to(budget_bytes)
+            self._is_over.set()
+            return self.plan
 
     def close(self) -> None:
         """End the thread; the engine is closed. Idempotent."""
@@ -99,6 +95,15 @@ class SessionBudget(Closeable):
     @property
     def _smallest_bytes(self) -> int:
         return changed_budget.smallest_budget(self.plan, self._cuts, self._experts)
+
+    def _change_to(self, budget_bytes: int) -> None:
+        plan = changed_budget.adjusted(self.plan, budget_bytes, self._cuts, self._experts)
+        if self._weights is not None:
+            shares = changed_budget.shares_of(plan)
+            self._wait(self._weights, plan, self._weights.divide(shares))
+        if budget_bytes < self.plan.budget_bytes:
+            library_pages.release()
+        self.plan = plan
 
     def _wait(self, weights: AdjustsWeights, plan: MemoryPlan, applied: threading.Event) -> None:
         """Wait until a pass or the engine's thread has given the memory up."""
@@ -120,7 +125,10 @@ class SessionBudget(Closeable):
             wanted = free.next_budget(MemoryReading.now(), self.plan.budget_bytes)
             if wanted is not None:
                 try:
-                    self.change(wanted)
+                    with self._engine.waiting(), self._changing:
+                        if self._is_over.is_set():  # another budget was given meanwhile
+                            return
+                        self._change_to(wanted)
                 except SessionClosed:
                     return
                 except (BudgetError, EdgespecError):  # the next text meets the same failure

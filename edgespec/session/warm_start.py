@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from edgespec.engine.drafting.state_store import CalibrationFile
+from edgespec.engine.drafting.state_store import StateStore
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.files import cache_folder
@@ -39,7 +39,7 @@ def warm_engine(
     store, release = None, models.close
     if settings.remember:
         draft_info = draft.info if draft else None
-        store = CalibrationFile(cache_folder.calibrations(), target.info, draft_info)
+        store = StateStore(cache_folder.calibrations(), target.info, draft_info)
         release = warm_start(target, models.close)
     observer = None
     if settings.learn and draft is not None:

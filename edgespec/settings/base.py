@@ -15,12 +15,13 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     ModelWrapValidatorHandler,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -68,9 +69,12 @@ class Flag:
     """Role of the models that an option of a runtime applies to; None: all of the runtime's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Names:
-    """Names of settings as the user gave them: flags, keys of a file, or Python arguments."""
+    """Names of settings as the user gave them: flags, keys of a file, or Python arguments.
+
+    All are equal, so that equal settings are, whoever gave them.
+    """
 
     file: Path | None = None
     in_file: frozenset[str] = field(default_factory=frozenset)
@@ -93,6 +97,12 @@ class Names:
     def _key(setting: str) -> str:
         return spell(setting).removeprefix("--")
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Names)
+
+    def __hash__(self) -> int:
+        return 0
+
 
 class PythonNames(Names):
     """Names of settings as Python arguments."""
@@ -104,15 +114,29 @@ class PythonNames(Names):
         return f"{setting} {value}"
 
 
+def names_in(info: ValidationInfo) -> Names:
+    """Names of settings for the messages of a validation."""
+    return info.context or PythonNames()
+
+
 class Settings(BaseModel):
     """Frozen settings, whose validation raises UsageError with the user's names of settings.
 
-    Names are those of flags, unless the validation context is a `Names`.
+    Names are those of Python arguments, unless the validation context is a `Names`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    names: ClassVar[Names] = Names()
+    _names: Names = PrivateAttr(default_factory=PythonNames)
+
+    def model_post_init(self, context: Names | None, /) -> None:
+        if context is not None:
+            self._names = context
+
+    @property
+    def names(self) -> Names:
+        """Names of the settings as the user gave them."""
+        return self._names
 
     @classmethod
     def known(cls) -> set[str]:
@@ -133,7 +157,7 @@ class Settings(BaseModel):
         try:
             return handler(data)
         except ValidationError as error:
-            names = info.context or cls.names
+            names = names_in(info)
             raise UsageError("; ".join(_describe(e, cls, names) for e in error.errors())) from error
 
     @field_validator("*", mode="before")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from edgespec.errors import UsageError
-from edgespec.settings.base import Flag, Names, PythonNames, Settings
+from edgespec.settings.base import Flag, Settings
 from edgespec.settings.draft_name import draft_named
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
@@ -76,7 +76,8 @@ class LoadSettings(Settings):
     """Tokens that the draft remembers: of longer texts it keeps the first and the latest ones; 0 is
     up to 2048."""
     batch_size: Annotated[AtLeastOne | None, Flag(metavar="N", short="-b")] = None
-    """Prompt tokens per pass. Default: planned."""
+    """Prompt tokens per pass; with K-quants 64 at least, 128 with several texts at once. Default:
+    planned."""
     n_parallel: Annotated[
         int | Literal["auto"], Flag(metavar="N", short="-np"), BeforeValidator(texts_at_once)
     ] = 1
@@ -150,15 +151,15 @@ class LoadSettings(Settings):
         ) -> None: ...
 
     @model_validator(mode="after")
-    def _applies(self, info: ValidationInfo) -> Self:
+    def _applies(self) -> Self:
+        names = self.names
         for options in self.options.values():
-            options.check(self, info.context or self.names)
+            options.check(self, names)
         for name in sorted(ABOUT_THE_DRAFT):
             if self.draft is None and getattr(self, name):
-                names: Names = info.context or self.names
-                raise UsageError(f"{names.of(name)} needs a draft: name one with --model-draft")
+                draft = names.of("draft")
+                raise UsageError(f"{names.of(name)} needs a draft: name one with {draft}")
         if "prefix_cache_size" in self.model_fields_set and self.prefix_cache is None:
-            names = info.context or self.names
             size, folder = names.of("prefix_cache_size"), names.of("prefix_cache")
             raise UsageError(f"{size} needs {folder}, the folder that it limits")
         return self
@@ -201,7 +202,7 @@ class LoadSettings(Settings):
         """The same settings without a draft, and without those that need one."""
         dropped = {"draft", "optional_draft", *ABOUT_THE_DRAFT, *option_names("draft")}
         given = {name: value for name, value in self.as_given().items() if name not in dropped}
-        return LoadSettings.model_validate(given)
+        return LoadSettings.model_validate(given, context=self.names)
 
 
 class Sampling(Settings):
@@ -236,8 +237,6 @@ class Sampling(Settings):
 class SamplingParams(Sampling):
     """Sampling parameters of one text, with the seed of its random draws."""
 
-    names: ClassVar[Names] = PythonNames()
-
     seed: int = Field(default=0, ge=0)
 
     def check_vocabulary(self, n_vocab: int) -> None:
@@ -270,18 +269,19 @@ class Speculation(Settings):
     lookup: Annotated[bool | None, Flag()] = None
     """Guess from the text so far, too: what followed when its last words occurred before. Default:
     beside a draft model, and without one if the target's weights are paged."""
+    no_overlap: Annotated[bool, Flag()] = False
+    """Do not draft while the target verifies."""
     learn: Annotated[bool, Flag()] = False
     """Keep ALL TEXTS, prompts and answers, in the cache folder, so that `edgespec models adapt` can
     train the draft on what the target said where no guess was right: 64 MiB at most, readable by
     you alone; `edgespec models forget` deletes them."""
 
     @model_validator(mode="after")
-    def _can_learn(self, info: ValidationInfo) -> Self:
+    def _can_learn(self) -> Self:
         if self.learn and self.acceptance.keeps is Keeps.NEITHER:
-            names: Names = info.context or self.names
             raise UsageError(
                 f"the acceptance rule {self.acceptance} lets guesses of the draft into the text, "
-                f"from which it would learn its own mistakes: leave out {names.of('learn')}"
+                f"from which it would learn its own mistakes: leave out {self.names.of('learn')}"
             )
         return self
 
@@ -297,8 +297,8 @@ class ContextEnd(Settings):
     Default: 4."""
 
     @model_validator(mode="after")
-    def _shifts(self, info: ValidationInfo) -> Self:
-        names: Names = info.context or self.names
+    def _shifts(self) -> Self:
+        names = self.names
         if self.keep and not self.context_shift:
             raise UsageError(
                 f"{names.of('keep')} has no effect without {names.of('context_shift')}: "
@@ -318,8 +318,6 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Flag(metavar="TEXT")] = ()
     """End the text before this string. May be given several times."""
     no_draft: bool = False
-    no_overlap: Annotated[bool, Flag()] = False
-    """Do not draft while the target verifies."""
 
     @property
     def limit(self) -> int | None:
@@ -340,8 +338,8 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
         return SamplingParams(**rules, seed=seed)
 
     @model_validator(mode="after")
-    def _applies(self, info: ValidationInfo) -> Self:
-        names: Names = info.context or self.names
+    def _applies(self) -> Self:
+        names = self.names
         if self.no_draft and not self.lookup:
             idle = sorted(DRAFTING & self.model_fields_set)
             if idle:
@@ -349,5 +347,5 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
         return self
 
 
-DRAFTING = frozenset(Speculation.model_fields.keys() - {"lookup"} | {"no_overlap"})
+DRAFTING = frozenset(Speculation.model_fields.keys() - {"lookup"})
 """Settings of GenerateSettings that mean nothing without a draft."""

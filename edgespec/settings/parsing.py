@@ -13,7 +13,7 @@ from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
-from edgespec.settings.base import Settings
+from edgespec.settings.base import names_in
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.units import auto_bounds, parse_size
 
@@ -32,7 +32,7 @@ def budget(value: object, info: ValidationInfo) -> object:
     the moment."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
-    names = info.context or Settings.names
+    names = names_in(info)
     shown = names.with_value(info.field_name or "memory_budget", value)
     text = str(value).strip().lower()
     if (bounds := auto_bounds(text)) and info.field_name != "gpu_memory_budget":
@@ -59,7 +59,7 @@ def disk_size(value: object, info: ValidationInfo) -> object:
     """The bytes of a size on disk."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
-    names = info.context or Settings.names
+    names = names_in(info)
     return parse_size(value, named=names.with_value(info.field_name or "", value))
 
 

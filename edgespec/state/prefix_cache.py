@@ -20,7 +20,7 @@ from edgespec.state.chains import MIN_TOKENS, BlockChain
 from edgespec.state.checkpoint_chain import CheckpointChain
 from edgespec.state.keeper import instruction_sets, state_of
 
-FORMAT = 1
+FORMAT = 2
 
 
 class SlotPrefixes:

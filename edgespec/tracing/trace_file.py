@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, ModelError, StateError, UsageError
 from edgespec.tracing.spans import Detail, Span, Trace, Track
 
 MAX_EVENTS = 2048
@@ -26,6 +26,8 @@ MAX_EVENTS = 2048
 _OPENING = b'[\n{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "edgespec"}}'
 """First bytes of a trace, by which a file of edgespec is recognised."""
 _CLOSING = b"\n]\n"
+_REFUSALS = (UsageError, ModelError, StateError, BudgetError)
+"""Errors of a run that did not begin."""
 
 _THREADS = {track: number for number, track in enumerate(Track, 1)}
 
@@ -64,7 +66,8 @@ class _OpenSpan(Span):
 
 
 def open_trace(path: str | Path) -> TraceFile:
-    """A trace to `path`, which is replaced if it is empty or a trace of edgespec.
+    """A trace to `path`, which is replaced if it is empty or a trace of edgespec; a run that is
+    refused leaves the path as it was.
 
     Raises UsageError for a file of another kind or a missing folder, and EdgespecError if it cannot
     be written.
@@ -79,32 +82,36 @@ def open_trace(path: str | Path) -> TraceFile:
         raise UsageError(f"the trace {path} cannot be written: it is a folder: name a file in it")
     with ExitStack() as on_failure:
         try:
-            file = on_failure.enter_context(_open_to_replace(path))
+            file, is_new = _open_to_replace(path)
+            on_failure.enter_context(file)
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 _check_replaceable(file, path)
                 file.seek(0)
-                file.truncate()
+            n_bytes = None if is_new else os.fstat(file.fileno()).st_size
         except OSError as error:
             raise _complaint(path, error) from error
-        trace = TraceFile(file, path)
+        trace = TraceFile(file, path, n_bytes_before=n_bytes)
         on_failure.pop_all()
         return trace
 
 
-def _open_to_replace(path: Path) -> BinaryIO:
-    """Open without truncating a file that exists."""
+def _open_to_replace(path: Path) -> tuple[BinaryIO, bool]:
+    """Open without truncating a file that exists; True if it is new."""
     try:
-        return path.open("r+b", buffering=0)
+        return path.open("r+b", buffering=0), False
     except FileNotFoundError:
-        return path.open("xb", buffering=0)
+        return path.open("xb", buffering=0), True
 
 
 def _check_replaceable(file: BinaryIO, path: Path) -> None:
-    if file.readable() and file.read(len(_OPENING)) not in (b"", _OPENING):
+    begun = file.read(len(_HEADER)) if file.readable() else b""
+    if begun[: len(_OPENING)] not in (b"", _OPENING):
         raise UsageError(
             f"{path} exists and is not a trace of edgespec: name another file with --trace, or "
             "delete this one"
         )
+    if begun != _HEADER:  # of another version
+        file.truncate(0)
 
 
 class TraceFile(Trace):
@@ -117,17 +124,25 @@ class TraceFile(Trace):
     is_on = True
 
     def __init__(
-        self, file: BinaryIO, path: Path, clock: Callable[[], float] = time.perf_counter
+        self,
+        file: BinaryIO,
+        path: Path,
+        clock: Callable[[], float] = time.perf_counter,
+        n_bytes_before: int | None = 0,
     ) -> None:
+        """`n_bytes_before`: size of an earlier trace in the file; None if the file is new."""
         self.clock = clock
         self._file = file
         self._path = path
         self._start_s = clock()
         self._events: deque[_Event] = deque()
         self._writing = threading.Lock()
+        self._n_bytes_before = n_bytes_before
+        self._has_begun = False
+        """True once events were written; before that, an earlier trace stands behind the header."""
         self._is_open = True
         self._failure: OSError | None = None
-        self._write(_OPENING + b"".join(_track_names()))
+        self._write(_HEADER)
         if self._failure:
             raise _complaint(self._path, self._failure) from self._failure
 
@@ -148,6 +163,10 @@ class TraceFile(Trace):
 
     def flush(self) -> None:
         with self._writing:
+            if not self._has_begun:
+                self._has_begun = True
+                with suppress(OSError):  # a device has no end
+                    self._file.truncate()
             events = [self._events.popleft() for _ in range(len(self._events))]
             # spans are recorded when they end, so inner ones first; viewers want outer ones first
             events.sort(key=lambda event: (event.begin_s, -event.end_s))
@@ -172,11 +191,23 @@ class TraceFile(Trace):
 
     def __exit__(self, *error: object) -> None:
         """Close the trace; an error in the block takes precedence over one of the trace."""
+        if isinstance(error[1], _REFUSALS) and not self._has_begun:
+            self._discard()
+            return
         try:
             self.close()
         except EdgespecError:
             if error[0] is None:
                 raise
+
+    def _discard(self) -> None:
+        """Leave the path as it was."""
+        self._is_open, self._has_begun = False, True
+        with suppress(OSError):
+            self._file.truncate(self._n_bytes_before)
+        self._file.close()
+        if self._n_bytes_before is None:
+            self._path.unlink(missing_ok=True)
 
     def _record(self, event: _Event) -> None:
         if not self._is_open:
@@ -246,3 +277,7 @@ def _track_names() -> Iterator[bytes]:
 def _line(event: dict[str, object]) -> bytes:
     """An event with the separator before it, so that a truncated file lacks only its end."""
     return b",\n" + json.dumps(event, default=str).encode()
+
+
+_HEADER = _OPENING + b"".join(_track_names())
+"""Bytes before the events."""

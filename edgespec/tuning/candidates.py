@@ -67,7 +67,7 @@ class Candidate:
             values = settings.as_given() | {"draft": self.draft}
         known = LoadSettings.known()
         values |= {name: value for name, value in self._applying.items() if name in known}
-        return LoadSettings.model_validate(values)
+        return LoadSettings.model_validate(values, context=settings.names)
 
     def engine(self, settings: EngineSettings) -> EngineSettings:
         """`settings` with this candidate's changes and without `remember`, so that all runs start
@@ -76,7 +76,7 @@ class Candidate:
         return settings.but(
             draft_max=changed.get("draft_max", settings.draft_max),
             pins_draft_max="draft_max" in changed or settings.pins_draft_max,
-            overlap=not changed.get("no_overlap", not settings.overlap),
+            no_overlap=changed.get("no_overlap", settings.no_overlap),
             lookup=changed.get("lookup", settings.lookup),
             remember=False,
         )
@@ -123,7 +123,7 @@ def _drafts(job: TuningJob) -> Iterator[Candidate]:
 
 def _guessing(job: TuningJob) -> Iterator[Candidate]:
     if draft := job.load.draft:
-        yield Candidate(draft, {"no_overlap": job.engine.overlap})
+        yield Candidate(draft, {"no_overlap": not job.engine.no_overlap})
         yield Candidate(None, {"lookup": False})
         yield from (Candidate(draft, {"draft_max": n}) for n in DRAFT_MAXIMA)
         yield Candidate(draft, {"lookup": False})

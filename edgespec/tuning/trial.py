@@ -15,7 +15,7 @@ from statistics import fmean
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import ModelError
+from edgespec.errors import BudgetError, ModelError
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.memory import process
@@ -23,6 +23,7 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.ports.text_request import TextRequest
 from edgespec.session.opening import open_models, plan
 from edgespec.settings.config import LoadSettings
+from edgespec.settings.units import format_size
 from edgespec.values import GenerationResult
 
 GROWTH_BYTES = 2 << 20
@@ -80,8 +81,18 @@ def run_trial(
 
 
 def plan_trial(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
-    """The plan of a trial with these settings. Raises the errors of planning."""
-    return launch(partial(_plan_here, beside_this_process(load), engine)).result
+    """The plan of a trial with these settings. Raises the errors of planning; that of a budget
+    names the one that both processes need."""
+    alone = beside_this_process(load)
+    try:
+        return launch(partial(_plan_here, alone, engine)).result
+    except BudgetError as error:
+        if alone is load or error.smallest_bytes is None:
+            raise
+        own = own_bytes()
+        both = error.smallest_bytes + own
+        said = f"this process, which measures another, takes {format_size(own)} of the budget"
+        raise BudgetError(f"{said}: both need {format_size(both)}; {error}", both) from error
 
 
 def beside_this_process(load: LoadSettings) -> LoadSettings:

@@ -12,6 +12,7 @@ from edgespec.bench.bench_settings import BenchSettings, parse_rate
 from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
 from edgespec.errors import UsageError
 from edgespec.ports.baselines import Baseline
+from edgespec.settings.base import Names
 from edgespec.settings.units import format_duration
 
 KNOWN = known_modes([Baseline("mmap", "mapped"), Baseline("resident", "kept", resident=True)])
@@ -59,7 +60,7 @@ def test_ablations_never_leave_their_rules():
     whole = {"paged", "lookup", "auto-draft", "auto"}
     fixed = [mode for mode in ENGINE_MODES if mode.name not in whole]
     assert all(mode.engine and not mode.engine.step_aside for mode in fixed)
-    assert not [mode.name for mode in fixed if mode.engine and mode.engine.overlap]
+    assert not [mode.name for mode in fixed if mode.engine and not mode.engine.no_overlap]
 
 
 @pytest.mark.parametrize(
@@ -93,5 +94,5 @@ def test_slow_modes_get_no_more_tokens_than_the_others():
 )
 def test_what_cannot_be_meant_is_refused(settings: dict[str, object], message: str):
     with pytest.raises(UsageError) as refusal:
-        BenchSettings.model_validate(settings)
+        BenchSettings.model_validate(settings, context=Names())
     assert message in str(refusal.value)

@@ -32,7 +32,7 @@ def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     def run(lines: str | bytes, *arguments: str, code: int = 0) -> tuple[str, str]:
         read = lines.encode() if isinstance(lines, str) else lines
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(read)))
-        ended = entry.main([*CHAT[3:], *arguments])
+        ended = entry.main([*CHAT[3:], "--no-draft", *arguments])
         out, said = capsys.readouterr()
         assert ended == code, said
         return out, said

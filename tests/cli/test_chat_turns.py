@@ -110,6 +110,21 @@ def test_the_first_failure_decides_the_exit_code_and_quiet_hides_none():
     assert len(dialogue.turns) == 2
 
 
+class ClosedPipe(io.StringIO):
+    """A pipe whose reader has gone."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_conversation_ends_when_nobody_reads_its_answers():
+    """`chat | head -1` had answered all further messages, too."""
+    console = Console("never", quiet=True, stdout=ClosedPipe(), stderr=io.StringIO())
+    talk = Chat(Talker(), Dialogue(), GenerateSettings(), None, console)
+    with pytest.raises(BrokenPipeError):
+        talk.take("Is it?")
+
+
 def test_answers_are_sampled_as_the_model_recommends_but_for_what_was_given():
     session = Talker()
     talk, _, _ = chat(session, top_k=5)

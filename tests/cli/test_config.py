@@ -110,7 +110,7 @@ def test_the_number_of_texts_is_whole_or_what_the_budget_affords(given: Any, kep
 )
 def test_load_settings_refuse(settings: dict[str, Any], message: str):
     with pytest.raises(UsageError) as refusal:
-        LoadSettings(**settings)
+        LoadSettings.model_validate(settings, context=Names())
     assert message in str(refusal.value)
 
 
@@ -148,7 +148,7 @@ def test_load_settings_refuse(settings: dict[str, Any], message: str):
 )
 def test_generate_settings_refuse(settings: dict[str, Any], message: str):
     with pytest.raises(UsageError) as refusal:
-        GenerateSettings(**settings)
+        GenerateSettings.model_validate(settings, context=Names())
     assert message in str(refusal.value)
 
 
@@ -179,6 +179,7 @@ GIVEN = {
     "draft_max": "5",
     "max_depth": "4",
     "lookup": True,
+    "no_overlap": True,
     "learn": True,
     "context_shift": True,
     "keep": "7",
@@ -210,8 +211,7 @@ def test_a_setting_of_the_engine_is_a_flag_and_a_key_and_reaches_it(name: str, t
 DEFAULTS = {name: getattr(EngineSettings(), name) for name in GIVEN}
 
 
-def test_overlapping_and_a_pinned_number_of_guesses_reach_the_engine():
-    assert EngineSettings.of(GenerateSettings(no_overlap=True)) == EngineSettings(overlap=False)
+def test_a_pinned_number_of_guesses_reaches_the_engine():
     pinned = EngineSettings.of(GenerateSettings(draft_max=USUAL_DRAFT_MAX))
     assert pinned == EngineSettings(pins_draft_max=True)
 

@@ -87,7 +87,7 @@ def test_flags_reach_the_session(fake: FakeSession):
     assert load.options == {"gguf": GgufOptions(cache_type_k="q8_0")}
     assert load.memory_budget == 2 << 30
     assert fake.engine_settings == EngineSettings(
-        pacer="linear", fallback="fixed", draft_max=5, max_depth=4, overlap=False
+        pacer="linear", fallback="fixed", draft_max=5, max_depth=4, no_overlap=True
     )
     assert fake.sampling == SamplingParams(
         temperature=0.5,

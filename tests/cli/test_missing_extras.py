@@ -98,6 +98,7 @@ def test_templates_want_the_extra_chat(command: str, refused: Refused) -> None:
     assert line.endswith(extras.install_command("chat"))
 
 
+@pytest.mark.slow
 def test_a_terminal_to_chat_in_wants_the_extra_chat() -> None:
     code, line = refused_at_a_terminal("prompt_toolkit", "chat", "-m", "/nowhere.gguf", "--quiet")
     assert code == 2

@@ -121,7 +121,7 @@ def drafter() -> tuple[FakeBlockHead, BlockDrafter]:
     head = FakeBlockHead()
     assert isinstance(head, GuessesBlocks)
     feed(head, PROMPT)
-    guesses = BlockDrafter(head, 4, 0.6, N_VOCAB, frozenset({3}))
+    guesses = BlockDrafter(head, 4, N_VOCAB, frozenset({3}))
     guesses.catch_up(PROMPT)
     return head, guesses
 

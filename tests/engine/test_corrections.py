@@ -20,7 +20,7 @@ from fake_model import FakeModel, random_language
 from session_cases import PLAN
 
 RULES = EngineSettings(
-    fallback="fixed", draft_max=4, step_aside=False, remember=False, lookup=False, overlap=False
+    fallback="fixed", draft_max=4, step_aside=False, remember=False, lookup=False, no_overlap=True
 )
 """Rules by which no clock decides what is guessed."""
 

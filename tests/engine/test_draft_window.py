@@ -37,7 +37,7 @@ def test_a_text_longer_than_the_drafts_context_stays_the_same(
     sampling: SamplingParams, overlap: bool
 ) -> None:
     alone = generate(models()[0], sampling=sampling, max_tokens=400)
-    pair = drafted(sampling=sampling, overlap=overlap)
+    pair = drafted(sampling=sampling, no_overlap=not overlap)
     assert pair.tokens == alone.tokens
     assert not pair.notes
 

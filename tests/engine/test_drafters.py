@@ -57,11 +57,9 @@ class Counter:
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
         return "it counts below ten" if root_token > 9 else None
 
-    def is_behind(self, committed: Sequence[int]) -> bool:
-        return self._n_read < len(committed)
-
-    def catch_up(self, committed: Sequence[int]) -> None:
-        self._n_read = len(committed)
+    def catch_up(self, committed: Sequence[int]) -> bool:
+        before, self._n_read = self._n_read, len(committed)
+        return before < self._n_read
 
     def begin_text(self, sampler: Sampler) -> None: ...
 
@@ -76,8 +74,8 @@ class Counter:
         self.calls.append("cancel")
 
 
-def model_drafter(model: FakeModel, temperature: float = 1.0) -> ModelDrafter:
-    return ModelDrafter(model, 8, temperature, N_VOCAB, frozenset())
+def model_drafter(model: FakeModel) -> ModelDrafter:
+    return ModelDrafter(model, 8, N_VOCAB, frozenset())
 
 
 def test_a_drafter_without_a_model_saves_passes() -> None:
@@ -120,7 +118,7 @@ def test_two_models_grow_one_tree() -> None:
 
 
 def test_a_node_knows_who_guessed_it_and_what_the_drafter_gave_it() -> None:
-    grower = TreeGrower([model_drafter(counting(), temperature=0.5), Counter(2)], BestFirstPacer())
+    grower = TreeGrower([model_drafter(counting()), Counter(2)], BestFirstPacer())
     tree = TokenTree(3, 64)
     grower.begin(tree, WIDE)
     grower.step(tree, grower.open_nodes(tree), WIDE)
@@ -184,7 +182,7 @@ def test_a_free_drafter_is_tried_on_the_last_tokens_and_reads_them() -> None:
     assert grower.dry_run(text, 1) == []
     assert grower.dry_run([*text, 3], 1) == [True]
     assert grower.dry_run([*text, 3, 4, 5], 2) == [True, False]
-    assert not lookup.is_behind([*text, 3, 4, 5])
+    assert not lookup.catch_up([*text, 3, 4, 5])
 
 
 def test_a_dry_run_knows_the_noise_of_the_draws_that_were_made() -> None:
@@ -212,6 +210,6 @@ def test_a_draft_reads_nothing_while_only_free_drafters_guess() -> None:
     tree = TokenTree(2)
     grower.begin(tree, WIDE)
     assert len(tree) > 1 and not grower.open_nodes(tree)
-    assert draft.committed_of(0) == 0 and not lookup.is_behind(text)
+    assert draft.committed_of(0) == 0 and not lookup.catch_up(text)
     grower.prepare(text, 2)
-    assert grower.is_behind(text)
+    assert grower.catch_up(text) and draft.committed_of(0) == len(text)

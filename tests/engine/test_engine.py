@@ -131,7 +131,7 @@ def test_a_draft_changes_no_token(
         max_tokens=40,
         pacer=pacer,
         fallback=fallback,
-        overlap=overlap,
+        no_overlap=not overlap,
         draft_max=draft_max,
         max_depth=max_depth,
     )
@@ -356,7 +356,7 @@ def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
         ({"pacer": "best-frist"}, "did you mean 'best-first'"),
         ({"fallback": "none"}, "fallback 'none' is unknown"),
         ({"draft_max": 0}, "draft_max 0: it must be greater"),
-        ({"draft_temperature": 0.0}, "draft_temperature 0.0: it must be greater than 0"),
+        ({"n_candidates": 0}, "n_candidates 0: it must be greater than or equal to 1"),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_refused(request_: Any, message: str) -> None:

@@ -43,7 +43,7 @@ def test_growth_beside_the_pass_serves_the_next_round() -> None:
 )
 def test_nothing_is_drafted_beside_a_pass(stall_share: float, overlap: bool) -> None:
     target = counting(stall_share=stall_share, hook=lambda model: threading.Event().wait(0.002))
-    result = generate(target, counting(), max_tokens=12, overlap=overlap)
+    result = generate(target, counting(), max_tokens=12, no_overlap=not overlap)
     assert result.speculation.provisional_drafted == 0
 
 
@@ -87,7 +87,7 @@ def timed(
         draft_language, N_VOCAB, hook=clock.costs(lambda model: draft_step_s), n_ctx=4096
     )
     # lookup costs this clock nothing, and would find all that such a small language says
-    with Engine(target, draft, EngineSettings(overlap=False, lookup=False), clock) as engine:
+    with Engine(target, draft, EngineSettings(no_overlap=True, lookup=False), clock) as engine:
         result = finish(engine.generate(PROMPT, WARM, n_tokens))
     return clock.now, result
 

@@ -24,7 +24,7 @@ ROUND = ("loop.py", "forest.py", "round.py")
 """Modules that one reads to follow a round."""
 MAX_TYPES, MAX_TYPES_OF_A_MODULE = 9, 6
 """Most types of the engine that these modules name: together, and each."""
-MAX_TYPES_AT_WORK = {"none": 12, "model": 27, "all": 33}
+MAX_TYPES_AT_WORK = {"none": 12, "model": 26, "all": 32}
 """Most types of the engine whose code runs in one round, by its drafters."""
 OURS = edgespec.__path__[0]
 

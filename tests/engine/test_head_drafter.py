@@ -206,7 +206,7 @@ def test_a_rule_that_draws_guesses_refuses_a_head() -> None:
 @pytest.fixture
 def drafter() -> tuple[FakeHead, HeadDrafter]:
     head = FakeHead()
-    return head, HeadDrafter(head, 4, 0.6, N_VOCAB, frozenset())
+    return head, HeadDrafter(head, 4, N_VOCAB, frozenset())
 
 
 def feed(head: FakeHead, text: Sequence[int]) -> None:

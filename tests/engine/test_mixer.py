@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.mixer import Mixer, Weight
+from edgespec.engine.drafting.mixer import MAX_RECALLED, Mixer
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.drafting.state_store import Numbers
 from edgespec.errors import ModelError
@@ -21,10 +21,10 @@ from fake_model import FakeModel
 WIDE_VOCAB = 50
 
 
-def drafted(logits: np.ndarray, n_candidates: int = 8, temperature: float = 0.6) -> Opinion:
+def drafted(logits: np.ndarray, n_candidates: int = 8) -> Opinion:
     """The opinion of a draft model with these logits."""
     model = FakeModel(lambda _: logits.astype(np.float32), len(logits))
-    drafter = ModelDrafter(model, n_candidates, temperature, len(logits), frozenset())
+    drafter = ModelDrafter(model, n_candidates, len(logits), frozenset())
     tree = TokenTree(0, 4)
     drafter.step(tree, [ROOT])
     opinion = drafter.opinion(int(tree.key[ROOT]))
@@ -86,7 +86,7 @@ def test_huge_logits_give_probabilities() -> None:
 
 
 def test_a_draft_that_yields_no_number_is_reported() -> None:
-    drafter = ModelDrafter(FakeModel(lambda _: np.zeros(2), 2), 1, 0.6, 2, frozenset())
+    drafter = ModelDrafter(FakeModel(lambda _: np.zeros(2), 2), 1, 2, frozenset())
     with pytest.raises(ModelError, match="nan"):
         drafter._opinion(0, np.array([0.0, np.nan], np.float32), 0, ())
 
@@ -253,7 +253,7 @@ def test_another_run_goes_on_and_is_sooner_convinced_of_the_contrary() -> None:
     recalled.load_state_dict(mixer.state_dict())
     assert confidences(recalled, *opinions) == pytest.approx(confidences(mixer, *opinions))
     precisions = [value for name, value in recalled.state_dict().items() if "precision" in name]
-    assert max(precisions) <= Weight.max_recalled
+    assert max(precisions) <= MAX_RECALLED
     for one in (mixer, recalled):
         taught_by(one, opinions, 1, 1, 1)
     assert confidences(recalled, *opinions)[3] < confidences(mixer, *opinions)[3]

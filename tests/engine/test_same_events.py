@@ -129,7 +129,7 @@ def paired(target: FakeModel, draft: FakeModel | None, **rules: Any) -> Engine:
             "fallback": st.sampled_from(sorted(FallbackName)),
             "draft_max": st.integers(1, 12),
             "max_depth": st.sampled_from([None, 1, 4]),
-            "overlap": st.booleans(),
+            "no_overlap": st.booleans(),
         }
     ),
     sampling=st.sampled_from(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.drafting.mixer import Mixer, Weight
+from edgespec.engine.drafting.mixer import MAX_RECALLED, Mixer
 from edgespec.engine.drafting.state_store import (
     MAX_ENTRIES,
     MAX_FILES,
-    CalibrationFile,
+    StateStore,
     renewed,
 )
 from edgespec.engine.engine import Engine
@@ -39,7 +39,7 @@ def learnt_in(
     folder: Path, *samplings: SamplingParams, n_tokens: int = 60
 ) -> dict[str, dict[str, float]]:
     target, draft = pair()
-    memory = CalibrationFile(folder, target.info, draft.info)
+    memory = StateStore(folder, target.info, draft.info)
     with Engine(target, draft, EngineSettings(step_aside=False), state_store=memory) as engine:
         for sampling in samplings:
             finish(engine.generate(PROMPT, sampling, n_tokens))
@@ -59,7 +59,7 @@ def test_the_next_run_goes_on_from_there(tmp_path: Path) -> None:
     begun = Mixer()
     begun.load_state_dict(first)
     assert begun.state_dict()["draft sharpness"] == first["draft sharpness"]
-    assert begun.state_dict()["draft sharpness precision"] <= Weight.max_recalled
+    assert begun.state_dict()["draft sharpness precision"] <= MAX_RECALLED
     assert learnt_in(tmp_path, WARM)["confidences"] != first
 
 
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_harmless(tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("no folder")
     target, draft = pair()
-    memory = CalibrationFile(in_the_way / "below", target.info, draft.info)
+    memory = StateStore(in_the_way / "below", target.info, draft.info)
     with Engine(target, draft, state_store=memory) as engine:
         assert len(finish(engine.generate(PROMPT, GREEDY, 20)).tokens) == 20
 
@@ -101,7 +101,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = pair()
-    memory = CalibrationFile(tmp_path, target.info, draft.info)
+    memory = StateStore(tmp_path, target.info, draft.info)
     memory.keep({"confidences": {"draft sharpness": 1.0}})
 
     def fails(*paths: object) -> None:
@@ -130,20 +130,18 @@ def test_the_folder_keeps_the_pairs_that_were_used_last(tmp_path: Path) -> None:
     target, draft = pair()
     for n in range(MAX_FILES + 5):
         other = replace(target.info, n_layers=n + 1)
-        CalibrationFile(tmp_path, other, draft.info).keep(
-            {"confidences": {"draft sharpness": float(n)}}
-        )
+        StateStore(tmp_path, other, draft.info).keep({"confidences": {"draft sharpness": float(n)}})
         newest = tmp_path / f"{pair_digest(other, draft.info)}.json"
         os.utime(newest, (n, n))
     assert len(list(tmp_path.iterdir())) == MAX_FILES
     assert newest.exists()
     first = replace(target.info, n_layers=1)
-    assert CalibrationFile(tmp_path, first, draft.info).recall() == {}
+    assert StateStore(tmp_path, first, draft.info).recall() == {}
 
 
 def test_what_rounds_cost_is_remembered_for_where_the_weights_are(tmp_path: Path) -> None:
     target, draft = pair()
-    memory = CalibrationFile(tmp_path, target.info, draft.info)
+    memory = StateStore(tmp_path, target.info, draft.info)
     with Engine(target, draft, state_store=memory) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
         learnt = engine.planner.state()
@@ -164,7 +162,7 @@ class Streamed(FakeModel):
 
 def test_another_budget_has_costs_of_its_own_and_keeps_the_others(tmp_path: Path) -> None:
     target, draft = Streamed(), pair()[1]
-    memory = CalibrationFile(tmp_path, target.info, draft.info)
+    memory = StateStore(tmp_path, target.info, draft.info)
     with Engine(target, draft, state_store=memory) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
         engine.planner.see_budget(PagingStats(segments=2, pinned_bytes=8, streamed_bytes=2))
@@ -176,7 +174,7 @@ def test_another_budget_has_costs_of_its_own_and_keeps_the_others(tmp_path: Path
 def spent_of(folder: Path, target: FakeModel, **rules: object) -> float:
     """Cost of guesses for the pair before a run, when the prompt is read."""
     draft = pair()[1]
-    memory = CalibrationFile(folder, target.info, draft.info)
+    memory = StateStore(folder, target.info, draft.info)
     with Engine(target, draft, EngineSettings(**rules), state_store=memory) as engine:
         events = engine.generate(PROMPT, GREEDY, 40)
         next(events)
@@ -211,7 +209,7 @@ def test_costs_are_not_believed_of_another_disk_or_other_threads(
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    "rules", [{"fallback": "full"}, {"pacer": "llmcad"}, {"draft_max": 1}, {"overlap": False}]
+    "rules", [{"fallback": "full"}, {"pacer": "llmcad"}, {"draft_max": 1}, {"no_overlap": True}]
 )
 def test_costs_under_other_rules_are_not_believed(tmp_path: Path, rules: dict[str, object]) -> None:
     teach(tmp_path, Streamed(), **rules)

@@ -3,12 +3,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from random import Random
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.outcome import Feedback, PathNode
 from edgespec.engine.stop_rules import (
     STOP_RULES,
     AdaptiveThreshold,
@@ -19,16 +19,29 @@ from edgespec.engine.stop_rules import (
     PredictedAcceptance,
     PredictedRejection,
     RoundSoFar,
+    StopRule,
 )
 from edgespec.tree import ROOT, TokenTree
 
-RIGHT = Feedback(best_confidence=0.25, best_length=4, best_correct=4)
+Rule = TypeVar("Rule", bound=StopRule)
+
+TRUTH = 7
+"""The token that the target picks after every node."""
 
 
 def growing(*confidences: float) -> RoundSoFar:
     """A root with an open child of each confidence."""
     tree = TokenTree(0)
     return RoundSoFar(tree, [tree.add(ROOT, token, C) for token, C in enumerate(confidences)])
+
+
+def after_a_line(rule: Rule, cumulative: float, length: int, n_correct: int) -> Rule:
+    """`rule` after a round with one branch, of which so many tokens were right."""
+    tree, path, tip = TokenTree(0), [ROOT], ROOT
+    for n in range(length):
+        tip = tree.add(tip, TRUTH if n < n_correct else TRUTH + 1, cumulative ** (1 / length))
+        path += [tip] if n < n_correct else []
+    return rule.observe(tree, range(len(tree)), path, [TRUTH] * len(path))
 
 
 def test_the_threshold_fires_when_the_best_branch_falls_below_it() -> None:
@@ -48,17 +61,17 @@ def test_the_threshold_starts_at_one_percent() -> None:
 
 
 def test_a_best_branch_that_was_right_halves_the_threshold() -> None:
-    assert AdaptiveThreshold(alpha=0.2).observe(RIGHT).alpha == pytest.approx(0.1)
+    assert after_a_line(AdaptiveThreshold(alpha=0.2), 0.25, 4, 4).alpha == pytest.approx(0.1)
 
 
 def test_a_best_branch_that_failed_raises_the_threshold_by_the_share_that_was_wrong() -> None:
     """0.1 / 0.25 ** ((4 - 2) / 4) = 0.2."""
-    failed = replace(RIGHT, best_correct=2)
-    assert AdaptiveThreshold(alpha=0.1).observe(failed).alpha == pytest.approx(0.2)
+    assert after_a_line(AdaptiveThreshold(alpha=0.1), 0.25, 4, 2).alpha == pytest.approx(0.2)
 
 
 def test_a_round_without_drafts_teaches_the_threshold_nothing() -> None:
-    assert AdaptiveThreshold(alpha=0.1).observe(Feedback()) == AdaptiveThreshold(alpha=0.1)
+    rule = AdaptiveThreshold(alpha=0.1)
+    assert after_a_line(rule, 1.0, 0, 0) == rule
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9), st.integers(0, 9)), max_size=60))
@@ -68,7 +81,7 @@ def test_no_history_keeps_a_bare_root_from_being_drafted(
     """A threshold above the root's confidence of 1 would end drafting for good."""
     rule = AdaptiveThreshold()
     for best_confidence, length, correct in history:
-        rule = rule.observe(Feedback(best_confidence, length, min(correct, length)))
+        rule = after_a_line(rule, best_confidence, length, correct)
     assert not rule.fires(RoundSoFar(TokenTree(0), [ROOT]))
 
 
@@ -138,20 +151,22 @@ def test_entropy_counts_what_does_not_hang_as_one_guess() -> None:
 
 
 def test_the_entropy_window_follows_the_entropy_of_rejected_guesses() -> None:
-    rule = EntropyWindow()
-    rejected = Feedback(path_nodes=(PathNode(0.9, True, 3.0), PathNode(0.9, False, 0.5)))
-    assert rule.observe(rejected).threshold == pytest.approx((1.0 + 0.5) / 2)
-    accepted = Feedback(path_nodes=(PathNode(0.9, True, 3.0),))
-    assert rule.observe(accepted) == rule
+    rule, tree = EntropyWindow(), TokenTree(0)
+    right = tree.add(ROOT, TRUTH, 0.9)
+    tree.add(right, TRUTH + 1, 0.9, probability=0.5)
+    rejected = rule.observe(tree, range(3), [ROOT, right], [TRUTH] * 2)
+    assert rejected.threshold == pytest.approx((1.0 + math.log(2)) / 2)
+    assert rule.observe(tree, range(3), [ROOT], [TRUTH]) == rule
 
 
 def test_the_classifier_learns_at_which_entropy_guesses_fail() -> None:
     rule, random = PredictedAcceptance(), Random(0)
     for _ in range(400):
-        entropy = random.uniform(0, 2)
-        is_right = entropy < 1
-        reached = PathNode(0.7, is_right, entropy)
-        rule = rule.observe(Feedback(path_nodes=(reached,)))
+        n_guesses, tree = random.choice((1, 2, 5, 7)), TokenTree(0)  # of entropy log(n)
+        for n in range(n_guesses):
+            guess = TRUTH if n == 0 and n_guesses < 3 else TRUTH + 1 + n
+            tree.add(ROOT, guess, 0.7 / n_guesses, probability=1 / n_guesses)
+        rule = rule.observe(tree, range(len(tree)), [ROOT], [TRUTH])
     sure, unsure = (1.0, 0.8, 0.2, 0.0), (1.0, 0.8, 1.8, 0.0)
     assert rule.chance(sure) > 0.8
     assert rule.chance(unsure) < 0.3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,8 @@ from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.round import Round
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
+from edgespec.engine.stop_rules import Nodes, RoundSoFar, StopRule
 from edgespec.engine.tree_limits import Limits
-from edgespec.ports.text_request import TextRequest
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport, RoundCost, TokenEvent
@@ -86,18 +87,35 @@ def test_passes_that_a_kept_prefix_saves_are_those_of_the_prompt_without_its_las
     assert (first.saved_passes, again.saved_passes) == (0, 4), "7 tokens, 2 at a time"
 
 
-GUESSES = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": False}
+GUESSES = {"pacer": "linear", "draft_max": 2, "lookup": False}
+
+
+class Misses(StopRule):
+    """Grows full trees, and keeps of each round whether the last guesses on its path were wrong."""
+
+    name = "misses"
+
+    def __init__(self) -> None:
+        self.found: list[bool] = []
+
+    def fires(self, so_far: RoundSoFar) -> bool:
+        return False
+
+    def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Misses:
+        guessed = [n for n, node in enumerate(path) if tree.children(node)]
+        found = [tree.child(path[n], tokens[n]) is None for n in guessed]
+        self.found.append(bool(found) and found[-1])
+        return self
 
 
 def misses(draft: FakeModel, **limits: Any) -> list[bool]:
     """True for each round of a text whose guesses after the last accepted node were all wrong."""
     settings = EngineSettings(step_aside=False, **GUESSES)
+    rule = Misses()
     with Engine(counting(), draft, settings) as engine:
-        request = engine.admit(TextRequest(tuple(PROMPT), GREEDY, **limits))
-        list(engine.run(request))
-    told = [outcome.feedback for outcome in request.tally.outcomes]
-    reached = [[node for each in one for node in each.path_nodes] for one in told]
-    return [bool(nodes) and not nodes[-1].was_right for nodes in reached]
+        engine.planner.stop_rule = rule
+        finish(engine.generate(PROMPT, GREEDY, **limits))
+    return rule.found
 
 
 def test_guesses_that_are_all_wrong_are_a_miss() -> None:

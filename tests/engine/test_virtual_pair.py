@@ -66,7 +66,7 @@ def test_a_good_draft_is_found_and_used(machine: str, at_least: float) -> None:
 @pytest.mark.parametrize("machine", ["50 %", "80 %, 300 MB/s", "50 %, 1 thread"])
 def test_drafting_beside_passes_does_not_slow_a_text_down(machine: str) -> None:
     beside, alone = (
-        run(MACHINES[machine], replace(TEXTS["good"], seed=1), 128, overlap=overlap)[0]
+        run(MACHINES[machine], replace(TEXTS["good"], seed=1), 128, no_overlap=not overlap)[0]
         for overlap in (True, False)
     )
     assert beside.tokens_per_s >= 0.95 * alone.tokens_per_s
@@ -145,5 +145,5 @@ def test_in_a_long_text_trees_of_any_fixed_size_are_not_faster() -> None:
         result = run(machine, text, 48, n_texts=2, **rules)[1].result
         return sum(cost.pass_s for cost in result.speculation.round_costs)
 
-    fixed = {"fallback": "full", "step_aside": False, "overlap": False}
+    fixed = {"fallback": "full", "step_aside": False, "no_overlap": True}
     assert second_text_s() <= 1.05 * min(second_text_s(draft_max=n, **fixed) for n in (2, 4, 8))

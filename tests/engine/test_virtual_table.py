@@ -54,13 +54,6 @@ def test_texts_are_as_fast_as_ever() -> None:
     assert noisy.mean >= 1.15
 
 
-@pytest.mark.slow
-def test_good_drafts_are_found_in_memory() -> None:
-    """A trial was too dear for a credit of 2 %: 1.1."""
-    gains = {case: gain(case) for case in cases(["in memory"], ["good"])}
-    assert of(gains, "in memory").mean >= 1.34
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize(
     "machine",

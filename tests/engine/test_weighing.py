@@ -52,7 +52,7 @@ class WaitingMachine:
     def seconds_per_token(self, n_tokens: int, **rules: Any) -> float:
         target = Paged(LANGUAGE, N_VOCAB, cost=self.target_pass, n_ctx=4096)
         draft = FakeModel(DRAFT, N_VOCAB, cost=self.draft_step, n_ctx=4096)
-        settings = EngineSettings(overlap=False, **rules)
+        settings = EngineSettings(no_overlap=True, **rules)
         with Engine(target, draft, settings, self.clock) as engine:
             result = finish(engine.generate(PROMPT * 8, WARM, n_tokens))
         return result.timings.decode_s / n_tokens

@@ -79,6 +79,7 @@ def test_what_llama_cpp_would_not_survive_is_not_handed_to_it(tmp_path: Path):
         quantise(tmp_path / "m.gguf", tmp_path / "out.gguf", "Q4_0")
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_quantiser_is_reported(tmp_path: Path):
     source = tiny_llama().write(tmp_path / "m.gguf")
     with pytest.raises(EdgespecError, match="could not be stored as Q4_0"):

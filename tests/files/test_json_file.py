@@ -41,6 +41,18 @@ def test_the_folder_keeps_those_that_were_written_last(tmp_path: Path) -> None:
     assert {path.stem for path in tmp_path.iterdir()} == {"2", "3", "4"}
 
 
+def test_what_a_killed_process_had_begun_is_deleted(tmp_path: Path) -> None:
+    """Such files had stayed in the cache folder for ever."""
+    child = os.fork()
+    if not child:
+        Path.replace = lambda *_: os._exit(0)  # type: ignore[assignment]
+        JsonFile(tmp_path, "one").write(1)
+    os.waitpid(child, 0)
+    assert len([*tmp_path.iterdir()]) == 1
+    JsonFile(tmp_path, "two").write(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["two.json"]
+
+
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     JsonFile(tmp_path / "file" / "below", "one", 3).write(7)

@@ -108,6 +108,7 @@ class TestAResidentTargetsFeaturesAreCopiedFromItsNodes(FeaturesContract):
         return copied()(partial(open_resident, path))
 
 
+@pytest.mark.slow
 class TestAPagedTargetsFeaturesAreCopiedFromItsNodes(FeaturesContract):
     layers = LAYERS
 
@@ -125,7 +126,13 @@ class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
         return lambda: open_resident(path, n_slots=2)
 
 
-@pytest.mark.parametrize("architecture", sorted(SHOW_INPUTS))
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(name, marks=() if name in ("gpt-oss", "llama") else pytest.mark.slow)
+        for name in sorted(SHOW_INPUTS)
+    ],
+)
 def test_nodes_have_the_same_bits_as_what_the_graph_gives(
     architecture: str, tmp_path: Path
 ) -> None:

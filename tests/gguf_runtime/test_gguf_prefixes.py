@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_gguf_types import quantised
 
@@ -19,9 +20,10 @@ from edgespec.ports.state import KeepsBlocks
 from edgespec.ports.text_request import TextRequest
 from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
+from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime, state
 from paging_contract import load_paged
-from port_calls import prefill
+from port_calls import evaluate, prefill
 
 N_NEW = 6
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.9, seed=3)]
@@ -132,3 +134,24 @@ def test_a_foreign_block_is_refused_and_the_model_goes_on(model: LanguageModel) 
     model.read_block(memoryview(bytearray(first)), 0)
     model.read_block(memoryview(bytearray(second)), 0)
     assert model.committed_of(0) == len(tokens)
+
+
+def test_a_block_holds_no_dropped_guesses_and_storing_it_moves_no_later_cell(
+    model: LanguageModel,
+) -> None:
+    """Storing a block after a pass with a wrong guess had stored the guess with it, and freed its
+    cell, into which the next token was written: texts differed."""
+    assert isinstance(model, KeepsBlocks)
+    tokens = PROMPT[: model.block_tokens]
+    prefill(model, tokens)
+    block = bytes(model.write_block(0, 0))
+    tree = TokenTree(5, 4)
+    wrong = tree.add(0, 7, confidence=0.9)
+    right = tree.add(0, 9, confidence=0.1)
+    evaluate(model, tree, [0, wrong, right])
+    model.commit(tree, [0, right])
+    assert bytes(model.write_block(0, 0)) == block
+    stored = evaluate(model, TokenTree(11, 1), [0]).copy()
+    model.truncate(0)
+    prefill(model, [*tokens, 5, 9])
+    assert np.array_equal(stored, evaluate(model, TokenTree(11, 1), [0]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread, Timer
@@ -23,7 +24,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import devices
+from edgespec_runtimes.gguf.llama import devices, trial_process
 from edgespec_runtimes.gguf.llama.devices import DeviceMemory
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
@@ -41,6 +42,22 @@ LAYER_BYTES = max(
     sum(t.nbytes for t in TARGET.tensors if t.name.startswith(f"blk.{layer}."))
     for layer in range(TARGET.n_layers)
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def asked_once() -> Iterator[None]:
+    """Keep what processes have found out about a device: each takes half a second to start."""
+    run, known = trial_process.run, {}
+
+    def run_once(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+        done = known.get(tuple(command)) or run(command, timeout_s)
+        if not done.returncode or "gpu" in command:
+            known[tuple(command)] = done
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial_process, "run", run_once)
+        yield
 
 
 def prepared(server: str = "", n_layers: int = 0) -> PreparedGguf:
@@ -69,6 +86,7 @@ class TestSomeLayersThereAndTheRestPagedKeepTheContract(PortContract):
         return lambda: on_server(rpc_server, 3, is_isolated=True)
 
 
+@pytest.mark.slow
 class TestAllLayersThereKeepTheContract(PortContract):
     atol = 0.2
 
@@ -77,6 +95,7 @@ class TestAllLayersThereKeepTheContract(PortContract):
         return lambda: on_server(rpc_server, is_isolated=True)
 
 
+@pytest.mark.slow
 class TestDraftOnADeviceKeepsTheContract(PortContract):
     atol = 0.2
 

@@ -51,6 +51,7 @@ class TestPagedInManyPieces(StateContract):
         return lambda: load_paged(runtime.prepare(request(TARGET)))
 
 
+@pytest.mark.slow
 class TestWithoutADraft(StateContract):
     """One branch and no other: the cells have a sequence to go through all the same."""
 

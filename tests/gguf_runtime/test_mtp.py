@@ -120,6 +120,7 @@ class TestAResidentTargetGivesItsLastState(FeaturesContract):
         return lambda: open_target(plain)
 
 
+@pytest.mark.slow
 class TestAPagedTargetGivesItsLastState(FeaturesContract):
     layers = (7,)
 

@@ -188,6 +188,7 @@ def test_slices_of_layers_have_the_logits_of_whole_layers(
 
 
 @pytest.mark.usefixtures("small_slices")
+@pytest.mark.slow
 class TestSlicesKeepThePagingContract(PagingContract):
     @pytest.fixture
     def paged(self, tmp_path: Path) -> Iterator[GgufModel]:

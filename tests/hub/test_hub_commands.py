@@ -64,6 +64,7 @@ def test_a_pair_named_on_a_hub_writes_what_its_files_write(hub, tmp_path):
     assert fetched.stdout == run(hub, tmp_path, *prompt).stdout
 
 
+@pytest.mark.slow
 def test_offline_the_cache_is_used_and_said(hub, pulled):
     cache, _ = pulled
     done = run(hub, cache, "models", "pull", REPO, HF_HUB_OFFLINE="1")

@@ -106,7 +106,7 @@ def texts(
         acceptance=rule or AcceptanceName.EXACT_REPLAY, draft_max=args.guesses, lookup=False
     )
     if not args.memory:
-        settings = settings.but(fallback=args.fallback, overlap=False, step_aside=False)
+        settings = settings.but(fallback=args.fallback, no_overlap=True, step_aside=False)
     draft = models.draft if rule else None
     with Engine(models.target, draft, settings) as engine:
         return [

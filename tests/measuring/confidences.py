@@ -59,7 +59,7 @@ def measure(args: argparse.Namespace) -> None:
                     fallback=FallbackName.FULL,
                     draft_max=n_guesses,
                     lookup=lookup,
-                    overlap=False,
+                    no_overlap=True,
                     step_aside=False,
                 )
                 nats: list[float] = []

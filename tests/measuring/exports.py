@@ -4,7 +4,8 @@
     python tests/measure.py exports [--exporters PYTHON | --made FOLDER] [--write]
 
 A row for each export and draft. MiB are the peak of and the plan's sum for a process that loads
-both: with 2 GiB, and with the smallest budget, which pages. Then, for each, the tokens like plain
+both: with 2 GiB, and with the smallest budget, which pages. Texts fill the context, as a plan
+foresees. Then, for each, the tokens like plain
 onnxruntime's, fed one by one, before the first that differs: alone and drafted, greedy and sampled
 at temperature 0.8. Runs in processes of their own, one at a time.
 
@@ -30,6 +31,7 @@ from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB
 from edgespec.memory.cgroups import table
+from edgespec.ports import LanguageModel
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 from engine_cases import finish
@@ -37,7 +39,7 @@ from engine_cases import finish
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs/models.md"
 START, END = "<!-- table of exports -->", "<!-- end of the table -->"
-PROMPT = "The history of the city of Paris begins with"
+TEXT = 200 * "The history of the city of Paris begins with an island and a bridge. "
 SAMPLING = (SamplingParams(), SamplingParams(temperature=0.8, seed=7))
 ROOM = "2GiB"
 CHILD = "import sys; from measuring import exports; exports.{}(*sys.argv[1:])"
@@ -171,6 +173,11 @@ def same(text: Sequence[int], expected: Sequence[int]) -> str:
     return str(n) if n == len(expected) else f"{n} of {len(expected)}"
 
 
+def prompt_for(target: LanguageModel, n_tokens: int) -> list[int]:
+    """Tokens that leave room for an answer of `n_tokens` in the context."""
+    return target.vocabulary.encode(TEXT)[: target.info.n_ctx - n_tokens]
+
+
 def plain(export: str, n_tokens: str, ctx_size: str) -> None:
     """Print what onnxruntime alone writes, token by token."""
     from edgespec_runtimes.onnx.files.source import named_model
@@ -178,7 +185,7 @@ def plain(export: str, n_tokens: str, ctx_size: str) -> None:
 
     settings = LoadSettings(model=export, memory_budget=ROOM, ctx_size=int(ctx_size))
     with open_models(settings) as models:
-        prompt = models.target.vocabulary.encode(PROMPT)
+        prompt = prompt_for(models.target, int(n_tokens))
         ends = models.target.vocabulary.eog_tokens
     model = WholeModel(named_model(Path(export)))
     texts = []
@@ -206,7 +213,7 @@ def loaded(export: str, draft: str, budget: str, n_tokens: str, ctx_size: str) -
         ctx_size=int(ctx_size),
     )
     with open_models(settings) as models:
-        prompt = models.target.vocabulary.encode(PROMPT)
+        prompt = prompt_for(models.target, int(n_tokens))
         texts: dict[str, list[list[int]]] = {"alone": [], "drafted": []}
         for way, found in texts.items():
             drafter = models.draft if way == "drafted" else None

@@ -35,7 +35,7 @@ def rate(machine: Machine, text: Text, n_tokens: int, temperature: float, **rule
 def row(machine: Machine, text: Text, n_tokens: int, temperature: float) -> str:
     drafted = rate(machine, text, n_tokens, temperature)
     alone = rate(machine, text, n_tokens, temperature, drafts=False)
-    beside = drafted / rate(machine, text, n_tokens, temperature, overlap=False)
+    beside = drafted / rate(machine, text, n_tokens, temperature, no_overlap=True)
     told = f"{drafted:8.3f}  {drafted / alone:5.3f} of no draft  {beside:5.3f} of no overlap"
     if n_tokens == 128:
         best = harmonic_mean(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
-from edgespec.memory.budget import LOADING, MemoryRow, plan_memory, rows_when_loaded_first
+from edgespec.memory.budget import LOADING, MemoryRow, beside_later, plan_memory
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 
@@ -92,11 +92,11 @@ def test_what_cannot_be_paged_is_refused_with_what_its_weights_take() -> None:
 
 def test_what_only_loading_takes_counts_as_far_as_nothing_later_takes_as_much() -> None:
     weights, loading = MemoryRow("draft", "weights", 50), MemoryRow("draft", LOADING, 30)
-    assert rows_when_loaded_first(10, [weights, loading]) == [
+    assert beside_later([weights, loading], 10) == [
         weights,
         MemoryRow("draft", LOADING, 20),
     ]
-    assert rows_when_loaded_first(30, [weights, loading]) == [weights]
+    assert beside_later([weights, loading], 30) == [weights]
 
 
 def test_the_smallest_budget_is_named_with_room_for_a_larger_process() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -97,6 +98,33 @@ def test_the_largest_batches_within_the_share_of_the_budget_are_taken() -> None:
 
 def test_what_loading_the_draft_takes_is_free_again_when_the_target_comes() -> None:
     assert not [row for row in planned(300 * MIB).rows if row.what == LOADING]
+
+
+def test_a_resident_pair_takes_the_most_that_its_phases_do() -> None:
+    """Loading the draft, loading the target beside it, and running: each begins with what stays of
+    the one before."""
+    sizes = (0, 20, 70, 300)
+    for draft_loading, target_loading, late in itertools.product(sizes, repeat=3):
+        pair = {
+            owner: ModelNeeds(
+                fixed=(MemoryRow(owner, "KV cache", late * MIB, is_late=True),),
+                batches=(BatchNeeds(8, ()),),
+                resident=(
+                    MemoryRow(owner, "weights", weights * MIB),
+                    MemoryRow(owner, LOADING, loading * MIB),
+                ),
+            )
+            for owner, weights, loading in (
+                ("target", 100, target_loading),
+                ("draft", 40, draft_loading),
+            )
+        }
+        plan = plan_pair(1 << 40, PROCESS_BYTES, pair["target"], pair["draft"])
+        process = sum(row.nbytes for row in plan.rows if row.owner == "process")
+        phases = (40 + draft_loading, 140 + target_loading, 140 + 2 * late)
+        assert plan.planned_bytes == process + max(phases) * MIB
+        smallest = plan_pair(plan.smallest_bytes, PROCESS_BYTES, pair["target"], pair["draft"])
+        assert smallest.planned_bytes == plan.planned_bytes
 
 
 def test_a_draft_is_planned_to_stay_in_memory() -> None:

@@ -70,7 +70,7 @@ def test_replaying_a_text_takes_the_passes_that_the_target_would_have_taken() ->
             fallback="full",
             draft_max=tree.drafted_nodes,
             lookup=False,
-            overlap=False,
+            no_overlap=True,
         ).speculation
         assert (tree.rounds, tree.verified, tree.accepted) == (
             done.rounds,
@@ -93,7 +93,7 @@ def test_a_sampled_text_is_replayed_with_its_noise() -> None:
             fallback="full",
             draft_max=tree.drafted_nodes,
             lookup=False,
-            overlap=False,
+            no_overlap=True,
         ).speculation
         assert (tree.rounds, tree.verified, tree.accepted) == (
             done.rounds,

@@ -19,7 +19,7 @@ import onnx
 
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.files.unfinished import SUFFIX
-from edgespec.memory.budget import plan_memory
+from edgespec.memory.budget import loaded_last, plan_memory
 from edgespec.ports.adjusting import WeightShares
 from edgespec_runtimes.onnx import runtime, trials
 from edgespec_runtimes.onnx.graph.accuracy import set_accuracy
@@ -203,7 +203,7 @@ def open_paged_with(folder: Path, progress: Callable[[str, float], None]) -> Non
         needs = prepared.needs()
         rows, paged = needs.common_rows(), needs.paged_rows()
         least = 2 * max(size.slot_bytes for size in needs.cuts[0])
-        taken = sum(row.nbytes for row in (*rows, *paged))
+        taken = sum(row.nbytes for row in (*rows, *loaded_last(paged, rows)))
         prepared.load(plan_memory(taken + least, rows, needs.cuts, None, paged), progress)
     finally:
         prepared.close()

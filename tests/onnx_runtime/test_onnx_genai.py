@@ -81,7 +81,10 @@ class TestPagedWindowsKeepTheContract(PortContract):
         return lambda: open_paged(GEMMA)
 
 
+@pytest.mark.slow
 class TestPagedGenaiModelKeepsThePagingContract(PagingContract):
+    """Fast tests hold the pager to it with other exports."""
+
     @pytest.fixture
     def paged(self) -> Iterator[OnnxModel]:
         model = open_paged(QWEN)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from edgespec.memory.budget import LOADING
 from edgespec.memory.needs import ModelNeeds
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.prepare import measuring
@@ -91,9 +92,11 @@ def test_halves_are_folded_and_let_go_one_by_one(
     monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
     loading = {}
     for dtype in ("float32", "float16"):
-        path = write_llama(tmp_path / dtype, vocab=VOCAB, hidden=256, ffn=1024, dtype=dtype)
+        path = write_llama(
+            tmp_path / dtype, layers=2, vocab=VOCAB, hidden=256, ffn=1024, dtype=dtype
+        )
         prepared = runtime.prepare(request(path))
-        loading[dtype] = resident(prepared.needs())["loading"]
+        loading[dtype] = resident(prepared.needs())[LOADING]
         cut, weights = prepared._deployed.fitted.cut, prepared._source.weights
         pieces = [sum(weights[name].nbytes for _, name in piece.weights) for piece in cut.pieces]
         prepared.close()
@@ -106,7 +109,7 @@ def test_without_a_trial_sizes_are_computed(packed: Path, monkeypatch: pytest.Mo
 
 
 def test_a_table_that_is_read_by_row_is_no_resident_weight(tmp_path: Path) -> None:
-    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
+    path = write_llama(tmp_path, layers=2, vocab=VOCAB, hidden=HIDDEN)
     table_bytes = 4 * VOCAB * HIDDEN
     prepared = runtime.prepare(request(path))
     stored = prepared._source.weight_bytes
@@ -142,7 +145,7 @@ def quantise_head(path: Path) -> None:
 
 def test_floats_of_a_quantised_head_are_planned(tmp_path: Path) -> None:
     """onnxruntime makes them in every run."""
-    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
+    path = write_llama(tmp_path, layers=2, vocab=VOCAB, hidden=HIDDEN)
     quantise_head(path)
     needs = needs_of(path)
     assert resident(needs)["weights in single precision"] == 4 * VOCAB * HIDDEN
@@ -161,10 +164,10 @@ def test_a_head_that_is_folded_is_loaded_before_the_layers_have_taken_memory(
         return measuring.MeasuredOnnx((*[layer] * (n_pieces - 1), head))
 
     monkeypatch.setattr(PreparedOnnx, "_measured", property(sizes))
-    path = write_llama(tmp_path, vocab=VOCAB, hidden=HIDDEN)
-    packed = resident(needs_of(path))["loading"]
+    path = write_llama(tmp_path, layers=2, vocab=VOCAB, hidden=HIDDEN)
+    packed = resident(needs_of(path))[LOADING]
     quantise_head(path)
-    folded = resident(needs_of(path))["loading"]
+    folded = resident(needs_of(path))[LOADING]
     assert packed - folded >= 60 * MIB
 
 

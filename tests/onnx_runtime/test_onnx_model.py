@@ -55,6 +55,7 @@ class TestWeightsInTheGraphKeepTheContract(ContractOfKind):
     kind: ClassVar = {"external": False, "tied": True}
 
 
+@pytest.mark.slow
 class TestFusedAttentionKeepsTheContract(ContractOfKind):
     atol = 1e-4
     opened = staticmethod(open_paged)
@@ -97,9 +98,10 @@ class TestFourBitsKeepTheContract(ContractOfKind):
 class TestPagedFourBitsKeepTheContract(ContractOfKind):
     atol = 1e-2
     opened = partial(open_paged, share=0.3)
-    kind: ClassVar = {"bits": 4, "fused": True, "layers": 4}
+    kind: ClassVar = {"bits": 4, "fused": True, "layers": 3}
 
 
+@pytest.mark.slow
 class TestTokensThatInfluenceEachOtherKeepTheContract(ContractOfKind):
     """int8 with a scale over the batch: each token is computed by itself, so nothing changes."""
 

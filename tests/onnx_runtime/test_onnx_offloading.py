@@ -56,6 +56,7 @@ def paged(models: Callable[..., Path]) -> Iterator[OnnxModel]:
     model.close()
 
 
+@pytest.mark.slow
 class TestWholeOnTheDeviceKeepsTheContract(ContractOfKind):
     atol = 1e-4
     opened = staticmethod(open_whole)
@@ -82,6 +83,7 @@ class TestOffloadedFourBitsKeepTheContract(ContractOfKind):
     kind: ClassVar = {"bits": 4}
 
 
+@pytest.mark.slow
 class TestFusedAttentionByRowsKeepsTheContract(ContractOfKind):
     """CUDA's fused attention refuses masks."""
 
@@ -90,6 +92,7 @@ class TestFusedAttentionByRowsKeepsTheContract(ContractOfKind):
     kind: ClassVar = {"fused": True}
 
 
+@pytest.mark.slow
 class TestOffloadedKeepsThePagingContract(PagingContract):
     """Slots are copied from, not bound."""
 

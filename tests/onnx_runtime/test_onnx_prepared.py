@@ -41,11 +41,3 @@ def test_a_target_that_is_drafted_for_says_how_onnxruntime_rounds(folder: Path) 
 
     assert len(rounding_notes(8, "target")) == 1
     assert rounding_notes(1, "target") == rounding_notes(8, "draft") == []
-
-
-def test_a_paged_int8_export_says_that_it_rounds_otherwise_than_in_memory(tmp_path: Path) -> None:
-    write_llama(tmp_path, bits=8)
-    with closing(runtime.prepare(request(tmp_path))) as prepared:
-        whole, paged = (prepared.notes(replace(PLAN, paged=value)) for value in (False, True))
-    (further,) = set(paged) - set(whole)
-    assert "paged otherwise than in memory" in further

@@ -41,6 +41,7 @@ def test_who_waits_in_line_for_a_stream_has_its_headers(session):
             assert list(second.iter_lines())[-2] == "data: [DONE]"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_who_waits_in_line_keeps_only_a_body(session, monkeypatch, is_stream):
     closed: list[weakref.ref[Completion]] = []
@@ -86,6 +87,7 @@ def test_no_answer_has_more_tokens_than_the_server_allows(session):
         assert answer["usage"]["completion_tokens"] <= 5
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_an_answer_ends_when_its_time_is_over(session, is_stream):
     asked = LONG | {"stream": is_stream, "ignore_eos": True, "max_tokens": 3000}

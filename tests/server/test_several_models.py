@@ -227,6 +227,16 @@ def test_metrics_count_loads_over_all_models(url: str) -> None:
     assert _loads(url) > before
 
 
+@pytest.mark.slow
+def test_a_budget_that_a_client_gave_holds_for_the_models_that_follow(url: str) -> None:
+    """The next model had been loaded with the budget of the command line."""
+    ask(url, "one")
+    given = httpx.post(f"{url}/v1/budget", json={"memory_budget": "500MiB"}, timeout=60)
+    assert given.json()["budget_bytes"] == 500 << 20
+    assert ask(url, "two").status_code == 200
+    assert httpx.get(f"{url}/v1/budget").json()["budget_bytes"] == 500 << 20
+
+
 def _loads(url: str) -> int:
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     return int(

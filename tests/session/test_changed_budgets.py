@@ -201,3 +201,20 @@ def test_a_budget_of_auto_follows_the_free_memory(monkeypatch: pytest.MonkeyPatc
         while session.plan.budget_bytes != free[0]:
             pause.wait(0.001)
     assert not [t for t in threading.enumerate() if t.name == "edgespec-budget" and t.is_alive()]
+
+
+def test_a_budget_that_is_given_stays_though_auto_affords_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had grown again within seconds."""
+    free = session_budget.FreeMemory
+    asked = threading.Event()
+    monkeypatch.setattr(session_budget, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(free, "next_budget", lambda *_: 900 << 20 if asked.is_set() else None)
+    load = LoadSettings(model=embedded_pair().target, memory_budget="auto:500MiB-2GiB")
+    with edgespec.load(load, RULES) as session:
+        session.set_memory_budget(700 << 20)
+        asked.set()
+        threading.Event().wait(0.05)
+        assert session.plan.budget_bytes == 700 << 20
+        assert not session.budget.follows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from typing import Any
@@ -37,7 +38,9 @@ def planned(budget: int | str, lookup: bool | None = None) -> MemoryPlan:
     return edgespec.plan(load_settings(budget), EngineSettings(lookup=lookup))
 
 
+@functools.cache
 def least() -> int:
+    """The smallest budget of a process of PROCESS_BYTES."""
     return planned("4GiB", lookup=False).smallest_bytes
 
 

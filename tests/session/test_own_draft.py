@@ -114,6 +114,27 @@ def test_a_draft_that_would_be_slower_is_refused(monkeypatch: pytest.MonkeyPatch
         choose(460, monkeypatch, disk=1e11)
 
 
+def test_a_budget_without_room_for_the_target_is_refused_at_once(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kept kind had been planned, one of them twice, for as many seconds."""
+    digest = sampled_digest([TARGET], with_times=False)[: own_draft.DIGITS]
+    kinds = {"1/8": {"kind": "Q4_0"}, "8/8": {"kind": "Q4_0"}, "4/8": {"kind": "Q2_K"}}
+    JsonFile(cache_folder.drafts(), digest).write(kinds)
+    for kind in ("Q4_0", "Q2_K"):
+        (cache / f"{TARGET.stem}-self-{kind}-{digest}.gguf").touch()
+    planned: list[bool] = []
+
+    def refuse(settings: LoadSettings, *args: object, **more: object) -> None:
+        planned.append(settings.draft is not None)
+        raise BudgetError("too small", 1)
+
+    monkeypatch.setattr(session, "plan", refuse)
+    with pytest.raises(BudgetError):
+        own_draft.obtain(LoadSettings(model=TARGET, draft="self", memory_budget="20MiB"))
+    assert planned == [True, False]
+
+
 def test_only_drafts_of_the_cache_are_deleted(tmp_path: Path) -> None:
     other = tmp_path / "mine-self-Q2_K-0123456789ab.gguf"
     other.write_bytes(b"mine")
@@ -149,6 +170,17 @@ def test_the_command_line_uses_one_that_was_made_for_such_a_budget(
         assert (f"{draft.stem} guesses for" in said) == is_used
         entry.main([*plan, budget, "--no-draft"])
         assert draft.stem not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("content", [[1], 3, {"8/8": 3, "1/8": {"kind": []}}])
+def test_damaged_notes_about_drafts_count_as_none(cache: Path, content: object) -> None:
+    """Each command with this model had ended with an AttributeError."""
+    digest = sampled_digest([TARGET], with_times=False)[: own_draft.DIGITS]
+    JsonFile(cache_folder.drafts(), digest).write(content)
+    assert own_draft.kept(TARGET, "1GiB") is None
+    assert own_draft.measured(cache / f"{TARGET.stem}-self-q2_k-{digest}.gguf") is None
+    with pytest.raises(UsageError, match="would hardly be faster"):
+        session.plan(LoadSettings(model=TARGET, draft="self", memory_budget="1GiB"))
 
 
 @pytest.fixture(scope="module")

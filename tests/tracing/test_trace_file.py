@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.tracing.spans import OFF, Track
 from edgespec.tracing.trace_file import MAX_EVENTS, TraceFile, open_trace
 from traces import KeptFile, check, counts, read, read_cut_off, spans, ticking, trace_in_memory
@@ -239,3 +239,30 @@ def test_a_pipe_may_take_the_trace(tmp_path: Path):
     content = os.read(reader, 1 << 16)
     os.close(reader)
     assert spans(read(content), "round")
+
+
+def planned_and_ended_by(error: BaseException, path: Path) -> None:
+    with open_trace(path) as trace:
+        trace.span(Track.ENGINE, "planning").end()
+        raise error
+
+
+@pytest.mark.parametrize("before", ["", "an earlier trace", None])
+def test_a_refused_run_leaves_the_path_as_it_was(tmp_path: Path, before: str | None):
+    path = tmp_path / "trace.json"
+    if before is not None:
+        path.touch()
+    if before:
+        with open_trace(path) as trace:
+            trace.span(Track.ENGINE, before).end()
+    found = path.read_bytes() if before is not None else None
+    with pytest.raises(BudgetError):
+        planned_and_ended_by(BudgetError("too small", 1), path)
+    assert (path.read_bytes() if path.exists() else None) == found
+
+
+def test_an_interrupted_run_leaves_its_trace(tmp_path: Path):
+    path = tmp_path / "trace.json"
+    with pytest.raises(KeyboardInterrupt):
+        planned_and_ended_by(KeyboardInterrupt(), path)
+    assert spans(read(path.read_bytes()), "planning")

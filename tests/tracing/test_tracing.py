@@ -96,7 +96,7 @@ def test_draft_steps_say_how_the_tree_grew():
 def test_drafting_beside_the_pass_has_a_track_of_its_own():
     target, draft = pair(stall_share=0.9)
     target.hook = waits_for_steps_of(draft, 2)
-    result, events = traced(target, draft, overlap=True)
+    result, events = traced(target, draft, no_overlap=False)
     beside = spans(events, "draft step", Track.BESIDE)
     assert result.speculation.provisional_drafted > 0
     assert sum(event["args"]["nodes"] for event in beside) == result.speculation.provisional_drafted
@@ -113,7 +113,7 @@ def test_a_draft_that_has_nothing_to_evaluate_makes_no_step(overlap: bool):
     target = counting(eog_tokens=[N_VOCAB - 1], stall_share=0.9)
     draft = FakeModel(fixed_text([N_VOCAB - 1], N_VOCAB, len(PROMPT)), N_VOCAB)
     target.hook = waits_for_steps_of(draft, 1) if overlap else None
-    result, events = traced(target, draft, overlap=overlap, pacer="linear", lookup=False)
+    result, events = traced(target, draft, no_overlap=not overlap, pacer="linear", lookup=False)
     steps = spans(events, "draft step")
     assert result.speculation.drafted > 0
     assert [step.get("args", {}).get("nodes") for step in steps] == [1] * len(draft.evaluations)

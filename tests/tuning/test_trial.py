@@ -73,6 +73,7 @@ def test_a_budget_that_is_too_small_is_refused_as_everywhere() -> None:
     assert refused.value.smallest_bytes
 
 
+@pytest.mark.slow
 def test_options_of_a_runtime_reach_the_process() -> None:
     job = trial()
     options = {"gguf": GgufOptions(cache_type_k="q8_0")}
@@ -98,6 +99,26 @@ def test_a_layer_that_loading_leaves_out_is_no_draft_to_try(tmp_path: Path) -> N
 def test_figures_survive_the_pipe() -> None:
     figures = TrialFigures(1.0, 2.0, 3, 4, 0.5, 0.1, 0.0, 1.0, 5, 6, None, ("note",))
     assert launch(partial(replace, figures)).result == figures
+
+
+def test_a_budget_that_is_too_small_names_what_both_processes_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It named what the measured process needs, beside a budget of 0 MiB."""
+
+    def refuse(*args: object) -> None:
+        raise BudgetError("the memory budget of 0 MiB is too small", 85 << 20)
+
+    monkeypatch.setattr("edgespec.tuning.trial.launch", refuse)
+    monkeypatch.setattr("edgespec.tuning.trial.own_bytes", lambda: 15 << 20)
+    job = trial()
+    given = job.load.model_copy(update={"memory_budget": "10MiB"})
+    with pytest.raises(BudgetError, match=r"takes 15.0 MiB .* both need 100 MiB; the memory") as it:
+        plan_trial(given, job.engine)
+    assert it.value.smallest_bytes == 100 << 20
+    given = job.load.model_copy(update={"memory_budget": "auto"})
+    with pytest.raises(BudgetError, match=r"^the memory budget of 0 MiB"):
+        plan_trial(given, job.engine)
 
 
 @pytest.mark.slow

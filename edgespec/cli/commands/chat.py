@@ -195,6 +195,8 @@ class Chat:
                 return self._obey(text)
             if text:
                 self._answer(text)
+        except BrokenPipeError:  # nobody reads the answers any more
+            raise
         except (EdgespecError, OSError) as error:
             self._console.complain(f"error: {error}")
             self.exit_code = self.exit_code or getattr(error, "exit_code", 1)

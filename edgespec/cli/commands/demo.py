@@ -61,7 +61,8 @@ CTX_SIZE = 512
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Parse the flags and run the demonstration."""
-    settings = GenerateSettings.model_validate({"max_tokens": getattr(args, "max_tokens", TOKENS)})
+    n_tokens = getattr(args, "max_tokens", TOKENS)
+    settings = groups.given(args, GenerateSettings, max_tokens=n_tokens)
     size = getattr(args, "size", SIZE)
     console = Console()
     pair = fetching.pair_named(getattr(args, "pair", fetching.EMBEDDED), console)

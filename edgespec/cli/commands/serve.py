@@ -202,6 +202,7 @@ def _several(
         "models": known.models,
         "load": load,
         "together": known.together,
+        "on_budget": known.keep_budget,
     }
     if (first := known.first) is not None:
         begun = load(first, False, console.progress)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_origin
 from pydantic import BeforeValidator
 
 from edgespec.chat.chat_sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.settings.base import Flag, Settings, descriptions, spell
+from edgespec.settings.base import Flag, Names, Settings, descriptions, spell
 from edgespec.settings.config import (
     ContextEnd,
     GenerateSettings,
@@ -128,7 +128,6 @@ def add_speculation(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("speculation (changes no text, but for --acceptance)")
     add(group, Speculation)
     add_no_lookup(group)
-    add(group, GenerateSettings, "no_overlap")
 
 
 def add_no_lookup(group: _ArgumentGroup) -> None:
@@ -190,7 +189,7 @@ def add_plain_output(parser: ArgumentParser) -> None:
 def given(args: Namespace, settings: type[S], **more: object) -> S:
     """Settings of a command, from the flags that were given and `more`. Raises UsageError."""
     flags = {name: value for name, value in vars(args).items() if name in settings.known()}
-    return settings.model_validate(flags | more)
+    return settings.model_validate(flags | more, context=Names())
 
 
 def _body_size(value: str) -> int:

@@ -164,7 +164,6 @@ class BlockVerification(AcceptanceRule):
 
     name: ClassVar[str] = AcceptanceName.BLOCK
     growth: ClassVar[Growth | None] = Growth(width=1)
-    looks_ahead: ClassVar[bool] = True
 
     def picks(
         self, tree: TokenTree, after: Mapping[int, Logits], sampler: Sampler

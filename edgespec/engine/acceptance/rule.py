@@ -50,8 +50,6 @@ class AcceptanceRule:
     package says it here; of ours it stands beside the name, since help texts tell it, too."""
     growth: ClassVar[Growth | None] = None
     """Sampling of guesses; None takes the most probable guess of every source."""
-    looks_ahead: ClassVar[bool] = False
-    """True if it evaluates nodes below the current one, where a grammar has no state."""
 
     def __init_subclass__(cls) -> None:
         if isinstance(name := getattr(cls, "name", None), AcceptanceName):

@@ -95,11 +95,8 @@ class Drafter(Protocol):
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
         """Reason why it cannot guess after `committed` and `root_token`; None if it can."""
 
-    def is_behind(self, committed: Sequence[int]) -> bool:
-        """True if it must read committed tokens before it can guess."""
-
-    def catch_up(self, committed: Sequence[int]) -> None:
-        """Read the committed tokens that it has not read."""
+    def catch_up(self, committed: Sequence[int]) -> bool:
+        """Read the committed tokens that it has not read; False if there are none."""
 
     def rest(self) -> None:
         """Drop all nodes and keep the committed text, which may fall behind."""

@@ -37,12 +37,11 @@ class DrawingDrafter(ModelDrafter):
         self,
         model: LanguageModel,
         growth: Growth,
-        temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
         max_tokens: int = 0,
     ) -> None:
-        super().__init__(model, growth.width, temperature, n_vocab, eog_tokens, max_tokens)
+        super().__init__(model, growth.width, n_vocab, eog_tokens, max_tokens)
         self._growth = growth
         self._draws: dict[int, Draws] = {}
         """Draws by key of the node."""

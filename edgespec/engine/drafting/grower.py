@@ -104,15 +104,13 @@ class TreeGrower:
         self._ready = tuple(ready)
         return obstacles
 
-    def is_behind(self, committed: Sequence[int]) -> bool:
-        """True if a drafter must read committed tokens before it can guess."""
-        return any(drafter.is_behind(committed) for drafter in self._ready)
-
-    def catch_up(self, committed: Sequence[int]) -> None:
-        """Let the drafters read the committed tokens that they have not read."""
+    def catch_up(self, committed: Sequence[int]) -> bool:
+        """Let the drafters read the committed tokens that they have not read; False if there are
+        none."""
+        has_read = False
         for drafter in self._ready:
-            if drafter.is_behind(committed):
-                drafter.catch_up(committed)
+            has_read |= drafter.catch_up(committed)
+        return has_read
 
     def dry_run(self, committed: Sequence[int], n_tokens: int) -> list[bool]:
         """Truth values: the lookup in the text would have guessed each of the last `n_tokens`, from

@@ -70,11 +70,10 @@ class BlockDrafter(HeadDrafter):
         self,
         head: GuessesBlocks,
         n_candidates: int,
-        temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
     ) -> None:
-        super().__init__(head, n_candidates, temperature, n_vocab, eog_tokens)
+        super().__init__(head, n_candidates, n_vocab, eog_tokens)
         self.step_depth = head.block_guesses
         self._is_chained = head.is_chained
         self._said: dict[tuple[int, int], Opinion | None] = {}

@@ -48,15 +48,13 @@ def line_up(
             return None
         from edgespec.engine.drafting.drawing import DrawingDrafter, DrawnGrower
 
-        temperature = settings.draft_temperature
-        return DrawnGrower(
-            DrawingDrafter(draft, growth, temperature, info.n_vocab, eog_tokens, info.n_ctx), pacer
-        )
+        drawing = DrawingDrafter(draft, growth, info.n_vocab, eog_tokens, info.n_ctx)
+        return DrawnGrower(drawing, pacer)
     if draft is not None if settings.lookup is None else settings.lookup:
         guessing += [LookupDrafter(eog_tokens, history), RecyclingDrafter(eog_tokens)]
         guessing += [new(info, target.vocabulary) for new in added(DRAFTERS).values()]
     if draft is not None:
-        terms = settings.n_candidates, settings.draft_temperature, info.n_vocab, eog_tokens
+        terms = settings.n_candidates, info.n_vocab, eog_tokens
         if isinstance(draft, GuessesBlocks):
             from edgespec.engine.drafting.head_drafter import BlockDrafter
 

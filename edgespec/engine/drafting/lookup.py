@@ -128,17 +128,17 @@ class LookupDrafter(FreeDrafter):
     def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
         """Ignore the logits: only picked tokens are part of the text."""
 
-    def is_behind(self, committed: Sequence[int]) -> bool:
-        return len(self._index) < len(committed)
-
     def read(self, tree: TokenTree, path: Sequence[int]) -> None:
         for node in path:
             self._index.append(int(tree.token[node]))
 
-    def catch_up(self, committed: Sequence[int]) -> None:
+    def catch_up(self, committed: Sequence[int]) -> bool:
+        if len(self._index) >= len(committed):
+            return False
         self.rest()
         for token in committed[len(self._index) :]:
             self._index.append(token)
+        return True
 
     def dry_run(self, committed: Sequence[int], n_tokens: int) -> Iterator[tuple[int, Opinion]]:
         """The last `n_tokens` committed tokens that were not read, each with the opinion about it

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from edgespec.engine.drafting.drafter import Guess, Opinion
@@ -25,26 +24,10 @@ MIN_PROBABILITY = 1e-6
 FADE = 0.99
 """Factor by which an observed node reduces a weight's precision, as texts differ."""
 MIN_INFORMATION = 1e-3
-MAX_WEIGHTS = 256
-"""Most weights that are loaded from an earlier run."""
-
-
-@dataclass(slots=True)
-class Weight:
-    """A learnt number with a Gaussian prior, updated by one Newton step of maximum likelihood per
-    observed node."""
-
-    value: float
-    precision: float
-
-    max_value = 9.0
-    max_recalled = 10.0
-    """Upper bound of the precision that is loaded from an earlier run."""
-
-    def learn(self, gradient: float, information: float, longest_step: float) -> None:
-        self.precision = FADE * self.precision + max(information, MIN_INFORMATION)
-        step = max(-longest_step, min(longest_step, gradient / self.precision))
-        self.value = max(-self.max_value, min(self.max_value, self.value + step))
+MAX_SIZE = 9.0
+"""Upper bound of a weight's absolute value."""
+MAX_WEIGHTS, MAX_RECALLED = 256, 10.0
+"""Most weights that are loaded from an earlier run, and their highest precision."""
 
 
 class Mixer:
@@ -56,11 +39,14 @@ class Mixer:
 
     so that agreeing sources reinforce each other. The sharpness is the inverse temperature of a
     source's shares, whatever the text's temperature: how far its scores are from the target's. Its
-    logarithm is learnt for each source, the evidence for each source and kind of opinion.
+    logarithm is learnt for each source, the evidence for each source and kind of opinion. Each of
+    these weights has a Gaussian prior, and takes one Newton step of maximum likelihood per observed
+    node.
     """
 
     def __init__(self) -> None:
-        self._weights: dict[str, Weight] = {}
+        self._numbers: dict[str, float] = {}
+        """Learnt weights by name, and their precisions."""
 
     def mix(self, opinions: Sequence[Opinion]) -> list[Guess]:
         """One guess for each named token, best first."""
@@ -77,40 +63,37 @@ class Mixer:
         """Learn from a node after which the target picked `token`."""
         chances = self._chances(opinions)
         for opinion in opinions:
-            evidence, sharpness = self._weights_of(opinion)
             named = sum(chances[each] for each in opinion.tokens)
-            logs = _sharpened(opinion, sharpness)
+            logs = self._sharpened(opinion)
             shares = [math.exp(log) for log in logs]
             mean_log = sum(map(float.__mul__, logs, shares)) / sum(shares)
             # derivatives of the log odds with respect to the sharpness
             slopes = {each: log - mean_log for each, log in zip(opinion.tokens, logs, strict=True)}
             mean = sum(chances[each] * slope for each, slope in slopes.items())
             square = sum(chances[each] * slope * slope for each, slope in slopes.items())
-            evidence.learn((token in slopes) - named, named * (1.0 - named), 1.0)
-            sharpness.learn(slopes.get(token, 0.0) - mean, square - mean * mean, 0.5)
+            evidence = f"{opinion.source} {opinion.kind} evidence"
+            self._learn(evidence, (token in slopes) - named, named * (1 - named), 1.0)
+            slope = slopes.get(token, 0.0) - mean
+            self._learn(f"{opinion.source} sharpness", slope, square - mean * mean, 0.5)
 
     def state_dict(self) -> Numbers:
         """State for `load_state_dict`."""
-        return {
-            f"{name}{what}": number
-            for name, weight in self._weights.items()
-            for what, number in (("", weight.value), (" precision", weight.precision))
-        }
+        return dict(self._numbers)
 
     def load_state_dict(self, numbers: Numbers) -> None:
         """Load the weights of an earlier run, with limited precision; invalid ones are ignored."""
         for name, value in list(numbers.items())[: 2 * MAX_WEIGHTS]:
-            precision = min(Weight.max_recalled, numbers.get(f"{name} precision", 0.0))
-            if abs(value) <= Weight.max_value and precision > 0:
-                self._weights[name] = Weight(value, precision)
+            precision = min(MAX_RECALLED, numbers.get(f"{name} precision", 0.0))
+            if abs(value) <= MAX_SIZE and precision > 0:
+                self._numbers |= {name: value, f"{name} precision": precision}
 
     def _chances(self, opinions: Sequence[Opinion]) -> dict[int, float]:
         """Probability of each named token: softmax of the log odds and of 0 for all others."""
         said: list[dict[int, float]] = []
         for opinion in opinions:
-            evidence, sharpness = self._weights_of(opinion)
-            logs = _sharpened(opinion, sharpness)
-            base = evidence.value + _logit(opinion.chance) - math.log(sum(map(math.exp, logs)))
+            evidence = self._weight(f"{opinion.source} {opinion.kind} evidence", EVIDENCE, 0.7)
+            logs = self._sharpened(opinion)
+            base = evidence + _logit(opinion.chance) - math.log(sum(map(math.exp, logs)))
             said.append(
                 {token: base + log for token, log in zip(opinion.tokens, logs, strict=True)}
             )
@@ -124,23 +107,27 @@ class Mixer:
         total = sum(shares.values()) + math.exp(-highest)
         return {token: share / total for token, share in shares.items()}
 
-    def _weights_of(self, opinion: Opinion) -> tuple[Weight, Weight]:
-        """The evidence of an opinion's source and kind, and the sharpness of its source."""
-        source = opinion.source
-        evidence = self._weight(f"{source} {opinion.kind} evidence", EVIDENCE, 0.7)
-        return evidence, self._weight(f"{source} sharpness", -math.log(opinion.temperature), 4.0)
+    def _sharpened(self, opinion: Opinion) -> list[float]:
+        """Logs of an opinion's probabilities relative to the best one, at the learnt
+        temperature."""
+        prior = -math.log(opinion.temperature)
+        exponent = math.exp(self._weight(f"{opinion.source} sharpness", prior, 4.0))
+        best = max(opinion.probabilities)
+        return [exponent * math.log(max(p / best, MIN_PROBABILITY)) for p in opinion.probabilities]
 
-    def _weight(self, name: str, value: float, precision: float) -> Weight:
-        weight = self._weights.get(name)
-        if weight is None:
-            weight = self._weights[name] = Weight(value, precision)
-        return weight
+    def _weight(self, name: str, prior: float, precision: float) -> float:
+        """A weight, its prior before the first observation."""
+        if name not in self._numbers:
+            self._numbers |= {name: prior, f"{name} precision": precision}
+        return self._numbers[name]
 
-
-def _sharpened(opinion: Opinion, sharpness: Weight) -> list[float]:
-    """Logs of an opinion's probabilities relative to the best one, at the learnt temperature."""
-    exponent, best = math.exp(sharpness.value), max(opinion.probabilities)
-    return [exponent * math.log(max(p / best, MIN_PROBABILITY)) for p in opinion.probabilities]
+    def _learn(self, name: str, gradient: float, information: float, longest_step: float) -> None:
+        """Make a Newton step of a weight."""
+        numbers, precision_name = self._numbers, f"{name} precision"
+        precision = FADE * numbers[precision_name] + max(information, MIN_INFORMATION)
+        step = max(-longest_step, min(longest_step, gradient / precision))
+        numbers[name] = max(-MAX_SIZE, min(MAX_SIZE, numbers[name] + step))
+        numbers[precision_name] = precision
 
 
 def _logit(p: float) -> float:

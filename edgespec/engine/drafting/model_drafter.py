@@ -30,13 +30,15 @@ class ModelDrafter:
     """Implements `Drafter` with a draft model.
 
     `n_vocab` and `eog_tokens` are the target's: only its tokens are guessed, and none after an end
-    of text. `temperature` is the prior of the draft's calibration. Texts of up to `max_tokens` may
-    exceed the draft's context: when it is full, the model reads its latest half again after the
-    first tokens, which costs one more token to read per token of text.
+    of text. Texts of up to `max_tokens` may exceed the draft's context: when it is full, the model
+    reads its latest half again after the first tokens, which costs one more token to read per token
+    of text.
     """
 
     source = "draft"
     is_free = False
+    temperature = 0.6
+    """Prior temperature of the draft's calibration."""
     step_depth = 1
     """Number of consecutive nodes that a step adds."""
 
@@ -44,13 +46,11 @@ class ModelDrafter:
         self,
         model: LanguageModel,
         n_candidates: int,
-        temperature: float,
         n_vocab: int,
         eog_tokens: frozenset[int],
         max_tokens: int = 0,
         slot: int = 0,
     ) -> None:
-        self._temperature = temperature
         self.model = model
         self._slot = slot
         self._max_branches = model.info.slot_branches
@@ -179,20 +179,21 @@ class ModelDrafter:
             return f"its vocabulary of {info.n_vocab} has no token {unknown}"
         return None
 
-    def is_behind(self, committed: Sequence[int]) -> bool:
-        n_tokens = len(committed)
-        return self.n_read < n_tokens or self._must_move(n_tokens)
-
-    def catch_up(self, committed: Sequence[int]) -> None:
-        """Read the rest of the text, or move the window to its end."""
+    def catch_up(self, committed: Sequence[int]) -> bool:
+        """Read the rest of the text, or move the window to its end; False if nothing is to be
+        read."""
+        must_move = self._must_move(len(committed))
+        if not must_move and self.n_read >= len(committed):
+            return False
         self.rest()
-        if not self._must_move(len(committed)):
+        if not must_move:
             self._append(committed[self.n_read :])
-            return
+            return True
         self._truncate(min(SINK_TOKENS, self.n_leading))
         begin = len(committed) - self._n_latest
         self._append([*committed[self.n_held : SINK_TOKENS], *committed[begin:]])
         self._n_left_out = begin - SINK_TOKENS
+        return True
 
     def rest(self) -> None:
         if self._opinions:
@@ -281,7 +282,7 @@ class ModelDrafter:
             tokens,
             shares,
             chance=min(1.0, sum(shares)),
-            temperature=self._temperature,
+            temperature=self.temperature,
             is_exhaustive=True,
         )
 

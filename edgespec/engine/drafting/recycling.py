@@ -106,12 +106,12 @@ class RecyclingDrafter(FreeDrafter):
             self._after_pair.put(self._pair(tree, node), tokens, row[tokens])
             self._after_token.put(int(tree.token[node]), tokens, row[tokens])
 
-    def is_behind(self, committed: Sequence[int]) -> bool:
-        return self._n_read < len(committed)
-
-    def catch_up(self, committed: Sequence[int]) -> None:
+    def catch_up(self, committed: Sequence[int]) -> bool:
+        if self._n_read >= len(committed):
+            return False
         self.rest()
         self._n_read, self._before_root = len(committed), int(committed[-1])
+        return True
 
     def rewind(self, n_tokens: int) -> None:
         self.rest()

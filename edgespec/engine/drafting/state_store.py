@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, field, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -78,23 +78,14 @@ def _kept_fields(learners: Sequence[Any]) -> Iterator[tuple[Any, Field[Any]]]:
         yield from ((learner, each) for each in fields(learner) if "most" in each.metadata)
 
 
-class StateStore(Protocol):
-    """Store of an engine's learnt state."""
-
-    def recall(self) -> Learnt:
-        """The stored state; empty if there is none."""
-
-    def keep(self, learnt: Learnt) -> None:
-        """Store the state for the next run, if possible."""
-
-
-class CalibrationFile:
-    """Implements `StateStore` with a file in `folder`."""
+class StateStore:
+    """The learnt state of a pair, in a file that its runs share."""
 
     def __init__(self, folder: Path, target: ModelInfo, draft: ModelInfo | None) -> None:
         self._file = JsonFile(folder, pair_digest(target, draft), MAX_FILES)
 
     def recall(self) -> Learnt:
+        """The stored state; empty if there is none."""
         try:
             content = self._file.read() or {}
             return {source: _numbers(learnt) for source, learnt in content.items()}
@@ -102,6 +93,7 @@ class CalibrationFile:
             return {}
 
     def keep(self, learnt: Learnt) -> None:
+        """Store the state for the next run, if possible."""
         self._file.write(learnt)
 
 

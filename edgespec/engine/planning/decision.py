@@ -28,8 +28,8 @@ from edgespec.values import PassReport
 RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
 PRICES_STAND = 4
-"""Most rounds for which a decision against guesses stands: deciding takes as long as a fiftieth of a
-small model's pass."""
+"""Most rounds for which a decision against guesses stands: deciding takes as long as a fiftieth of
+a small model's pass."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 USUAL_SURENESS = 0.9
@@ -320,9 +320,6 @@ class RoundPlanner:
             cost = self._cost(outcome)
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens
-            if self.stop_rule is not None:
-                for told in outcome.feedback:
-                    self.stop_rule = self.stop_rule.observe(told)
         if outcome.n_texts == 1:
             self.follow(outcome.surest)
         credit.n_tokens += outcome.n_tokens

@@ -67,7 +67,9 @@ class KeptTexts(RunningModel):
 
     def write_block(self, begin: int, slot: int) -> memoryview:
         with self._users.use():
-            home = self._texts.all[slot].home
+            home, layout = self._texts.all[slot].home, self._texts.layout
+            if layout.tile == 1:  # otherwise cells are saved through a sequence of their own
+                layout.put_in_order()
             block = state.write_block(self._memory, home, begin, begin + self.block_tokens)
             return block if self.is_whole(begin, slot) else state.without_zeros(block)
 

@@ -277,7 +277,8 @@ class MeasuredGguf:
         no tree grows past the context.
         """
         request, info = self._request, self.info
-        batch_sizes = [request.batch_size] if request.batch_size else BATCH_SIZES
+        given = request.batch_size and max(request.batch_size, self._least_tiled_batch)
+        batch_sizes = [given] if given else BATCH_SIZES
         numbers = self._numbers_of_nodes
         choices = [
             (max_nodes, n_batch)
@@ -309,6 +310,16 @@ class MeasuredGguf:
         return [(shape, contexts.context_sizes(model, shape)) for shape in shapes]
 
     @property
+    def _least_tiled_batch(self) -> int:
+        """Fewest tokens of a batch with which a prompt is computed in tiles, and so has the text
+        that it has with larger ones; 1 if it is not computed in tiles."""
+        is_tiled = self._request.owner == "target" and self.info.tree_capable and self._is_on_cpu
+        if not is_tiled or not has_prompt_tiles(self._header):
+            return 1
+        may_go_back = self.info.n_slots == 1 and not self.n_window
+        return TILE_ROWS if may_go_back else MIN_TILED_BATCH
+
+    @property
     def _may_read_in_small_batches(self) -> bool:
         """True if the text stays the same if a prompt is read in batches of less than two tiles,
         some of whose rows are computed twice; layers with windows may have freed their cells."""
@@ -318,10 +329,14 @@ class MeasuredGguf:
             and self.info.tree_capable
             and not self.n_window
             and (self.info.n_slots == 1 or not has_prompt_tiles(self._header))
-            and self._options.flash_attn != "off"
-            and not self._n_gpu_layers
-            and not self.is_remote
+            and self._is_on_cpu
         )
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        """True if all layers are computed here, by kernels that round rows alike."""
+        is_here = not self._n_gpu_layers and not self.is_remote
+        return is_here and self._options.flash_attn != "off"
 
     @property
     def _can_align(self) -> bool:
@@ -329,8 +344,7 @@ class MeasuredGguf:
 
         llama.cpp could write over cells outside the windows of sliding-window layers meanwhile.
         """
-        is_on_cpu = not self._n_gpu_layers and not self.is_remote
-        return is_on_cpu and not self.n_window and self._options.flash_attn != "off"
+        return self._is_on_cpu and not self.n_window
 
     @property
     def _tile(self) -> int:

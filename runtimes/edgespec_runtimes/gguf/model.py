@@ -133,7 +133,7 @@ class GgufModel(KeptTexts):
             weights.backends if weights else (),
         )
         self._prompts_are_invariant = prompts_are_invariant
-        if prompts_are_invariant and shape.n_batch >= self._least_tiled_batch:
+        if prompts_are_invariant and shape.n_batch >= min(info.n_ctx, self._least_tiled_batch):
             self.info = replace(self.info, prompt_tile=self._kernels.prompt_tile)
         n_branches = shape.n_branches - 1
         spare = shape.n_slots + n_branches

@@ -70,9 +70,8 @@ class GgufOptions(RuntimeOptions):
 
     def check(self, load: LoadSettings, names: Names) -> None:
         if load.draft is None and self.n_gpu_layers_draft:
-            raise UsageError(
-                f"{names.of('n_gpu_layers_draft')} needs a draft: name one with --model-draft"
-            )
+            layers, draft = names.of("n_gpu_layers_draft"), names.of("draft")
+            raise UsageError(f"{layers} needs a draft: name one with {draft}")
         if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
             raise UsageError(
                 f"{names.with_value('cache_type_v', self.cache_type_v)} needs flash attention: "

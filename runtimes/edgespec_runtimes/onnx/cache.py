@@ -8,6 +8,7 @@ that reads the entries.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from onnx import helper
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.paging.reader import AlignedMemory
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.ort.sessions import Bound
@@ -30,13 +32,19 @@ class KeyValueCache(Closeable):
     """A KV cache for `capacity` tokens, whose memory becomes resident where it is written.
 
     Its memory is [layers, 2, tokens, heads, size]. A cache that is shared with attention, which
-    appends to it by itself, is [layers, 2, heads, tokens, size].
+    appends to it by itself, is [layers, 2, heads, tokens, size]. A `sparse` cache has no huge
+    pages, a single token in each of which would make all of it resident.
     """
 
-    def __init__(self, roles: Roles, capacity: int, is_shared: bool = False) -> None:
+    def __init__(
+        self, roles: Roles, capacity: int, is_shared: bool = False, sparse: bool = False
+    ) -> None:
         kind = helper.tensor_dtype_to_np_dtype(roles.kv_kind)
         sizes = (roles.kv_heads, capacity) if is_shared else (capacity, roles.kv_heads)
-        memory = np.empty((roles.n_layers, 2, *sizes, roles.head_size), kind)
+        shape = (roles.n_layers, 2, *sizes, roles.head_size)
+        nbytes = math.prod(shape) * kind.itemsize
+        self._memory = AlignedMemory(nbytes, sparse)
+        memory = np.frombuffer(self._memory.view(0, nbytes), kind).reshape(shape)
         self.entries: np.ndarray[Any, Any] = memory.swapaxes(2, 3) if is_shared else memory
         """The memory as [layers, 2, tokens, heads, size]."""
         layer_bytes, part_bytes, self._token_bytes = self.entries.strides[:3]
@@ -174,6 +182,7 @@ class KeyValueCache(Closeable):
         self._chains.clear()
         self.buffers = []
         self.entries = np.empty((0, 2, 0, 0, 0), self.entries.dtype)
+        self._memory.close()
 
     def _move(self, sources: Sequence[int], begin: int) -> None:
         """Move slots to `begin` and after, except leading ones that are already there."""

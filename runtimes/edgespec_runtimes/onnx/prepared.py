@@ -69,8 +69,10 @@ from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights, op
 SMALL_MODEL_BYTES = 64 * MIB
 """Size of weights below which a second thread costs more than it gains."""
 TREES_OF_ROOM = 4
-"""Number of trees for which there are cache slots beyond a full context; unused slots take no
-memory."""
+"""Number of trees for which there are cache slots beyond a full context."""
+MOST_ROOM = 0.1
+"""Largest share of a context that these slots may be of, where the cache has huge pages, with which
+they take memory; with a larger share it has none, and unused slots take no memory."""
 
 
 class PreparedOnnx:
@@ -159,8 +161,13 @@ class PreparedOnnx:
         return [self._deployed.fitted.cut.layer_inputs[layer] for layer in self._feature_layers]
 
     @property
+    def _has_sparse_cache(self) -> bool:
+        return self._capacity > (1 + MOST_ROOM) * self.info.n_ctx
+
+    @property
     def _cache_bytes(self) -> int:
-        return self.info.n_ctx * self._roles.kv_token_bytes
+        n_tokens = self.info.n_ctx if self._has_sparse_cache else self._capacity
+        return n_tokens * self._roles.kv_token_bytes
 
     @property
     def enforced(self) -> bool:
@@ -178,10 +185,8 @@ class PreparedOnnx:
                 rows.batch_needs(owner, self.info, sizes, n_layers, deployed.fitted.cut.hidden_size)
                 for sizes in deployed.batches
             ),
-            resident=rows.resident_rows(
-                owner, deployed, self._source, measured.sizes, self._cache_bytes
-            ),
-            paged=rows.paged_rows(deployed, self._source, measured, self._cache_bytes),
+            resident=rows.resident_rows(owner, deployed, self._source, measured.sizes),
+            paged=rows.paged_rows(deployed, self._source, measured),
             cuts=rows.cuts(deployed, self._source, measured.sizes),
             text_bytes=self._cache_bytes,
         )
@@ -224,8 +229,7 @@ class PreparedOnnx:
         writes = plan is not None and is_target
         verifies = writes and self._request.max_nodes > 1
         paging = paging_notes(name, self._source, fitted) if is_target else []
-        paged = plan is not None and plan.paged and is_target
-        rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies, paged)
+        rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies)
         return [*self._deployed.notes, *paging, *rounding]
 
     def _choose_accuracy(self) -> None:
@@ -371,14 +375,15 @@ class PreparedOnnx:
     ) -> LanguageModel:
         """A model that owns all of these."""
         fitted, n_slots, layer_inputs = self._deployed.fitted, self.info.n_slots, None
-        sizes, by_heads = fitted.sizes, bool(fitted.buffer_tokens)
+        sizes = fitted.sizes
+        kind_of_cache = (bool(fitted.buffer_tokens), self._has_sparse_cache)
         if self._feature_layers:
             width = fitted.cut.hidden_size
             layer_inputs = LayerInputs(self._feature_layers, self._feature_names, width)
         decoder = Decoder(
             pieces,
             self._roles,
-            [KeyValueCache(self._roles, self._capacity, by_heads) for _ in range(n_slots)],
+            [KeyValueCache(self._roles, self._capacity, *kind_of_cache) for _ in range(n_slots)],
             self._stop,
             session,
             weights,

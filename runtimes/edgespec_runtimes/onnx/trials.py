@@ -80,7 +80,8 @@ def measured_exchange(
 def measured(make: Callable[[], object], folder: Path) -> tuple[int, int, int]:
     """Bytes by which this process grows: afterwards, of which private, and at the peak.
 
-    Counts what is mapped of files below `folder` as if it were read.
+    Counts what is mapped of files below `folder` as if it were read, and no pages of libraries,
+    which the process's own row of a plan has.
     """
     trim_heap()
     Path("/proc/self/clear_refs").write_text(_FORGET_PEAK, encoding="ascii")
@@ -88,26 +89,29 @@ def measured(make: Callable[[], object], folder: Path) -> tuple[int, int, int]:
     made = make()
     peak = table(_STATUS)["VmHWM"] - before["VmRSS"]
     trim_heap()
-    after, unread = table(_STATUS), _unread_bytes(folder)
+    after, (mapped, read) = table(_STATUS), _mapped_bytes(folder)
     if isinstance(made, Closeable):
         made.close()
-    kept, private = (max(0, after[what] - before[what]) for what in ("VmRSS", "RssAnon"))
-    return kept + unread, private, max(kept, peak) + unread
+    grown, private = (max(0, after[what] - before[what]) for what in ("VmRSS", "RssAnon"))
+    libraries = max(0, after["RssFile"] - before["RssFile"] - read)
+    kept = grown - libraries + mapped - read
+    return kept, private, max(kept, peak - libraries + mapped - read)
 
 
-def _unread_bytes(folder: Path) -> int:
-    """Bytes of files below `folder` that are mapped and not yet in memory: the first run reads what
-    creating a session does not."""
-    below, unread, size = f" {folder}/", 0, 0
+def _mapped_bytes(folder: Path) -> tuple[int, int]:
+    """Bytes of files below `folder` that are mapped, and of which in memory: the first run reads
+    what creating a session does not."""
+    below, mapped, read = f" {folder}/", 0, 0
+    is_below = False
     for line in _SMAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         key, _, value = line.partition(":")
         if "-" in key:  # a range of addresses, and at the end its file
             is_below = below in line
         elif is_below and key == "Size":
-            size = _bytes(value)
+            mapped += _bytes(value)
         elif is_below and key == "Rss":
-            unread += size - _bytes(value)
-    return unread
+            read += _bytes(value)
+    return mapped, read
 
 
 def _bytes(value: str) -> int:

@@ -279,7 +279,9 @@ class _Cutter:
             raise ModelError(
                 f"{self._where}: the graph does not give the type of {value!r}: export it again"
             )
-        return helper.make_tensor_value_info(short, self._known[value].kind, None)
+        # onnxruntime moves factors into products of known shapes alone, and rounds otherwise then
+        known = self._known[value]
+        return helper.make_tensor_value_info(short, known.kind, known.shape)
 
 
 def _as_taken_branch(nodes: Sequence[NodeProto]) -> NodeProto:

@@ -32,21 +32,13 @@ def rounding_notes(
     fitted: FittedDecoder,
     writes: bool,
     verifies: bool,
-    paged: bool = False,
 ) -> list[str]:
     """Notes on rounding by the rows of a pass: `writes` if the model's text is shown, `verifies` if
-    it also verifies guesses. `paged`: its layers are computed apart."""
+    it also verifies guesses."""
     if fitted.has(BATCH_SCALED):
-        alone = (
+        return [
             f"{name} scales activations over a batch: to keep its text, each token is computed by "
             "itself, and a pass saves reading but no computing"
-        )
-        if not paged:
-            return [alone]
-        return [
-            alone,
-            f"{name} rounds activations to eight bits, paged otherwise than in memory: a text that "
-            "is written under another budget may be another one",
         ]
     if fitted.hides_nothing:
         return [

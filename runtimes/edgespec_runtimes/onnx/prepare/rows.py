@@ -41,7 +41,7 @@ def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow
     tokens = f"{info.n_ctx} tokens"
     if info.n_slots > 1:
         tokens = f"{info.n_slots} texts of {tokens}"
-    return (MemoryRow(owner, f"KV cache ({tokens})", info.n_slots * cache_bytes),)
+    return (_late(owner, f"KV cache ({tokens})", info.n_slots * cache_bytes),)
 
 
 def batch_needs(
@@ -51,17 +51,17 @@ def batch_needs(
 
     A head reads the inputs of `n_layers` layers, each of `n_values`.
     """
-    others = MemoryRow(owner, "compute buffers of further sessions", sizes.other_sessions_bytes)
-    buffers = MemoryRow(owner, "compute buffers", sizes.compute_bytes)
+    others = _late(owner, "compute buffers of further sessions", sizes.other_sessions_bytes)
+    buffers = _late(owner, "compute buffers", sizes.compute_bytes)
     # onnxruntime's output, and the engine's copy
     logits_bytes = 2 * 4 * sizes.max_nodes * info.n_vocab
-    logits = MemoryRow(owner, f"logits ({sizes.max_nodes} nodes)", logits_bytes)
+    logits = _late(owner, f"logits ({sizes.max_nodes} nodes)", logits_bytes)
     buffers_and_results = [buffers, logits]
     if n_layers:
         # onnxruntime's outputs of a batch, and their copy
         n_rows = sizes.tokens_per_pass + 2 * max(sizes.chunk, sizes.tree_tokens)
         nbytes = feature_bytes(n_layers, n_values, n_rows, 2 * sizes.max_nodes)
-        buffers_and_results.append(MemoryRow(owner, f"features ({n_layers} layers)", nbytes))
+        buffers_and_results.append(_late(owner, f"features ({n_layers} layers)", nbytes))
     return BatchNeeds(sizes.chunk, tuple(buffers_and_results), (others,), sizes.max_nodes)
 
 
@@ -70,7 +70,6 @@ def resident_rows(
     deployment: Deployment,
     source: Source,
     sizes: Sequence[SessionSize],
-    cache_bytes: int,
 ) -> tuple[MemoryRow, ...] | None:
     """Rows of a session with all weights; None if a GPU has room for only some of them.
 
@@ -90,13 +89,15 @@ def resident_rows(
     if sizes:
         kept.append(GRAPH_COPIES * fitted.model.ByteSize() + int(UNCERTAINTY * sum(kept)))
     dequantised = sum(fitted.dequantised)
-    loading = needs.loading_bytes(others)
-    if sizes:
-        # what a run takes is not yet taken while weights are loaded
-        run_bytes = dequantised + cache_bytes + min(b.compute_bytes for b in deployment.batches)
-        loading = max(0, _loading_bytes(fitted, source, sizes, others) - run_bytes)
-    what = {"weights": sum(kept), "weights in single precision": dequantised, LOADING: loading}
-    rows = tuple(MemoryRow(owner, name, nbytes) for name, nbytes in what.items() if nbytes)
+    loading = (
+        _loading_bytes(fitted, source, sizes, others) if sizes else needs.loading_bytes(others)
+    )
+    found = (
+        MemoryRow(owner, "weights", sum(kept)),
+        _late(owner, "weights in single precision", dequantised),
+        MemoryRow(owner, LOADING, loading),
+    )
+    rows = tuple(row for row in found if row.nbytes)
     if deployment.device.is_cpu:
         return rows
     return (*rows, MemoryRow(owner, f"copies of {deployment.device.label}", source.weight_bytes))
@@ -149,7 +150,7 @@ def unmeasured(
 
 
 def paged_rows(
-    deployment: Deployment, source: Source, measured: MeasuredOnnx, cache_bytes: int
+    deployment: Deployment, source: Source, measured: MeasuredOnnx
 ) -> tuple[MemoryRow, ...]:
     if source.unbound:
         return ()
@@ -159,21 +160,15 @@ def paged_rows(
         kept = (group.segment.slot_bytes for group in deployment.on_gpu)
         return (small, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
     converted = needs.converted_bytes(fitted.model, fitted.cut, source, fitted.dequantised)
-    rows = (small, MemoryRow("target", "weights in single precision", converted))
+    rows = (small, _late("target", "weights in single precision", converted))
     if not fitted.layouts:
         packed_bytes = _packed_bytes(fitted, measured.sizes)
-        return (MemoryRow("target", "packed weights of streamed layers", packed_bytes), *rows)
-    run_bytes = cache_bytes + min(batch.compute_bytes for batch in deployment.batches)
-    return (*_exchange_rows(fitted, measured, run_bytes), *rows)
+        return (_late("target", "packed weights of streamed layers", packed_bytes), *rows)
+    return (*_exchange_rows(fitted, measured), *rows)
 
 
-def _exchange_rows(
-    fitted: FittedDecoder, measured: MeasuredOnnx, run_bytes: int
-) -> Iterator[MemoryRow]:
-    """Rows of sessions that exchange constants, and of packed pieces that stay.
-
-    What a run and the ring take is not yet taken while these are created.
-    """
+def _exchange_rows(fitted: FittedDecoder, measured: MeasuredOnnx) -> Iterator[MemoryRow]:
+    """Rows of sessions that exchange constants, and of packed pieces that stay."""
     exchanged = [exchange.size for exchange in measured.exchanges.values()]
     singles = [measured.sizes[i] for i in single_pieces(fitted.cut, fitted.layouts)]
     packed_bytes = sum(size.kept_bytes for size in exchanged)
@@ -181,10 +176,13 @@ def _exchange_rows(
     if singles:
         single_bytes = sum(size.kept_bytes for size in singles)
         yield MemoryRow("target", "packed weights of other parts", single_bytes)
-    later = run_bytes + max(group.segment.slot_bytes for group in fitted.groups)
-    at_most = max(size.loading_bytes for size in (*exchanged, *singles))
-    if at_most > later:
-        yield MemoryRow("target", LOADING, at_most - later)
+    # these are created before any segment is pinned or streamed, and then the pinned ones
+    slot_bytes = max(group.segment.slot_bytes for group in fitted.groups)
+    first = max(size.loading_bytes for size in (*exchanged, *singles)) - slot_bytes
+    graphs = {group.piece: fitted.cut.pieces[group.piece].graph for group in fitted.groups}
+    pieces = (piece for piece, graph in graphs.items() if graph in fitted.layouts)
+    pinned = max((measured.sizes[piece].loading_bytes for piece in pieces), default=0)
+    yield MemoryRow("target", LOADING, max(first, pinned))
 
 
 def _packed_bytes(fitted: FittedDecoder, sizes: Sequence[SessionSize]) -> int:
@@ -240,3 +238,8 @@ def gpu_rows(owner: str, deployment: Deployment, gpu_needs: GpuNeeds) -> Sequenc
         MemoryRow(owner, "room for parts that are copied there", deployment.placement.room_bytes),
         MemoryRow(owner, buffers, gpu_needs.session_bytes),
     )
+
+
+def _late(owner: str, what: str, nbytes: int) -> MemoryRow:
+    """A row of memory that runs take, and loading does not."""
+    return MemoryRow(owner, what, nbytes, is_late=True)

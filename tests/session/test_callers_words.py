@@ -1,0 +1,63 @@
+"""Errors name settings as their caller does: arguments in Python, flags on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec import EngineSettings, LoadSettings, UsageError
+from edgespec.cli import entry
+from edgespec.settings.base import Names
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        (lambda: LoadSettings(model="m", ctx_size=-2), "ctx_size -2: it must be"),
+        (lambda: LoadSettings(model="m", memory_budget="much"), "memory_budget much"),
+        (lambda: LoadSettings(model="m", threads_draft=2), "name one with draft"),
+        (lambda: LoadSettings(model="m", prefix_cache_size="1GiB"), "needs prefix_cache,"),
+        (lambda: LoadSettings(model="m", n_gpu_layers_draft=3), "n_gpu_layers_draft needs a draft"),
+        (lambda: EngineSettings(keep=3), "keep has no effect without context_shift"),
+        (lambda: edgespec.plan("none.gguf"), "the path given with model or draft"),
+        (
+            lambda: edgespec.plan(LoadSettings(model="target", memory_budget="20MiB")),
+            "raise memory_budget or lower ctx_size",
+        ),
+    ],
+)
+def test_python_reads_arguments(refused: Callable[[], object], said: str) -> None:
+    with pytest.raises(edgespec.EdgespecError) as refusal:
+        refused()
+    assert said in str(refusal.value)
+    assert " -" not in str(refusal.value).replace(" -2", "")
+
+
+def test_a_refused_budget_keeps_its_figure() -> None:
+    settings = LoadSettings(model="target", memory_budget="20MiB")
+    with pytest.raises(edgespec.BudgetError) as refusal:
+        edgespec.plan(settings)
+    assert (refusal.value.smallest_bytes or 0) > 20 << 20
+
+
+def test_the_command_line_reads_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["plan", "-m", "target", "--memory-budget", "20MiB"]) == 4
+    assert "raise --memory-budget or lower --ctx-size" in capsys.readouterr().err
+
+
+def test_settings_are_equal_whoever_gave_them() -> None:
+    given = {"model": Path("m"), "ctx_size": 5}
+    told = LoadSettings.model_validate(given, context=Names())
+    assert told == LoadSettings(model="m", ctx_size=5)
+    assert told.without_draft().names.of("draft") == "--model-draft"
+
+
+def test_a_file_is_named_by_whom_it_refuses(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    with pytest.raises(UsageError, match=r"ctx-size = -4 in .*settings\.toml"):
+        LoadSettings.model_validate(
+            {"model": "m", "ctx_size": -4}, context=Names(file, frozenset({"ctx_size"}))
+        )
