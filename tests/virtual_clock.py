@@ -170,6 +170,7 @@ IN_MEMORY: Points = (
     (96, 0.3),
 )
 
+HEAD: Points = ((1, 0.013), (2, 0.0234), (4, 0.0351), (8, 0.0611), (16, 0.12), (96, 0.72))
 TWO_CORES: Points = ((1, 0.02), (2, 0.034), (4, 0.052), (8, 0.076), (16, 0.13), (96, 0.75))
 
 MACHINES: dict[str, Machine] = {
@@ -178,6 +179,7 @@ MACHINES: dict[str, Machine] = {
     "resident, large draft": Machine(TINY, 0.002, draft_share=0.5),
     "resident, tiny": Machine(TINY, 0.0004, draft_share=0.1),
     "in memory": Machine(IN_MEMORY, 0.0011, row_share=0.09),
+    "two cores, a head": Machine(HEAD, 0.002, draft_share=0.13),
     "30 %, 300 MB/s": Machine(GGUF, 0.005, read_s=2.33),
     "50 %, 300 MB/s": Machine(GGUF, 0.005, read_s=1.67),
     "80 %, 300 MB/s": Machine(GGUF, 0.005, read_s=0.67),

@@ -47,6 +47,12 @@ class Loop(Closeable):
         """Expected seconds of a pass; 0 before the first."""
         self._planner = planner
         self._trace = trace
+        self._resting: Slot | None = None
+        """The only text, while its rounds have no guesses."""
+        self._rest_left = 0
+        """Rounds of it until the next decision."""
+        self._unseen: list[RoundOutcome] = []
+        """Rounds since the last decision, from which the planner is yet to learn."""
 
     def close(self) -> None:
         """Stop the worker thread. Idempotent."""
@@ -56,6 +62,7 @@ class Loop(Closeable):
         """Drop everything provisional of a text that needs no further pass, and keep what was
         learnt."""
         request = slot.request
+        self._end_rest()
         try:
             slot.rewind(len(slot.committed))
         finally:
@@ -76,9 +83,12 @@ class Loop(Closeable):
         check = _cancelled_together(slots)
         # without drafters nothing is planned or learnt
         guesses = any(slot.grower is not None for slot in slots)
-        rounds, risk_s = self._begin_rounds(slots, guesses)
+        for slot in slots:
+            slot.prepare(len(slots) - 1)
+        decides = guesses and not self._rests(slots)
+        rounds, risk_s = self._begin_rounds(slots, decides)
         prompts, max_nodes = self._prompts(slots, len(rounds))
-        if rounds and guesses:
+        if rounds and guesses and self._resting is None:
             n_prompt_rows = sum(part.n_rows for part in prompts)
             self._planner.share_pass(len(rounds), n_prompt_rows, max_nodes)
         prepared = self.clock()
@@ -98,6 +108,21 @@ class Loop(Closeable):
             for slot in slots:
                 slot.fail(error)
             return
+        outcomes = self._take(slots, parts, logits)
+        if guesses and not rounds:
+            report = self.target.last_report
+            n_context = len(slots[0].committed) if len(slots) == 1 else None
+            self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
+        elif guesses and len(outcomes) == len(rounds):
+            if self._resting is None:
+                self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
+            else:
+                self._see_later(outcomes[0], n_rows)
+
+    def _take(
+        self, slots: Sequence[Slot], parts: Sequence[PassPart], logits: Logits
+    ) -> list[RoundOutcome]:
+        """Use the logits of a pass, which this empties; returns the outcomes of its rounds."""
         by_number = {slot.number: slot for slot in slots}
         outcomes = []
         for part in parts:
@@ -107,21 +132,39 @@ class Loop(Closeable):
                     outcomes.append(self._accept(slot, slot.round, part.nodes, its_logits))
                 elif slot.reads_prompt:
                     take_part(slot, part, its_logits)
-        if guesses and not rounds:
-            report = self.target.last_report
-            n_context = len(slots[0].committed) if len(slots) == 1 else None
-            self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
-        elif guesses and len(outcomes) == len(rounds):
-            self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
+        return outcomes
 
-    def _begin_rounds(self, slots: Sequence[Slot], guesses: bool) -> tuple[list[Round], float]:
+    def _rests(self, slots: Sequence[Slot]) -> bool:
+        """True if the only text still goes on without guesses; otherwise the planner learns from
+        the rounds in which one did."""
+        if self._rest_left and len(slots) == 1 and slots[0].round is not None:
+            return True
+        self._end_rest()
+        return False
+
+    def _see_later(self, outcome: RoundOutcome, n_rows: int) -> None:
+        """Count a round without guesses, whose pass had `n_rows`."""
+        outcome.n_rows = max(n_rows, outcome.report.n_tokens)
+        self._unseen.append(outcome)
+        self._rest_left -= 1
+
+    def _end_rest(self) -> None:
+        """Learn from the rounds without guesses since the last decision: what they took, and what
+        lookups would have guessed."""
+        slot, unseen = self._resting, self._unseen
+        self._resting, self._unseen, self._rest_left = None, [], 0
+        if slot is not None and slot.grower is not None:
+            for outcome in unseen:
+                self._planner.see_round(outcome)
+            n_tokens = sum(outcome.n_tokens for outcome in unseen)
+            self._planner.follow(slot.grower.dry_run(slot.committed, n_tokens))
+
+    def _begin_rounds(self, slots: Sequence[Slot], decides: bool) -> tuple[list[Round], float]:
         """The rounds of a pass, of the texts whose prompts are read, and the most seconds that
-        their guesses may cost."""
+        their guesses may cost: none unless the planner `decides`."""
         planner, risk_s, free_only, n_others = self._planner, 0.0, False, len(slots) - 1
-        for slot in slots:
-            slot.prepare(n_others)
         growing = [slot for slot in slots if slot.round is not None]
-        if growing and guesses:
+        if growing and decides:
             planner.serve(
                 n_texts=len(growing),
                 n_unread=sum(slot.n_unread for slot in growing),
@@ -131,10 +174,14 @@ class Loop(Closeable):
             if not risk_s and not n_others:
                 risk_s = planner.choose_free()
                 free_only = True
+                if not risk_s:
+                    self._resting, self._rest_left = growing[0], planner.rest()
         for slot in growing:
             with slot.alone():
                 assert slot.round is not None
-                slot.round.begin(risk_s > 0, free_only, n_others)
+                if decides:
+                    slot.round.let_guess(risk_s > 0, free_only)
+                slot.round.begin(n_others)
         return [slot.round for slot in growing if slot.round is not None], risk_s
 
     def _prompts(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:

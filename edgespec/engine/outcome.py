@@ -73,7 +73,7 @@ class RoundOutcome:
     """True if the round used drafters."""
     surest: Sequence[bool] = ()
     """True for each token whose surest guess was right, verified or not, False for others with one
-    of at least `SURE`: in a round without guesses, what the lookup would have guessed."""
+    of at least `SURE`."""
     sources: Sequence[SourceStats] = ()
     """Verified and accepted guesses by source."""
 

@@ -5,6 +5,7 @@ Knows the slot and the request; it does not draft.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ N_LEFT = 8
 them is kept, as a template may omit them in the next turn."""
 MAX_TIMING_S = 0.3
 """Most seconds in which passes of few rows are timed, once for a model and machine."""
+ALIKE = 0.1
+"""Relative difference below which two passes of a size took the same time."""
 MIN_PROMPT_ROWS = 64
 """Prompt tokens that a pass of several texts reads even if reads do not hide their compute time."""
 
@@ -171,28 +174,31 @@ def _draft_reads(slot: Slot, report: PassReport | None, n_others: int) -> None:
 def _time_sizes(slot: Slot) -> None:
     """Time passes over few rows, so that the first guesses know their price. Their KV is dropped.
 
-    Sizes are timed once for a model and machine, three times each if that takes no longer than
-    `MAX_TIMING_S`; the fastest pass counts.
+    Sizes are timed once for a model and machine, twice each, or three times where these differ, as
+    far as that takes no longer than `MAX_TIMING_S`; the fastest pass counts.
     """
     n_free = min(slot.target.info.n_ctx - len(slot.committed), slot.target.info.max_nodes)
     sizes, spent_s = slot.planner.untimed(n_free), 0.0
-    fastest: dict[int, PassReport] = {}
+    fastest: dict[int, float] = {}
+    settled: set[int] = set()
     for n_rows, expected_s in sizes * 3:
-        if spent_s + expected_s > MAX_TIMING_S:
+        if n_rows in settled or spent_s + expected_s > MAX_TIMING_S:
             continue
         tree = TokenTree(0, n_rows)
         for node in range(n_rows - 1):
             tree.add(node, 0, confidence=1.0)
         with slot.trace.span(Track.ENGINE, "time a pass").note(nodes=n_rows):
             slot.target.evaluate([PassPart(slot.number, tree, range(n_rows))])
-        report = slot.target.last_report
+        now_s = slot.target.last_report.wall_s
         slot.target.truncate(len(slot.committed), slot.number)
-        spent_s += report.wall_s
-        if n_rows not in fastest or report.wall_s < fastest[n_rows].wall_s:
-            fastest[n_rows] = report
-    for n_rows, report in fastest.items():
+        spent_s += now_s
+        before_s = fastest.get(n_rows, math.inf)
+        if abs(now_s - before_s) < ALIKE * now_s:
+            settled.add(n_rows)
+        fastest[n_rows] = min(before_s, now_s)
+    for n_rows, seconds in fastest.items():
         curve = slot.planner.costs.curve
-        curve.put(n_rows, report.wall_s / curve.slowdown, curve.initial_variance)
+        curve.put(n_rows, seconds / curve.slowdown, curve.initial_variance)
 
 
 def parts_of(

@@ -46,9 +46,9 @@ class Round:
     events: Sequence[TokenEvent] = ()
     """The tokens picked after each node of the path: accepted guesses, and the target's own one."""
 
-    def begin(self, guesses: bool, free_only: bool, n_others: int) -> None:
-        """Let the drafters read the text, if the round has `guesses`: of all of them or, with
-        `free_only`, of those without a model. `n_others` texts share the pass."""
+    def let_guess(self, guesses: bool, free_only: bool) -> None:
+        """Have the drafters read the text, if the round has `guesses`: all of them or, with
+        `free_only`, those without a model; otherwise have them rest."""
         slot, outcome = self.slot, self.outcome
         slot.request.check_cancelled()
         begun = slot.clock()
@@ -56,9 +56,12 @@ class Round:
         if grower is not None:
             slot.catch_up(grower)
             outcome.guessed, self.guesses_before = True, grower.n_guesses
-        elif not n_others and slot.grower is not None and slot.grower.is_ready:
-            outcome.surest = slot.grower.dry_run(slot.committed) if slot.committed else []
         outcome.draft_s = outcome.reading_s = slot.clock() - begun
+
+    def begin(self, n_others: int) -> None:
+        """Limit the round's tree; `n_others` texts share the pass."""
+        slot = self.slot
+        slot.request.check_cancelled()
         self.limits = slot.limits.before_pass(
             n_free=slot.target.info.n_ctx - len(slot.committed),
             room=slot.request.transcript.room,

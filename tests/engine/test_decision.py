@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.planning.credit import LATER_SHARE, PAIR_CREDIT, START_SHARE, Credit
+from edgespec.engine.planning.credit import LATER_SHARE, START_SHARE, Credit
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.engine.planning.pass_curve import PassCurve
@@ -195,8 +195,8 @@ def lose(value: RoundPlanner, n_tokens: float) -> None:
 def test_what_guesses_cost_earlier_texts_they_may_not_cost_again() -> None:
     value, full = begun(room=64), START_SHARE * 64
     assert value.credit.left == pytest.approx(full)
-    lose(value, full)
-    assert value.credit.left == pytest.approx((PAIR_CREDIT - 1) * full)
+    lose(value, full / 4)
+    assert value.credit.left == pytest.approx(0.75 * full)
     lose(value, value.credit.left)
     assert value.credit.left == pytest.approx(0)
     assert not value.choose()
@@ -237,8 +237,8 @@ def test_texts_that_join_others_get_no_credit_that_those_have_lost() -> None:
 
 def test_another_run_knows_what_guesses_have_cost() -> None:
     value = begun(room=64)
-    lose(value, 1.2 * START_SHARE * 64)
-    assert restored(value.state()).credit.spent == pytest.approx(1.2)
+    lose(value, 0.8 * START_SHARE * 64)
+    assert restored(value.state()).credit.spent == pytest.approx(0.8)
 
 
 # Guesses that do not pay pause

@@ -9,11 +9,11 @@ import pytest
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.lookup import LookupDrafter
+from edgespec.engine.drafting.lookup import LookupDrafter, weighed
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.planning.pacer import BestFirstPacer
-from edgespec.engine.sampling import Sampler
+from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
@@ -176,12 +176,28 @@ def test_a_model_s_damaged_logits_teach_nothing() -> None:
     assert "best logit is nan" in str(drafter.obstacle([*PROMPT, 3], 5))
 
 
-def test_a_free_drafter_is_tried_on_the_last_token_and_reads_it() -> None:
+def test_a_free_drafter_is_tried_on_the_last_tokens_and_reads_them() -> None:
     grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()], BestFirstPacer())
     text = [1, 2, 3, 4, 1, 2]
-    assert grower.dry_run(text) == []
-    assert grower.dry_run([*text, 3]) == [True]
-    assert not lookup.catch_up([*text, 3])
+    assert grower.dry_run(text, 1) == []
+    assert grower.dry_run([*text, 3], 1) == [True]
+    assert grower.dry_run([*text, 3, 4, 5], 2) == [True, False]
+    assert not lookup.catch_up([*text, 3, 4, 5])
+
+
+def test_a_dry_run_knows_the_noise_of_the_draws_that_were_made() -> None:
+    """It took the noise of each next draw, so that it was as wrong as chance about drawn texts."""
+    text, token = [1, 2, 5, 1, 2, 6, 1, 2], 5
+    [(_, plain), *_] = LookupDrafter().dry_run([*text, token, 3], 2)
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=3))
+    for drawn in (token, 3, 0):  # the last one is the root
+        sampler.accept(drawn, np.zeros(8, np.float32))
+    lookup = LookupDrafter()
+    lookup.begin_text(sampler)
+    [(seen, opinion), *_] = lookup.dry_run([*text, token, 3], 2)
+    assert seen == token and len(plain.tokens) == 2
+    assert opinion == weighed(plain, sampler.luck(plain.tokens, -3))
+    assert opinion != weighed(plain, sampler.luck(plain.tokens, -2))
 
 
 def test_a_draft_reads_nothing_while_only_free_drafters_guess() -> None:

@@ -112,19 +112,18 @@ class TreeGrower:
             has_read |= drafter.catch_up(committed)
         return has_read
 
-    def dry_run(self, committed: Sequence[int]) -> list[bool]:
-        """One truth value: the lookup in the text would have guessed the last committed token, from
-        which it learns; empty if it would have guessed nothing of which it is sure."""
-        token = committed[-1]
-        for drafter in self._ready:
+    def dry_run(self, committed: Sequence[int], n_tokens: int) -> list[bool]:
+        """Truth values: the lookup in the text would have guessed each of the last `n_tokens`, from
+        which it learns; none for those of which it would not have been sure."""
+        found = []
+        for drafter in self._drafters:
             if isinstance(drafter, LookupDrafter):
-                opinion = drafter.dry_run(committed)
-                if opinion is None:
-                    return []
-                guess = self.mixer.mix([opinion])[0]
-                self.mixer.observe([opinion], token)
-                return [guess.token == token] if guess.confidence >= SURE else []
-        return []
+                for token, opinion in drafter.dry_run(committed, n_tokens):
+                    guess = self.mixer.mix([opinion])[0]
+                    self.mixer.observe([opinion], token)
+                    if guess.confidence >= SURE:
+                        found.append(guess.token == token)
+        return found
 
     def begin(self, tree: TokenTree, limits: Limits) -> None:
         """Add the guesses that cost no draft step."""

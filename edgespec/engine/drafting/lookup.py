@@ -8,7 +8,7 @@ node of a tree. Owns an index of the text; knows no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -140,16 +140,18 @@ class LookupDrafter(FreeDrafter):
             self._index.append(token)
         return True
 
-    def dry_run(self, committed: Sequence[int]) -> Opinion | None:
-        """The opinion about the last committed token, as if that were not known, at almost no cost.
-        All of them count as read."""
+    def dry_run(self, committed: Sequence[int], n_tokens: int) -> Iterator[tuple[int, Opinion]]:
+        """The last `n_tokens` committed tokens that were not read, each with the opinion about it
+        as if it were not known, at almost no cost. All committed tokens count as read."""
         self.rest()
-        n_read, opinion = len(self._index), None
-        for n_ahead, token in enumerate(committed[n_read:], n_read - len(committed)):
-            if n_ahead == -1:
+        n_read = len(self._index)
+        # the draw of the root, which follows the last committed token, is 1 back
+        for n_ahead, token in enumerate(committed[n_read:], n_read - len(committed) - 1):
+            if -n_ahead <= n_tokens + 1:
                 opinion = self._answer_after(self._index.tokens[-MAX_MATCH:], n_ahead)
+                if opinion is not None:
+                    yield token, opinion
             self._index.append(token)
-        return opinion
 
     def rewind(self, n_tokens: int) -> None:
         self.rest()

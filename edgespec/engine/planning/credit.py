@@ -19,8 +19,6 @@ START_SHARE, LATER_SHARE = 0.05, 0.002
 LINE = 7
 """Guesses of the line that is followed, verified or not: a pass over eight rows is timed before the
 first guess."""
-PAIR_CREDIT = 1.25
-"""They may cost a pair so many times that, until they save it again."""
 
 
 @dataclass(slots=True)
@@ -40,9 +38,9 @@ class Credit:
     """Fading sum of the tokens that would have taken their time without guesses."""
     rounds: float = kept(1e6)
     """Fading number of these rounds."""
-    spent: float = kept(PAIR_CREDIT)
-    """Cost of guesses in the earlier texts of the pair, in credits of a text of 64 tokens or
-    more."""
+    spent: float = kept(1.0)
+    """Cost of guesses in the earlier texts of the pair, until saved again, as a share of what they
+    may cost a text of 64 tokens or more: all texts together may lose as much."""
 
     pause: int = 0
     """Rounds without guesses that the latest pause lasted; 0 while guesses pay."""
@@ -80,13 +78,13 @@ class Credit:
     @property
     def left(self) -> float:
         """Tokens that guesses may still cost the texts at work."""
-        return min(1.0, PAIR_CREDIT - self.spent) * self.granted - self.lost
+        return (1.0 - self.spent) * self.granted - self.lost
 
     @property
     def spent_now(self) -> float:
         """`spent` with the texts at work."""
         text_credit = max(self.granted, START_SHARE * START_TOKENS)
-        return min(PAIR_CREDIT, max(0.0, self.spent + self.lost / text_credit))
+        return min(1.0, max(0.0, self.spent + self.lost / text_credit))
 
     def begin_text(self, n_unread: int, room: int, beside: bool = False) -> None:
         """Begin a text of at most `room` tokens, `n_unread` of which the draft has yet to read,
@@ -101,7 +99,7 @@ class Credit:
 
     def grant(self, n_tokens: float, beside: bool) -> None:
         """Give credit for tokens; less if guesses cost the texts that they join."""
-        share = max(0.0, 1.0 - self.spent_now) if beside else 1.0
+        share = 1.0 - self.spent_now if beside else 1.0
         self.granted += START_SHARE * n_tokens * share
 
     def follow_line(self, is_right: bool, price: float) -> None:

@@ -6,6 +6,7 @@ One mutable object, which rounds teach. It reads no clock and calls no model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -27,8 +28,8 @@ from edgespec.values import PassReport
 RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
 PRICES_STAND = 4
-"""Rounds for which prices stand at which the text cannot afford a line of guesses that would pay:
-deciding takes as long as a fiftieth of a small model's pass."""
+"""Most rounds for which a decision against guesses stands: deciding takes as long as a fiftieth of
+a small model's pass."""
 KNOWN_STEPS = 4
 """Draft steps of a round that tell as much of its next ones as all earlier rounds do."""
 USUAL_SURENESS = 0.9
@@ -150,6 +151,13 @@ class RoundPlanner:
         if risk_s:
             self.credit.is_free, self.credit.unread = True, 0  # the draft does not read
         return risk_s
+
+    def rest(self) -> int:
+        """Number of rounds without guesses for which the decision against them stands: one while
+        guesses that are followed are right."""
+        if not self.costs.is_sure or self.credit.n_right:
+            return 1
+        return min(PRICES_STAND, self.credit.pause_left or PRICES_STAND)
 
     @property
     def _proven_s(self) -> float:
@@ -312,12 +320,18 @@ class RoundPlanner:
             cost = self._cost(outcome)
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens
-        if outcome.surest and outcome.n_texts == 1:
-            line_s = known.curve.second(1 + LINE) - known.curve.second(1)
-            for is_right in outcome.surest:
-                credit.follow_line(is_right, line_s / LINE / known.plain_s())
+        if outcome.n_texts == 1:
+            self.follow(outcome.surest)
         credit.n_tokens += outcome.n_tokens
         credit.lost -= LATER_SHARE * outcome.n_tokens
+
+    def follow(self, surest: Sequence[bool]) -> None:
+        """Learn which of the surest guesses after each token were right, verified or not."""
+        if surest:
+            known = self.costs
+            line_s = known.curve.second(1 + LINE) - known.curve.second(1)
+            for is_right in surest:
+                self.credit.follow_line(is_right, line_s / LINE / known.plain_s())
 
     def _cost(self, outcome: RoundOutcome) -> float:
         """Tokens without guesses in the time of a round with guesses, without what other processes
