@@ -25,7 +25,7 @@ from edgespec.engine.filters import (
     top_tokens,
 )
 from edgespec.engine.noise import Noise
-from edgespec.errors import GrammarError
+from edgespec.errors import GrammarError, UsageError
 from edgespec.ports.text_request import Constraint
 from edgespec.settings.config import SamplingParams
 from edgespec.values import TokenLogprobs
@@ -98,8 +98,9 @@ class Sampler:
         best_logit(logits)  # damaged logits are an error, even of forbidden tokens
         self.params.check_vocabulary(len(logits))
         possible = adjusted(self._allowed(logits), self.params, self._recent)
-        if possible is not logits:
-            best_logit(possible)
+        if possible is not logits and not math.isfinite(possible.max()):
+            grammar = "" if self._constraint is None else " that the grammar allows here"
+            raise UsageError(f"logit_bias forbids every token{grammar}: leave one out of it")
         if self.params.temperature == 0:
             return int(possible.argmax())
         tokens, scores = self._scores(possible, self.n_accepted, 1)

@@ -189,6 +189,17 @@ def test_damaged_logits_are_reported_although_a_grammar_forbids_their_tokens() -
         sampler.pick(np.array([0.0, np.nan], np.float32))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_bias_that_leaves_no_token_is_refused(temperature: float) -> None:
+    """It is the request's fault, and had been told as a damaged model's."""
+    params = SamplingParams(temperature=temperature, logit_bias={0: -math.inf})
+    with pytest.raises(UsageError, match="every token that the grammar allows here: leave one"):
+        Sampler(params, constraint=OnlyTheFirst()).pick(np.array([0.0, 1.0], np.float32))
+    params = params.model_copy(update={"logit_bias": {0: -math.inf, 1: -math.inf}})
+    with pytest.raises(UsageError, match="every token: leave"):
+        Sampler(params).pick(np.array([0.0, 1.0], np.float32))
+
+
 def test_a_bias_for_an_unknown_token_is_refused() -> None:
     with pytest.raises(UsageError, match="token 99"):
         Sampler(SamplingParams(logit_bias={99: 1.0})).pick(LOGITS)
