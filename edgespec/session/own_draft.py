@@ -105,7 +105,8 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     choices, known = _choices(digest), _known(digest)
     name = _budget_class(files, budget_bytes)
     if refusal := known.get(name, {}).get("refusal"):
-        raise UsageError(refusal)
+        again = "`edgespec models draft TARGET OUT` measures again, for a file to name with -md"
+        raise UsageError(f"{refusal} (measured before; {again})")
     progress = progress or _silent
     kinds = [str(one.get("kind")) for one in (known.get(name, {}), *known.values())]
     for kind in dict.fromkeys(kinds):

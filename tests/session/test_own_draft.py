@@ -114,6 +114,13 @@ def test_a_draft_that_would_be_slower_is_refused(monkeypatch: pytest.MonkeyPatch
         choose(460, monkeypatch, disk=1e11)
 
 
+def test_a_refusal_that_is_kept_says_how_to_measure_again(cache: Path) -> None:
+    digest = sampled_digest([TARGET], with_times=False)[: own_draft.DIGITS]
+    JsonFile(cache_folder.drafts(), digest).write({"8/8": {"refusal": "it was slower"}})
+    with pytest.raises(UsageError, match=r"it was slower \(measured before; .*models draft"):
+        own_draft.obtain(LoadSettings(model=TARGET, draft="self", memory_budget="1GiB"))
+
+
 def test_a_budget_without_room_for_the_target_is_refused_at_once(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
