@@ -34,6 +34,10 @@ class MemoryRow:
     is_late: bool = False
     """True if nothing of it is taken before all models are loaded."""
 
+    def as_dict(self) -> dict[str, str | int]:
+        """The row as a plan shows it."""
+        return {"owner": self.owner, "what": self.what, "nbytes": self.nbytes}
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -161,10 +165,10 @@ class MemoryPlan:
             "bytes_per_pass": self.bytes_per_pass,
             "experts": asdict(self.experts) if self.experts else None,
             "expert_cache_bytes": self.expert_bytes,
-            "rows": [asdict(row) for row in self.rows],
+            "rows": [row.as_dict() for row in self.rows],
             "gpu_budget_bytes": self.gpu_budget_bytes,
             "gpu_planned_bytes": self.gpu_planned_bytes,
-            "gpu_rows": [asdict(row) for row in self.gpu_rows],
+            "gpu_rows": [row.as_dict() for row in self.gpu_rows],
             "notes": list(self.notes),
         }
 
