@@ -200,14 +200,15 @@ class TokenTree:
         tree.next_key = self.next_key
         return tree
 
-    def branch(self, path: Sequence[int]) -> TokenTree:
-        """A tree of nothing but `path`, contiguous and downwards; keys stay."""
-        tree = TokenTree(int(self.token[path[0]]), len(path), int(self.key[path[0]]))
-        for above, node in enumerate(path[1:]):
-            new = tree.add(above, int(self.token[node]), float(self.confidence[node]))
-            tree.key[new] = self.key[node]
-        tree.next_key = self.next_key
-        return tree
+    def below(self, tokens: Sequence[int]) -> TokenTree:
+        """A line of the `tokens` before this root, which is its last node and keeps its key; those
+        of other nodes differ from it and hold for this line alone."""
+        key = int(self.key[ROOT])
+        line = TokenTree(tokens[0], 1 + len(tokens), key + 1)
+        for above, token in enumerate([*tokens[1:], int(self.token[ROOT])]):
+            end = line.add(above, token, confidence=1.0)
+        line.key[end] = key
+        return line
 
     def copy(self) -> TokenTree:
         """A full tree of the nodes that are there now, without draws. Another thread may append
