@@ -96,7 +96,8 @@ class RoundCosts:
         if not outcome.guessed:
             self._average("seen_plain_overhead_s", max(0.0, rest_s))
             return
-        if outcome.reading_s <= max(outcome.growing_s, before_s):  # the draft's caches are warm
+        # what a draft does after much reading tells less, as its caches are warm
+        if not self.seen_step_s or outcome.reading_s <= max(outcome.growing_s, before_s):
             self._average("seen_overhead_s", max(0.0, rest_s))
             if steps:
                 self._average("seen_step_s", outcome.growing_s / steps, before_s)
