@@ -309,6 +309,7 @@ class RoundPlanner:
         """Learn from a round."""
         known, credit = self.costs, self.credit
         known.see_costs(outcome)
+        was_free = credit.is_free
         credit.is_free &= outcome.guessed and outcome.n_tokens > outcome.n_texts
         if not outcome.guessed:
             credit.fade()
@@ -320,6 +321,8 @@ class RoundPlanner:
             cost = self._cost(outcome)
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens
+            if was_free and outcome.n_rows == outcome.n_texts:  # nothing was found
+                credit.proven = max(0.0, credit.proven - (cost - outcome.n_tokens))
         if outcome.n_texts == 1:
             self.follow(outcome.surest)
         credit.n_tokens += outcome.n_tokens
