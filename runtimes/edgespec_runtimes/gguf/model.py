@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -380,9 +380,14 @@ class GgufModel(KeptTexts):
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
         """Compute a pass over `rows`; returns llama_decode's code."""
         self._batch.fill(rows, with_logits)
-        threads, is_resident = self._threads, self._weights is None
-        with threads.computing(is_resident) if threads else nullcontext():
+        with self._computing():
             return self._batch.compute(self._context)
+
+    def _computing(self) -> AbstractContextManager[None]:
+        """Context manager in which llama.cpp's threads spin while they wait for each other, as far
+        as that pays."""
+        is_resident = self._weights is None
+        return self._threads.computing(is_resident) if self._threads else nullcontext()
 
     def _roll_back(self, committed: Mapping[int, int]) -> None:
         if self._tap is not None and 0 in committed:
