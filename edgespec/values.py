@@ -43,7 +43,8 @@ class ModelInfo:
     """Prompts with at least this many tokens are computed by kernels for tiles, which round
     differently from those for shorter prompts and for passes; 0 if all tokens round the same."""
     prompts_share_passes: bool = False
-    """True if prompts shorter than `prompt_tile` round the same whatever else is in their pass."""
+    """True if prompts shorter than `prompt_tile` round the same whatever else is in their pass, or
+    if rounding does not matter, as in a draft."""
     max_nodes: int = 64
     """Most nodes of one `evaluate` call."""
     max_branches: int = 32

@@ -145,10 +145,11 @@ class ModelDrafter:
         logits, self.ahead = self.ahead, None
         if logits is None:
             [logits] = self.model.evaluate([part])
-        if not late:
+        self._late = ()
+        if part.tree is tree:
             self._take_opinions(tree, part.nodes, logits)
             return [*part.nodes]
-        self._late, root = (), part.nodes[-1:]
+        root = part.nodes[-1:]
         self._take_opinions(part.tree, root, logits[-1:], root_ahead=-len(late))
         self.model.commit(part.tree, part.nodes[:-1], root, self._slot)
         return [ROOT]
@@ -158,6 +159,8 @@ class ModelDrafter:
         it if these are not read yet."""
         if not self._late:
             return PassPart(self._slot, tree, self.fitting(tree, nodes))
+        if self.model.info.prompts_share_passes:
+            return PassPart(self._slot, tree, [ROOT], self._late)
         line = tree.below(self._late)
         return PassPart(self._slot, line, range(len(line)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class HiddenStateReader(GgufModel):
     ) -> None:
         """Open the head like a `GgufModel`; takes ownership of `borrowed`."""
         super().__init__(*parts, **settings)
+        # llama.cpp computes logits of all rows of a head's pass, or of none
+        self.info = replace(self.info, prompts_share_passes=False)
         self._borrowed = borrowed
         self.feature_layers: Sequence[int] = head.layers
         self._n_fused = len(head.layers) * head.n_values

@@ -71,6 +71,7 @@ class GgufModel(KeptTexts):
         weight_types: Collection[str] = (),
         expert_types: Collection[str] = (),
         prompts_are_invariant: bool = False,
+        is_draft: bool = False,
         feature_layers: Sequence[int] = (),
         gives_features: bool = False,
         checkpoint_bytes: int = 0,
@@ -79,7 +80,8 @@ class GgufModel(KeptTexts):
         """Products with matrices of `weight_types` are made batch invariant; stacked experts have
         `expert_types` of them.
 
-        `prompts_are_invariant`: a prompt rounds the same whatever prefix of it was reused.
+        `prompts_are_invariant`: a prompt rounds the same whatever prefix of it was reused;
+        `is_draft`: rounding does not matter.
         `feature_layers`: layers whose inputs can be given; `gives_features` if llama.cpp's graph
         does so itself. `checkpoint_bytes`: size of each
         checkpoint of recurrent state. `token_bytes`: keys and values of a token.
@@ -94,7 +96,8 @@ class GgufModel(KeptTexts):
             info,
             prompt_batch=shape.n_batch,
             n_slots=shape.n_slots,
-            prompts_share_passes=(
+            prompts_share_passes=is_draft
+            or (
                 (shape.n_slots > 1 or not info.tree_capable)
                 and prompts_are_invariant
                 and not feature_layers
