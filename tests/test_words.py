@@ -66,6 +66,7 @@ def test_a_class_name_occurs_once() -> None:
 
 SECOND_MEANINGS = {
     "ahead": ("edgespec/concurrency", "background"),
+    "alone": ("edgespec/engine", "ending_on_error, between_texts or exclusive"),
     "learning": ("edgespec/engine", "stored_planner"),
     "many": ("edgespec/session", "in_order"),
     "memory": ("edgespec/engine", "state_store"),

@@ -127,7 +127,7 @@ class Loop(Closeable):
         outcomes = []
         for part in parts:
             slot, its_logits = by_number[part.slot], logits.pop(0)
-            with slot.alone():
+            with slot.ending_on_error():
                 if slot.round is not None:
                     outcomes.append(self._accept(slot, slot.round, part.nodes, its_logits))
                 elif slot.reads_prompt:
@@ -177,7 +177,7 @@ class Loop(Closeable):
                 if not risk_s:
                     self._resting, self._rest_left = growing[0], planner.rest()
         for slot in growing:
-            with slot.alone():
+            with slot.ending_on_error():
                 assert slot.round is not None
                 if decides:
                     slot.round.let_guess(risk_s > 0, free_only)

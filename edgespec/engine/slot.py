@@ -220,7 +220,7 @@ class Slot:
         pass, or have a round, which is yet to begin."""
         self.reads_prompt, self.round = False, None
         request = self.request
-        with self.alone():
+        with self.ending_on_error():
             if self.is_growing and request.n_keep is not None and self.is_full:
                 request.shift_context([*self.committed, int(self.tree.token[ROOT])])
                 self._reading = self.rest_begun = None
@@ -238,7 +238,7 @@ class Slot:
                 self.reads_prompt = True
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def ending_on_error(self) -> Iterator[None]:
         """Context manager in which an error ends this text only."""
         try:
             yield
@@ -252,7 +252,7 @@ class Slot:
 
     def start_again(self) -> None:
         """Discard an interrupted pass and its guesses, unless the text was cancelled."""
-        with self.alone():
+        with self.ending_on_error():
             self.request.check_cancelled()
             self.rewind(len(self.committed))
             self.tree = self.tree.bare()
