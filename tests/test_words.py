@@ -71,6 +71,7 @@ SECOND_MEANINGS = {
     "many": ("edgespec/session", "in_order"),
     "memory": ("edgespec/engine", "state_store"),
     "n_places": ("edgespec/engine", "n_slots"),
+    "owner": ("edgespec/engine", "client"),
     "pair": ("edgespec/engine", "slot"),
     "prospect": ("edgespec/session", "plan_score"),
     "rehearsal": ("edgespec/engine", "dry_run"),

@@ -87,17 +87,17 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[None]:
 def _reuse(slot: Slot, text: Sequence[int]) -> None:
     """Keep the prefix of `text` that the slot holds, or load a longer one that is stored."""
     request = slot.request
-    n_held, prefixes = reusable(slot, text, request.terms.owner), slot.prefixes
+    n_held, prefixes = reusable(slot, text, request.terms.client), slot.prefixes
     if n_held < len(slot.committed):
         while slot.store_block():
             request.check_cancelled()
     slot.rewind(n_held)
-    slot.owner = request.terms.owner
+    slot.client = request.terms.client
     if prefixes is None or request.held is not None or request.terms.keeper is not None:
         return
     if trouble := prefixes.take_trouble():
         request.tally.note(trouble)
-    prefixes.begin(slot.owner)
+    prefixes.begin(slot.client)
     is_tiled = _is_tiled(slot, text)
     if slot.target.info.prompt_tile and not is_tiled:
         return
@@ -249,8 +249,8 @@ def take_part(slot: Slot, part: PassPart, logits: np.ndarray) -> None:
     if part.nodes:
         slot.commit(part.tree, part.nodes)
     if event is not None:
-        assert slot.rest_begun is not None
-        seconds = slot.clock() - slot.rest_begun
+        assert slot.joined_at is not None
+        seconds = slot.clock() - slot.joined_at
         if request.held is None:
             request.tally.read_first_token(seconds)
         else:
@@ -261,10 +261,10 @@ def take_part(slot: Slot, part: PassPart, logits: np.ndarray) -> None:
         slot.tree = TokenTree(event.token, slot.tree.capacity)
 
 
-def reusable(slot: Slot, text: Sequence[int], owner: str) -> int:
-    """Number of leading tokens of a text of `owner` whose KV the target holds exactly as reading
+def reusable(slot: Slot, text: Sequence[int], client: str) -> int:
+    """Number of leading tokens of a text of `client` whose KV the target holds exactly as reading
     all of `text` would compute it, so that earlier texts do not change the output."""
-    if slot.owner != owner:
+    if slot.client != client:
         return 0
     reused = common_length(slot.committed, text)
     if _is_tiled(slot, text):

@@ -20,7 +20,7 @@ from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
 from edgespec.engine.loop import Loop
 from edgespec.engine.queued_work import QueuedWork
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.slot import Slot, take
+from edgespec.engine.slot import Slot, choose_slot
 from edgespec.errors import Cancelled, SessionClosed, UsageError
 
 T = TypeVar("T")
@@ -329,7 +329,8 @@ class Scheduler(Closeable):
 
     def _begin(self, request: ActiveRequest) -> None:
         try:
-            slot = take(self._slots, request)
+            slot = choose_slot(self._slots, request)
+            slot.begin_text(request)
         except BaseException as error:  # noqa: BLE001 - raised to the consumer
             self._line.remove(request)
             _let_go(request, error)
