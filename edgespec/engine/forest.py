@@ -15,11 +15,10 @@ import numpy as np
 
 from edgespec.concurrency.worker import Running
 from edgespec.engine.drafting.grower import step_ahead
-from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.outcome import RoundOutcome, RoundSoFar
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pacer import nodes_to_verify
 from edgespec.engine.round import Round
-from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track

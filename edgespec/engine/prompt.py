@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from edgespec.engine.outcome import common_length
 from edgespec.engine.request import ActiveRequest
 from edgespec.ports import PassPart, Progress
 from edgespec.tracing.spans import Track
-from edgespec.tree import TokenTree
+from edgespec.tree import TokenTree, common_length
 from edgespec.values import ModelInfo, PassReport
 
 if TYPE_CHECKING:
@@ -33,12 +32,12 @@ MIN_PROMPT_ROWS = 64
 """Prompt tokens that a pass of several texts reads even if reads do not hide their compute time."""
 
 
-def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[None]:
+def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[Literal[False]]:
     """Commit the prompt without its last token, reusing the KV that the target holds.
 
-    With `n_others` other active texts, yields between passes. A rest that fits into one pass, or
-    that passes can read together with trees of other texts, is left to `parts_of`. Drafters read
-    the prompt if guesses are planned.
+    With `n_others` other active texts, yields False between passes. A rest that fits into one pass,
+    or that passes can read together with trees of other texts, is left to `parts_of`. Drafters
+    read the prompt if guesses are planned.
     """
     request = slot.request
     request.check_cancelled()
@@ -68,7 +67,7 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[None]:
         for end in _portions(slot, unread) if n_others else [len(unread)]:
             n_read = len(slot.committed) - reused
             if n_read:
-                yield
+                yield False
             slot.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
             report = _sum(report, slot.target.last_report)
     _draft_reads(slot, report, n_others)

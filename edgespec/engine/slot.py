@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 from edgespec.engine.acceptance import AcceptanceRule
 from edgespec.engine.drafting.grower import TreeGrower
@@ -77,7 +78,7 @@ class Slot:
         """True if the next pass reads a part of the prompt."""
         self.round: Round | None = None
         """Part of the next pass, if it verifies a tree."""
-        self._reading: Iterator[None] | None = None
+        self._reading: Iterator[Literal[False]] | None = None
         """The prompt's passes of its own."""
         self.joined_at: float | None = None
         """Time at which the text joined the passes of all texts, with what is left of its prompt,
@@ -228,7 +229,8 @@ class Slot:
                 if self._reading is None:
                     self.tree = TokenTree(request.reading[-1], self.limits.tree_capacity)
                     self._reading = read_prompt(self, n_others)
-                if any(True for _ in self._reading):
+                is_read = next(self._reading, True)
+                if not is_read:
                     return
                 self.joined_at = self.clock()
             if self.is_growing:
