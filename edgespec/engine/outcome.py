@@ -9,7 +9,7 @@ from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import TokenTree
 from edgespec.values import (
     PassReport,
-    RoundCost,
+    RoundStats,
     SourceStats,
     SpeculationStats,
     Timings,
@@ -96,9 +96,9 @@ class RoundOutcome:
     """Expected number of accepted guesses."""
 
     @property
-    def cost(self) -> RoundCost:
+    def stats(self) -> RoundStats:
         """The measurements that are part of a generation's result."""
-        return RoundCost(
+        return RoundStats(
             n_tokens=self.n_tokens,
             accepted=self.accepted,
             verified=self.verified,
@@ -151,7 +151,7 @@ class Tally:
             provisional_kept=sum(outcome.provisional_kept for outcome in rounds),
             accepted_lengths=tuple(outcome.accepted for outcome in rounds),
             draft_s=sum(outcome.draft_s for outcome in rounds),
-            round_costs=tuple(outcome.cost for outcome in rounds),
+            round_costs=tuple(outcome.stats for outcome in rounds),
             acceptance=str(self.acceptance),
             keeps=str(self.keeps),
             sources=total_sources(outcome.sources for outcome in rounds),
