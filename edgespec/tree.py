@@ -169,6 +169,11 @@ class TokenTree:
         """Number of `nodes` that are no parent of another: leaves of the part that they span."""
         return len(set(nodes) - set(self.parent[list(nodes)].tolist()))
 
+    def best_branch(self, nodes: Sequence[int]) -> int:
+        """The end of the most probable branch of `nodes`."""
+        parents = {int(self.parent[node]) for node in nodes}
+        return max((n for n in nodes if n not in parents), key=lambda n: self.cumulative[n])
+
     def subtree(self, node: int) -> list[int]:
         """`node` and all nodes below it, ascending."""
         self._check(node)
@@ -255,3 +260,9 @@ class TokenTree:
     def _check(self, node: int) -> None:
         if not 0 <= node < len(self):
             raise UsageError(f"node {node} is not in a tree of {len(self)} nodes")
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of leading tokens that two texts share."""
+    differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))

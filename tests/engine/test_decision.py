@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.outcome import RoundOutcome, RoundSoFar
 from edgespec.engine.planning.credit import LATER_SHARE, START_SHARE, Credit
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.expert_stalls import ExpertStalls
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.engine.planning.round_costs import RoundCosts
-from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
 

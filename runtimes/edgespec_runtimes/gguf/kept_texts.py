@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 from edgespec.ports.state import Read, Write
-from edgespec_runtimes.gguf import state
+from edgespec_runtimes.gguf.context import state
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
