@@ -7,7 +7,7 @@ elsewhere. The module is longer than others, because each step undoes those befo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from edgespec.ports.shared_weights import BorrowsWeights
 from edgespec.runtimes import ChangesNodes, ModelRequest, PreparedModel, SharesWeights
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.dividing import SessionNeeds
-from edgespec.session.given import checked, in_words_of
+from edgespec.session.given import checked, in_words, in_words_of
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.pairing import check_head, check_pair
 from edgespec.settings import arguments
@@ -131,7 +131,8 @@ class _Opening(Closeable):
             self._settings = self._settings.model_copy(update=fixed)
             if chosen and (note := note_on_one_text(chosen)):
                 self._own_notes = (note,)
-        return self._run("planning", self._plan, self._show_planning)
+        planned = self._run("planning", self._plan, self._show_planning)
+        return self._with_notes(planned, self._unused_rules())
 
     def _planned_for(self, n_texts: int) -> MemoryPlan | None:
         """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
@@ -169,8 +170,7 @@ class _Opening(Closeable):
                     self._report[f"{owner}: {phase}"] = seconds
             self._report["total"] = time.perf_counter() - self._began
             # runtimes may add notes while loading
-            notes = dict.fromkeys((*memory_plan.notes, *self._notes(memory_plan)))
-            memory_plan = replace(memory_plan, notes=tuple(notes))
+            memory_plan = self._with_notes(memory_plan, self._notes(memory_plan))
             on_failure.pop_all()
             library_pages.release()  # what only loading needed
             needs, budget = first.needs(), self._settings.memory_budget
@@ -468,6 +468,23 @@ class _Opening(Closeable):
         if note := pairing.note_on_texts(self._settings, self._prepared, self._n_parallel, reason):
             notes[note] = None
         return tuple(notes)
+
+    def _with_notes(self, plan: MemoryPlan, notes: Iterable[str]) -> MemoryPlan:
+        """The plan with these notes after its own, each once, in the caller's words."""
+        names = self._settings.names
+        said = dict.fromkeys(in_words(note, names) for note in (*plan.notes, *notes))
+        return replace(plan, notes=tuple(said))
+
+    def _unused_rules(self) -> Sequence[str]:
+        """A note about rules of guessing that were given although nothing guesses."""
+        rules = self._engine_settings
+        if self._settings.draft is not None or rules.lookup is not None or not rules.of_guesses:
+            return ()
+        given = " and ".join(self._settings.names.of(name) for name in rules.of_guesses)
+        return (
+            f"without a draft nothing guesses here: for {given} to have an effect, name a draft "
+            "with -md, or give --lookup",
+        )
 
     @property
     def _n_parallel(self) -> int:
