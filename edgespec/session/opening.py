@@ -7,7 +7,7 @@ and divides the budget.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from edgespec.memory.places import auto_texts, note_on_one_text
 from edgespec.ports import Progress
 from edgespec.ports.shared_weights import BorrowsWeights
 from edgespec.session import pairing
-from edgespec.session.given import checked, in_words_of
+from edgespec.session.given import checked, in_words, in_words_of
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.prepared_models import PreparedModels
 from edgespec.settings import arguments
@@ -118,7 +118,8 @@ class _Opening(Closeable):
             self._models.settings = self._settings.model_copy(update=fixed)
             if chosen and (note := note_on_one_text(chosen)):
                 self._models.own_notes = (note,)
-        return self._run("planning", self._plan, self._show_planning)
+        planned = self._run("planning", self._plan, self._show_planning)
+        return self._with_notes(planned, self._unused_rules())
 
     def _planned_for(self, n_texts: int) -> MemoryPlan | None:
         """The plan for `n_texts` at once; None if budget, draft or model stand in the way."""
@@ -156,8 +157,7 @@ class _Opening(Closeable):
                     self._report[f"{owner}: {phase}"] = seconds
             self._report["total"] = time.perf_counter() - self._began
             # runtimes may add notes while loading
-            notes = dict.fromkeys((*memory_plan.notes, *self._models.notes(memory_plan)))
-            memory_plan = replace(memory_plan, notes=tuple(notes))
+            memory_plan = self._with_notes(memory_plan, self._models.notes(memory_plan))
             on_failure.pop_all()
             library_pages.release()  # what only loading needed
             needs, budget = first.needs(), settings.memory_budget
@@ -314,3 +314,20 @@ class _Opening(Closeable):
         self._models.settings = self._settings.without_draft()
         self._models.close()
         self._models.own_notes = (*self._models.own_notes, note)
+
+    def _with_notes(self, plan: MemoryPlan, notes: Iterable[str]) -> MemoryPlan:
+        """The plan with these notes after its own, each once, in the caller's words."""
+        names = self._settings.names
+        said = dict.fromkeys(in_words(note, names) for note in (*plan.notes, *notes))
+        return replace(plan, notes=tuple(said))
+
+    def _unused_rules(self) -> Sequence[str]:
+        """A note about rules of guessing that were given although nothing guesses."""
+        rules = self._engine_settings
+        if self._settings.draft is not None or rules.lookup is not None or not rules.of_guesses:
+            return ()
+        given = " and ".join(self._settings.names.of(name) for name in rules.of_guesses)
+        return (
+            f"without a draft nothing guesses here: for {given} to have an effect, name a draft "
+            "with -md, or give --lookup",
+        )

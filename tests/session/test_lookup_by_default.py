@@ -59,6 +59,17 @@ def test_a_resident_target_or_one_that_is_told_not_to_keeps_none() -> None:
 
 
 @pytest.mark.usefixtures("_fixed_process")
+def test_limits_of_guesses_need_no_draft() -> None:
+    """`--draft-max 5` was refused without a draft, although such a target guesses."""
+    rules = EngineSettings(draft_max=5)
+    plan = edgespec.plan(load_settings(least() + MIB), rules)
+    assert plan.max_nodes == 6 and not any("draft_max" in note for note in plan.notes)
+    told = edgespec.plan(load_settings("4GiB"), rules).notes
+    assert any("for draft_max to have an effect, name a draft with draft" in note for note in told)
+    assert not edgespec.plan(load_settings("4GiB"), rules.but(lookup=False)).notes
+
+
+@pytest.mark.usefixtures("_fixed_process")
 def test_the_smallest_budget_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = least()
     assert planned(budget).paged
