@@ -8,6 +8,17 @@ from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.accuracy import rounds_to_eight_bits
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
+from edgespec_runtimes.onnx.prepare.measuring import MeasuredOnnx
+
+
+def measuring_notes(name: str, measured: MeasuredOnnx) -> list[str]:
+    """A note on sizes that could not be measured."""
+    if not measured.has_failed:
+        return []
+    return [
+        f"{name}: what onnxruntime takes for its weights could not be measured, and is computed; "
+        "it is tried again at the next start, whose plan may differ"
+    ]
 
 
 def paging_notes(name: str, source: Source, fitted: FittedDecoder) -> list[str]:
