@@ -58,7 +58,12 @@ from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.details import context_length
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
 from edgespec_runtimes.onnx.prepare.measuring import MeasuredOnnx, made_by, measured
-from edgespec_runtimes.onnx.prepare.notes import measuring_notes, paging_notes, rounding_notes
+from edgespec_runtimes.onnx.prepare.notes import (
+    half_precision_notes,
+    measuring_notes,
+    paging_notes,
+    rounding_notes,
+)
 from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights, records
@@ -232,6 +237,8 @@ class PreparedOnnx:
         paging = paging_notes(name, self._source, fitted) if is_target else []
         rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies)
         measuring = measuring_notes(name, self._measured)
+        if plan is not None and writes and plan.paged and self._deployed.device.is_cpu:
+            paging += half_precision_notes(name, fitted)
         return [*self._deployed.notes, *measuring, *paging, *rounding]
 
     def _choose_accuracy(self) -> None:

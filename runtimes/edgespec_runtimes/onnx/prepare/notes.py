@@ -37,6 +37,22 @@ def paging_notes(name: str, source: Source, fitted: FittedDecoder) -> list[str]:
     return notes
 
 
+def half_precision_notes(name: str, fitted: FittedDecoder) -> list[str]:
+    """A note on a paged target that computes in half precision, on CPUs."""
+    outputs = (
+        value.type.tensor_type.elem_type
+        for graph in fitted.cut.graphs
+        for value in onnx.load_from_string(graph).graph.output
+    )
+    if onnx.TensorProto.FLOAT16 not in outputs:
+        return []
+    return [
+        f"{name} is in half precision, which onnxruntime rounds otherwise where weights are paged: "
+        "where two tokens are almost equally likely, another may be written than with all weights "
+        "in memory"
+    ]
+
+
 def rounding_notes(
     name: str,
     graph: onnx.GraphProto,
