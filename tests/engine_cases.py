@@ -54,6 +54,12 @@ def counting(**options: Any) -> FakeModel:
     return FakeModel(COUNTING, N_VOCAB, **options)
 
 
+def forget(engine: Engine) -> None:
+    """Drop all committed text from the engine's models."""
+    for slot in engine._slots:
+        slot.rewind(0)
+
+
 def assert_nothing_provisional(*models: FakeModel) -> None:
     assert [model.n_provisional for model in models] == [0] * len(models)
 

@@ -24,7 +24,7 @@ from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import GenerationResult, PagingStats, PassReport
-from engine_cases import finish
+from engine_cases import finish, forget
 from fake_model import FakeModel, Language
 from virtual_clock import Clock, Machine, slowed
 from virtual_text import N_VOCAB, Text
@@ -187,7 +187,7 @@ def run(
     with Engine(target, draft, settings, clock, state_store=memory) as engine:
         put_on(clock, engine)
         for n in range(n_texts):
-            engine.forget()
+            forget(engine)
             begun, timing_s = clock.now, target.timing_s
             prompt_s = max(machine.read_s, machine.compute_s(text.n_prompt - 1))
             prompt_s += machine.choice_s(text.n_prompt - 1)
@@ -212,7 +212,7 @@ def turn_after_a_short_one(machine: Machine, text: Text, n_prompt: int, drafts: 
     with Engine(target, draft, EngineSettings(lookup=False), clock) as engine:
         put_on(clock, engine)
         for length in (100, n_prompt):
-            engine.forget()
+            forget(engine)
             prompt = [n % N_VOCAB for n in range(length)]
             result = finish(engine.generate(prompt, SamplingParams(), 48))
     return sum(cost.wall_s for cost in result.speculation.round_costs)

@@ -20,7 +20,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.state.keeper import StateKeeper
 from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec_runtimes.gguf import runtime
-from engine_cases import finish
+from engine_cases import finish, forget
 from fake_model import FakeModel, fixed_text
 from paging_contract import load_paged
 from port_contract import TEXT
@@ -129,7 +129,7 @@ def test_after_any_history(target: LanguageModel, n_tokens: int) -> None:
             history(engine, prompt)
             watched.seen.clear()
             assert run(engine, prompt) == expected, history.__name__
-            engine.forget()
+            forget(engine)
         last = len(prompt) - 1
         assert np.array_equal(watched.seen[last], fresh[last]), history.__name__
 
@@ -140,7 +140,7 @@ def fresh_run(
     watched = Watched(target)
     with Engine(watched) as engine:  # type: ignore[arg-type]
         expected = run(engine, prompt)
-        engine.forget()
+        forget(engine)
     return watched.seen, expected
 
 
@@ -155,7 +155,7 @@ def test_the_next_turn_is_the_conversation_read_at_once(
         answer = run(engine, prompt)
         conversation = [*prompt, *answer, *tokens_of(target, 20)]
         continued = run(engine, conversation)
-        engine.forget()
+        forget(engine)
     assert continued == fresh_run(target, conversation)[1]
 
 
@@ -174,7 +174,7 @@ def test_with_a_draft_and_without_one(target: LanguageModel, n_tokens: int) -> N
     with Engine(target, draft, settings) as engine:
         assert run(engine, prompt) == first
         assert run(engine, conversation) == second
-        engine.forget()
+        forget(engine)
 
 
 @pytest.mark.parametrize("n_tokens", LENGTHS)
@@ -188,7 +188,7 @@ def test_from_a_prompt_cache(target: LanguageModel, n_tokens: int, tmp_path: Pat
             keeper = CachedPrompt(cache, StateKeeper(engine, target, None))
             request = engine.admit(TextRequest(tuple(text), WARM, max_tokens=N_NEW, keeper=keeper))
             tokens = tuple(event.token for event in engine.run(request))
-            engine.forget()
+            forget(engine)
     assert tokens == expected
 
 
@@ -202,5 +202,5 @@ def test_a_model_in_memory(path: Path) -> None:
             with Engine(target) as engine:
                 history(engine, prompt)
                 assert run(engine, prompt) == expected
-                engine.forget()
+                forget(engine)
     target.close()
