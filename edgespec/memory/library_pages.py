@@ -1,8 +1,9 @@
 """Resident pages of the files that libraries are mapped from, and how they are let go of.
 
 A page that is touched maps its neighbours too: 64 KiB of them, or since Linux 6.18 the whole block
-of the page cache that holds it, which has megabytes where a file has just been written. What is
-resident therefore depends on the cache, and most of it is needed only while modules are imported.
+of the page cache that holds it, which has megabytes where a file has just been written. Mappings
+are cut into pieces, which such a block does not exceed: what is resident no longer depends on the
+cache. Most of it is needed only while modules are imported.
 Linux only; elsewhere nothing is known and nothing is let go of.
 """
 
@@ -24,6 +25,9 @@ has 29 MiB."""
 BLAS_LIBRARY = re.compile(r"lib[^/]*(openblas|gfortran|quadmath)[^/]*$")
 """Libraries that count by their resident bytes, too: numpy's kernels for all processors, which
 edgespec does not multiply with (1 of 30 MiB stays resident)."""
+PIECE_BYTES = 256 << 10
+"""Most bytes that one touched page makes resident. Pieces of 64 KiB to 1 MiB leave equally much
+resident, pieces of 2 MiB as much as whole mappings."""
 
 _ROOT = Path("/")
 _MAPPING = re.compile(
@@ -90,12 +94,25 @@ def release() -> None:
             for one in clean:
                 if begin <= one.begin and one.end <= end:
                     libc.madvise(one.begin, one.nbytes, _MADV_DONTNEED)
+                    _cut(libc, one)
         return 0
 
     libc.dl_iterate_phdr(_Callback(let_go), None)
 
 
-_MADV_DONTNEED = 4
+def _cut(libc: ctypes.PyDLL, one: LibraryMapping) -> None:
+    """Cut a mapping into pieces: every second one has a flag that its neighbours lack.
+
+    Left out of core dumps are constant pages of files anyway. A piece that is cut again stays.
+    """
+    step = 2 * PIECE_BYTES
+    for begin in range(one.begin // step * step, one.end, step):
+        flagged_from = max(begin, one.begin)
+        if flagged_from < (end := min(begin + PIECE_BYTES, one.end)):
+            libc.madvise(flagged_from, end - flagged_from, _MADV_DONTDUMP)
+
+
+_MADV_DONTNEED, _MADV_DONTDUMP = 4, 16
 _PT_LOAD, _PF_W = 1, 2
 
 

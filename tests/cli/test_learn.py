@@ -48,7 +48,7 @@ def test_a_text_is_kept_shown_and_forgotten(learnt: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["deleted_bytes"] > 0
     assert not TrainingTexts(learnt).nbytes and not told()
     assert entry.main(["models", "forget"]) == 0
-    assert "no texts are kept" in capsys.readouterr().err
+    assert "no texts are kept" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "batch"])

@@ -28,6 +28,23 @@ after, kept = resident(False), resident(True)
 product = (np.arange(9.0).reshape(3, 3) @ np.eye(3)).sum()
 print(json.dumps([before, after, changed, kept, product]))
 """
+TOUCHED = """
+import ctypes, json, mmap, sys
+from pathlib import Path
+import numpy._core._multiarray_umath as module
+from edgespec.memory import library_pages
+
+copy = Path(sys.argv[1]) / "library.so"
+copy.write_bytes(Path(module.__file__).read_bytes())  # one write: large blocks of page cache
+ctypes.CDLL(str(copy))
+for _ in range(2):
+    library_pages.release()
+code = [m for m in library_pages.mappings() if m.path == str(copy) and m.access == "r-xp"]
+middle = code[len(code) // 2]
+ctypes.string_at((middle.begin + middle.end) // 2, 1)
+code = [m for m in library_pages.mappings() if m.path == str(copy) and m.access == "r-xp"]
+print(json.dumps([sum(m.nbytes for m in code), sum(m.resident_bytes for m in code)]))
+"""
 SMAPS = """\
 1000000-1400000 r-xp 00000000 fe:00 1001 /lib/liba.so
 Rss:                1024 kB
@@ -51,6 +68,16 @@ def test_pages_are_let_go_of_and_what_was_changed_stays() -> None:
     assert after < before / 2
     assert kept >= changed
     assert product == 36.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's pages")
+def test_a_page_that_is_touched_makes_one_piece_resident(tmp_path: Path) -> None:
+    """However large the blocks of the page cache are, as of a file that was written just now."""
+    command = [sys.executable, "-c", TOUCHED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, check=True)
+    mapped, resident = json.loads(done.stdout)
+    assert mapped > 8 * library_pages.PIECE_BYTES
+    assert 0 < resident <= library_pages.PIECE_BYTES
 
 
 def test_files_without_code_and_large_libraries_are_left_alone(tmp_path: Path) -> None:

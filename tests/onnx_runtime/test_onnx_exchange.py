@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import Counter
@@ -24,6 +25,7 @@ from edgespec.ports.adjusting import WeightShares
 from edgespec_runtimes.onnx import runtime, trials
 from edgespec_runtimes.onnx.graph.accuracy import set_accuracy
 from edgespec_runtimes.onnx.model import OnnxModel
+from edgespec_runtimes.onnx.options import OnnxOptions
 from edgespec_runtimes.onnx.ort.sessions import OrtSession
 from edgespec_runtimes.onnx.prepare import measuring
 from edgespec_runtimes.onnx.weights import artifacts, exchange
@@ -135,6 +137,26 @@ def test_layers_are_packed_once_per_file(
     (renewed,) = artifacts.folder().glob("*.packed")
     assert renewed != records
     assert not [path for path in artifacts.folder().iterdir() if path.name.endswith(SUFFIX)]
+
+
+@pytest.mark.usefixtures("own_cache_folder")
+def test_accuracy_levels_used_in_turn_keep_their_records(tmp_path: Path) -> None:
+    path = write_llama(tmp_path, bits=4, layers=6, fused=True)
+    for level in (1, 4):
+        open_at(tmp_path, level)
+    first, second = sorted(artifacts.folder().glob("*.packed"))
+    written = [first.stat().st_mtime_ns, second.stat().st_mtime_ns]
+    for level in (1, 4):
+        open_at(tmp_path, level)
+    assert sorted(artifacts.folder().glob("*.packed")) == [first, second]
+    assert [first.stat().st_mtime_ns, second.stat().st_mtime_ns] == written
+    os.utime(path.with_name("model.onnx_data"))  # another version of the model, by its time
+    open_at(tmp_path, 4)
+    assert len(list(artifacts.folder().glob("*.packed"))) == 1
+
+
+def open_at(folder: Path, level: int) -> None:
+    open_paged(folder, 0.0, options=OnnxOptions(accuracy_level=level)).close()
 
 
 @pytest.mark.usefixtures("own_cache_folder")

@@ -41,3 +41,15 @@ def test_a_target_that_is_drafted_for_says_how_onnxruntime_rounds(folder: Path) 
 
     assert len(rounding_notes(8, "target")) == 1
     assert rounding_notes(1, "target") == rounding_notes(8, "draft") == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "paged", "count"), [("float16", True, 1), ("float16", False, 0), ("float32", True, 0)]
+)
+def test_a_note_names_half_precision_that_is_paged(
+    dtype: str, paged: bool, count: int, tmp_path: Path
+) -> None:
+    prepared = runtime.prepare(request(write_llama(tmp_path, dtype=dtype)))
+    notes = prepared.notes(replace(PLAN, paged=paged))
+    prepared.close()
+    assert sum("is in half precision" in note for note in notes) == count

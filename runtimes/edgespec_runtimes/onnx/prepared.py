@@ -58,7 +58,12 @@ from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.details import context_length
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
 from edgespec_runtimes.onnx.prepare.measuring import MeasuredOnnx, made_by, measured
-from edgespec_runtimes.onnx.prepare.notes import paging_notes, rounding_notes
+from edgespec_runtimes.onnx.prepare.notes import (
+    half_precision_notes,
+    measuring_notes,
+    paging_notes,
+    rounding_notes,
+)
 from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights, records
@@ -200,6 +205,7 @@ class PreparedOnnx:
         with self._phase("measuring"):
             fitted = deployed.fitted
             found = measured(fitted.whole_cut, fitted.cut, self._source, self._n_threads)
+        trim_heap()  # memory for a trial, so that plans of processes with and without one agree
         layouts = {graph: exchange.layout for graph, exchange in found.exchanges.items()}
         fitted.exchange(self._source, layouts)
         return found
@@ -230,7 +236,10 @@ class PreparedOnnx:
         verifies = writes and self._request.max_nodes > 1
         paging = paging_notes(name, self._source, fitted) if is_target else []
         rounding = rounding_notes(name, self._graph.graph, fitted, writes, verifies)
-        return [*self._deployed.notes, *paging, *rounding]
+        measuring = measuring_notes(name, self._measured)
+        if plan is not None and writes and plan.paged and self._deployed.device.is_cpu:
+            paging += half_precision_notes(name, fitted)
+        return [*self._deployed.notes, *measuring, *paging, *rounding]
 
     def _choose_accuracy(self) -> None:
         """Set the accuracy level that was asked for. Raises UsageError if nothing has one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +36,7 @@ def main(stdin: BinaryIO) -> int:
     """Measure each graph of the request; the first is loaded twice, as it loads libraries. The last
     that is no pair joins several pieces, which may be impossible."""
     request = json.loads(stdin.readline())
+    resource.setrlimit(resource.RLIMIT_CPU, (request["processor_s"],) * 2)
     graphs = [stdin.read(length) for length in request["lengths"]]
     folder, n_threads = Path(request["folder"]), request["n_threads"]
     n_pairs = request["pairs"]

@@ -19,9 +19,14 @@ def has_packed(graph: onnx.GraphProto) -> bool:
     return any(node.op_type in PACKED for node in graph.node)
 
 
-def rounds_to_eight_bits(graph: onnx.GraphProto) -> bool:
+def levels(graph: onnx.GraphProto) -> frozenset[int]:
+    """The levels of packed products; a product that names none is not among them."""
     packed = (node for node in graph.node if node.op_type in PACKED)
-    return any(item.i == EIGHT_BITS for node in packed for item in node.attribute if _is_it(item))
+    return frozenset(item.i for node in packed for item in node.attribute if _is_it(item))
+
+
+def rounds_to_eight_bits(graph: onnx.GraphProto) -> bool:
+    return EIGHT_BITS in levels(graph)
 
 
 def set_accuracy(graph: onnx.GraphProto, level: int) -> None:

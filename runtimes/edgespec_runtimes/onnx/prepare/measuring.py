@@ -36,7 +36,9 @@ from edgespec_runtimes.onnx.weights.packing import is_packed, with_constants
 
 MEASURED_BYTES = 32 << 20
 """Size of weights below which measuring is not worth a process."""
-TIMEOUT_S = 120.0
+PROCESSOR_S = 240
+"""Processor time after which a trial is given up: on a busy machine, seconds say little."""
+TIMEOUT_S = 900.0
 MAX_RESULTS = 64
 MIN_OTHERS_BYTES = 2 << 20
 """Size of other pieces from which on what they take is told from noise."""
@@ -84,6 +86,8 @@ class MeasuredOnnx:
     taken_share: float = 1.0
     """Share of what the other pieces keep that a whole session has taken when the piece with the
     largest peak is at its peak."""
+    has_failed: bool = False
+    """The trial was given up, so that sizes must be computed."""
 
 
 def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> MeasuredOnnx:
@@ -110,7 +114,7 @@ def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> MeasuredOn
         answers = _tried(graphs, len(pairs), source, n_threads)
         content = dict(zip(keys, answers, strict=False))
         if _all_sizes(content, chosen) is None:
-            return MeasuredOnnx()
+            return MeasuredOnnx(has_failed=True)
         file.write(content)
     found = _all_sizes(content, chosen)
     if found is None:
@@ -185,6 +189,7 @@ def _tried(graphs: Sequence[bytes], n_pairs: int, source: Source, n_threads: int
             "n_threads": n_threads,
             "lengths": [len(graph) for graph in graphs],
             "pairs": n_pairs,
+            "processor_s": PROCESSOR_S,
         }
         done = subprocess.run(
             interpreter.python("-m", "edgespec_runtimes.onnx.trials"),

@@ -8,6 +8,17 @@ from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.accuracy import rounds_to_eight_bits
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
+from edgespec_runtimes.onnx.prepare.measuring import MeasuredOnnx
+
+
+def measuring_notes(name: str, measured: MeasuredOnnx) -> list[str]:
+    """A note on sizes that could not be measured."""
+    if not measured.has_failed:
+        return []
+    return [
+        f"{name}: what onnxruntime takes for its weights could not be measured, and is computed; "
+        "it is tried again at the next start, whose plan may differ"
+    ]
 
 
 def paging_notes(name: str, source: Source, fitted: FittedDecoder) -> list[str]:
@@ -24,6 +35,22 @@ def paging_notes(name: str, source: Source, fitted: FittedDecoder) -> list[str]:
             "no token chose included; a GGUF file of it reads far less"
         )
     return notes
+
+
+def half_precision_notes(name: str, fitted: FittedDecoder) -> list[str]:
+    """A note on a paged target that computes in half precision, on CPUs."""
+    outputs = (
+        value.type.tensor_type.elem_type
+        for graph in fitted.cut.graphs
+        for value in onnx.load_from_string(graph).graph.output
+    )
+    if onnx.TensorProto.FLOAT16 not in outputs:
+        return []
+    return [
+        f"{name} is in half precision, which onnxruntime rounds otherwise where weights are paged: "
+        "where two tokens are almost equally likely, another may be written than with all weights "
+        "in memory"
+    ]
 
 
 def rounding_notes(

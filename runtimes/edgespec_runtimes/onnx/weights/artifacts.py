@@ -135,14 +135,18 @@ def copied(
 ) -> Path:
     """A file written by `write` from a model's weights, once until the model or `made_by` changes.
 
-    It replaces the file made from an earlier version of the model. Raises ModelError.
+    It replaces the earlier file of this kind, and those of like kinds (`like.this`) that were made
+    from an earlier version of the model. Raises ModelError.
     """
-    place, state = _identity(source, made_by)
-    path = folder() / f"{place}-{state}.{kind}"
+    place, state = _identity(source)
+    version = f"-{made_by}" if made_by else ""
+    path = folder() / f"{place}-{state}{version}.{kind}"
     if not (path.is_file() and path.stat().st_size == nbytes):
-        for outdated in folder().glob(f"{place}-*.{kind}"):
-            with suppress(OSError):
-                outdated.unlink()
+        for other in folder().glob(f"{place}-*.{kind.rpartition('.')[2]}"):
+            is_present = other.name.startswith(f"{place}-{state}")
+            if other.name.endswith(f".{kind}") or not is_present:
+                with suppress(OSError):
+                    other.unlink()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with unfinished_file(path, alone=False) as out:
@@ -155,11 +159,11 @@ def copied(
     return path
 
 
-def _identity(source: Source, made_by: str) -> tuple[str, str]:
-    """Digests of the model's path, and of its files' sizes and times and of `made_by`."""
+def _identity(source: Source) -> tuple[str, str]:
+    """Digests of the model's path, and of its files' sizes and times."""
     states = [file.stat() for file in source.files]
     known = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]
-    return _short_hash(str(source.path.resolve())), _short_hash(repr(known) + made_by)
+    return _short_hash(str(source.path.resolve())), _short_hash(repr(known))
 
 
 def _short_hash(text: str) -> str:

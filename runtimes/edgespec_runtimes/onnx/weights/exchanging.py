@@ -13,12 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import onnx
+
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled
 from edgespec.files.unfinished import scratch_folder
 from edgespec.paging.reader import Extent, Segment, block_ceil
 from edgespec.ports import Progress
 from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.graph.accuracy import levels
 from edgespec_runtimes.onnx.graph.cutting import Cut
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession
 from edgespec_runtimes.onnx.weights import artifacts
@@ -78,10 +81,12 @@ def records(
     is_stopped: Callable[[], bool],
     progress: Progress | None,
 ) -> Path:
-    """The file of records, made once; `made_by` tells what packed them.
+    """The file of records, made once for each accuracy level; `made_by` tells what packed them.
 
     Raises ModelError and Cancelled.
     """
+    graphs = [onnx.load_from_string(graph).graph for graph in cut.graphs]
+    level = "-".join(map(str, sorted({level for graph in graphs for level in levels(graph)})))
     places, end = _places(cut, layouts)
 
     def write(out: BinaryIO) -> None:
@@ -97,7 +102,7 @@ def records(
         out.truncate(end)
 
     why = "the layers must be copied as onnxruntime packs them"
-    return artifacts.copied(source, "packed", end, write, why, made_by)
+    return artifacts.copied(source, f"{level}.packed", end, write, why, made_by)
 
 
 def _saved(cut: Cut, index: int, source: Source, n_threads: int, into: Path) -> SavedPiece:
