@@ -106,7 +106,7 @@ class _Speller:
                 known = {"properties", "required", "additionalProperties"}
                 _check_alone("properties", keywords - known)
                 return self._object(node)
-            case "array" if "items" in node:
+            case "array" if isinstance(node.get("items"), dict | bool):
                 _check_alone("items", keywords - {"items", "minItems", "maxItems"})
                 return self._array(node)
             case _:

@@ -6,9 +6,12 @@ is an annotation for llguidance is taken out and named. Knows no tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
+
+from edgespec.errors import GrammarError
 
 CHECKED_FORMATS = frozenset(
     {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -20,6 +23,21 @@ _SINGLES = (
     *("items", "additionalItems", "additionalProperties", "contains", "propertyNames"),
     *("not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"),
 )
+_NUMBERS = (
+    *("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"),
+    *("minProperties", "maxProperties"),
+)
+_FORMS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), (dict,)),
+    **dict.fromkeys((*_LISTS, "enum", "required"), (list,)),
+    **dict.fromkeys(_NUMBERS, (int, float)),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (int, float, bool)),
+    "type": (str, list),
+    "$ref": (str,),
+}
+"""Types of the values of keywords that are looked at here."""
+_NAMES = ("type", "required")
+"""Keywords whose lists have strings."""
 _OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords by which an object says what it thinks of further properties."""
 
@@ -38,8 +56,25 @@ def unchecked_formats(schema: Any) -> tuple[str, ...]:
 
 
 def rewritten(schema: Any, exhausts: Exhausts) -> Any:
-    """A copy of the schema for llguidance."""
+    """A copy of the schema for llguidance. Raises GrammarError for a keyword that has a value of a
+    wrong type."""
+    for node in _nodes(schema):
+        for keyword in node.keys() & _FORMS.keys():
+            if not _is_formed(keyword, node[keyword]):
+                said = repr(node[keyword])[:40]
+                raise GrammarError(f"the json schema is wrong: {keyword} must not be {said}")
     return _Rewriter(schema, exhausts).rewritten(schema)
+
+
+def _is_formed(keyword: str, value: Any) -> bool:
+    """True if a keyword's value has one of its types."""
+    if isinstance(value, bool):
+        return bool in _FORMS[keyword]
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    if keyword in _NAMES and isinstance(value, list):
+        return all(isinstance(name, str) for name in value)
+    return isinstance(value, _FORMS[keyword])
 
 
 class _Rewriter:

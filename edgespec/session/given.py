@@ -22,13 +22,14 @@ _FLAG = re.compile(r"(?<![^\s(:])--?[a-z][a-z-]*")
 
 
 @contextmanager
-def in_words_of(settings: LoadSettings | str | Path) -> Iterator[None]:
-    """Context manager in which errors, which name flags, name arguments if `settings` were given in
-    Python."""
+def in_words_of(caller: LoadSettings | str | Path | Names) -> Iterator[None]:
+    """Context manager in which errors, which name flags, name arguments if the caller's settings
+    were given in Python."""
     try:
         yield
     except EdgespecError as error:
-        names = settings.names if isinstance(settings, LoadSettings) else PythonNames()
+        names = caller.names if isinstance(caller, LoadSettings) else caller
+        names = names if isinstance(names, Names) else PythonNames()
         error.args = (in_words(str(error), names), *error.args[1:])
         raise
 
@@ -44,6 +45,7 @@ def in_words(text: str, names: Names) -> str:
 def _names_of_flags() -> dict[str, str]:
     """Names of settings by their flags."""
     found = {"-m": "model", "-md": "draft", spell("model"): "model", spell("draft"): "draft"}
+    found["--chat-template-file"] = "use_chat_template"
     kinds: list[type[Settings]] = [LoadSettings, EngineSettings, *declared().values()]
     for kind in kinds:
         for name, flag in kind.flags():

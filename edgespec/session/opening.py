@@ -171,6 +171,7 @@ class _Opening(Closeable):
                 budget,
                 self._prefix_cache,
                 self._chose_lookup,
+                self._settings.names,
             )
 
     @property

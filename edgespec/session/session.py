@@ -198,7 +198,8 @@ class Session(Closeable):
         prompt in a file. `shown` gives control tokens a text; others add none. Raises UsageError
         immediately for invalid arguments.
         """
-        tokens, notes = self._encoder.prompt(prompt)
+        with in_words_of(self._models.names):
+            tokens, notes = self._encoder.prompt(prompt)
         request = TextRequest(
             prompt_tokens=tuple(tokens),
             sampling=SamplingParams()
@@ -226,7 +227,8 @@ class Session(Closeable):
 
         Raises UsageError if the target cannot serve it.
         """
-        active = self._engine.admit(request)
+        with in_words_of(self._models.names):
+            active = self._engine.admit(request)
         return Generation(self._engine, active, self.load_report["total"], lambda: self.memory)
 
     def generate(
@@ -303,7 +305,8 @@ class Session(Closeable):
         **variables: Any,
     ) -> ChatPrompt:
         """The prompt of a conversation. Raises the errors of `chat`."""
-        return self._prompts.prompt(messages, tools, **variables)
+        with in_words_of(self._models.names):
+            return self._prompts.prompt(messages, tools, **variables)
 
     def use_chat_template(self, source: str | None) -> None:
         """Replace the model's chat template; None restores it.
@@ -313,8 +316,9 @@ class Session(Closeable):
         """
         vocabulary = self._models.target.vocabulary
         prompts = chat_prompts(self.target.name, vocabulary, self._encoder, source)
-        if source is not None:
-            prompts.template()
+        with in_words_of(self._models.names):
+            if source is not None:
+                prompts.template()
         self._prompts = prompts
 
     @property

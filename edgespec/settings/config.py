@@ -242,7 +242,8 @@ class SamplingParams(Sampling):
     def check_vocabulary(self, n_vocab: int) -> None:
         """Raise UsageError if a bias is for a token that a vocabulary of `n_vocab` has not."""
         if (highest := max(self.logit_bias, default=-1)) >= n_vocab:
-            raise UsageError(f"logit_bias names token {highest}; the vocabulary has {n_vocab}")
+            bias = self.names.of("logit_bias")
+            raise UsageError(f"{bias} names token {highest}; the vocabulary has {n_vocab}")
 
     @property
     def penalises(self) -> bool:
@@ -335,7 +336,7 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
             for name, value in (otherwise or {}).items()
             if name not in self.model_fields_set
         }
-        return SamplingParams(**rules, seed=seed)
+        return SamplingParams.model_validate(rules | {"seed": seed}, context=self.names)
 
     @model_validator(mode="after")
     def _applies(self) -> Self:

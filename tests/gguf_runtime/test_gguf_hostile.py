@@ -45,6 +45,12 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     assert "is a FIFO" in refusal(tmp_path / "pipe")
 
 
+def test_an_architecture_is_a_name_that_can_be_shown(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.metadata["general.architecture"] = (STRING, "\n\x1b[31m")
+    assert "is no name but '\\n\\x1b[31m'" in refusal(model.write(tmp_path / "m.gguf"))
+
+
 @pytest.mark.skipif(getattr(os, "geteuid", int)() == 0, reason="root may read every file")
 def test_a_file_without_permission(tmp_path: Path) -> None:
     path = tiny_llama().write(tmp_path / "m.gguf")

@@ -12,7 +12,7 @@ pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 from edgespec.completions.tool_calls import call_grammar
 from edgespec.errors import GrammarError
 from edgespec.grammar.matcher import GrammarCompiler
-from edgespec.grammar.specification import MAX_CHARACTERS, Grammar, json_schema
+from edgespec.grammar.specification import MAX_CHARACTERS, Grammar, json_schema, schema_rules
 
 LARGE = (1 << 53) + 1
 """The first integer that is not exact as binary64."""
@@ -244,6 +244,30 @@ def test_references_of_a_tool_stay_in_its_own_schema() -> None:
     assert calls(call("g", {"city": "Oslo"}), *tools)
     assert not calls(call("g", {"city": "Rome"}), *tools)
     assert not calls(call("f", {"city": "Rome", "next": call("f", {})}), *tools)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": False, "minimum": 1},
+        {"type": [["integer"]]},
+        {"enum": 1 << 60},
+        {"required": [{}], "properties": {}},
+        {"properties": 1, "patternProperties": {"^a": True}},
+        {"type": "array", "items": {"const": LARGE}, "minItems": "x"},
+        {"type": "array", "items": {"const": LARGE}, "maxItems": True},
+        {"type": "integer", "minimum": {"a": LARGE}},
+        {"type": "integer", "minimum": LARGE, "maximum": float("inf")},
+        {"$ref": {"a": 1}, "const": LARGE},
+    ],
+)
+def test_keywords_with_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
+    """Beside a large integer they had been an unexpected error, which a server answers with 500."""
+    for schema in (wrong, {"type": "object", "properties": {"a": wrong, "b": {"const": LARGE}}}):
+        with pytest.raises(GrammarError):
+            COMPILER.start(json_schema(schema))
+        with pytest.raises(GrammarError):
+            schema_rules(schema, "name")
 
 
 def test_tools_have_large_integers_formats_and_closed_objects() -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec import EngineSettings, LoadSettings, UsageError
+from edgespec import EngineSettings, LoadSettings, SamplingParams, UsageError
 from edgespec.cli import entry
+from edgespec.models.embedded import embedded_pair
 from edgespec.settings.base import Names
+from edgespec.settings.config import GenerateSettings
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,37 @@ def test_notes_of_a_plan_are_in_the_callers_words() -> None:
     assert any("n_parallel 4 waits in line" in note for note in told)
     told = edgespec.plan(LoadSettings.model_validate(given, context=Names()), rules).notes
     assert any("--parallel 4 waits in line" in note for note in told)
+
+
+@pytest.mark.parametrize(
+    ("who", "said"),
+    [
+        (None, ("raise ctx_size", "a template with use_chat_template")),
+        (Names(), ("raise --ctx-size", "a template with --chat-template-file")),
+    ],
+    ids=["Python", "command line"],
+)
+def test_refused_texts_are_in_the_callers_words(who: Names | None, said: tuple[str, str]) -> None:
+    given = {"model": embedded_pair().target, "ctx_size": 64}
+    messages = [{"role": "user", "content": "hi"}]
+    with edgespec.load(LoadSettings.model_validate(given, context=who)) as session:
+        for refused, words in zip(
+            (lambda: session.stream("a " * 99), lambda: session.chat(messages)), said, strict=True
+        ):
+            with pytest.raises(edgespec.EdgespecError) as refusal:
+                refused()
+            assert words in str(refusal.value)
+
+
+def test_a_token_that_is_none_is_told_by_its_flag() -> None:
+    bias = {"logit_bias": {99: 1.0}}
+    text = GenerateSettings.model_validate(bias, context=Names())
+    for sampling, words in (
+        (text.sampling(0), "--logit-bias names token 99"),
+        (SamplingParams(**bias), "logit_bias names token 99"),
+    ):
+        with pytest.raises(UsageError, match=f"^{words}"):
+            sampling.check_vocabulary(12)
 
 
 def test_settings_are_equal_whoever_gave_them() -> None:

@@ -77,7 +77,7 @@ def test_a_chat_is_the_text_that_follows_the_rendered_messages(session):
 def test_a_model_without_a_template_says_so(session):
     session.use_chat_template(None)
     try:
-        with pytest.raises(ModelError, match=r"has no chat template.*--chat-template-file"):
+        with pytest.raises(ModelError, match=r"has no chat template.*use_chat_template"):
             session.chat(MESSAGES)
     finally:
         session.use_chat_template(TEMPLATE)

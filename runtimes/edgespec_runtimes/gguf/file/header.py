@@ -55,7 +55,10 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        return self.text("general.architecture")
+        name = self.text("general.architecture")
+        if not name.isprintable():  # it is part of many messages
+            raise ModelError(f"{self.path}: general.architecture is no name but {name!r:.80}")
+        return name
 
     @property
     def name(self) -> str:
