@@ -169,6 +169,11 @@ class TokenTree:
         """Number of `nodes` that are no parent of another: leaves of the part that they span."""
         return len(set(nodes) - set(self.parent[list(nodes)].tolist()))
 
+    def best_branch(self, nodes: Sequence[int]) -> int:
+        """The end of the most probable branch of `nodes`."""
+        parents = {int(self.parent[node]) for node in nodes}
+        return max((n for n in nodes if n not in parents), key=lambda n: self.cumulative[n])
+
     def subtree(self, node: int) -> list[int]:
         """`node` and all nodes below it, ascending."""
         self._check(node)
@@ -200,14 +205,15 @@ class TokenTree:
         tree.next_key = self.next_key
         return tree
 
-    def branch(self, path: Sequence[int]) -> TokenTree:
-        """A tree of nothing but `path`, contiguous and downwards; keys stay."""
-        tree = TokenTree(int(self.token[path[0]]), len(path), int(self.key[path[0]]))
-        for above, node in enumerate(path[1:]):
-            new = tree.add(above, int(self.token[node]), float(self.confidence[node]))
-            tree.key[new] = self.key[node]
-        tree.next_key = self.next_key
-        return tree
+    def below(self, tokens: Sequence[int]) -> TokenTree:
+        """A line of the `tokens` before this root, which is its last node and keeps its key; those
+        of other nodes differ from it and hold for this line alone."""
+        key = int(self.key[ROOT])
+        line = TokenTree(tokens[0], 1 + len(tokens), key + 1)
+        for above, token in enumerate([*tokens[1:], int(self.token[ROOT])]):
+            end = line.add(above, token, confidence=1.0)
+        line.key[end] = key
+        return line
 
     def copy(self) -> TokenTree:
         """A full tree of the nodes that are there now, without draws. Another thread may append
@@ -254,3 +260,9 @@ class TokenTree:
     def _check(self, node: int) -> None:
         if not 0 <= node < len(self):
             raise UsageError(f"node {node} is not in a tree of {len(self)} nodes")
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of leading tokens that two texts share."""
+    differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))

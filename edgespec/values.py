@@ -43,7 +43,8 @@ class ModelInfo:
     """Prompts with at least this many tokens are computed by kernels for tiles, which round
     differently from those for shorter prompts and for passes; 0 if all tokens round the same."""
     prompts_share_passes: bool = False
-    """True if prompts shorter than `prompt_tile` round the same whatever else is in their pass."""
+    """True if prompts shorter than `prompt_tile` round the same whatever else is in their pass, or
+    if rounding does not matter, as in a draft."""
     max_nodes: int = 64
     """Most nodes of one `evaluate` call."""
     max_branches: int = 32
@@ -226,7 +227,7 @@ class TextCost:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundCost:
+class RoundStats:
     """Seconds, passes and tokens of one round."""
 
     n_tokens: int
@@ -248,11 +249,6 @@ class RoundCost:
     @property
     def compute_s(self) -> float:
         return max(0.0, self.pass_s - self.stall_s)
-
-    @property
-    def other_s(self) -> float:
-        """Seconds outside drafting and the pass: sampling, committing, re-rooting."""
-        return max(0.0, self.wall_s - self.draft_s - self.pass_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +293,7 @@ class SpeculationStats:
     """Number of accepted guesses in each round."""
     draft_s: float = 0.0
     """Seconds of drafting that were not overlapped with passes."""
-    round_costs: tuple[RoundCost, ...] = ()
+    round_costs: tuple[RoundStats, ...] = ()
     acceptance: str = "exact-replay"
     """Name of the acceptance rule."""
     keeps: str = "draws"

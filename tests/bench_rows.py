@@ -13,15 +13,15 @@ from edgespec.bench.bench_report import (
 )
 from edgespec.bench.runs import Decoded
 from edgespec.bench.summary import FinishedRun, spread, summarise
-from edgespec.values import RoundCost, SourceStats
+from edgespec.values import RoundStats, SourceStats
 
 MB = 10**6
 
 
-def round_cost(accepted: int = 0, **seconds: float) -> RoundCost:
+def round_cost(accepted: int = 0, **seconds: float) -> RoundStats:
     """A round of one second that the pass fills, half of it a stall."""
     cost = {"draft_s": 0.0, "pass_s": 1.0, "stall_s": 0.5, "wall_s": 1.0} | seconds
-    return RoundCost(n_tokens=accepted + 1, accepted=accepted, verified=4, passes=1, **cost)
+    return RoundStats(n_tokens=accepted + 1, accepted=accepted, verified=4, passes=1, **cost)
 
 
 def row(

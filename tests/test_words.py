@@ -66,10 +66,12 @@ def test_a_class_name_occurs_once() -> None:
 
 SECOND_MEANINGS = {
     "ahead": ("edgespec/concurrency", "background"),
+    "alone": ("edgespec/engine", "ending_on_error, between_texts or exclusive"),
     "learning": ("edgespec/engine", "stored_planner"),
     "many": ("edgespec/session", "in_order"),
     "memory": ("edgespec/engine", "state_store"),
     "n_places": ("edgespec/engine", "n_slots"),
+    "owner": ("edgespec/engine", "client"),
     "pair": ("edgespec/engine", "slot"),
     "prospect": ("edgespec/session", "plan_score"),
     "rehearsal": ("edgespec/engine", "dry_run"),

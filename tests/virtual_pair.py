@@ -19,7 +19,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.slot import take
+from edgespec.engine.slot import choose_slot
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
@@ -287,7 +287,10 @@ def together(
 def _drive_all(engine: Any, requests: Sequence[ActiveRequest]) -> None:
     """Passes until all texts are written, all of which are at work before the first pass."""
     loop = engine._loop
-    at_work = [take(engine._slots, request) for request in requests]
+    at_work = []
+    for request in requests:
+        at_work.append(choose_slot(engine._slots, request))
+        at_work[-1].begin_text(request)
     while at_work:
         loop.advance(at_work)
         for slot in [*at_work]:

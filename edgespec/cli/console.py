@@ -118,7 +118,7 @@ class Console:
     def result(self, args: argparse.Namespace, report: Report) -> None:
         """Write a command's result, as JSON with --json, otherwise as text."""
         if "json" in args:
-            self.json(report.as_dict())
+            self._write(_as_json(report.as_dict(), self._out.encoding))
         else:
             self.write("\n".join(report.lines(self.width)))
 
@@ -132,10 +132,6 @@ class Console:
         self._out.write(f"\n{text}\n" if self._midline else f"{text}\n")
         self._midline = False
         self._out.flush()
-
-    def json(self, content: Mapping[str, Any]) -> None:
-        """Write a JSON object on one line."""
-        self._write(_as_json(content, self._out.encoding))
 
     def note(self, text: str) -> None:
         """Write a note to stderr, unless --quiet."""

@@ -127,7 +127,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
         _recall_tuned(settings, notes)
     if settings.get("no_draft"):  # the target alone, unless a flag says otherwise
         settings.setdefault("lookup", False)
-    if settings.get("draft") is None and not settings.get("lookup"):
+    if settings.get("draft") is None and settings.get("lookup") is False:
         _drop(DRAFTING & config.keys() - flags.keys(), settings, notes)
         settings["no_draft"] = True
     return CommandSettings(

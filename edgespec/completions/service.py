@@ -247,7 +247,7 @@ class Completions:
             stop=tuple(request.stop or ()),
             n_logprobs=request.n_logprobs,
             runs_ahead=self._writes_ahead or not request.stream,
-            owner=current_client(),
+            client=current_client(),
         )
 
         def follow(prompt: _Prompt, copy: int, grammar: Grammar | None) -> Tokens:

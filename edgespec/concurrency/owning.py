@@ -83,18 +83,18 @@ class Users:
         """True in a fork of the process."""
         return os.getpid() != self._process
 
-    def use(self, alone: bool = False) -> Use:
+    def use(self, exclusive: bool = False) -> Use:
         """Context manager that prevents the release.
 
-        Raises the error of `closed` once it is closing. Raises UsageError if `alone` is set and
-        another call that wants to be alone is inside, and in a fork of the process, which has none
-        of its threads.
+        Raises the error of `closed` once it is closing. Raises UsageError if `exclusive` is set and
+        another exclusive call is inside, and in a fork of the process, which has none of its
+        threads.
         """
-        return Use(self, alone)
+        return Use(self, exclusive)
 
     def within(self) -> Use:
-        """Context manager for a callback, also while the object is closing; nobody's `alone` minds
-        it."""
+        """Context manager for a callback, also while the object is closing or an exclusive call
+        is inside."""
         return Use(self, is_callback=True)
 
     def check(self, use: Use) -> None:
@@ -106,7 +106,7 @@ class Users:
             )
         if self.is_closing:
             raise self._closed(f"{self._name} is closed")
-        if use.alone and next(other for other in list(self.inside) if other.alone) is not use:
+        if use.exclusive and use is not next(one for one in list(self.inside) if one.exclusive):
             raise UsageError(f"{self._name} is in use: one thread at a time")
 
     def close(self, hurry: Callable[[], None], release: Callable[[], None]) -> None:
@@ -142,11 +142,11 @@ class Users:
 class Use:
     """A call inside an object; a context manager. A generator would take twice as long."""
 
-    __slots__ = ("_users", "alone", "is_callback", "thread")
+    __slots__ = ("_users", "exclusive", "is_callback", "thread")
 
-    def __init__(self, users: Users, alone: bool = False, is_callback: bool = False) -> None:
+    def __init__(self, users: Users, exclusive: bool = False, is_callback: bool = False) -> None:
         self._users = users
-        self.alone = alone
+        self.exclusive = exclusive
         self.is_callback = is_callback
         self.thread = threading.get_ident()
 

@@ -121,7 +121,7 @@ class Engine(Scheduler):
         terms = TextRequest(tuple(prompt_tokens), sampling, max_tokens, stop, progress=progress)
         return self.run(self.admit(terms))
 
-    # For the models' state files, while no text is active
+    # For the models' state files, between passes
 
     @property
     def first(self) -> Slot:
@@ -132,8 +132,3 @@ class Engine(Scheduler):
     def committed(self) -> Sequence[int]:
         """Committed tokens of slot 0."""
         return tuple(self.first.committed)
-
-    def forget(self) -> None:
-        """Drop all committed text from the models."""
-        for slot in self._slots:
-            slot.rewind(0)

@@ -15,11 +15,10 @@ import numpy as np
 
 from edgespec.concurrency.worker import Running
 from edgespec.engine.drafting.grower import step_ahead
-from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.outcome import RoundOutcome, RoundSoFar
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pacer import nodes_to_verify
 from edgespec.engine.round import Round
-from edgespec.engine.stop_rules import RoundSoFar
 from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
@@ -64,7 +63,7 @@ class Forest:
         """Draft until the planner decides to verify, or no tree can grow within its limits."""
         begun = self._clock()
         for round_ in self.rounds:
-            with self._alone(round_):
+            with self._ending_on_error(round_):
                 round_.start()
         if not self._guesses:
             return
@@ -150,7 +149,7 @@ class Forest:
             raise self._failure
 
     @contextmanager
-    def _alone(self, round_: Round) -> Iterator[None]:
+    def _ending_on_error(self, round_: Round) -> Iterator[None]:
         """Context manager in which an error ends the text of this tree only."""
         try:
             yield
@@ -172,7 +171,7 @@ class Forest:
                 step_ahead([(r.grower, r.draft_part(nodes, is_beside)) for r, nodes in peers])
             grew = False
             for round_, nodes in peers:
-                with self._alone(round_):
+                with self._ending_on_error(round_):
                     grew |= round_.step(nodes, is_beside)
             if grew:
                 return True

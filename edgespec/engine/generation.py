@@ -67,7 +67,7 @@ class Generation(Closeable):
         end the generation.
         """
         if self._result is None:
-            with self._users.use(alone=True), self._scheduler.waiting():
+            with self._users.use(exclusive=True), self._scheduler.waiting():
                 if not self._events:
                     self._wait()
                 if self._events:

@@ -77,18 +77,19 @@ class Loop(Closeable):
     def advance(self, slots: Sequence[Slot]) -> None:
         """Make one pass, which verifies a tree of each text or reads a part of its prompt.
 
-        The root of a tree is the text's last token, whose KV is not computed yet. An error in one
-        text is raised to the consumer of its tokens.
+        The trees grow, the pass verifies them, each text accepts, commits and re-roots its own, and
+        the planner learns. The root of a tree is the text's last token, whose KV is not computed
+        yet. An error in one text is raised to the consumer of its tokens.
         """
         check = _cancelled_together(slots)
         # without drafters nothing is planned or learnt
-        guesses = any(slot.grower is not None for slot in slots)
+        has_drafters = any(slot.grower is not None for slot in slots)
         for slot in slots:
             slot.prepare(len(slots) - 1)
-        decides = guesses and not self._rests(slots)
+        decides = has_drafters and not self._rests(slots)
         rounds, risk_s = self._begin_rounds(slots, decides)
         prompts, max_nodes = self._prompts(slots, len(rounds))
-        if rounds and guesses and self._resting is None:
+        if rounds and has_drafters and self._resting is None:
             n_prompt_rows = sum(part.n_rows for part in prompts)
             self._planner.share_pass(len(rounds), n_prompt_rows, max_nodes)
         prepared = self.clock()
@@ -109,11 +110,11 @@ class Loop(Closeable):
                 slot.fail(error)
             return
         outcomes = self._take(slots, parts, logits)
-        if guesses and not rounds:
+        if has_drafters and not rounds:
             report = self.target.last_report
             n_context = len(slots[0].committed) if len(slots) == 1 else None
             self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
-        elif guesses and len(outcomes) == len(rounds):
+        elif has_drafters and len(outcomes) == len(rounds):
             if self._resting is None:
                 self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
             else:
@@ -127,7 +128,7 @@ class Loop(Closeable):
         outcomes = []
         for part in parts:
             slot, its_logits = by_number[part.slot], logits.pop(0)
-            with slot.alone():
+            with slot.ending_on_error():
                 if slot.round is not None:
                     outcomes.append(self._accept(slot, slot.round, part.nodes, its_logits))
                 elif slot.reads_prompt:
@@ -177,7 +178,7 @@ class Loop(Closeable):
                 if not risk_s:
                     self._resting, self._rest_left = growing[0], planner.rest()
         for slot in growing:
-            with slot.alone():
+            with slot.ending_on_error():
                 assert slot.round is not None
                 if decides:
                     slot.round.let_guess(risk_s > 0, free_only)

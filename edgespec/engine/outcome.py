@@ -1,15 +1,15 @@
-"""Costs and results of one round, and their totals over a generation."""
+"""A round before its pass, what it cost and brought, and the totals of a generation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import TokenTree
 from edgespec.values import (
     PassReport,
-    RoundCost,
+    RoundStats,
     SourceStats,
     SpeculationStats,
     Timings,
@@ -22,27 +22,30 @@ NO_PASS = PassReport()
 """Report of a round before its pass."""
 
 
-def best_branch(tree: TokenTree, nodes: Sequence[int]) -> int:
-    """The end of the most probable branch of `nodes`."""
-    parents = {int(tree.parent[node]) for node in nodes}
-    return max((n for n in nodes if n not in parents), key=lambda n: tree.cumulative[n])
+@dataclass(frozen=True, slots=True)
+class RoundSoFar:
+    """The state of a round before its pass."""
 
+    tree: TokenTree
+    open_nodes: Sequence[int]
+    """Nodes that can grow, as their successors were not drafted yet."""
+    draft_steps: int = 0
+    draft_s: float = 0.0
+    free_sources: Collection[str] = ()
+    """Sources whose guesses cost almost nothing."""
+    n_ends: int = 1
+    """Number of nodes that grow in one step: of each text one that is nearly as probable as the
+    best."""
+    step_depth: int = 1
+    """Number of consecutive nodes that a step adds."""
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of leading tokens that two texts share."""
-    differing = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differing, min(len(one), len(other)))
-
-
-def surest(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-    """Truth values: the surest guess after each node of a path was right, where it was sure;
-    `tokens` followed each."""
-    found = []
-    for node, token in zip(path, tokens, strict=True):
-        best = max(tree.children(node), key=lambda child: tree.confidence[child], default=None)
-        if best is not None and tree.confidence[best] >= SURE:
-            found.append(int(tree.token[best]) == token)
-    return found
+    @property
+    def best_open(self) -> int | None:
+        """The most probable node that can grow; None if there is none."""
+        if not self.open_nodes:
+            return None
+        nodes = list(self.open_nodes)
+        return nodes[int(self.tree.cumulative[nodes].argmax())]
 
 
 @dataclass(slots=True)
@@ -93,9 +96,9 @@ class RoundOutcome:
     """Expected number of accepted guesses."""
 
     @property
-    def cost(self) -> RoundCost:
+    def stats(self) -> RoundStats:
         """The measurements that are part of a generation's result."""
-        return RoundCost(
+        return RoundStats(
             n_tokens=self.n_tokens,
             accepted=self.accepted,
             verified=self.verified,
@@ -148,7 +151,7 @@ class Tally:
             provisional_kept=sum(outcome.provisional_kept for outcome in rounds),
             accepted_lengths=tuple(outcome.accepted for outcome in rounds),
             draft_s=sum(outcome.draft_s for outcome in rounds),
-            round_costs=tuple(outcome.cost for outcome in rounds),
+            round_costs=tuple(outcome.stats for outcome in rounds),
             acceptance=str(self.acceptance),
             keeps=str(self.keeps),
             sources=total_sources(outcome.sources for outcome in rounds),
@@ -166,3 +169,14 @@ class Tally:
             decode_s=decode_s,
             tokens_per_s=n_tokens / decode_s if decode_s > 0 else 0.0,
         )
+
+
+def surest(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
+    """Truth values: the surest guess after each node of a path was right, where it was sure;
+    `tokens` followed each."""
+    found = []
+    for node, token in zip(path, tokens, strict=True):
+        best = max(tree.children(node), key=lambda child: tree.confidence[child], default=None)
+        if best is not None and tree.confidence[best] >= SURE:
+            found.append(int(tree.token[best]) == token)
+    return found

@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from edgespec.engine.outcome import common_length
 from edgespec.engine.request import ActiveRequest
 from edgespec.ports import PassPart, Progress
 from edgespec.tracing.spans import Track
-from edgespec.tree import TokenTree
+from edgespec.tree import TokenTree, common_length
 from edgespec.values import ModelInfo, PassReport
 
 if TYPE_CHECKING:
@@ -33,12 +32,12 @@ MIN_PROMPT_ROWS = 64
 """Prompt tokens that a pass of several texts reads even if reads do not hide their compute time."""
 
 
-def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[None]:
+def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[Literal[False]]:
     """Commit the prompt without its last token, reusing the KV that the target holds.
 
-    With `n_others` other active texts, yields between passes. A rest that fits into one pass, or
-    that passes can read together with trees of other texts, is left to `parts_of`. Drafters read
-    the prompt if guesses are planned.
+    With `n_others` other active texts, yields False between passes. A rest that fits into one pass,
+    or that passes can read together with trees of other texts, is left to `parts_of`. Drafters
+    read the prompt if guesses are planned.
     """
     request = slot.request
     request.check_cancelled()
@@ -68,7 +67,7 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[None]:
         for end in _portions(slot, unread) if n_others else [len(unread)]:
             n_read = len(slot.committed) - reused
             if n_read:
-                yield
+                yield False
             slot.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
             report = _sum(report, slot.target.last_report)
     _draft_reads(slot, report, n_others)
@@ -87,17 +86,17 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[None]:
 def _reuse(slot: Slot, text: Sequence[int]) -> None:
     """Keep the prefix of `text` that the slot holds, or load a longer one that is stored."""
     request = slot.request
-    n_held, prefixes = reusable(slot, text, request.terms.owner), slot.prefixes
+    n_held, prefixes = reusable(slot, text, request.terms.client), slot.prefixes
     if n_held < len(slot.committed):
         while slot.store_block():
             request.check_cancelled()
     slot.rewind(n_held)
-    slot.owner = request.terms.owner
+    slot.client = request.terms.client
     if prefixes is None or request.held is not None or request.terms.keeper is not None:
         return
     if trouble := prefixes.take_trouble():
         request.tally.note(trouble)
-    prefixes.begin(slot.owner)
+    prefixes.begin(slot.client)
     is_tiled = _is_tiled(slot, text)
     if slot.target.info.prompt_tile and not is_tiled:
         return
@@ -249,8 +248,8 @@ def take_part(slot: Slot, part: PassPart, logits: np.ndarray) -> None:
     if part.nodes:
         slot.commit(part.tree, part.nodes)
     if event is not None:
-        assert slot.rest_begun is not None
-        seconds = slot.clock() - slot.rest_begun
+        assert slot.joined_at is not None
+        seconds = slot.clock() - slot.joined_at
         if request.held is None:
             request.tally.read_first_token(seconds)
         else:
@@ -261,10 +260,10 @@ def take_part(slot: Slot, part: PassPart, logits: np.ndarray) -> None:
         slot.tree = TokenTree(event.token, slot.tree.capacity)
 
 
-def reusable(slot: Slot, text: Sequence[int], owner: str) -> int:
-    """Number of leading tokens of a text of `owner` whose KV the target holds exactly as reading
+def reusable(slot: Slot, text: Sequence[int], client: str) -> int:
+    """Number of leading tokens of a text of `client` whose KV the target holds exactly as reading
     all of `text` would compute it, so that earlier texts do not change the output."""
-    if slot.owner != owner:
+    if slot.client != client:
         return 0
     reused = common_length(slot.committed, text)
     if _is_tiled(slot, text):

@@ -1,6 +1,6 @@
 """A request while the engine serves it: its sampler, its transcript and its measurements.
 
-Knows no model. A stream is the caller's handle of a request.
+Knows no model. A `Generation` is the caller's handle of it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.engine.acceptance import accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
-from edgespec.engine.outcome import RoundOutcome, best_branch, surest
+from edgespec.engine.outcome import RoundOutcome, surest
 from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
 from edgespec.tracing.spans import Track
@@ -126,7 +126,7 @@ class Round:
             self.path, self.events = accept(rule, self.tree, nodes, logits, request)
             span.note(accepted=len(self.path) - 1)
             if self.slot.trace.is_on:
-                best = best_branch(self.tree, nodes)
+                best = self.tree.best_branch(nodes)
                 span.note(confidence=round(float(self.tree.cumulative[best]), 6))
         self._measure(nodes)
 

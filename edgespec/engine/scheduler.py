@@ -17,10 +17,10 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users, close_all
-from edgespec.engine.lone_work import LoneWork
 from edgespec.engine.loop import Loop
+from edgespec.engine.queued_work import QueuedWork
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.slot import Slot, take
+from edgespec.engine.slot import Slot, choose_slot
 from edgespec.errors import Cancelled, SessionClosed, UsageError
 
 T = TypeVar("T")
@@ -60,9 +60,9 @@ class Scheduler(Closeable):
         self._users = users
         self._n_grammars = n_grammars
         self._release_models = release
-        self._line: list[ActiveRequest | LoneWork] = []
+        self._line: list[ActiveRequest | QueuedWork] = []
         """Waiting requests and other work, in order of arrival."""
-        self._errands: deque[LoneWork] = deque()
+        self._after_pass: deque[QueuedWork] = deque()
         """Work that waits for the end of a pass only."""
         self._at_work: list[Slot] = []
         """Slots whose texts are written now, in the order in which they began."""
@@ -126,28 +126,28 @@ class Scheduler(Closeable):
                 self._line.append(request)
         self._wake()
 
-    def alone(self, work: Callable[[], T]) -> T:
+    def between_texts(self, work: Callable[[], T]) -> T:
         """Result of `work`, done by the engine's thread while no text is active; waits in line.
 
         Raises SessionClosed, and UsageError in a callback of the engine.
         """
         with self.waiting():
-            entry = LoneWork(work, threading.get_ident())
-            self._line.append(entry)
+            queued = QueuedWork(work, threading.get_ident())
+            self._line.append(queued)
             self._wake()
-            result: T = entry.result()
+            result: T = queued.result()
             return result
 
-    def between(self, work: Callable[[], T]) -> Future[T]:
+    def after_pass(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done by the engine's thread, after the pass that it makes; does not wait.
 
         Raises SessionClosed.
         """
         with self._users.use():
-            errand = LoneWork(work, threading.get_ident())
-            self._errands.append(errand)
+            queued = QueuedWork(work, threading.get_ident())
+            self._after_pass.append(queued)
             self._wake()
-        return errand.done
+        return queued.done
 
     def cancel(self, request: ActiveRequest | None = None) -> None:
         """End `request`, or all, soon with the reason "cancelled"; callable from any thread."""
@@ -239,8 +239,8 @@ class Scheduler(Closeable):
 
     def _settle(self) -> None:
         """End the texts that need no further pass, and begin those that have a slot now."""
-        while self._errands:
-            self._errands.popleft().do()
+        while self._after_pass:
+            self._after_pass.popleft().do()
         self._end_finished()
         if self._line:
             self._turn_away()
@@ -297,7 +297,7 @@ class Scheduler(Closeable):
                 error: BaseException = SessionClosed(
                     "the session was closed before it was this generation's turn"
                 )
-            elif isinstance(entry, LoneWork):
+            elif isinstance(entry, QueuedWork):
                 if not entry.done.cancelled():
                     continue
                 error = Cancelled("the work was cancelled")
@@ -313,7 +313,7 @@ class Scheduler(Closeable):
         n_free = sum(slot.is_free for slot in self._slots)
         n_grammars = self._n_grammars - sum(slot.request.has_grammar for slot in self._at_work)
         for entry in [*self._line]:
-            if isinstance(entry, LoneWork):  # nothing overtakes it
+            if isinstance(entry, QueuedWork):  # nothing overtakes it
                 if self._at_work:
                     return False
                 self._line.remove(entry)
@@ -329,7 +329,8 @@ class Scheduler(Closeable):
 
     def _begin(self, request: ActiveRequest) -> None:
         try:
-            slot = take(self._slots, request)
+            slot = choose_slot(self._slots, request)
+            slot.begin_text(request)
         except BaseException as error:  # noqa: BLE001 - raised to the consumer
             self._line.remove(request)
             _let_go(request, error)
@@ -360,8 +361,8 @@ class Scheduler(Closeable):
             self._end(slot)
         while self._line:
             _let_go(self._line.pop(0), error)
-        while self._errands:
-            _let_go(self._errands.popleft(), error)
+        while self._after_pass:
+            _let_go(self._after_pass.popleft(), error)
 
 
 def _serve(scheduler: weakref.ref[Scheduler], wakes: SimpleQueue[None]) -> None:
@@ -379,9 +380,9 @@ def _deliver(slot: Slot) -> None:
         slot.request.deliver(events)
 
 
-def _let_go(entry: ActiveRequest | LoneWork, error: BaseException | None) -> None:
+def _let_go(entry: ActiveRequest | QueuedWork, error: BaseException | None) -> None:
     """Tell the consumer that the text or work has ended."""
-    if isinstance(entry, LoneWork):
+    if isinstance(entry, QueuedWork):
         entry.give_up(error)
         return
     entry.transcript.cancel()

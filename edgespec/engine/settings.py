@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
@@ -71,6 +72,15 @@ class EngineSettings(Speculation, ContextEnd):
             and getattr(self, name) != field.default
         }
         return ", ".join(f"{name}={value}" for name, value in changed.items())
+
+    @property
+    def of_guesses(self) -> Sequence[str]:
+        """Names of the rules and limits of guessing that differ from their defaults."""
+        fields = Speculation.model_fields.items()
+        changed = [name for name, field in fields if getattr(self, name) != field.default]
+        if self.pins_draft_max and "draft_max" not in changed:
+            changed.append("draft_max")
+        return sorted(set(changed) - {"lookup"})
 
     @property
     def acceptance_rule(self) -> type[AcceptanceRule]:

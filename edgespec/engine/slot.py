@@ -1,7 +1,7 @@
 """One slot: a place for a text in the target and its drafters, and the text that is written there.
 
 Keeps their KV caches consistent, and knows one text's part in a pass; `loop` makes the passes.
-`take` chooses the slot of a request, the one in which most of its prompt is already computed.
+`choose_slot` finds the slot of a request, the one in which most of its prompt is already computed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 from edgespec.engine.acceptance import AcceptanceRule
 from edgespec.engine.drafting.grower import TreeGrower
@@ -56,7 +57,7 @@ class Slot:
         """Tokens of the target's committed prefix; each drafter has committed a prefix of it."""
         self.n_tiled = 0
         """Committed tokens computed in tiles of `prompt_tile`, as long prompts are."""
-        self.owner = ""
+        self.client = ""
         """Client whose text is committed."""
         self.n_known: int | None = None
         """Committed tokens of the text that is written here which were computed before it; None
@@ -77,11 +78,11 @@ class Slot:
         """True if the next pass reads a part of the prompt."""
         self.round: Round | None = None
         """Part of the next pass, if it verifies a tree."""
-        self._reading: Iterator[None] | None = None
+        self._reading: Iterator[Literal[False]] | None = None
         """The prompt's passes of its own."""
-        self.rest_begun: float | None = None
-        """Time at which the rest of the prompt was left to passes that may verify trees of others;
-        None before."""
+        self.joined_at: float | None = None
+        """Time at which the text joined the passes of all texts, with what is left of its prompt,
+        then with its trees; None before."""
 
     @property
     def drafter(self) -> ModelDrafter | None:
@@ -147,7 +148,7 @@ class Slot:
         while self.store_block():
             pass
         self.rewind(0)
-        self.owner = other.owner
+        self.client = other.client
         self.target.share(other.number, self.number, n_tokens)
         n_tokens = self.target.committed_of(self.number)
         self.committed = other.committed[:n_tokens]
@@ -186,7 +187,7 @@ class Slot:
     @property
     def is_growing(self) -> bool:
         """True if its prompt is read, so that passes verify its tree."""
-        return self.rest_begun is not None and self.n_left <= 1
+        return self.joined_at is not None and self.n_left <= 1
 
     @property
     def n_left(self) -> int:
@@ -200,7 +201,7 @@ class Slot:
     def begin_text(self, request: ActiveRequest) -> None:
         """Write the text of `request` from now on."""
         if self.grower is not None:
-            self.grower.begin_text(request.sampler, request.terms.owner)
+            self.grower.begin_text(request.sampler, request.terms.client)
         self.events.clear()
         self.paging_before, self.begun = self.target.paging(), self.clock()
         self.request, self.is_free = request, False
@@ -210,7 +211,7 @@ class Slot:
         if self.grower is not None and self.n_known is not None:
             self.grower.end_text(self.committed[self.n_known :])
         self.n_known = None
-        self.round = self._reading = self.rest_begun = None
+        self.round = self._reading = self.joined_at = None
         self.reads_prompt = False
         self.is_free = True
         del self.request
@@ -220,17 +221,18 @@ class Slot:
         pass, or have a round, which is yet to begin."""
         self.reads_prompt, self.round = False, None
         request = self.request
-        with self.alone():
+        with self.ending_on_error():
             if self.is_growing and request.n_keep is not None and self.is_full:
                 request.shift_context([*self.committed, int(self.tree.token[ROOT])])
-                self._reading = self.rest_begun = None
-            if self.rest_begun is None:
+                self._reading = self.joined_at = None
+            if self.joined_at is None:
                 if self._reading is None:
                     self.tree = TokenTree(request.reading[-1], self.limits.tree_capacity)
                     self._reading = read_prompt(self, n_others)
-                if any(True for _ in self._reading):
+                is_read = next(self._reading, True)
+                if not is_read:
                     return
-                self.rest_begun = self.clock()
+                self.joined_at = self.clock()
             if self.is_growing:
                 self.round = Round(self, self.tree, self.clock())
             else:
@@ -238,7 +240,7 @@ class Slot:
                 self.reads_prompt = True
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def ending_on_error(self) -> Iterator[None]:
         """Context manager in which an error ends this text only."""
         try:
             yield
@@ -252,30 +254,23 @@ class Slot:
 
     def start_again(self) -> None:
         """Discard an interrupted pass and its guesses, unless the text was cancelled."""
-        with self.alone():
+        with self.ending_on_error():
             self.request.check_cancelled()
             self.rewind(len(self.committed))
             self.tree = self.tree.bare()
 
 
-def take(slots: Sequence[Slot], request: ActiveRequest) -> Slot:
-    """Begin a request in one of the slots that can take it."""
-    slot = _choose(slots, request)
-    slot.begin_text(request)
-    return slot
-
-
-def _choose(slots: Sequence[Slot], request: ActiveRequest) -> Slot:
+def choose_slot(slots: Sequence[Slot], request: ActiveRequest) -> Slot:
     """A free slot whose text the prompt continues, or else the one that was free longest, which
     then shares the longest prefix of the prompt that any slot has."""
     if len(slots) == 1 or request.terms.keeper is not None:
         return slots[0]
-    prompt, owner = request.prompt[:-1], request.terms.owner
-    best = max(slots, key=lambda slot: reusable(slot, prompt, owner))
-    n_shared = reusable(best, prompt, owner)
+    prompt, client = request.prompt[:-1], request.terms.client
+    best = max(slots, key=lambda slot: reusable(slot, prompt, client))
+    n_shared = reusable(best, prompt, client)
     oldest = min((slot for slot in slots if slot.is_free), key=lambda slot: slot.begun)
     if best is oldest or (best.is_free and n_shared == len(best.committed) > 0):
         return best
-    if n_shared > reusable(oldest, prompt, owner):
+    if n_shared > reusable(oldest, prompt, client):
         oldest.share(best, n_shared)
     return oldest

@@ -9,41 +9,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from edgespec.engine.outcome import best_branch, common_length
+from edgespec.engine.outcome import RoundSoFar
 from edgespec.settings.rule_names import FallbackName
-from edgespec.tree import ROOT, TokenTree
+from edgespec.tree import ROOT, TokenTree, common_length
 
 Nodes = Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSoFar:
-    """The state of a round before its pass."""
-
-    tree: TokenTree
-    open_nodes: Sequence[int]
-    """Nodes that can grow, as their successors were not drafted yet."""
-    draft_steps: int = 0
-    draft_s: float = 0.0
-    free_sources: Collection[str] = ()
-    """Sources whose guesses cost almost nothing."""
-    n_ends: int = 1
-    """Number of nodes that grow in one step: of each text one that is nearly as probable as the
-    best."""
-    step_depth: int = 1
-    """Number of consecutive nodes that a step adds."""
-
-    @property
-    def best_open(self) -> int | None:
-        """The most probable node that can grow; None if there is none."""
-        if not self.open_nodes:
-            return None
-        nodes = list(self.open_nodes)
-        return nodes[int(self.tree.cumulative[nodes].argmax())]
 
 
 class StopRule(ABC):
@@ -85,7 +59,7 @@ class AdaptiveThreshold(StopRule):
         return not C.size or float(C.max()) < self.alpha
 
     def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
-        best = best_branch(tree, nodes)
+        best = tree.best_branch(nodes)
         N_all, N_correct = int(tree.depth[best]), common_length(tree.branch_tokens(best), tokens)
         if N_all == 0:
             return self

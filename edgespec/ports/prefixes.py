@@ -15,8 +15,8 @@ class PrefixPlace(Protocol):
     block_tokens: int
     """Tokens of each block of the target; 1 if prefixes of any length are stored."""
 
-    def begin(self, owner: str) -> None:
-        """Use the texts of `owner` from now on: nobody else's are found, nor kept for others."""
+    def begin(self, client: str) -> None:
+        """Use the texts of `client` from now on: nobody else's are found, nor kept for others."""
 
     def n_available(self, text: Sequence[int]) -> int:
         """Number of leading tokens of `text` that `load` can load, a multiple of `block_tokens`."""

@@ -60,7 +60,7 @@ class TextRequest:
     progress: Progress | None = None
     """Called during prefill."""
     keeper: Keeper | None = None
-    owner: str = ""
+    client: str = ""
     """Client whose text it is: what was computed for others is not used, as its time would tell."""
     notes: Sequence[str] = ()
     """Notes on the request for its result."""

@@ -13,7 +13,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.ports import Progress
 from edgespec.settings import arguments
-from edgespec.settings.base import PythonNames, Settings, spell
+from edgespec.settings.base import Names, PythonNames, Settings, spell
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT
 from edgespec.settings.options import declared
@@ -28,11 +28,17 @@ def in_words_of(settings: LoadSettings | str | Path) -> Iterator[None]:
     try:
         yield
     except EdgespecError as error:
-        if not isinstance(settings, LoadSettings) or isinstance(settings.names, PythonNames):
-            names = _names_of_flags()
-            said = _FLAG.sub(lambda flag: names.get(flag[0], flag[0]), str(error))
-            error.args = (said, *error.args[1:])
+        names = settings.names if isinstance(settings, LoadSettings) else PythonNames()
+        error.args = (in_words(str(error), names), *error.args[1:])
         raise
+
+
+def in_words(text: str, names: Names) -> str:
+    """A message that names flags, with arguments in their place if `names` are Python's."""
+    if not isinstance(names, PythonNames):
+        return text
+    arguments_of = _names_of_flags()
+    return _FLAG.sub(lambda flag: arguments_of.get(flag[0], flag[0]), text)
 
 
 def _names_of_flags() -> dict[str, str]:

@@ -396,7 +396,7 @@ class Session(Closeable):
         path holds another kind of file, EdgespecError for a disk that is full.
         """
         file = arguments.path("path", path)
-        return self._engine.alone(lambda: len(self._keeper.save(file).tokens))
+        return self._engine.between_texts(lambda: len(self._keeper.save(file).tokens))
 
     def load_state(self, path: str | Path) -> int:
         """Load a file of `save_state`, so that prompts beginning with its text need less prefill.
@@ -405,7 +405,7 @@ class Session(Closeable):
         setting, and for a damaged file; then the session's state is unchanged.
         """
         file = arguments.path("path", path)
-        return self._engine.alone(lambda: len(self._keeper.load(file).tokens))
+        return self._engine.between_texts(lambda: len(self._keeper.load(file).tokens))
 
     @property
     def tokenizer(self) -> Tokenizer:

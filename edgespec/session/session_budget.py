@@ -113,7 +113,7 @@ class SessionBudget(Closeable):
             weights.settle()
             self._engine.planner.see_budget(paging)
 
-        done = self._engine.between(settle)
+        done = self._engine.after_pass(settle)
         while not applied.wait(POLL_S):
             if done.done():
                 done.result()

@@ -348,4 +348,4 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
 
 
 DRAFTING = frozenset(Speculation.model_fields.keys() - {"lookup"})
-"""Settings of GenerateSettings that mean nothing without a draft."""
+"""Settings of GenerateSettings that mean nothing where nothing guesses."""

@@ -1,8 +1,9 @@
 """The stored blocks of one text in one model, found by all tokens up to their end.
 
 The name of a block is a hash of everything that its bytes depend on: the model, its settings, the
-owner of the text, and the tokens of this block and of those before it. So the longest common prefix
-of a text with all earlier ones is found without an index, and texts share what they have in common.
+client whose text it is, and the tokens of this block and of those before it. So the longest common
+prefix of a text with all earlier ones is found without an index, and texts share what they have in
+common.
 
 Layers with windows may have freed a block before it is stored. Such a hollow block has a name of
 its own, and a text goes on only where whole blocks cover a window.
@@ -39,7 +40,7 @@ class BlockChain:
         self._root = root
         self._slot = slot
         self._windows = model if isinstance(model, FreesWindows) and model.n_window else None
-        self._owner = ""
+        self._client = ""
         self._names: list[str] = []
         """Names of the first blocks of the slot's text."""
         self._stored: list[str] = []
@@ -47,10 +48,10 @@ class BlockChain:
         self._n_doubted = 0
         """Number of blocks that are written even if there are files, as one was damaged."""
 
-    def begin(self, owner: str) -> None:
-        """Use the texts of `owner` from now on."""
-        if owner != self._owner:
-            self._owner = owner
+    def begin(self, client: str) -> None:
+        """Use the texts of `client` from now on."""
+        if client != self._client:
+            self._client = client
             self.rewind(0)
 
     def names(self, text: Sequence[int]) -> list[str]:
@@ -165,7 +166,7 @@ class BlockChain:
 
     @property
     def _first_name(self) -> str:
-        return hashlib.sha256(f"{self._root} {self._owner}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._root} {self._client}".encode()).hexdigest()
 
 
 def next_name(name: str, tokens: Sequence[int]) -> str:

@@ -43,7 +43,7 @@ class SavedState:
 
 
 class StateKeeper:
-    """Saves and loads the state of one pair while its models are idle."""
+    """Saves and loads the state of one pair's first slot, between passes."""
 
     def __init__(
         self,
@@ -115,7 +115,8 @@ class StateKeeper:
             return SavedState(tuple(reader.tokens.tolist()), n_draft)
 
     def load(self, path: Path, check: Callable[[], None] = lambda: None) -> SavedState:
-        """Load a file of `save`: models and engine continue as if they had computed it.
+        """Load a file of `save`: models and engine continue as if they had computed it. Texts in
+        other slots stay.
 
         `check` is polled and may raise. Raises StateError and leaves the models unchanged, unless
         the file changed while it was read: then their caches are empty.
@@ -125,7 +126,7 @@ class StateKeeper:
             with opened(path) as reader:
                 if tuple(reader.tokens.tolist()) != kept.tokens:
                     raise reader.damaged()
-                self._engine.forget()
+                self._engine.first.rewind(0)
                 self._take(self._target, len(kept.tokens), reader, check)
                 if reader.header.draft is not None:
                     if kept.n_draft_tokens and self._draft is not None:
@@ -135,7 +136,7 @@ class StateKeeper:
                 reader.end()
                 self._engine.first.adopt(kept.tokens, reader.header.n_tiled)
         except BaseException:
-            self._engine.forget()
+            self._engine.first.rewind(0)
             raise
         return kept
 

@@ -34,9 +34,9 @@ class SlotPrefixes:
         self._draft = draft
         self._chains = [target] if draft is None else [target, draft]
 
-    def begin(self, owner: str) -> None:
+    def begin(self, client: str) -> None:
         for chain in self._chains:
-            chain.begin(owner)
+            chain.begin(client)
 
     def n_available(self, text: Sequence[int]) -> int:
         return self._target.n_available(text)

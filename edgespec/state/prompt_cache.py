@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgespec.engine.outcome import common_length
 from edgespec.errors import EdgespecError
 from edgespec.state.file import check_place
 from edgespec.state.keeper import StateKeeper
+from edgespec.tree import common_length
 
 
 class PromptCache:

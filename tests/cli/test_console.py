@@ -9,6 +9,7 @@ import os
 import pty
 import struct
 import termios
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from edgespec.cli import console as output
 from edgespec.cli.console import Console, wants_color
 from edgespec.errors import EdgespecError
+from edgespec.reports import Report, Row
 from edgespec.values import TokenEvent
 
 
@@ -171,7 +173,8 @@ def test_quiet_keeps_notes_and_progress():
 
 def test_an_object_is_one_line_of_json():
     out = io.StringIO()
-    Console("never", stdout=out, stderr=io.StringIO()).json({"text": "a\nß"})
+    report = Report(Row("text", "a\nß"))
+    Console("never", stdout=out, stderr=io.StringIO()).result(Namespace(json=True), report)
     assert out.getvalue() == '{"text": "a\\nß"}\n'
 
 

@@ -107,7 +107,10 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
         ("generate -p hi -c -1", "--ctx-size -1"),
         ("generate -p hi --pacer llmcat", "did you mean 'llmcad'?"),
         ("generate -p hi --no-draft --pacer linear", "--pacer has no effect without a draft"),
-        ("generate -p hi -m m.gguf --draft-max 3", "--draft-max has no effect without a draft"),
+        (
+            "generate -p hi -m m.gguf --no-lookup --draft-max 3",
+            "--draft-max has no effect without a draft",
+        ),
         ("generate -p hi -m m.gguf -md d.gguf --no-draft", "contradicts --model-draft"),
         ("generate -p hi -md d.gguf", "--model-draft needs the model"),
         ("generate -p hi -m m.gguf -ngld 3", "--n-gpu-layers-draft needs a draft"),

@@ -77,8 +77,8 @@ def test_a_fork_is_told_that_the_session_is_its_parent_s_which_goes_on() -> None
 
 def test_a_callback_that_is_inside_keeps_nobody_from_being_alone() -> None:
     users = Users("it")
-    with users.within(), users.use(alone=True):
-        with pytest.raises(UsageError, match="one thread at a time"), users.use(alone=True):
+    with users.within(), users.use(exclusive=True):
+        with pytest.raises(UsageError, match="one thread at a time"), users.use(exclusive=True):
             pass
         with users.use():
             assert users.is_inside

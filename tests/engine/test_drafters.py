@@ -176,6 +176,29 @@ def test_a_model_s_damaged_logits_teach_nothing() -> None:
     assert "best logit is nan" in str(drafter.obstacle([*PROMPT, 3], 5))
 
 
+def test_accepted_tokens_are_read_with_the_next_root_and_only_if_it_is_guessed_at() -> None:
+    """They were read at the end of each round: a step in vain if the next one had no guesses."""
+    model = counting()
+    drafter = model_drafter(model)
+    drafter.catch_up(PROMPT)
+    tree = TokenTree(3)
+    child = tree.add(ROOT, 4, 1.0)
+    drafter.step(tree, [ROOT])
+    n_before = model.n_passes
+    drafter.follow(tree, [ROOT, child], root := tree.add(child, 5, 1.0))
+    tree = tree.reroot(root)
+    assert not drafter.catch_up([*PROMPT, 3, 4])
+    assert model.n_passes == n_before
+    assert drafter.step(tree, [ROOT]) == [ROOT]
+    assert model.n_passes == n_before + 1
+    assert model.committed == (*PROMPT, 3, 4)
+    other, key = model_drafter(counting()), int(tree.key[ROOT])
+    other.catch_up([*PROMPT, 3, 4])
+    other.step(tree, [ROOT])
+    assert drafter.opinion(key) == other.opinion(key)
+    assert drafter.step(tree, [node := tree.add(ROOT, 6, 1.0)]) == [node]
+
+
 def test_a_free_drafter_is_tried_on_the_last_tokens_and_reads_them() -> None:
     grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()], BestFirstPacer())
     text = [1, 2, 3, 4, 1, 2]

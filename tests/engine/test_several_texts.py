@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
-from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.outcome import RoundOutcome, RoundSoFar
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.stop_rules import RoundSoFar, StopRule
+from edgespec.engine.stop_rules import StopRule
 from edgespec.errors import ModelError
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest

@@ -10,16 +10,16 @@ import pytest
 
 from edgespec.engine.acceptance import ExactReplay
 from edgespec.engine.engine import Engine
-from edgespec.engine.outcome import RoundOutcome, Tally
+from edgespec.engine.outcome import RoundOutcome, RoundSoFar, Tally
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.round import Round
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
-from edgespec.engine.stop_rules import Nodes, RoundSoFar, StopRule
+from edgespec.engine.stop_rules import Nodes, StopRule
 from edgespec.engine.tree_limits import Limits
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
-from edgespec.values import PassReport, RoundCost, TokenEvent
+from edgespec.values import PassReport, RoundStats, TokenEvent
 from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish
 from fake_model import FakeModel, fixed_text
 
@@ -42,15 +42,14 @@ def outcome(accepted: int) -> RoundOutcome:
 def test_every_round_is_told_with_its_cost():
     told = Tally(outcomes=[outcome(0), outcome(2)]).speculation().round_costs
     assert told == (
-        RoundCost(1, 0, 6, 1, draft_s=0.25, pass_s=1.0, stall_s=0.75, wall_s=1.5),
-        RoundCost(3, 2, 6, 1, draft_s=0.25, pass_s=1.0, stall_s=0.75, wall_s=1.5),
+        RoundStats(1, 0, 6, 1, draft_s=0.25, pass_s=1.0, stall_s=0.75, wall_s=1.5),
+        RoundStats(3, 2, 6, 1, draft_s=0.25, pass_s=1.0, stall_s=0.75, wall_s=1.5),
     )
 
 
-def test_a_round_is_drafting_stall_computing_and_the_rest():
-    cost = outcome(0).cost
-    assert (cost.compute_s, cost.other_s) == (0.25, 0.25)
-    assert cost.draft_s + cost.stall_s + cost.compute_s + cost.other_s == cost.wall_s
+def test_a_pass_is_stall_and_computing():
+    stats = outcome(0).stats
+    assert stats.compute_s == 0.25 == stats.pass_s - stats.stall_s
 
 
 def test_decoding_is_the_rounds_alone():

@@ -182,13 +182,15 @@ def test_who_guessed_a_node_and_how_probable_it_was_survive_re_rooting() -> None
     assert below.probability[1] == 0.2
 
 
-def test_a_branch_keeps_its_keys() -> None:
-    tree = TokenTree(0)
+def test_tokens_before_a_root_form_a_line_that_ends_with_it() -> None:
+    tree = TokenTree(3, first_key=1)
     tree.add(ROOT, 7, 0.1)
-    end = tree.add(tree.add(ROOT, 1, 0.5), 2, 0.5)
-    branch = tree.branch(tree.path(end))
-    assert branch.token[: len(branch)].tolist() == [0, 1, 2]
-    assert branch.key[:3].tolist() == tree.key[tree.path(end)].tolist()
+    line = tree.below([1, 2])
+    assert line.token[: len(line)].tolist() == [1, 2, 3]
+    assert line.parent[: len(line)].tolist() == [-1, 0, 1]
+    assert int(line.key[2]) == int(tree.key[ROOT])
+    assert len({*line.key[:3].tolist()}) == 3
+    assert len(tree) == 2 and tree.next_key == 3
 
 
 @given(trees())

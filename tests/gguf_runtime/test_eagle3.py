@@ -233,7 +233,6 @@ def test_accepted_tokens_count_with_the_target_s_features(
     evaluate(head, tree, [0, 1, node])
     head.truncate(head.committed_of(0))
     head.take_features(6, states_of(TEXT[6:9]))
-    branch = tree.branch([0, 1, tree.add(1, TEXT[8] + 1, 0.1)])
     branch = TokenTree(TEXT[6])
     for n, token in enumerate([*TEXT[7:9], 40]):
         branch.add(n, token, 1.0)

@@ -17,8 +17,8 @@ from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.context_choice import MAX_LINE, MAX_LINES
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.measuring import MAX_LINE, MAX_LINES
 from engine_cases import generate
 from fake_model import FakeModel, blend, fixed_text, random_language
 from paging_contract import load_paged, one_by_one

@@ -21,7 +21,8 @@ from edgespec.ports.text_request import TextRequest
 from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec.tree import TokenTree
-from edgespec_runtimes.gguf import runtime, state
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.context import state
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
 

@@ -16,7 +16,8 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec.runtimes import ModelRequest
-from edgespec_runtimes.gguf import runtime, state
+from edgespec_runtimes.gguf import runtime
+from edgespec_runtimes.gguf.context import state
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import load_paged, one_by_one

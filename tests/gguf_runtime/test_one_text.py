@@ -25,6 +25,7 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.packing import name_patterns, packed_matrices
 from engine_cases import finish
 from fake_model import FakeModel, fixed_text
@@ -55,7 +56,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model.write(tmp_path_factory.mktemp("source") / "model.gguf")
 
 
-def request_of(path: Path) -> ModelRequest:
+def request_of(path: Path, options: GgufOptions | None = None) -> ModelRequest:
     return ModelRequest(
         path=path,
         owner="target",
@@ -64,11 +65,12 @@ def request_of(path: Path) -> ModelRequest:
         max_branches=4,
         n_threads=2,
         batch_size=128,
+        options=options,
     )
 
 
-def resident(path: Path) -> LanguageModel:
-    prepared = runtime.prepare(request_of(path))
+def resident(path: Path, options: GgufOptions | None = None) -> LanguageModel:
+    prepared = runtime.prepare(request_of(path, options))
     try:
         return prepared.load(None)
     finally:
@@ -107,6 +109,23 @@ def test_passes_of_any_size_at_any_budget(name: str, source: Path, tmp_path: Pat
     path = quantised(name, tmp_path, source)
     expected = logits(resident(path))
     assert np.array_equal(logits(paged(path)), expected)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_passes_of_any_size_over_a_quantised_cache(kv_heads: int, tmp_path: Path) -> None:
+    """Its keys and values are rotated, by another kernel where products go row by row."""
+    model = wide("Q8_0", kv_heads=kv_heads)
+    model.metadata["llama.context_length"] = (U32, 256)
+    path = quantised("Q4_K_M", tmp_path, model.write(tmp_path / "source.gguf"))
+    types = GgufOptions(cache_type_k="q8_0", cache_type_v="q4_0", flash_attn="on")
+    logits(resident(path, types))
+    in_one_batch = logits(resident(path, types), n_prompt=20)
+    token_by_token = resident(path, types)
+    tokens = [20 + 7 * i % 250 for i in range(20 + MOST_ROWS)]
+    for token in tokens[:20]:
+        prefill(token_by_token, [token])
+    assert np.array_equal(one_by_one(token_by_token, tokens[20:]), in_one_batch)
+    token_by_token.close()
 
 
 @pytest.mark.costly
@@ -226,17 +245,17 @@ def test_a_real_model(smollm2: Path) -> None:
             first = run(engine, prompt, greedy)
             second = [*prompt, *first, *model.vocabulary.encode(FURTHER)]
             continued = run(engine, second, sampled)
-            engine.forget()
+            engine.first.rewind(0)
         expected = expected or [first, continued]
         assert [first, continued] == expected
         with Engine(model) as engine:
             assert run(engine, second, sampled) == continued
-            engine.forget()
+            engine.first.rewind(0)
         for tokens, text, sampling in ((prompt, first, greedy), (second, continued, sampled)):
             draft = mostly_right(text, len(tokens), model.info.n_vocab)
             with Engine(model, draft, FORCED) as engine:
                 assert run(engine, tokens, sampling) == text
-                engine.forget()
+                engine.first.rewind(0)
         model.close()
 
 

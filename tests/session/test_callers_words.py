@@ -48,6 +48,15 @@ def test_the_command_line_reads_flags(capsys: pytest.CaptureFixture[str]) -> Non
     assert "raise --memory-budget or lower --ctx-size" in capsys.readouterr().err
 
 
+def test_notes_of_a_plan_are_in_the_callers_words() -> None:
+    given = {"model": Path("target"), "draft": Path("draft"), "n_parallel": 4}
+    rules = EngineSettings(acceptance="rejection")
+    told = edgespec.plan(LoadSettings(**given), rules).notes
+    assert any("n_parallel 4 waits in line" in note for note in told)
+    told = edgespec.plan(LoadSettings.model_validate(given, context=Names()), rules).notes
+    assert any("--parallel 4 waits in line" in note for note in told)
+
+
 def test_settings_are_equal_whoever_gave_them() -> None:
     given = {"model": Path("m"), "ctx_size": 5}
     told = LoadSettings.model_validate(given, context=Names())

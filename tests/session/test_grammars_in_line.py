@@ -153,7 +153,7 @@ def test_work_between_texts_waits_for_those_that_passed_by(
 ) -> None:
     going = at_work(session)
     waiting = in_line(session, threads)
-    between = threads.submit(session._engine.alone, waiting.done)
+    between = threads.submit(session._engine.between_texts, waiting.done)
     until(lambda: session.n_waiting == 2)
     for generation in going:
         generation.close()

@@ -14,7 +14,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.models.embedded import embedded_pair
-from edgespec.session import opening
+from edgespec.session import opening, prepared_models
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import entry
 from edgespec_runtimes.gguf.file.header import read_header
@@ -48,7 +48,7 @@ def least() -> int:
 def test_a_paged_target_keeps_room_for_guesses() -> None:
     budget = least() + MIB
     plan = planned(budget)
-    assert plan.paged and plan.max_nodes - 1 in opening.LOOKUPS
+    assert plan.paged and plan.max_nodes - 1 in prepared_models.LOOKUPS
     assert plan.smallest_bytes == planned(budget, lookup=False).smallest_bytes
 
 
@@ -56,6 +56,17 @@ def test_a_paged_target_keeps_room_for_guesses() -> None:
 def test_a_resident_target_or_one_that_is_told_not_to_keeps_none() -> None:
     assert planned("4GiB").max_nodes == 1
     assert planned(least() + MIB, lookup=False).max_nodes == 1
+
+
+@pytest.mark.usefixtures("_fixed_process")
+def test_limits_of_guesses_need_no_draft() -> None:
+    """`--draft-max 5` was refused without a draft, although such a target guesses."""
+    rules = EngineSettings(draft_max=5)
+    plan = edgespec.plan(load_settings(least() + MIB), rules)
+    assert plan.max_nodes == 6 and not any("draft_max" in note for note in plan.notes)
+    told = edgespec.plan(load_settings("4GiB"), rules).notes
+    assert any("for draft_max to have an effect, name a draft with draft" in note for note in told)
+    assert not edgespec.plan(load_settings("4GiB"), rules.but(lookup=False)).notes
 
 
 @pytest.mark.usefixtures("_fixed_process")
@@ -70,7 +81,7 @@ def test_the_smallest_budget_still_works(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_was_prepared_before_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its graph stayed in memory, and the smallest budget of an ONNX model was refused."""
     prepared, alive = [], []
-    adopt = opening._Opening._adopt
+    adopt = prepared_models.PreparedModels._adopt
 
     def counted(self: Any, model: Any) -> Any:
         gc.collect()
@@ -79,8 +90,8 @@ def test_what_was_prepared_before_is_let_go(monkeypatch: pytest.MonkeyPatch) -> 
         return adopt(self, model)
 
     budget = least() + MIB
-    monkeypatch.setattr(opening, "ChangesNodes", weakref.WeakSet)  # of no runtime
-    monkeypatch.setattr(opening._Opening, "_adopt", counted)
+    monkeypatch.setattr(prepared_models, "ChangesNodes", weakref.WeakSet)  # of no runtime
+    monkeypatch.setattr(prepared_models.PreparedModels, "_adopt", counted)
     monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", 0.0)
     planned(budget)
     assert alive == [0, 0, 0]
@@ -91,7 +102,7 @@ def test_near_the_smallest_budget_nothing_is_prepared_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     budget = least() + MIB
-    monkeypatch.setattr(opening, "ChangesNodes", weakref.WeakSet)  # of no runtime
+    monkeypatch.setattr(prepared_models, "ChangesNodes", weakref.WeakSet)  # of no runtime
     taken = iter((0, 2 * MIB + 4096))
     monkeypatch.setattr(heap, "allocated_bytes", lambda: next(taken))
     assert planned(budget).max_nodes == 1

@@ -66,7 +66,7 @@ def test_a_reader_that_stops_holds_up_no_other(session: Session) -> None:
 def test_work_between_texts_waits_for_all_of_them(session: Session) -> None:
     first = session.stream([1, 2], max_tokens=9)
     next(first)
-    ended = session._engine.alone(first._request.ended.is_set)
+    ended = session._engine.between_texts(first._request.ended.is_set)
     assert ended
     assert len(list(first)) == 8
 

@@ -112,8 +112,8 @@ def test_several_texts_have_more_nodes_where_memory_is_better_spent_on_them() ->
             model=files.target, draft=files.draft, n_parallel=n_parallel, ctx_size=256
         )
         with _Opening(*checked(settings, None, None)) as opening:
-            opening._prepare()
-            return max(batch.max_nodes for batch in opening._prepared[0].needs().batches)
+            opening._models._prepare()
+            return max(batch.max_nodes for batch in opening._models.target.needs().batches)
 
     assert most_nodes(1) == TREE_SIZES[0]
     assert most_nodes(8) == FOREST_SIZE

@@ -47,8 +47,8 @@ class StoringEngine:
             self.target, self.draft, EngineSettings(step_aside=False), prefixes=self.store.place
         )
 
-    def write(self, prompt: list[int], owner: str = "", n_tokens: int = 8) -> list[int]:
-        request = self.engine.admit(TextRequest(tuple(prompt), GREEDY, n_tokens, owner=owner))
+    def write(self, prompt: list[int], client: str = "", n_tokens: int = 8) -> list[int]:
+        request = self.engine.admit(TextRequest(tuple(prompt), GREEDY, n_tokens, client=client))
         tokens = [event.token for event in self.engine.run(request)]
         self.result = request.result()
         return tokens
@@ -58,11 +58,11 @@ class StoringEngine:
         return self.result.reused_tokens
 
 
-def once(folder: Path, prompt: list[int], owner: str = "", **options: object) -> StoringEngine:
+def once(folder: Path, prompt: list[int], client: str = "", **options: object) -> StoringEngine:
     """A process that writes one text and ends."""
     process = StoringEngine(folder, **options)  # type: ignore[arg-type]
     with process.engine:
-        process.text = process.write(prompt, owner)  # type: ignore[attr-defined]
+        process.text = process.write(prompt, client)  # type: ignore[attr-defined]
     return process
 
 
@@ -128,9 +128,9 @@ def test_a_draft_continues_too(folder: Path) -> None:
 
 
 def test_another_clients_text_is_computed_again(folder: Path) -> None:
-    once(folder, TEXT, owner="anna")
-    assert once(folder, TEXT, owner="bert").reused == 0
-    assert once(folder, TEXT, owner="anna").reused > 0
+    once(folder, TEXT, client="anna")
+    assert once(folder, TEXT, client="bert").reused == 0
+    assert once(folder, TEXT, client="anna").reused > 0
 
 
 def test_another_clients_slot_is_not_continued(folder: Path) -> None:
@@ -271,8 +271,8 @@ def test_a_beginning_that_recurrent_texts_share_is_known_to_the_third(folder: Pa
 
 
 def test_another_clients_state_is_not_used(folder: Path) -> None:
-    once(folder, TEXT, owner="anna", **RECURRENT)
-    assert once(folder, TEXT, owner="bert", **RECURRENT).reused == 0
+    once(folder, TEXT, client="anna", **RECURRENT)
+    assert once(folder, TEXT, client="bert", **RECURRENT).reused == 0
 
 
 @pytest.mark.parametrize("n", range(7))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -98,6 +99,22 @@ def test_state_waits_for_the_text_that_is_being_made(
         if in_thread:
             waiting.join()
         assert saved == [len(session.encode("def f(")) + n_tokens - 1]
+
+
+def test_a_prompt_cache_is_read_beside_the_texts_of_others(first, tmp_path: Path) -> None:
+    """Texts that were being written lost all they had read, and went on from nothing."""
+    path, tokens, expected = first
+    cache = edgespec.PromptCache(shutil.copy(path, tmp_path), read_only=True)
+    with load(n_parallel=2) as session:
+        alone = turn(session, tokens[:40])
+        with session.stream(tokens[:40], WARM, 24, logprobs=5) as other:
+            events = [next(other) for _ in range(6)]
+            with session.stream(tokens, WARM, 24, logprobs=5, prompt_cache=cache) as generation:
+                cached = list(generation)
+            assert generation.result.reused_tokens == len(tokens) - len(session.encode(TURN)) - 1
+            events += other
+    assert ([e.token for e in events], [e.logprobs for e in events]) == alone
+    assert ([e.token for e in cached], [e.logprobs for e in cached]) == expected
 
 
 @pytest.mark.slow

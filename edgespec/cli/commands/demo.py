@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 from argparse import ArgumentParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +18,7 @@ from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.concurrency.exit_codes import exit_message
+from edgespec.concurrency.interpreter import python
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
 from edgespec.models import packaged
@@ -132,7 +132,7 @@ def command(*words: object, stdout: int | None = None) -> bytes:
     """
     # in a session of its own, which Ctrl-C does not reach; `run` ends it
     done = subprocess.run(
-        [sys.executable, "-m", "edgespec", *map(str, words)],
+        python("-m", "edgespec", *map(str, words)),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         start_new_session=True,

@@ -31,13 +31,8 @@ class HeadDrafter(ModelDrafter):
         return [node for node in super().open_nodes(tree) if self._has_features(tree, node)]
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
-        """Read `path` and `root` in one step with the target's features."""
+        """Drop all nodes: `path` is read with the target's features."""
         self.rest()
-        n_read = self.n_held
-        info, n_nodes = self.model.info, len(path) + 1
-        # catch_up() reads a longer path as committed tokens
-        if n_read and n_nodes <= info.max_nodes and n_read + n_nodes <= info.n_ctx:
-            self._read(tree.branch([*path, root]))
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
         """Missing features, or the reasons of `ModelDrafter.obstacle`."""
@@ -65,6 +60,9 @@ class BlockDrafter(HeadDrafter):
     The score of a path is the product of its confidences, as in DDTree (arXiv 2604.12989). The step
     at the root makes the head's pass; later steps are free until the root changes.
     """
+
+    max_late = 0
+    """Reading takes no time: the features of committed tokens are in the cache already."""
 
     def __init__(
         self,

@@ -41,6 +41,9 @@ class ModelDrafter:
     """Prior temperature of the draft's calibration."""
     step_depth = 1
     """Number of consecutive nodes that a step adds."""
+    max_late = 4
+    """Most committed tokens that are left to the step at the root: a pass over few tokens takes
+    little longer than one over the root, and a round without that step needs none."""
 
     def __init__(
         self,
@@ -71,6 +74,8 @@ class ModelDrafter:
         self._eog_tokens = eog_tokens
         self._opinions: dict[int, Opinion | None] = {}
         """Guesses by key of the evaluated node; None if its logits were not finite."""
+        self._late: Sequence[int] = ()
+        """Committed tokens that the step at the root reads."""
         self.ahead: np.ndarray | None = None
         """Logits of the next step, computed in advance together with those of other texts."""
         self._damage: str | None = None
@@ -134,17 +139,30 @@ class ModelDrafter:
         return found
 
     def step(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
-        fitting = self.fitting(tree, nodes)
-        if fitting:
-            logits, self.ahead = self.ahead, None
-            if logits is None:
-                [logits] = self.model.evaluate([PassPart(self._slot, tree, fitting)])
-            self._take_opinions(tree, fitting, logits)
-        return fitting
+        part, late = self.part(tree, nodes), self._late
+        if not part.nodes:
+            return []
+        logits, self.ahead = self.ahead, None
+        if logits is None:
+            [logits] = self.model.evaluate([part])
+        self._late = ()
+        if part.tree is tree:
+            self._take_opinions(tree, part.nodes, logits)
+            return [*part.nodes]
+        root = part.nodes[-1:]
+        self._take_opinions(part.tree, root, logits[-1:], root_ahead=-len(late))
+        self.model.commit(part.tree, part.nodes[:-1], root, self._slot)
+        return [ROOT]
 
     def part(self, tree: TokenTree, nodes: Sequence[int]) -> PassPart:
-        """A step over `nodes` as a part of a pass of the model."""
-        return PassPart(self._slot, tree, self.fitting(tree, nodes))
+        """A step over `nodes` as a part of a pass of the model; over the root and the tokens before
+        it if these are not read yet."""
+        if not self._late:
+            return PassPart(self._slot, tree, self.fitting(tree, nodes))
+        if self.model.info.prompts_share_passes:
+            return PassPart(self._slot, tree, [ROOT], self._late)
+        line = tree.below(self._late)
+        return PassPart(self._slot, line, range(len(line)))
 
     def opinion(self, key: int) -> Opinion | None:
         return self._opinions.get(key)
@@ -153,18 +171,13 @@ class ModelDrafter:
         """Ignore the logits: a draft model learns from picked tokens only."""
 
     def follow(self, tree: TokenTree, path: Sequence[int], root: int) -> None:
-        """Commit `path`. Nodes at its end that the model has not evaluated are read together with
-        the new root, in one step."""
+        """Commit `path`, but for nodes at its end that the model has not evaluated."""
         seen = [node for node in path if int(tree.key[node]) in self._opinions]
-        unseen = path[len(seen) :]
-        keep = [] if unseen else self._within(tree, root)
+        keep = self._within(tree, root) if len(seen) == len(path) else []
         if seen:
             self.model.commit(tree, seen, keep, self._slot)
         kept = {int(tree.key[node]) for node in keep}
         self._opinions = {key: said for key, said in self._opinions.items() if key in kept}
-        # catch_up() reads a longer path as committed tokens
-        if unseen and len(unseen) < min(self.model.info.max_nodes, self.room):
-            self._read(tree.branch([*unseen, root]))
 
     def obstacle(self, committed: Sequence[int], root_token: int) -> str | None:
         """Non-finite logits, a full context, or a token beyond the vocabulary, which models of one
@@ -180,14 +193,21 @@ class ModelDrafter:
         return None
 
     def catch_up(self, committed: Sequence[int]) -> bool:
-        """Read the rest of the text, or move the window to its end; False if nothing is to be
-        read."""
-        must_move = self._must_move(len(committed))
+        """Read the rest of the text, or move the window to its end; False if nothing is read now.
+
+        A few tokens are left to the step at the root.
+        """
+        must_move, self._late = self._must_move(len(committed)), ()
         if not must_move and self.n_read >= len(committed):
             return False
         self.rest()
         if not must_move:
-            self._append(committed[self.n_read :])
+            unread = committed[self.n_read :]
+            most = min(self.max_late, self.model.info.max_nodes - 1, self.room - 1)
+            if self.n_held and len(unread) <= most:
+                self._late = unread
+                return False
+            self._append(unread)
             return True
         self._truncate(min(SINK_TOKENS, self.n_leading))
         begin = len(committed) - self._n_latest
@@ -201,7 +221,7 @@ class ModelDrafter:
 
     def rewind(self, n_tokens: int) -> None:
         self._opinions.clear()
-        self.ahead = None
+        self._late, self.ahead = (), None
         self._truncate(min(n_tokens, self.n_read))
         if n_tokens < self._n_sound:
             self._damage = None
@@ -230,16 +250,6 @@ class ModelDrafter:
         self.model.truncate(min(n_held, self.n_held), self._slot)
         if self.n_held < SINK_TOKENS:
             self._n_left_out = 0
-
-    def _read(self, branch: TokenTree) -> None:
-        """Evaluate a branch and commit all of it but its last node."""
-        nodes = range(len(branch))
-        self.ahead = None
-        [logits] = self.model.evaluate([PassPart(self._slot, branch, nodes)])
-        self._take_opinions(branch, nodes, logits, root_ahead=-len(nodes) + 1)
-        self.model.commit(branch, nodes[:-1], nodes[-1:], self._slot)
-        end = int(branch.key[nodes[-1]])
-        self._opinions = {end: self._opinions[end]}
 
     def _take_opinions(
         self,

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from edgespec import theory
 from edgespec.engine.drafting.state_store import Numbers, recall, state_of
-from edgespec.engine.outcome import RoundOutcome
+from edgespec.engine.outcome import RoundOutcome, RoundSoFar
 from edgespec.engine.planning.credit import LATER_SHARE, LINE, START_TOKENS, Credit
 from edgespec.engine.planning.pacer import most_probable
 from edgespec.engine.planning.pass_curve import Floats, octave
 from edgespec.engine.planning.round_costs import RoundCosts
-from edgespec.engine.stop_rules import RoundSoFar, StopRule
+from edgespec.engine.stop_rules import StopRule
 from edgespec.engine.tree_limits import Limits
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
@@ -309,6 +309,7 @@ class RoundPlanner:
         """Learn from a round."""
         known, credit = self.costs, self.credit
         known.see_costs(outcome)
+        was_free = credit.is_free
         credit.is_free &= outcome.guessed and outcome.n_tokens > outcome.n_texts
         if not outcome.guessed:
             credit.fade()
@@ -320,6 +321,8 @@ class RoundPlanner:
             cost = self._cost(outcome)
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens
+            if was_free and outcome.n_rows == outcome.n_texts:  # nothing was found
+                credit.proven = max(0.0, credit.proven - (cost - outcome.n_tokens))
         if outcome.n_texts == 1:
             self.follow(outcome.surest)
         credit.n_tokens += outcome.n_tokens

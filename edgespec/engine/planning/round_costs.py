@@ -96,10 +96,12 @@ class RoundCosts:
         if not outcome.guessed:
             self._average("seen_plain_overhead_s", max(0.0, rest_s))
             return
-        if outcome.reading_s <= max(outcome.growing_s, before_s):  # the draft's caches are warm
+        # after much reading caches are warm, so that further rounds tell more
+        is_usual = outcome.reading_s <= max(outcome.growing_s, before_s)
+        if is_usual:
             self._average("seen_overhead_s", max(0.0, rest_s))
-            if steps:
-                self._average("seen_step_s", outcome.growing_s / steps, before_s)
+        if steps and (is_usual or not self.seen_step_s):
+            self._average("seen_step_s", outcome.growing_s / steps, before_s)
 
     def _average(self, name: str, now_s: float, expected_s: float = 0.0) -> None:
         """Update the mean of a duration at slowdown 1.

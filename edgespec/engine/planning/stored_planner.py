@@ -21,8 +21,9 @@ CONFIDENCES = "confidences"
 """Name of the calibration of drafters in the stored state."""
 COSTS = "rounds@"
 """Beginning of the names of stored costs."""
-TIMED_ROWS = (8, 2)
-"""Rows at which the time of a resident target's pass takes a step, besides one."""
+TIMED_ROWS = (1, 2, 8)
+"""Rows at which the time of a resident target's pass takes a step; one row first, as the first pass
+after a prompt is slow."""
 MIN_DRAFT_SHARE = 0.05
 """Lower bound of a draft step's prior time relative to a pass, for the overhead of small drafts."""
 

@@ -26,7 +26,7 @@ from edgespec.ports.baselines import (
     check_room,
     measured,
 )
-from edgespec.values import RoundCost, TextCost
+from edgespec.values import RoundStats, TextCost
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.llama import loading, log
@@ -104,7 +104,7 @@ def _run_together(name: str, request: BaselineRequest) -> BaselineRun:
         ended_s = [0.0] * len(texts)
         prompt_s = time.perf_counter() - began
         n_passes = -(-sum(map(len, encoded)) // target.most)
-        rounds = [RoundCost(len(texts), 0, 0, n_passes, 0.0, prompt_s, 0.0, prompt_s)]
+        rounds = [RoundStats(len(texts), 0, 0, n_passes, 0.0, prompt_s, 0.0, prompt_s)]
         while going := [
             text
             for text, tokens in enumerate(texts)
@@ -122,7 +122,7 @@ def _run_together(name: str, request: BaselineRequest) -> BaselineRun:
                 if target.is_over(texts[text], request.n_tokens):
                     ended_s[text] = now - began
             pass_s = now - pass_began
-            rounds.append(RoundCost(len(going), 0, 0, 1, 0.0, pass_s, 0.0, pass_s))
+            rounds.append(RoundStats(len(going), 0, 0, 1, 0.0, pass_s, 0.0, pass_s))
         end_s = time.perf_counter() - began
         return BaselineRun(
             tokens=tuple(token for tokens in texts for token in tokens),
@@ -165,7 +165,7 @@ def _decoded(
     target: _SingleSequence,
     drafter: _Drafter | None,
     prompt: Sequence[int],
-) -> tuple[list[int], list[RoundCost]]:
+) -> tuple[list[int], list[RoundStats]]:
     """Decode by the algorithm of llama.cpp's example `speculative-simple`.
 
     The draft guesses one branch until its probability is too low; one batch of the target verifies
@@ -173,7 +173,7 @@ def _decoded(
     batch again. Without a draft, a pass gives one token.
     """
     tokens: list[int] = []
-    rounds: list[RoundCost] = []
+    rounds: list[RoundStats] = []
     last = prompt[-1]
     while len(tokens) < request.n_tokens and not (tokens and target.is_end(last)):
         began = time.perf_counter()
@@ -201,7 +201,7 @@ def _decoded(
         tokens += gained
         last = gained[-1]
         rounds.append(
-            RoundCost(
+            RoundStats(
                 n_tokens=len(gained),
                 accepted=min(accepted, len(gained)),
                 verified=len(guesses),

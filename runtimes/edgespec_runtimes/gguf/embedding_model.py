@@ -217,7 +217,7 @@ class GgufEmbedder:
         if n_tokens > self.info.n_ctx:
             raise ContextOverflow(self.info.n_ctx, n_tokens)
         rows = Rows([int(token) for token in tokens], [*range(n_tokens)], [[0]] * n_tokens)
-        with self._model.users.use(alone=True):
+        with self._model.users.use(exclusive=True):
             with self._pass():
                 lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
                 self._batch.fill(rows, range(n_tokens))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class HiddenStateReader(GgufModel):
     ) -> None:
         """Open the head like a `GgufModel`; takes ownership of `borrowed`."""
         super().__init__(*parts, **settings)
+        # llama.cpp computes logits of all rows of a head's pass, or of none
+        self.info = replace(self.info, prompts_share_passes=False)
         self._borrowed = borrowed
         self.feature_layers: Sequence[int] = head.layers
         self._n_fused = len(head.layers) * head.n_values
@@ -52,8 +55,13 @@ class HiddenStateReader(GgufModel):
         for place, row in enumerate(states, begin):
             index = lib.llama_batch_ext_add_embd(self._rows, HOME, _values(row))
             self._place(index, place)
-        if code := lib.llama_process(self._context, kind, self._rows):
+        if code := self._run(kind):
             raise EdgespecError(f"llama.cpp failed to read features (code {code})")
+
+    def _run(self, kind: int) -> int:
+        """Compute the rows; returns llama.cpp's code."""
+        with self._computing():
+            return int(lib.llama_process(self._context, kind, self._rows))
 
     def _place(self, index: int, place: int) -> None:
         if index < 0:
@@ -281,7 +289,7 @@ class GgufHead(HiddenStateReader):
             lib.llama_batch_ext_set_output_logits(self._rows, index, bool(with_logits))
         if self._borrowed is not None:
             self._borrowed.fetch(set(rows.tokens))
-        return int(lib.llama_process(self._context, lib.LLAMA_PROCESS_TYPE_DECODE, self._rows))
+        return self._run(lib.LLAMA_PROCESS_TYPE_DECODE)
 
     def _roll_back(self, committed: Mapping[int, int]) -> None:
         self._predicted.clear()

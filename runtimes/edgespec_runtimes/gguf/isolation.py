@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.concurrency.exit_codes import signal_name
+from edgespec.concurrency.interpreter import python
 from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, EdgespecError, TargetLost
 from edgespec.memory import process
@@ -134,7 +134,7 @@ class IsolatedModel:
         descriptors = theirs.fileno(), controlled.fileno()
         with theirs, controlled:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *map(str, descriptors)],
+                python("-c", _PROGRAM, *map(str, descriptors)),
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 from edgespec.ports.state import Read, Write
-from edgespec_runtimes.gguf import state
+from edgespec_runtimes.gguf.context import state
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
@@ -52,11 +52,9 @@ class KeptTexts(RunningModel):
         with self._users.use():
             try:
                 self._empty()
-                self._texts.layout.put_in_order()
-                take = self._texts.take_saved
-                state.read(self._memory, n_tokens, self.info.tree_capable, read, take)
+                state.read(self._memory, n_tokens, self.info.tree_capable, read, self._texts)
             except BaseException:
-                self._forget_all()
+                self._forget_first()
                 raise
 
     @property
@@ -135,7 +133,10 @@ class KeptTexts(RunningModel):
     def _empty(self) -> None:
         """Drop the tokens of the first text."""
 
-    def _forget_all(self) -> None:
-        self._recurrent.forget()
-        self._memory.clear()
-        self._texts.clear()
+    def _forget_first(self) -> None:
+        if self.info.tree_capable:
+            self._empty()
+        else:  # no other text is beside it
+            self._recurrent.forget()
+            self._memory.clear()
+            self._texts.clear()

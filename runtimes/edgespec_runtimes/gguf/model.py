@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +71,7 @@ class GgufModel(KeptTexts):
         weight_types: Collection[str] = (),
         expert_types: Collection[str] = (),
         prompts_are_invariant: bool = False,
+        is_draft: bool = False,
         feature_layers: Sequence[int] = (),
         gives_features: bool = False,
         checkpoint_bytes: int = 0,
@@ -79,7 +80,8 @@ class GgufModel(KeptTexts):
         """Products with matrices of `weight_types` are made batch invariant; stacked experts have
         `expert_types` of them.
 
-        `prompts_are_invariant`: a prompt rounds the same whatever prefix of it was reused.
+        `prompts_are_invariant`: a prompt rounds the same whatever prefix of it was reused;
+        `is_draft`: rounding does not matter.
         `feature_layers`: layers whose inputs can be given; `gives_features` if llama.cpp's graph
         does so itself. `checkpoint_bytes`: size of each
         checkpoint of recurrent state. `token_bytes`: keys and values of a token.
@@ -94,7 +96,8 @@ class GgufModel(KeptTexts):
             info,
             prompt_batch=shape.n_batch,
             n_slots=shape.n_slots,
-            prompts_share_passes=(
+            prompts_share_passes=is_draft
+            or (
                 (shape.n_slots > 1 or not info.tree_capable)
                 and prompts_are_invariant
                 and not feature_layers
@@ -380,9 +383,14 @@ class GgufModel(KeptTexts):
     def _compute(self, rows: Rows, with_logits: Collection[int]) -> int:
         """Compute a pass over `rows`; returns llama_decode's code."""
         self._batch.fill(rows, with_logits)
-        threads, is_resident = self._threads, self._weights is None
-        with threads.computing(is_resident) if threads else nullcontext():
+        with self._computing():
             return self._batch.compute(self._context)
+
+    def _computing(self) -> AbstractContextManager[None]:
+        """Context manager in which llama.cpp's threads spin while they wait for each other, as far
+        as that pays."""
+        is_resident = self._weights is None
+        return self._threads.computing(is_resident) if self._threads else nullcontext()
 
     def _roll_back(self, committed: Mapping[int, int]) -> None:
         if self._tap is not None and 0 in committed:

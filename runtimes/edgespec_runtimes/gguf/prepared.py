@@ -293,6 +293,7 @@ class PreparedGguf:
                     weight_types=self._invariant_types,
                     expert_types=expert_types(self._header),
                     prompts_are_invariant=self._prompts_are_invariant,
+                    is_draft=self._request.owner == "draft",
                     feature_layers=self._measured.feature_layers,
                     gives_features=self._measured.gives_features,
                     checkpoint_bytes=self._measured.checkpoint_bytes,

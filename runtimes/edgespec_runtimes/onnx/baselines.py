@@ -20,7 +20,7 @@ from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.memory.heap import trim_heap
 from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, Pick, check, measured
-from edgespec.values import RoundCost
+from edgespec.values import RoundStats
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
 from edgespec_runtimes.onnx.files.source import Source, named_model, read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
@@ -103,10 +103,10 @@ class _ExportedModel(Closeable):
 
     def generate(
         self, prompt: Sequence[int], n_tokens: int, pick: Pick
-    ) -> tuple[list[int], list[RoundCost]]:
+    ) -> tuple[list[int], list[RoundStats]]:
         """Generate after `prompt`, whose last token is not read yet, one token per pass."""
         tokens: list[int] = []
-        rounds: list[RoundCost] = []
+        rounds: list[RoundStats] = []
         token = prompt[-1]
         while len(tokens) < n_tokens and not (tokens and token in self.vocabulary.eog_tokens):
             began = time.perf_counter()
@@ -115,7 +115,7 @@ class _ExportedModel(Closeable):
             token = pick(logits, [*prompt, *tokens])
             tokens.append(token)
             wall_s = time.perf_counter() - began
-            rounds.append(RoundCost(1, 0, 0, 1, 0.0, pass_s, 0.0, wall_s))
+            rounds.append(RoundStats(1, 0, 0, 1, 0.0, pass_s, 0.0, wall_s))
         return tokens, rounds
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:

@@ -80,8 +80,6 @@ def run_forget(args: argparse.Namespace, console: Console) -> None:
         path, nothing = cache_folder.learnt(), "no texts are kept"
         with named(f"{path} could not be emptied", EdgespecError):
             n_bytes = TrainingTexts(path).forget()
-    if "json" in args:
-        console.json({"path": str(path), "deleted_bytes": n_bytes})
-    else:
-        said = nothing if nothing and not n_bytes else f"{format_size(n_bytes)} deleted"
-        console.note(f"{path}: {said}")
+    said = nothing if nothing and not n_bytes else f"{format_size(n_bytes)} deleted"
+    rows = Row("path", path), Row("deleted_bytes", n_bytes, f"{path}: {said}")
+    console.result(args, Report(*rows))

@@ -15,7 +15,7 @@ from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.invocation import read_prompts
 from edgespec.errors import UsageError
 from edgespec.models import catalogue
-from edgespec.reports import Column, Report, Row, Table, plain
+from edgespec.reports import Column, Report, Row, Table
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size, parse_size
 
@@ -103,9 +103,7 @@ def run_enlarge(args: argparse.Namespace, console: Console) -> None:
     kind = getattr(args, "type", None)
     with enlarging.quantised(source, kind, out.parent, console.progress) as model:
         written = enlarging.enlarge(model, out, size_bytes, console.progress, "force" in args)
-    console.note(enlarged_line(written))
-    if "json" in args:
-        console.json(plain(written))
+    console.result(args, Report(Row(value=written, format=enlarged_line(written))))
 
 
 def add_draft(parser: argparse.ArgumentParser) -> None:

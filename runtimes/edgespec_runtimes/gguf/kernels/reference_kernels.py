@@ -6,6 +6,9 @@ single or half precision, since llama.cpp rounds single precision to half before
 K-quants have two kernels: for whole rows, and in tiles, for 8 rows and more. Their logits differ by
 tenths. The backend's switch for reference kernels leaves only those for whole rows. llama.cpp does
 not expose it, so the backend is captured when a context creates it.
+
+It also changes the kernel that rotates keys and values before they are quantised for the cache, so
+all rows that are not in tiles have it on then, a single one, too.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ class ReferenceKernels:
         self._has_tiled_experts = not TILED_TYPES.isdisjoint(expert_types)
         self._is_aligned = is_aligned
         self._attention_varies = {*cache_types} <= {"f16", "f32"}
+        self._is_rotated = not {*cache_types} <= {"f16", "f32", "bf16"}
         is_needed = bool(backends) and (self._attention_varies or self._has_tiled_products)
         self._backends = [*map(ctypes.c_void_p, (backends[-1], *beside))] if is_needed else []
         self._is_reference: bool | None = None
@@ -91,7 +95,8 @@ class ReferenceKernels:
             is_split = n_rows == 1 and n_cells > SPLIT_CELLS - CELLS_ROUNDED_TO
             tiled = n_rows >= TILE_ROWS and not in_tiles
             attention = self._attention_varies and (is_split or tiled)
-            products = self._has_tiled_products and n_rows >= PRODUCT_TILE_ROWS and not in_tiles
+            is_switched = n_rows >= PRODUCT_TILE_ROWS or self._is_rotated
+            products = self._has_tiled_products and is_switched and not in_tiles
             if self._is_reference is not (attention or products):
                 self._is_reference = attention or products
                 for backend in self._backends:

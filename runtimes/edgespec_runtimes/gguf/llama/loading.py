@@ -26,7 +26,7 @@ from edgespec_runtimes.gguf.llama.huge_pages import huge_pages
 from edgespec_runtimes.gguf.llama.lazy_mapping import lazy_mapping
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 
-SMALL_MODEL_BYTES = 64 << 20
+SMALL_MODEL_BYTES = 12 << 20
 """Size of weights below which a second thread costs more than it gains."""
 
 _LOAD_NONE, _LOAD_MMAP = 0, 1

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.concurrency.exit_codes import crash_name, exit_message
+from edgespec.concurrency.interpreter import python
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.settings.units import format_size
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
@@ -96,7 +97,7 @@ def quantise(
     name = _known(name)
     header = read_header(source)
     validate(header)
-    command = [sys.executable, "-m", __name__, str(source), str(out), name, _narrow(header, name)]
+    command = python("-m", __name__, str(source), str(out), name, _narrow(header, name))
     command += [vocabulary_type, str(buffer_bytes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         try:

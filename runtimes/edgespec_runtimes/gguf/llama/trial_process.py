@@ -10,12 +10,12 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from edgespec.concurrency import interpreter
 from edgespec.concurrency.exit_codes import crash_name
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
@@ -30,10 +30,9 @@ class NoAnswer(Exception):
 
 def command(*arguments: str) -> list[str]:
     """The command that runs the trial program. Raises NoAnswer without a Python interpreter."""
-    executable = Path(sys.executable or "")
-    if getattr(sys, "frozen", False) or not executable.name.lower().startswith(("python", "pypy")):
+    if not interpreter.is_available():
         raise NoAnswer("this application comes without a Python interpreter that could be started")
-    return [sys.executable, "-m", _PROGRAM, *arguments]
+    return interpreter.python("-m", _PROGRAM, *arguments)
 
 
 def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:

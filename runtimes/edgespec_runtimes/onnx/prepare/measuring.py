@@ -23,11 +23,13 @@ import onnx
 import onnxruntime as ort
 from onnx import compose
 
+from edgespec.concurrency import interpreter
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 from edgespec.memory.process import processor
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
+from edgespec_runtimes.onnx.ort.telemetry import silent_environment
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.exchange import Constant, Layout
 from edgespec_runtimes.onnx.weights.packing import is_packed, with_constants
@@ -164,9 +166,7 @@ def _pairs(cut: Cut) -> dict[int, tuple[Piece, Piece]]:
 
 def _can_measure() -> bool:
     """True where the kernel tells a process's peak, and Python can be started."""
-    name = Path(sys.executable or "").name.lower()
-    is_python = name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
-    return sys.platform == "linux" and is_python
+    return sys.platform == "linux" and interpreter.is_available()
 
 
 def _with_places(cut: Cut, piece: Piece, source: Source) -> bytes:
@@ -192,11 +192,12 @@ def _tried(graphs: Sequence[bytes], n_pairs: int, source: Source, n_threads: int
             "processor_s": PROCESSOR_S,
         }
         done = subprocess.run(
-            [sys.executable, "-m", "edgespec_runtimes.onnx.trials"],
+            interpreter.python("-m", "edgespec_runtimes.onnx.trials"),
             input=b"".join((json.dumps(request).encode(), b"\n", *graphs)),
             check=True,
             capture_output=True,
             timeout=TIMEOUT_S,
+            env=silent_environment(),
             start_new_session=True,
         )
         answers = json.loads(done.stdout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from edgespec.errors import StateError
 from edgespec.ports.state import Read, Write
 from edgespec_runtimes.gguf.context.cells import PIECE_BYTES, LlamaMemory
-from edgespec_runtimes.gguf.context.sequences import HOME
+from edgespec_runtimes.gguf.context.sequences import HOME, Texts
 
 _STEP = struct.Struct("<I")
 """Header of a piece: its number of tokens."""
@@ -62,16 +62,12 @@ def read(
     n_tokens: int,
     has_parts: bool,
     pieces: Read,
-    take: Callable[[int, Runs], None],
+    texts: Texts,
 ) -> None:
-    """Read `n_tokens` into the empty cache as the prefix.
-
-    `take` is called with the number of tokens read and the positions that all layers hold. Raises
-    StateError.
-    """
+    """Read `n_tokens` as the first text, which is empty. Raises StateError."""
     if not has_parts:
         memory.restore_whole(_next(pieces), HOME, n_tokens)
-        take(n_tokens, ())
+        texts.take_saved(n_tokens, ())
         return
     head = bytes(_next(pieces))
     if len(head) % _RUN.size != _STEP.size:
@@ -82,8 +78,10 @@ def read(
         raise StateError(f"the saved keys and values claim {step} tokens in a piece of {n_tokens}")
     for begin in range(0, n_tokens, step):
         end = min(begin + step, n_tokens)
-        memory.restore_from(_next(pieces), HOME, begin, end)
-        take(end - begin, held)
+        piece = memoryview(_next(pieces)).cast("B")
+        texts.layout.make_room_to_restore(end - begin, texts.all[HOME])
+        read_block(memory, HOME, begin, end, piece)
+        texts.take_saved(end - begin, held)
 
 
 def block_tokens(token_bytes: int, n_window: int) -> int:

@@ -1,4 +1,4 @@
-"""Work with the models that is no text: it waits in the engine's queue, and has one result."""
+"""Work with the models that is no text, done by the engine's thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edgespec.concurrency.owning import POLL_S
 
 
 @dataclass(eq=False, slots=True)
-class LoneWork:
-    """Work with the models in the queue, for a time at which no text is active."""
+class QueuedWork:
+    """Work that waits until no text is active, or for the end of a pass, and has one result."""
 
     work: Callable[[], Any]
     thread: int

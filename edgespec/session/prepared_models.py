@@ -1,0 +1,267 @@
+"""A target and its draft before loading: prepared, and with the budget divided between them.
+
+Reads headers and no weights. Knows settings and needs; `opening` chooses between plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from edgespec import runtimes
+from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.engine.settings import EngineSettings
+from edgespec.errors import BudgetError
+from edgespec.memory import heap, library_pages, process
+from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.needs import ModelNeeds, plan_models, tree_sizes
+from edgespec.memory.stable_count import stable_count
+from edgespec.ports.features import OffersFeatures, WantsFeatures
+from edgespec.ports.reduced_head import CanBeTrimmed
+from edgespec.runtimes import ChangesNodes, ModelRequest, PreparedModel, SharesWeights
+from edgespec.session import draft_choice, pairing, reserving
+from edgespec.session.pairing import check_head, check_pair
+from edgespec.session.plan_score import expected_rate
+from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
+from edgespec.settings.options import Role, refuse_unused
+from edgespec.tracing.spans import Trace, Track
+
+MAX_BRANCHES = 32
+"""llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
+DRAFT_NODES = 1 + MAX_BRANCHES
+"""Most nodes per pass of a draft: its steps are small, and each branch needs a buffer."""
+LOOKUPS = (16, 8)
+"""Numbers of guesses that a plan chooses from where they come from the texts alone."""
+GROWTH_OF_PREPARING = 0.5
+"""Share of what preparing allocated by which the process may grow, through fragments of its heap,
+where that is done two times again: 0.27 to 0.36 with an ONNX graph of 30 layers (45 MiB)."""
+
+
+class PreparedModels(Closeable):
+    """A target and its draft whose needs are known, for one budget.
+
+    They are prepared by `planned`, again if settings have changed since. `close` frees them.
+    """
+
+    def __init__(
+        self,
+        settings: LoadSettings,
+        engine_settings: EngineSettings,
+        budget_bytes: int,
+        trace: Trace,
+    ) -> None:
+        self.settings = settings
+        self.engine_settings = engine_settings
+        self.budget_bytes = budget_bytes
+        self.own_notes: tuple[str, ...] = ()
+        """Notes about the draft: why it is left out, or that it slows texts down."""
+        self.prepared: list[PreparedModel] = []
+        """The target, then the draft."""
+        self._allocated_bytes = 0
+        """Bytes that preparing allocated, for graphs and vocabularies."""
+        self._trace = trace
+
+    @property
+    def target(self) -> PreparedModel:
+        return self.prepared[0]
+
+    @property
+    def n_parallel(self) -> int:
+        """Number of texts generated at once."""
+        return self.engine_settings.n_texts(self.target.info)
+
+    @property
+    def again_bytes(self) -> int:
+        """Bytes by which the process may grow where the target is planned again."""
+        if isinstance(self.target, ChangesNodes):
+            return 0
+        return int(GROWTH_OF_PREPARING * self._allocated_bytes)
+
+    def close(self) -> None:
+        """Close the models. Idempotent; they can be prepared again."""
+        close_all(*(prepared.close for prepared in self.prepared))
+        self.prepared.clear()
+
+    def cancel(self) -> None:
+        """Make a running `load` of a model raise Cancelled soon; from any thread."""
+        for prepared in self.prepared:
+            prepared.cancel()
+
+    def planned(self) -> MemoryPlan:
+        """Prepare the models, and plan them. Raises BudgetError."""
+        before_bytes = heap.allocated_bytes()
+        self._prepare()
+        self._allocated_bytes = heap.allocated_bytes() - before_bytes
+        return self._placed()
+
+    def planned_again(self) -> MemoryPlan:
+        """The plan of a target that was planned for other numbers of nodes; its file is not read
+        again if its runtime needs it only once."""
+        target, request = self.target, self._target_request()
+        if not isinstance(target, ChangesNodes):
+            del target  # its graph must not stay while it is prepared again
+            self.close()
+            return self.planned()
+        target.change_nodes(request.max_nodes, request.max_branches, request.fewer_nodes)
+        return self._placed()
+
+    def divided(
+        self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow] = ()
+    ) -> MemoryPlan:
+        """The plan for these needs of target and draft, and `expected` rows. Raises BudgetError.
+
+        Spare memory for grammars is kept if the budget has it and the target does not page for it.
+        """
+        settings = self.settings
+        if settings.grammars or not settings.spare_grammars:
+            return self._divided_with(needs, expected, settings.grammars)
+        least = self._divided_with(needs, expected, False)
+        with suppress(BudgetError):
+            planned = self._divided_with(needs, expected, True)
+            if planned.paged == least.paged:
+                return replace(planned, smallest_bytes=least.smallest_bytes)
+        note = reserving.without_grammars(self.target, self.budget_bytes)
+        return replace(least, notes=(note,))
+
+    def notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
+        """Notes of both models, each once, and what of the settings cannot be reached."""
+        notes = dict.fromkeys(note for model in self.prepared for note in model.notes(plan))
+        notes |= dict.fromkeys(self.own_notes)
+        target = self.target
+        if plan is not None and self.settings.draft is None and isinstance(target, CanBeTrimmed):
+            notes |= dict.fromkeys(draft_choice.hint(plan, target.trimmed_bytes))
+        if plan is not None and (note := process.note_on_plan(plan.planned_bytes)):
+            notes[note] = None
+        rule = self.engine_settings
+        reason = f"the acceptance rule {rule.acceptance}" if rule.draws_guesses else None
+        if note := pairing.note_on_texts(self.settings, self.prepared, self.n_parallel, reason):
+            notes[note] = None
+        return tuple(notes)
+
+    def _prepare(self) -> None:
+        """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
+        settings, request = self.settings, self._target_request()
+        with self._trace.span(Track.ENGINE, "import"):
+            runtime = runtimes.find(request.path)
+            draft_runtime = runtimes.find(settings.draft) if settings.draft else None
+            library_pages.release()  # what only importing needed
+        models: dict[Role, tuple[Path, str]] = {"target": (settings.model, runtime.name)}
+        if settings.draft and draft_runtime:
+            models["draft"] = (settings.draft, draft_runtime.name)
+        refuse_unused(settings.options, models)
+        request = replace(request, options=settings.options.get(runtime.name))
+        target = self._adopt(runtime.prepare(request))
+        if settings.draft is None or draft_runtime is None:
+            return
+        # the draft's trained context, but no more than the target's or the draft's window
+        window = settings.ctx_size_draft or DEFAULT_DRAFT_CTX_SIZE
+        request_of_draft = replace(
+            request,
+            stores_prefixes=False,
+            path=settings.draft,
+            owner="draft",
+            target=settings.model,
+            ctx_size=0,
+            max_ctx=min(target.info.n_ctx, window),
+            target_ctx=target.info.n_ctx,
+            max_nodes=min(request.max_nodes, DRAFT_NODES),
+            fewer_nodes=(),
+            options=settings.options.get(draft_runtime.name),
+            n_threads=settings.threads_draft or request.n_threads,
+        )
+        draft = self._adopt(draft_runtime.prepare(request_of_draft))
+        check_pair(target, draft)
+        if isinstance(draft, SharesWeights) and not settings.pages_all:
+            draft.share_with(target)
+        if isinstance(draft, WantsFeatures):
+            check_head(settings, target, draft)
+            if target.info.n_slots > 1:  # a head follows one text
+                target.close()
+                self.prepared[0] = target = runtime.prepare(replace(request, n_slots=1))
+            assert isinstance(target, OffersFeatures)
+            target.offer_features(draft.feature_layers, draft.feature_values)
+
+    def _target_request(self) -> ModelRequest:
+        """The request that the target is prepared for, without options of its runtime."""
+        settings, rules = self.settings, self.engine_settings
+        guesses = settings.draft or rules.lookup
+        is_fixed = settings.n_parallel != "auto" and not rules.draws_guesses
+        n_texts = int(settings.n_parallel) if is_fixed else 1
+        sizes = tree_sizes(n_texts) if settings.draft else [n_texts + n for n in LOOKUPS]
+        if rules.pins_draft_max or not guesses:
+            sizes = (1 + rules.draft_max * bool(guesses),)
+        max_nodes, *fewer_nodes = dict.fromkeys(max(size, n_texts) for size in sizes)
+        return ModelRequest(
+            path=settings.model,
+            owner="target",
+            ctx_size=settings.ctx_size,
+            max_nodes=max_nodes,
+            max_branches=min(MAX_BRANCHES, max_nodes) if guesses else 1,
+            n_threads=settings.threads or process.usable_cores(),
+            n_slots=n_texts,
+            fewer_nodes=tuple(fewer_nodes),
+            batch_size=settings.batch_size,
+            budget_bytes=self.budget_bytes,
+            stores_prefixes=settings.prefix_cache is not None,
+            trace=self._trace,
+        )
+
+    def _adopt(self, prepared: PreparedModel) -> PreparedModel:
+        self.prepared.append(prepared)
+        return prepared
+
+    def _placed(self) -> MemoryPlan:
+        """The plan of what is prepared; places of a GPU's memory are given first."""
+        wanted = self.settings.gpu_memory_budget
+        gpu_budget_bytes, gpu_rows = reserving.place_on_gpu(self.prepared, wanted, self.notes)
+        planned = self.divided([prepared.needs() for prepared in self.prepared])
+        return replace(
+            planned,
+            notes=(*planned.notes, *self.notes(planned)),
+            ctx_size=self.target.info.n_ctx,
+            n_parallel=self.n_parallel,
+            text_bytes=self._text_bytes,
+            texts_alter_prompts=self.target.needs().texts_alter_prompts,
+            gpu_budget_bytes=gpu_budget_bytes,
+            gpu_rows=gpu_rows,
+        )
+
+    @property
+    def _text_bytes(self) -> int:
+        """About what each further text at once takes; 0 if the models write one at a time."""
+        follows_one_text = isinstance(self.prepared[-1], WantsFeatures)
+        if self.engine_settings.draws_guesses or follows_one_text:
+            return 0
+        return sum(prepared.needs().text_bytes for prepared in self.prepared)
+
+    def _divided_with(
+        self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow], grammars: bool
+    ) -> MemoryPlan:
+        """The plan of `divided`, with memory for grammars or not."""
+        settings, target = self.settings, self.target
+        others = reserving.reserved_rows(settings, self.engine_settings, target, needs, grammars)
+        library_pages.release()
+        heap.trim_heap_top()  # contexts created for measuring are rows of their own
+        footprint_bytes = stable_count(process.footprint_bytes())
+        n_threads = settings.threads or process.usable_cores()
+        try:
+            return plan_models(
+                self.budget_bytes,
+                process.round_up_to_step(footprint_bytes),
+                needs[0],
+                needs[1] if len(needs) > 1 else None,
+                score=partial(expected_rate, n_texts=self.n_parallel, n_threads=n_threads),
+                enforced=target.enforced,
+                largest_process_bytes=process.round_up_to_step(
+                    footprint_bytes + process.PROCESS_SPREAD_BYTES
+                ),
+                others=[*others, *expected],
+                adjustable=settings.pages_all,
+            )
+        except BudgetError as error:
+            chosen = process.auto_note(self.budget_bytes, settings.memory_budget)
+            message = "; ".join([str(error), *chosen, *target.notes()])
+            raise BudgetError(message, error.smallest_bytes) from error
