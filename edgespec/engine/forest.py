@@ -62,9 +62,10 @@ class Forest:
     def grow(self) -> None:
         """Draft until the planner decides to verify, or no tree can grow within its limits."""
         begun = self._clock()
+        most = self._planner.most_nodes(self._risk_s) if self._guesses else 1
         for round_ in self.rounds:
             with self._ending_on_error(round_):
-                round_.start()
+                round_.start(most)
         if not self._guesses:
             return
         grown = self._clock()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,13 +73,15 @@ class Round:
         """The tokens picked after each node of the path."""
         return [event.token for event in self.events]
 
-    def start(self) -> None:
-        """Add the guesses that cost no draft step to the tree."""
+    def start(self, most: int) -> None:
+        """Add the guesses that cost no draft step to the tree, about as many as make `most` nodes:
+        what a pass cannot verify is not looked up."""
         if self.grower is None:
             self.tree = self.tree.bare()
         hang_forced(self.tree, self.slot.request.sampler, self.limits)
         if self.grower is not None:
-            self.grower.begin(self.tree, self.limits)
+            limits = replace(self.limits, max_nodes=min(most, self.limits.max_nodes))
+            self.grower.begin(self.tree, limits)
 
     @property
     def open_nodes(self) -> list[int]:

@@ -321,11 +321,30 @@ def test_the_draft_does_not_read_while_guesses_from_the_text_are_right() -> None
     """It read the whole passage that had been found without it, a token's time on two cores."""
     value = rounds(begun(draft_share=0.05), *[FAILED, PLAIN, PLAIN] * 3, *[RIGHT] * 4)
     assert not value.choose() and value.choose_free()
-    found, missed = rounds(value, OUTCOME), rounds(value, FAILED)
+    found = rounds(value, replace(OUTCOME, n_tokens=7, accepted=6))
+    missed = rounds(value, FAILED)
     for known in (found, missed):
         known.credit.unread, known.credit.pause_left, known.credit.lost = 20, 0, 0.0
     assert not found.choose() and found.choose_free()
     assert missed.choose()
+
+
+def test_a_free_round_that_cost_more_than_it_brought_proves_as_much_less() -> None:
+    """What unverified guesses would have saved was risked again and again: five tokens were lost
+    in a text of 64."""
+    value = rounds(begun(draft_share=0.05), *[FAILED, PLAIN, PLAIN] * 3, *[RIGHT] * 4)
+    assert value.choose_free()
+    before = value.credit.proven
+    after = rounds(value, replace(OUTCOME, n_tokens=3, draft_steps=0, growing_s=0.0)).credit.proven
+    assert before - after == pytest.approx(0.167 / 0.040 - 3, abs=0.02)
+
+
+def test_no_more_guesses_are_looked_up_than_a_pass_may_verify() -> None:
+    value = planner()
+    row_s = (0.160 - 0.074) / 6
+    assert value.most_nodes(0.0) == 1
+    assert value.most_nodes(0.034 + 2.5 * row_s) == 4
+    assert value.most_nodes(math.inf) == value.max_rows
 
 
 def test_rounds_that_find_no_guess_use_up_what_guesses_have_proven() -> None:

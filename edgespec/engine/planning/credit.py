@@ -49,8 +49,8 @@ class Credit:
     unread: int = 0
     """Committed tokens that the draft has not read."""
     proven: float = 0.0
-    """Tokens that lines of the surest guesses would have saved of late, whether they were verified
-    or not; at most what guesses may cost."""
+    """Tokens that lines of the surest guesses saved of late, or would have saved if they had been
+    verified; at most what guesses may cost."""
     n_right: int = 0
     """Right guesses so far of the latest of these lines."""
     is_free: bool = False
@@ -105,8 +105,11 @@ class Credit:
     def follow_line(self, is_right: bool, price: float) -> None:
         """Count the surest guess for a token, verified or not, at a price in tokens: a wrong one
         makes the rest of its line worthless."""
-        saved = 1 - price if is_right else -price * (LINE - self.n_right)
+        self.prove(1 - price if is_right else -price * (LINE - self.n_right))
         self.n_right = (self.n_right + 1) % LINE if is_right else 0
+
+    def prove(self, saved: float) -> None:
+        """Count the tokens that a line saved, or would have saved."""
         self.proven = max(0.0, min(self.granted, self.proven + saved))
 
     def see_guesses(self, tokens: float, plain_tokens: float) -> None:

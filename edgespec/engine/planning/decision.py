@@ -203,6 +203,14 @@ class RoundPlanner:
             return Point(n_rows, 0, accepted, self.costs.curve.second(n_rows))
         return self._best(risk_s, so_far, ())
 
+    def most_nodes(self, risk_s: float) -> int:
+        """Most nodes of a tree whose pass costs at most `risk_s` more than one over the root."""
+        curve, n_others = self.costs.curve, self.n_texts - 1 + self.n_prompt_rows
+        if not curve.is_known or math.isinf(risk_s):
+            return self.max_rows
+        more_s = curve.seconds(np.arange(1, self.max_rows + 1) + n_others)
+        return max(1, int(np.searchsorted(more_s - more_s[0], risk_s, "right")))
+
     def n_hidden(self, most: int | None = None) -> int:
         """Number of rows, up to `most`, whose compute time is hidden by the reads of a pass; 0
         before one was measured."""
@@ -321,9 +329,9 @@ class RoundPlanner:
             cost = self._cost(outcome)
             credit.see_guesses(tokens, cost)
             credit.lost += cost - outcome.n_tokens
-            if was_free and outcome.n_rows == outcome.n_texts:  # nothing was found
-                credit.proven = max(0.0, credit.proven - (cost - outcome.n_tokens))
-        if outcome.n_texts == 1:
+            if was_free:
+                credit.prove(outcome.n_tokens - cost)
+        if outcome.n_texts == 1 and not was_free:
             self.follow(outcome.surest)
         credit.n_tokens += outcome.n_tokens
         credit.lost -= LATER_SHARE * outcome.n_tokens
