@@ -27,7 +27,7 @@ from edgespec.values import PassReport
 
 RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
-PRICES_STAND = 4
+PRICES_STAND = 8
 """Most rounds for which a decision against guesses stands: deciding takes as long as a fiftieth of
 a small model's pass."""
 KNOWN_STEPS = 4
