@@ -330,8 +330,7 @@ def test_the_draft_does_not_read_while_guesses_from_the_text_are_right() -> None
 
 
 def test_a_free_round_that_cost_more_than_it_brought_proves_as_much_less() -> None:
-    """What unverified guesses would have saved was risked again and again: five tokens were lost
-    in a text of 64."""
+    """Savings of unverified guesses were risked again and again: five tokens of 64 were lost."""
     value = rounds(begun(draft_share=0.05), *[FAILED, PLAIN, PLAIN] * 3, *[RIGHT] * 4)
     assert value.choose_free()
     before = value.credit.proven
