@@ -92,5 +92,5 @@ def test_a_damaged_answer_is_asked_for_again(trials: list[LibraryMemory], own_ca
 def test_an_application_without_an_interpreter_is_not_started(
     trials: list[LibraryMemory], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trial_process.sys, "executable", "/opt/app/blender")
+    monkeypatch.setattr(sys, "executable", "/opt/app/blender")
     assert gpu.library_memory().nbytes is None

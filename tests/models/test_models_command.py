@@ -147,6 +147,7 @@ def test_models_of_a_pair_have_the_same_fingerprint_and_others_have_not(
 def test_an_enlarged_model_says_what_it_equals(capsys, tmp_path: Path) -> None:
     out = tmp_path / "big.gguf"
     assert entry.main(["models", "enlarge", "draft", str(out), "--size", "24MiB", "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: 24")
     assert models(capsys, "show", out)["equals"] == manifest().draft.name
 
 
