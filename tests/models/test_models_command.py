@@ -254,6 +254,7 @@ def test_a_target_that_does_not_fit_its_budget_is_paged_and_gives_the_same_figur
     """In a process of its own, where the peak is that of this check alone."""
     big = tmp_path / "big.gguf"
     assert entry.main(["models", "enlarge", "target", str(big), "--size", "64MiB", "--quiet"]) == 0
+    capsys.readouterr()
     command = [sys.executable, "-m", "edgespec", "models", "check", big, "draft", "--json"]
     command += ["--prompts", prompts, "-n", "8", "-c", "128", "-t", "1", "--memory-budget"]
 

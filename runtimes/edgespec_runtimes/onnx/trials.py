@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +34,8 @@ _FORGET_PEAK = "5"
 def main(stdin: BinaryIO) -> int:
     """Measure each graph of the request; the first is loaded twice, as it loads libraries. The last
     that is no pair joins several pieces, which may be impossible."""
+    import resource  # not on Windows, where every module is imported, and no trial is made
+
     request = json.loads(stdin.readline())
     resource.setrlimit(resource.RLIMIT_CPU, (request["processor_s"],) * 2)
     graphs = [stdin.read(length) for length in request["lengths"]]
