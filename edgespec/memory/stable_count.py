@@ -2,8 +2,8 @@
 
 Two processes that do the same differ: by hundredths of a MiB, as addresses are random, and by one
 of the arenas of 1 MiB in which Python keeps objects, as the order of sets is. That can be another
-rounding step of the plan. Reusing an earlier process's measurement makes plans
-reproducible. Does not know how memory is measured.
+rounding step of the plan. Reusing an earlier process's measurement makes plans reproducible. Does
+not know how memory is measured.
 """
 
 from __future__ import annotations
