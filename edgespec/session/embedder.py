@@ -173,6 +173,7 @@ class _Prepared(Closeable):
     def plan(self) -> MemoryPlan:
         settings = self._settings
         budget_bytes = process.resolve_budget(settings.memory_budget)
+        library_pages.release()  # of all that was imported before: the peaks do not add up
         runtime = runtimes.find(settings.model)
         if not isinstance(runtime, runtimes.Embeds):
             raise ModelError(

@@ -145,6 +145,7 @@ class PreparedModels(Closeable):
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
         settings, request = self.settings, self._target_request()
         with self._trace.span(Track.ENGINE, "import"):
+            library_pages.release()  # of all that was imported before: the peaks do not add up
             runtime = runtimes.find(request.path)
             draft_runtime = runtimes.find(settings.draft) if settings.draft else None
             library_pages.release()  # what only importing needed

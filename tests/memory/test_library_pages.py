@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from edgespec import runtimes
+from edgespec.errors import ModelError
 from edgespec.memory import library_pages
+from edgespec.session import session
+from edgespec.session.embedder import plan_embedder
 
 PROGRAM = """
 import json
@@ -89,3 +94,21 @@ def test_files_without_code_and_large_libraries_are_left_alone(tmp_path: Path) -
         (1020, 4),
         (0, 512),
     ]
+
+
+@pytest.mark.parametrize("plan", [session.plan, plan_embedder])
+def test_a_runtime_is_imported_when_what_was_imported_before_is_let_go_of(
+    plan: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where files have just been written, both together exceeded the smallest budget."""
+    happened: list[str] = []
+
+    def find(path: Path) -> runtimes.Runtime:
+        happened.append("import")
+        raise ModelError("found none")
+
+    monkeypatch.setattr(library_pages, "release", lambda: happened.append("release"))
+    monkeypatch.setattr(runtimes, "find", find)
+    with pytest.raises(ModelError, match="found none"):
+        plan(Path("a model.gguf"))
+    assert happened == ["release", "import"]

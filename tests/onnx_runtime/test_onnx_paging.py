@@ -188,7 +188,8 @@ def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
     assert np.allclose(one_by_one(model, tokens), expected, atol=0.01)
     stats = model.paging()
     assert (stats.streamed_bytes > 0) == (share < 1)
-    assert stats.bytes_read <= 1.5 * stats.passes * stats.streamed_bytes  # layers of few blocks
+    begun_passes = stats.passes + 1  # the next one is read ahead
+    assert stats.bytes_read <= 1.5 * begun_passes * stats.streamed_bytes  # layers of few blocks
     model.close()
     names = {t.name for t in threading.enumerate() if t.name.startswith("edgespec")}
     assert not names - {"edgespec-engine"}, "a model has no engine; other modules may"
