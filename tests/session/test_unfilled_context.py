@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import edgespec
+from edgespec.memory import changed_budget
+from edgespec.models.embedded import embedded_pair
+from edgespec_runtimes.gguf.context import cache_memory
 from gguf_files import U32, tiny_llama
 
 N_CTX = 2048
@@ -76,3 +80,37 @@ def test_weights_have_what_the_context_does_not_use_yet(tmp_path: Path) -> None:
     assert when_filled < at_first == again
     assert paged["moved"] > 0  # type: ignore[operator]
     assert paged["ratio"] <= 1  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_texts_stay_while_memory_goes_back_and_forth(
+    n_parallel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly every pass moves some."""
+    files = embedded_pair()
+    rules = edgespec.EngineSettings(
+        remember=False, lookup=True, step_aside=False, draft_max=6, fallback="fixed"
+    )
+    load = edgespec.LoadSettings(
+        model=files.target, draft=files.draft, memory_budget="2GiB", ctx_size=256, threads=1
+    )
+    drawn = edgespec.SamplingParams(temperature=0.9, seed=5)
+    prompts = ["def add(a, b):", "the tea " * 60, "hello", "class Tree:\n" * 9, "def add(a"]
+    prompts += [f"{prompt} and so" for prompt in prompts]
+
+    def written(session: edgespec.Session) -> list[tuple[int, ...]]:
+        return [result.tokens for result in session.generate_many(prompts, drawn, 16)]
+
+    with edgespec.load(load, rules) as session:
+        expected = [session.generate(prompt, drawn, max_tokens=16).tokens for prompt in prompts]
+    monkeypatch.setattr(changed_budget, "LEAST_STEP_CELLS", 4)
+    monkeypatch.setattr(changed_budget, "N_STEPS", 64)
+    monkeypatch.setattr(cache_memory, "SLACK_CELLS", 0)
+    load = load.model_copy(update={"n_parallel": n_parallel})
+    budget = edgespec.plan(load, rules).smallest_bytes + (1 << 20)
+    with edgespec.load(load.model_copy(update={"memory_budget": budget}), rules) as session:
+        assert session.plan.paged
+        for _ in range(2):
+            assert written(session) == expected

@@ -149,6 +149,7 @@ class FilledCells(CacheMemory):
     def fill(self, n_cells: int) -> int:
         """Call before cells up to `n_cells` are written, after which none has content; returns how
         many may have memory."""
+        n_cells = min(n_cells, self._n_cells)
         if n_cells + SLACK_CELLS < self.n_filled:
             self.free(n_cells, self.n_filled)
             self.n_filled = n_cells
