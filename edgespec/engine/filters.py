@@ -22,6 +22,8 @@ Probabilities = NDArray[np.float64]
 
 CHUNK = 1 << 14
 """Logits that are turned into weights, or drawn from, at once."""
+MIN_GROUPS = 2048
+"""Fewest groups of logits whose maxima are computed together: fewer take longer."""
 
 
 def kept(logits: Logits, params: SamplingParams, best: float) -> Tokens | None:
@@ -52,17 +54,18 @@ def token_logprobs(logits: Logits, token: int, n_top: int) -> TokenLogprobs:
 def top_tokens(logits: NDArray[np.floating], k: int) -> Tokens:
     """Ids of the `k` highest logits, best first, lower ids first among equals.
 
-    It avoids sorting the vocabulary: the k-th highest of many block maxima is a lower bound of the
-    k-th highest logit, and few more than k logits reach it.
+    It avoids sorting the vocabulary: the k-th highest of many group maxima is a lower bound of the
+    k-th highest logit, and few more than k logits reach it. A group takes every `n_groups`-th
+    logit, so that maxima of neighbouring groups are computed together.
     """
     k = min(k, len(logits))
     if k == len(logits):
         return np.argsort(-logits, kind="stable")
-    width = max(1, len(logits) // (32 * k))
-    n_blocks = len(logits) // width
-    maxima = logits[: n_blocks * width].reshape(n_blocks, width).max(axis=1)
-    maxima.partition(n_blocks - k)
-    bound = maxima[n_blocks - k]
+    n_each = max(1, len(logits) // max(32 * k, MIN_GROUPS))
+    n_groups = len(logits) // n_each
+    maxima = logits[: n_groups * n_each].reshape(n_each, n_groups).max(axis=0)
+    maxima.partition(n_groups - k)
+    bound = maxima[n_groups - k]
     reach = np.flatnonzero(logits >= bound)
     best_first: Tokens = reach[np.argsort(-logits[reach], kind="stable")[:k]]
     return best_first
