@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol, runtime_checkable
 
 from edgespec import extras
+from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import ModelError
 from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -69,7 +70,8 @@ class ModelRequest:
 
     @contextmanager
     def phase(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
-        """A phase of loading: a span, and its `seconds` if it succeeds."""
+        """A phase of loading: a span, and its `seconds` if it succeeds. Raises Cancelled."""
+        raise_if_cancelled()
         with self.trace.span(Track.ENGINE, f"{self.owner}: {name}"):
             began = time.perf_counter()
             yield
