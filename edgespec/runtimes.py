@@ -300,7 +300,11 @@ def _imported(entries: Iterable[EntryPoint]) -> Iterator[Runtime | str]:
 
 def find(path: Path) -> Runtime:
     """The runtime for a model. Raises ModelError with the names of those that were tried."""
-    if not path.exists():
+    try:
+        is_missing = not path.exists()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if is_missing:
         raise ModelError(f"{path} does not exist: check the path given with -m or -md")
     kind = special_kind(path.stat().st_mode)
     if kind is not None and not path.is_dir():
