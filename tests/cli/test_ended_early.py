@@ -160,7 +160,7 @@ def test_a_full_disk_behind_stdout_is_an_error(
 
 
 def test_a_closed_stdout_is_an_error(fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys):
-    """As `>&-` leaves it: the text had gone nowhere, with exit code 0."""
+    """The text had gone nowhere, with exit code 0, where a shell closes it by `>&-`."""
     monkeypatch.setattr(sys, "stdout", None)
     assert entry.main(["generate", "-p", "hi"]) == 1
     assert "is stdout closed?" in capsys.readouterr().err

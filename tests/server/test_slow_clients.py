@@ -88,7 +88,7 @@ def test_connections_far_above_the_limit_are_closed_at_once(session):
 
 @pytest.mark.parametrize("begun", [False, True], ids=["idle", "body"])
 def test_slow_connections_make_way_for_others(session, begun):
-    """As many as the server takes had kept all others out until their time was over."""
+    """Enough of them had kept all others out until their time was over."""
     limits = ClientLimits(crowded_s=0.1, connections=8)
     with serving(session, limits=limits, max_waiting=0) as address:
         first = begun_body(address, 1000) if begun else b"G"
