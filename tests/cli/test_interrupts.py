@@ -69,7 +69,7 @@ def test_who_waits_is_told_what_a_second_one_does() -> None:
 
 
 def test_one_that_native_code_has_lost_is_raised_again() -> None:
-    """What it interrupts in the import of onnxruntime goes on with an ImportError."""
+    """Interrupted imports of onnxruntime go on with an ImportError."""
     body = (
         "try: interrupt()\n"
         "            except KeyboardInterrupt: print('lost', flush=True)\n"
