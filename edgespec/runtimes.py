@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol, runtime_checkable
 
 from edgespec import extras
+from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import ModelError
 from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -69,7 +70,8 @@ class ModelRequest:
 
     @contextmanager
     def phase(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
-        """A phase of loading: a span, and its `seconds` if it succeeds."""
+        """A phase of loading: a span, and its `seconds` if it succeeds. Raises Cancelled."""
+        raise_if_cancelled()
         with self.trace.span(Track.ENGINE, f"{self.owner}: {name}"):
             began = time.perf_counter()
             yield
@@ -298,7 +300,11 @@ def _imported(entries: Iterable[EntryPoint]) -> Iterator[Runtime | str]:
 
 def find(path: Path) -> Runtime:
     """The runtime for a model. Raises ModelError with the names of those that were tried."""
-    if not path.exists():
+    try:
+        is_missing = not path.exists()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if is_missing:
         raise ModelError(f"{path} does not exist: check the path given with -m or -md")
     kind = special_kind(path.stat().st_mode)
     if kind is not None and not path.is_dir():

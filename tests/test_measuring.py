@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import measure
+from measuring.budgets import SHARES, random_runs
 
 pytest.importorskip("llama_cpp", reason="the GGUF runtime is not installed")
 
@@ -19,3 +20,13 @@ def test_every_measurement_explains_itself(name: str, monkeypatch: Any, capsys: 
         measure.main()
     assert not end.value.code
     assert f"usage: measure.py {name}" in capsys.readouterr().out
+
+
+def test_no_random_run_is_refused_for_its_rule() -> None:
+    """`budgets --seed 5` ended with the error of a rule that refuses log probabilities."""
+    runs = [run for seed in range(20) for run in random_runs(list(SHARES), 300, seed)]
+    extras = {
+        rule: {run.extra for run in runs if run.guesses == rule} for rule in ("bild", "block")
+    }
+    assert {"logprobs", "state"} & extras["bild"] == {"state"}
+    assert {"logprobs", "grammar"} & extras["block"] == {"logprobs"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import edgespec
 from edgespec import runtimes
 from edgespec.errors import ModelError
 from edgespec.settings import options
@@ -83,3 +84,11 @@ def test_what_is_installed_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         options.entry_points.cache_clear()
     assert asked == [runtimes.ENTRY_POINTS]
+
+
+def test_a_path_that_no_file_can_have_is_a_model_error(tmp_path: Path) -> None:
+    """An OSError came through, with the whole name in it."""
+    with pytest.raises(ModelError, match="cannot be read: File name too long"):
+        runtimes.find(tmp_path / ("x" * 5000))
+    with pytest.raises(ModelError, match="no model of this name"):
+        edgespec.load("x" * 5000)

@@ -22,6 +22,12 @@ from edgespec.errors import Cancelled, EdgespecError
 WITH_JSON_FILE = frozenset({"generate", "bench"})
 """Commands whose --json takes the name of a file."""
 
+_OUTPUT_ERRORS = {
+    errno.ENOSPC: "make room for it",
+    errno.EBADF: "is stdout closed? send it to a file or to /dev/null",
+}
+"""Advice about errors of writing to stdout."""
+
 Command = Callable[[argparse.Namespace, Interrupts], int]
 """Function `run` of the command's module in `commands`; returns the exit code."""
 
@@ -56,16 +62,20 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
         return 1
     except (KeyboardInterrupt, Cancelled) as error:
         return report_failure(error, "interrupted", INTERRUPTED, place)
-    except (EdgespecError, OSError) as error:
-        message = str(error)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            message = f"the output cannot be written: {error.strerror}: make room for it"
-        return report_failure(error, message, getattr(error, "exit_code", 1), place)
     except Exception as error:  # noqa: BLE001 - errors are one line, never a traceback
-        if isinstance(error.__cause__, KeyboardInterrupt):  # while a class was made, in Python 3.11
+        # an interrupted import ends with an error of its own
+        if interrupts.has_raised or isinstance(error.__cause__, KeyboardInterrupt):
             return report_failure(error, "interrupted", INTERRUPTED, place)
-        message = f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
-        return report_failure(error, message, 1, place)
+        return report_failure(error, _message(error), getattr(error, "exit_code", 1), place)
+
+
+def _message(error: Exception) -> str:
+    if not isinstance(error, EdgespecError | OSError):
+        return f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
+    if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
+        advice = _OUTPUT_ERRORS[error.errno]
+        return f"the output cannot be written: {error.strerror}: {advice}"
+    return str(error)
 
 
 def json_place(arguments: Sequence[str]) -> str | None:
@@ -95,8 +105,9 @@ def let_idle_threads_sleep(environ: MutableMapping[str, str]) -> None:
 
 
 def _prepare_streams() -> None:
-    """Show unencodable characters as question marks, and replace closed streams by os.devnull."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - open until exit
+    """Show unencodable characters as question marks. Without stdout, writing to it fails; what
+    would go to a closed stderr is dropped."""
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - open until exit
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -33,6 +33,12 @@ class Closeable(ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __reduce__(self) -> str:
+        """Refuse to be pickled, as for another process, or copied. Raises TypeError."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied: open one in each process"
+        )
+
 
 def close_all(*closes: Callable[[], None]) -> None:
     """Call all of `closes` in order, even if some raise; then raise the first error, with the later

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edgespec.files.unfinished import quick_file, sweep
 from edgespec.values import ModelInfo
 
 MAX_BYTES = 1 << 20
+_CHECKSUM, _CONTENT = "crc32", "content"
 
 
 class JsonFile:
@@ -27,15 +29,20 @@ class JsonFile:
         self._max_files = max_files
 
     def read(self) -> Any:
-        """The content, or None if the file is missing or cannot be read."""
+        """The content, or None if the file is missing, damaged or cannot be read."""
         try:
-            return json.loads(read_regular(self.path, MAX_BYTES))
+            found = json.loads(read_regular(self.path, MAX_BYTES))
+            if not isinstance(found, dict) or found.keys() != {_CHECKSUM, _CONTENT}:
+                return found  # of a version without checksums
+            content = found[_CONTENT]
+            return content if found[_CHECKSUM] == _checksum(json.dumps(content)) else None
         except (OSError, ValueError, RecursionError):
             return None
 
     def write(self, content: object) -> None:
         """Replace the content, if the folder can be written."""
-        text = json.dumps(content)
+        inner = json.dumps(content)
+        text = f'{{"{_CHECKSUM}": {_checksum(inner)}, "{_CONTENT}": {inner}}}'
         if len(text) > MAX_BYTES:
             return
         with suppress(OSError):
@@ -61,6 +68,10 @@ class JsonFile:
         for _, path in written[self._max_files :]:
             with suppress(OSError):
                 path.unlink()
+
+
+def _checksum(text: str) -> int:
+    return zlib.crc32(text.encode())
 
 
 def pair_digest(target: ModelInfo, draft: ModelInfo | None = None) -> str:

@@ -34,6 +34,9 @@ class ClientLimits:
     """Seconds from the headers to the end of the body."""
     answer_s: float = 60
     """Seconds for which a client may stop reading its response."""
+    crowded_s: float = 2
+    """Seconds of these after which a connection is closed for another one, if there are too many:
+    one whose request is not there, the oldest first."""
     connections: int = 32
     """Most connections in addition to one for each running or waiting request. Requests on the
     second half of them are answered with 503, and further connections are closed."""
@@ -86,14 +89,33 @@ class _Connection(H11Protocol):
         self.logger = _NO_LOG
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._began_s = self.loop.time()
+        """Time of the connection or of the last response."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if hasattr(transport, "max_size"):  # asyncio's own transports read 256 KiB
             transport.max_size = READ_BYTES
+        self._make_room()
         if len(self.connections) > self.max_connections:
             transport.abort()
         self._time_headers()
+
+    def _make_room(self) -> None:
+        """Close connections that have waited long for their clients if uvicorn would refuse this
+        one; those of a burst have waited for less."""
+        n_too_many = len(self.connections) + 1 - (self.limit_concurrency or math.inf)
+        if n_too_many <= 0:
+            return
+        crowded = self.loop.time() - self.limits.crowded_s
+        waiting = [
+            one
+            for one in self.connections
+            if isinstance(one, _Connection) and one._waits_for_client and one._began_s < crowded
+        ]
+        for one in sorted(waiting, key=lambda one: one._began_s)[: int(n_too_many)]:
+            self.connections.discard(one)
+            one.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._reading, self._writing):
@@ -128,9 +150,15 @@ class _Connection(H11Protocol):
         """Start the timer for headers; the application times bodies, as it can still respond."""
         if self._reading is not None:
             self._reading.cancel()
+        self._began_s = self.loop.time()
         if self._waits_for_headers:
             self._reading = self.loop.call_later(self.limits.headers_s, self.transport.abort)
 
     @property
     def _waits_for_headers(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _waits_for_client(self) -> bool:
+        """True until the end of the next request's body."""
+        return self._waits_for_headers or self.cycle.more_body

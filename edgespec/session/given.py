@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgespec.engine.settings import EngineSettings
@@ -92,5 +92,8 @@ def _with_paths(settings: LoadSettings) -> LoadSettings:
 
 
 def _is_name(path: Path) -> bool:
-    is_file = path.suffix in (".gguf", ".onnx") or path.exists()
-    return path.name == str(path) and not is_file
+    if path.name != str(path) or path.suffix in (".gguf", ".onnx"):
+        return False
+    with suppress(OSError):  # too long for a file's name
+        return not path.exists()
+    return True

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
+from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError
 from edgespec.memory import heap, library_pages, process
@@ -242,6 +243,7 @@ class PreparedModels(Closeable):
         self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow], grammars: bool
     ) -> MemoryPlan:
         """The plan of `divided`, with memory for grammars or not."""
+        raise_if_cancelled()
         settings, target = self.settings, self.target
         others = reserving.reserved_rows(settings, self.engine_settings, target, needs, grammars)
         library_pages.release()

@@ -35,23 +35,30 @@ def budget(value: object, info: ValidationInfo) -> object:
     names = names_in(info)
     shown = names.with_value(info.field_name or "memory_budget", value)
     text = str(value).strip().lower()
-    if (bounds := auto_bounds(text)) and info.field_name != "gpu_memory_budget":
-        whole = 1 << 40
-        floor, ceiling = (parse_size(bound, whole, shown) if bound else whole for bound in bounds)
+    follows = info.field_name != "gpu_memory_budget"
+    if follows and (bounds := auto_bounds(text)):
+        floor, ceiling = (_checked_size(bound, shown) if bound else 0 for bound in bounds)
         if floor > ceiling and bounds[0].endswith("%") == bounds[1].endswith("%"):
             raise UsageError(f"{shown}: the smaller size comes first, as in auto:1GiB-4GiB")
         return text
     if text == "auto":
         return text
-    if text.endswith("%"):
-        whole = 1 << 40
-        if parse_size(text, whole, shown) > whole:
-            raise UsageError(f"{shown}: at most 100% of the memory can be used")
-        return text
-    n_bytes = parse_size(value, named=shown)
-    if value == str(n_bytes) and n_bytes < MIN_BUDGET_BYTES:
+    if text.startswith("auto"):
+        example = "auto:1GiB-4GiB" if follows else "6GiB"
+        raise UsageError(f"{shown}: write auto, or {example}")
+    n_bytes = _checked_size(text if isinstance(value, str) else value, shown)
+    return text if text.endswith("%") else n_bytes
+
+
+def _checked_size(size: str | int, shown: str) -> int:
+    """Bytes of a size, and for a percentage those of a large memory. Raises UsageError."""
+    whole = 1 << 40
+    n_bytes = parse_size(size, whole, shown)
+    if str(size).endswith("%") and n_bytes > whole:
+        raise UsageError(f"{shown}: at most 100% of the memory can be used")
+    if size == str(n_bytes) and n_bytes < MIN_BUDGET_BYTES:
         unit = "GiB" if n_bytes < 128 else "MiB"
-        raise UsageError(f"{shown} means {n_bytes:,} bytes; did you mean {text}{unit}?")
+        raise UsageError(f"{shown}: {size} alone means bytes; did you mean {size}{unit}?")
     return n_bytes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import entry
+from edgespec.cli.commands import generate
+from edgespec.errors import ModelError
 from edgespec.values import GenerationResult, SpeculationStats, TokenEvent
 from fake_session import WORDS, FakeSession
 
@@ -85,6 +88,19 @@ def test_ctrl_c_during_an_import_is_one_line(name: str, error: str):
     assert (run.returncode, run.stderr) == (130, b"edgespec: error: interrupted\n")
 
 
+def test_an_error_after_ctrl_c_is_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys):
+    """Importing onnxruntime makes the exception an ImportError of its own, without a cause."""
+
+    def failing(*_: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise ModelError("the model is of no installed runtime")
+
+    monkeypatch.setattr(generate, "run", failing)
+    assert entry.main(["generate", "-p", "hi"]) == 130
+    assert capsys.readouterr().err == "edgespec: error: interrupted\n"
+
+
 def test_ctrl_c_in_generated_code_is_no_death_by_the_signal(tmp_path: Path):
     """CPython remembers it from where it goes through `exec`, as in making a named tuple."""
     (tmp_path / "interrupted.py").write_text(
@@ -141,6 +157,14 @@ def test_a_full_disk_behind_stdout_is_an_error(
         monkeypatch.setattr(sys, "stdout", full)
         assert entry.main(["generate", "-p", "hi"]) == 1
     assert "the output cannot be written: No space left" in capsys.readouterr().err
+
+
+def test_a_closed_stdout_is_an_error(fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys):
+    """The text had gone nowhere, with exit code 0, where a shell closes it by `>&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert "is stdout closed?" in capsys.readouterr().err
+    sys.stdout.close()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")

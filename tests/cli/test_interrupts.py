@@ -1,4 +1,4 @@
-"""Ctrl-C once, twice and thrice; each in a process of its own, where signals are real."""
+"""Ctrl-C once and twice; each in a process of its own, where signals are real."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from edgespec.cli.interrupts import Interrupts
 
 PROCESS = """
-import os, signal, sys
+import os, signal, subprocess, sys, time
 from edgespec.cli.interrupts import Interrupts
 
 interrupts = Interrupts()
+later = lambda: time.sleep(0.6)
 
 def interrupt():
     os.kill(os.getpid(), signal.{signal})
@@ -53,18 +55,51 @@ def test_the_first_one_is_raised(number: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "interrupted\n", "")
 
 
-def test_a_second_one_does_not_disturb_what_is_being_closed() -> None:
+def test_signals_at_the_same_time_are_one() -> None:
+    """`timeout` sends its signal to the command and to the whole group."""
     ended = run("interrupt()", closing="interrupt(); print('closed', flush=True)")
+    assert (ended.returncode, ended.stdout) == (130, "interrupted\nclosed\n")
+    assert ended.stderr == ""
+
+
+def test_who_waits_is_told_what_a_second_one_does() -> None:
+    ended = run("interrupt()", closing="time.sleep(1.5); print('closed', flush=True)")
     assert (ended.returncode, ended.stdout) == (130, "interrupted\nclosed\n")
     assert ended.stderr == "\nedgespec: stopping; once more ends it at once\n"
 
 
-def test_a_third_one_ends_the_process_at_once() -> None:
-    closing = "interrupt(); interrupt(); print('closed', flush=True)"
+def test_one_that_native_code_has_lost_is_raised_again() -> None:
+    """Interrupted imports of onnxruntime go on with an ImportError."""
+    body = (
+        "try: interrupt()\n"
+        "            except KeyboardInterrupt: print('lost', flush=True)\n"
+        "            for _ in range(300): time.sleep(0.1)"
+    )
+    ended = run(body)
+    assert (ended.returncode, ended.stdout) == (130, "lost\ninterrupted\n")
+
+
+def test_a_second_one_ends_the_process_and_its_programs_at_once() -> None:
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    closing = (
+        f"print(subprocess.Popen({sleeper}, start_new_session=True).pid, flush=True)\n"
+        "            later(); interrupt(); print('closed', flush=True)"
+    )
     ended = run("interrupt()", closing=closing)
-    assert (ended.returncode, ended.stdout) == (130, "interrupted\n")
-    assert ended.stderr.endswith("edgespec: error: interrupted\n")
-    assert "Traceback" not in ended.stderr
+    said, child = ended.stdout.split()
+    assert (ended.returncode, said) == (130, "interrupted")
+    assert ended.stderr.endswith("\nedgespec: error: interrupted\n")
+    assert not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() == "zombie"
+
+
+def test_a_server_has_two_orderly_ones() -> None:
+    body = (
+        "stop = lambda: print('stop', flush=True)\n"
+        "            with interrupts.stopping(stop, n_orderly=2):\n"
+        "                interrupt(); later(); interrupt(); later(); interrupt(); later()"
+    )
+    ended = run(body)
+    assert (ended.returncode, ended.stdout) == (130, "stop\nstop\n")
 
 
 def test_one_that_comes_when_all_is_done_changes_nothing() -> None:

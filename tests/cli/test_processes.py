@@ -79,9 +79,10 @@ def test_help_may_be_cut_short():
     assert (run.returncode, run.stderr) == (1, b"")
 
 
-def test_closed_streams_do_no_harm():
-    command = f"{sys.executable} -m edgespec --version >&- 2>&-"
-    assert subprocess.run(command, shell=True, check=False).returncode == 0
+@pytest.mark.parametrize(("closed", "code"), [("2>&-", 0), (">&- 2>&-", 1)])
+def test_only_a_result_that_goes_nowhere_is_an_error(closed: str, code: int):
+    command = f"{sys.executable} -m edgespec --version {closed}"
+    assert subprocess.run(command, shell=True, check=False).returncode == code
 
 
 @pytest.mark.slow

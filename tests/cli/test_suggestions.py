@@ -22,7 +22,11 @@ CASES = [
     ("serve user/repo", "did you mean -hf user/repo?"),
     ("generate -p x -m llama3.2:1b", "names of Ollama's library are not known here; -hf USER/REPO"),
     ("generate -p x -m hf.co/user/repo:Q4_0", "is fetched with -hf user/repo:Q4_0, or by"),
-    ("plan --memory-budget 4", "--memory-budget 4 means 4 bytes; did you mean 4GiB?"),
+    ("plan --memory-budget 4", "--memory-budget 4: 4 alone means bytes; did you mean 4GiB?"),
+    ("plan --memory-budget auto:1-2", "auto:1-2: 1 alone means bytes; did you mean 1GiB?"),
+    ("plan --memory-budget auto:2GiB", "auto:2GiB: write auto, or auto:1GiB-4GiB"),
+    ("plan --memory-budget auto:50%-120%", "at most 100% of the memory can be used"),
+    ("plan --gpu-memory-budget auto:1-2", "auto:1-2: write auto, or 6GiB"),
     ("plan --memory-budget 6000", "did you mean 6000MiB?"),
 ]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from edgespec.concurrency.owning import Users, close_all
+from edgespec.concurrency.worker import Worker
 from edgespec.errors import UsageError
 
 
@@ -33,6 +37,13 @@ def test_all_are_closed_in_order_whatever_one_raises() -> None:
         )
     assert closed == ["first", "second", "third", "fourth"]
     assert raised.value.__notes__ == ["closing also failed with Broken: third"]
+
+
+@pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_is_closed_cannot_be_pickled_or_copied(make: Callable[[object], object]) -> None:
+    """The refusal was about a lock that nobody had named."""
+    with pytest.raises(TypeError, match="a Worker cannot be pickled or copied: open one in each"):
+        make(Worker())
 
 
 def test_nothing_to_close_is_no_error() -> None:

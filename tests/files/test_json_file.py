@@ -27,6 +27,20 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> No
     assert JsonFile(tmp_path, "none", 3).read() is None
 
 
+def test_a_changed_number_is_no_number(tmp_path: Path) -> None:
+    """A plan would not hold with another size than was measured."""
+    file = JsonFile(tmp_path, "one")
+    file.write({"bytes": 1234, "share": 0.1})
+    file.path.write_text(file.path.read_text().replace("1234", "1235"))
+    assert file.read() is None
+
+
+def test_a_file_without_a_checksum_is_read_as_earlier_versions_wrote_it(tmp_path: Path) -> None:
+    file = JsonFile(tmp_path, "one")
+    file.path.write_text('{"content": [1]}')
+    assert file.read() == {"content": [1]}
+
+
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     file = JsonFile(tmp_path, "one", 3)
     file.write("a" * MAX_BYTES)

@@ -27,6 +27,7 @@ from typing import Any
 from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.files import cache_folder
 from edgespec.models.embedded import embedded_pair
+from edgespec.settings.rule_names import AcceptanceName, Keeps
 from embedding_files import write_decoder, write_encoder
 from gguf_files import U32, borrowing, tiny_eagle3, tiny_llama
 
@@ -112,9 +113,14 @@ def random_runs(models: list[str], n_runs: int, seed: int) -> Iterator[RandomRun
             guesses = "head"
         sampling, prompts = chance.choice(list(SAMPLINGS)), chance.choice(list(PROMPTS))
         extra = chance.choice(EXTRAS)
-        if extra == "grammar" and guesses in LOSSY:  # refused
+        if guesses in LOSSY and (extra == "grammar" or _refuses(guesses, extra)):  # refused
             extra = "nothing"
         yield RandomRun(model, share, sampling, guesses, prompts, extra)
+
+
+def _refuses(rule: str, extra: str) -> bool:
+    """True if an acceptance rule whose texts the target would not write is asked for logprobs."""
+    return extra == "logprobs" and ACCEPTANCE_RULES[AcceptanceName(rule)].keeps is Keeps.NEITHER
 
 
 class Runner:

@@ -40,8 +40,25 @@ def test_weights_inside_a_graph_are_copied_once_to_aligned_places(
         original = source.path.read_bytes()[before.offset : before.offset + before.nbytes]
         begin = weight.extent.offset
         assert copied.files[0].read_bytes()[begin : begin + weight.nbytes] == original
-    written = copied.files[0].stat().st_mtime_ns
-    assert artifacts.aligned(source, lambda: False).files[0].stat().st_mtime_ns == written
+    written = copied.files[0].stat().st_ino
+    assert artifacts.aligned(source, lambda: False).files[0].stat().st_ino == written
+
+
+def test_a_copy_that_was_written_to_is_made_again_with_a_note(tmp_path: Path) -> None:
+    """A damaged byte once gave another text."""
+    model = write_llama(tmp_path / "model", external=False)
+    (copy,) = artifacts.aligned(read_source(model), lambda: False).files
+    whole = copy.read_bytes()
+    with copy.open("r+b") as file:
+        file.seek(len(whole) // 2)
+        file.write(bytes([whole[len(whole) // 2] ^ 1]))
+    source = read_source(model)
+    assert artifacts.aligned(source, lambda: False).files == (copy,)
+    assert copy.read_bytes() == whole
+    assert source.notes == [f"{copy} was not as it had been written, and was made again"]
+    again = read_source(model)
+    artifacts.aligned(again, lambda: False)
+    assert again.notes == []
 
 
 def test_a_changed_model_replaces_the_copy_of_the_old_one(tmp_path: Path, folder: Path) -> None:
@@ -112,7 +129,7 @@ def test_a_table_is_copied_once_and_again_when_the_model_changed(
 
     def copy() -> tuple[bytes, int]:
         (file,) = artifacts.by_row(source, "table", lambda: False).files
-        return file.read_bytes(), file.stat().st_mtime_ns
+        return file.read_bytes(), file.stat().st_ino
 
     first, written = copy()
     assert copy() == (first, written)

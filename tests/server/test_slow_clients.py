@@ -17,7 +17,7 @@ from server_running import pair, serving
 TEXT = "/v1/completions"
 ASK = {"prompt": "def f(", "max_tokens": 2}
 SHORT = ClientLimits(headers_s=0.5, body_s=0.5, answer_s=0.5, connections=2)
-LONG = ClientLimits(connections=2)
+LONG = ClientLimits(crowded_s=60, connections=2)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,18 @@ def test_connections_far_above_the_limit_are_closed_at_once(session):
     """Each may take memory for headers that never end."""
     with serving(session, limits=LONG, max_waiting=0) as address, clients(address, 9) as many:
         assert last_words(many[-1]) == b""
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["idle", "body"])
+def test_slow_connections_make_way_for_others(session, begun):
+    """Enough of them had kept all others out until their time was over."""
+    limits = ClientLimits(crowded_s=0.1, connections=8)
+    with serving(session, limits=limits, max_waiting=0) as address:
+        first = begun_body(address, 1000) if begun else b"G"
+        with clients(address, 8, first):
+            time.sleep(0.5)
+            for _ in range(3):
+                assert_answers(address)
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["idle", "body"])

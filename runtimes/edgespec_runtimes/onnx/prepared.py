@@ -239,7 +239,7 @@ class PreparedOnnx:
         measuring = measuring_notes(name, self._measured)
         if plan is not None and writes and plan.paged and self._deployed.device.is_cpu:
             paging += half_precision_notes(name, fitted)
-        return [*self._deployed.notes, *measuring, *paging, *rounding]
+        return [*self._source.notes, *self._deployed.notes, *measuring, *paging, *rounding]
 
     def _choose_accuracy(self) -> None:
         """Set the accuracy level that was asked for. Raises UsageError if nothing has one."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.concurrency.owning import Users
+from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import Cancelled, EdgespecError, ModelError
 from edgespec.memory.heap import trim_heap_top
 from edgespec.ports import Progress
@@ -289,6 +290,7 @@ def _load(
     as_stored: Sequence[str] = (),
     token_ids: TokenIds | None = None,
 ) -> Model:
+    raise_if_cancelled()
     start()
     kept_alive = _place(params, placement, as_stored)
     if token_ids is not None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from edgespec.concurrency import interpreter
 from edgespec.concurrency.exit_codes import crash_name
+from edgespec.concurrency.program import run_program
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 
@@ -36,18 +37,11 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
-    """Run a command and capture its output. Raises NoAnswer."""
+    """Run a command and capture its output. Raises NoAnswer and Cancelled."""
+    # otherwise a crash starts a debugger
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
     try:
-        return subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
-            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # otherwise a crash starts a debugger
-            start_new_session=os.name == "posix",
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )
+        return run_program(command, timeout_s, environment)
     except subprocess.TimeoutExpired as error:
         raise NoAnswer(f"it had not ended after {timeout_s:.0f} s") from error
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -70,6 +70,8 @@ class Source:
     files: tuple[Path, ...]
     """Files, by the index in `Extent.file_index`."""
     weights: Mapping[str, StoredWeight]
+    notes: list[str] = field(default_factory=list)
+    """Notes for the user on copies of its weights, shared with sources made from this one."""
 
     @property
     def folder(self) -> Path:

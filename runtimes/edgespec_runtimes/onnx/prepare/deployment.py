@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from edgespec.concurrency.owning import Closeable
+from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.memory.budget import MIB
 from edgespec_runtimes.onnx.files.source import Source
@@ -80,6 +81,7 @@ class Deployment(Closeable):
         providers = device.providers(self.max_bytes)
         try:
             for graph in self.fitted.cut.graphs:
+                raise_if_cancelled()
                 self.sessions.append(OrtSession(graph, where, self._n_threads, providers))
         except ModelError as error:
             if not self.device.has_memory:

@@ -24,8 +24,10 @@ import onnxruntime as ort
 from onnx import compose
 
 from edgespec.concurrency import interpreter
+from edgespec.concurrency.program import run_program
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
+from edgespec.files.unfinished import sweep
 from edgespec.memory.process import processor
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
@@ -191,15 +193,16 @@ def _tried(graphs: Sequence[bytes], n_pairs: int, source: Source, n_threads: int
             "pairs": n_pairs,
             "processor_s": PROCESSOR_S,
         }
-        done = subprocess.run(
-            interpreter.python("-m", "edgespec_runtimes.onnx.trials"),
-            input=b"".join((json.dumps(request).encode(), b"\n", *graphs)),
-            check=True,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            env=silent_environment(),
-            start_new_session=True,
-        )
+        try:
+            done = run_program(
+                interpreter.python("-m", "edgespec_runtimes.onnx.trials"),
+                TIMEOUT_S,
+                silent_environment(),
+                b"".join((json.dumps(request).encode(), b"\n", *graphs)),
+            )
+            done.check_returncode()
+        finally:
+            sweep(artifacts.folder())  # what a killed trial was writing
         answers = json.loads(done.stdout)
         return [*answers["sizes"], *answers["exchanged"]]
     return []

@@ -1,14 +1,17 @@
 """Copies weights that cannot be used where they are to files in the cache folder.
 
 The key of a copy is the path, sizes and times of the model's files. Copies are written atomically,
-so several processes may write the same one.
+so several processes may write the same one. A copy has its model's time of change: one that was
+written to since has another, and is made again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
@@ -28,6 +31,8 @@ SMALL_BYTES = 1 << 16
 """Weights up to this size are kept in memory and need no alignment."""
 _COPY_BYTES = 4 << 20
 _ALIGNMENT = 64
+_TIME_STEP_S = 2
+"""Seconds between the times of change that every file system can keep."""
 _NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 """Fields in which a TensorProto holds elements as numbers."""
 
@@ -53,7 +58,7 @@ def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
         lambda out: _copy_weights(source, places, out, end, is_stopped),
         "the weights must be copied to be streamed",
     )
-    return Source(source.path, source.model, (path,), places)
+    return replace(source, files=(path,), weights=places)
 
 
 def as_bytes(source: Source) -> Source:
@@ -87,7 +92,7 @@ def as_bytes(source: Source) -> Source:
             for field in _NUMBERS:
                 tensor.ClearField(field)
             tensor.data_location = TensorProto.EXTERNAL
-    return Source(source.path, source.model, (*source.files, path), weights)
+    return replace(source, files=(*source.files, path), weights=weights)
 
 
 def _holds_numbers(tensor: TensorProto) -> bool:
@@ -122,7 +127,7 @@ def by_row(
         "the embeddings must be copied to be looked up by row",
     )
     turned = StoredWeight(table, weight.kind, weight.shape[::-1], Extent(0, 0, weight.nbytes))
-    return Source(source.path, source.model, (path,), {table: turned})
+    return replace(source, files=(path,), weights={table: turned})
 
 
 def copied(
@@ -136,12 +141,16 @@ def copied(
     """A file written by `write` from a model's weights, once until the model or `made_by` changes.
 
     It replaces the earlier file of this kind, and those of like kinds (`like.this`) that were made
-    from an earlier version of the model. Raises ModelError.
+    from an earlier version of the model. A file that was changed is made again, with a note of the
+    source. Raises ModelError.
     """
     place, state = _identity(source)
     version = f"-{made_by}" if made_by else ""
     path = folder() / f"{place}-{state}{version}.{kind}"
-    if not (path.is_file() and path.stat().st_size == nbytes):
+    time_s = _time_of_copies(source)
+    if not _is_whole(path, nbytes, time_s):
+        if path.exists():
+            source.notes.append(f"{path} was not as it had been written, and was made again")
         for other in folder().glob(f"{place}-*.{kind.rpartition('.')[2]}"):
             is_present = other.name.startswith(f"{place}-{state}")
             if other.name.endswith(f".{kind}") or not is_present:
@@ -151,12 +160,27 @@ def copied(
             path.parent.mkdir(parents=True, exist_ok=True)
             with unfinished_file(path, alone=False) as out:
                 write(out)
+            os.utime(path, (time_s, time_s))
         except OSError as error:
             raise ModelError(
                 f"{source.path}: {why}, and writing {path} failed: {error.strerror}; free some "
                 "space there, or let XDG_CACHE_HOME name a folder that has it"
             ) from error
     return path
+
+
+def _is_whole(path: Path, nbytes: int, time_s: int) -> bool:
+    """True if nobody has written to the copy at `path` since it was made."""
+    with suppress(OSError):
+        status = path.stat()
+        return (status.st_size, status.st_mtime_ns) == (nbytes, time_s * 10**9)
+    return False
+
+
+def _time_of_copies(source: Source) -> int:
+    """Seconds of the last change of a model, rounded down to what every file system can keep."""
+    changed_s = max(int(file.stat().st_mtime) for file in source.files)
+    return changed_s - changed_s % _TIME_STEP_S
 
 
 def _identity(source: Source) -> tuple[str, str]:

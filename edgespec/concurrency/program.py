@@ -1,0 +1,53 @@
+"""Programs that a worker's call starts and waits for, and that end with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryFile
+
+from edgespec.concurrency.owning import POLL_S
+from edgespec.concurrency.worker import raise_if_cancelled
+
+
+def run_program(
+    command: Sequence[str], timeout_s: float, env: Mapping[str, str], given: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program with bytes as its input, in a session of its own, and capture its output.
+
+    It is killed when the timeout is over or the worker's call was cancelled. Raises OSError,
+    subprocess.TimeoutExpired and Cancelled.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with (
+        TemporaryFile() as file
+    ):  # no pipe: `communicate` forgets the input when it is called again
+        file.write(given)
+        file.seek(0)
+        with subprocess.Popen(
+            command,
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=os.name == "posix",
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        ) as process:
+            try:
+                out, err = _outputs(process, deadline_s)
+            except BaseException:
+                process.kill()
+                raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _outputs(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes]:
+    while True:
+        try:
+            return process.communicate(timeout=POLL_S)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline_s:
+                raise
+        raise_if_cancelled()
