@@ -97,7 +97,7 @@ def test_drawing_beside_guesses_keeps_the_smallest_budget(
     assert said["peak_bytes"] <= said["budget_bytes"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_grammar_for_long_tokens_keeps_the_smallest_budget_or_is_refused(tmp_path: Path) -> None:
     """Tokens of 43 bytes make the library's tables four times as large as usual ones."""
     path = tiny_llama(n_vocab=262_144, seed=1).write(tmp_path / "model.gguf")

@@ -84,7 +84,7 @@ def tell(engine: Engine, temperature: float) -> None:
     grower.mixer = Told(temperature)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.25, 0.5, 2.0, 4.0])
 def test_what_is_learnt_in_ten_rounds_is_worth_what_the_truth_is(temperature: float) -> None:
     """Told the truth, all of these drafts are one and the same."""
