@@ -39,9 +39,10 @@ export WRONG_BUILD
 demo: $(READY)
 	$(BIN)/edgespec demo
 
-# A file's tests stay together: they share what they open. A worker that dies ends the run, which would
-# otherwise wait for ever for the files that it had done (pytest-xdist 3.8, issue 1378).
-TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
+# A file's tests stay together: they share what they open; tests/conftest.py puts files in order. A
+# worker that dies ends the run, which would otherwise wait for ever for the files that it had done
+# (pytest-xdist 3.8, issue 1378).
+TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 test: $(TESTABLE)
 	$(TEST) -m "not slow"
 
@@ -60,8 +61,7 @@ check: $(TESTABLE)
 	$(BIN)/mypy
 	$(BIN)/python tests/check_wheel.py
 	$(MAKE) docs
-	$(MAKE) test
-	$(TEST) -m slow
+	$(TEST)
 
 # The site, in build/site; a dead link or a page that is missing fails.
 docs: $(DOCUMENTABLE)

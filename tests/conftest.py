@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,14 +50,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the first case of each costly test among the fast ones; the others are slow."""
-    begun = set()
+    """Keep the first case of each costly test among the fast ones; the others are slow.
+
+    Long files are begun first, then those of many tests, so that no worker waits for another's.
+    """
+    begun, long_files = set(), set()
     for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
+            long_files.add(item.path)
         if item.get_closest_marker("costly"):
             name = item.nodeid.partition("[")[0]
             if name in begun:
                 item.add_marker("slow")
             begun.add(name)
+    n_tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in long_files, -n_tests[item.path]))
 
 
 def pytest_collection_finish() -> None:

@@ -80,7 +80,7 @@ def slices_in(content: bytes, layer: ExpertLayer, expert: int) -> list[bytes]:
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not happened():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.001)

@@ -28,7 +28,7 @@ Language = Callable[[tuple[int, ...]], np.ndarray]
 FAKE_PIECE_TOKENS = 16
 FAKE_BLOCK_TOKENS = 4
 """Tokens of a block of saved keys and values."""
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 """Longest wait of a test for another thread."""
 
 

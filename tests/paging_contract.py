@@ -122,7 +122,7 @@ class PagingContract:
 
         def hanging(good: Callable[..., int]) -> Callable[..., int]:
             def read(*arguments: object) -> int:
-                released.wait(10)
+                released.wait(60)
                 return good(*arguments)
 
             return read

@@ -42,7 +42,7 @@ from session_cases import PLAN
 PROMPT = "the other one"
 N_TOKENS = 40
 N_VOCAB = 297
-HANG_S = 120.0
+HANG_S = 600.0
 """A program that takes longer for one story or example waits for itself."""
 STEPS_AN_EXAMPLE = 50
 PAGED = replace(PLAN, paged=True)

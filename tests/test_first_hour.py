@@ -13,7 +13,7 @@ MODEL = "smollm2"
 """A real model of 100 MB, in place of the pages' of 1.1 GB."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_pages_can_be_followed_word_for_word(tmp_path: Path) -> None:
     done = subprocess.run(
         [SCRIPT, tmp_path],

@@ -28,7 +28,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return Runner(tmp_path_factory.mktemp("budgets"), 12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dozen_processes_keep_their_budgets(runner: Runner) -> None:
     lines = [runner.run(run) for run in RUNS]
     assert runner.outcome.faults == [], "\n".join(lines)

@@ -49,7 +49,7 @@ with edgespec.load("big.gguf") as session:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_python_of_pages_and_examples_passes_a_strict_type_checker(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     blocks = [EXAMPLE]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +62,8 @@ class Text:
         p[second] += 0.6 * (1 - right)
         return np.log(p).astype(np.float32)
 
-    def prompt(self, n: int) -> list[int]:
+    @functools.cache  # noqa: B019 - a few dozen texts, each asked for on every machine
+    def prompt(self, n: int) -> Sequence[int]:
         """Words of somebody who writes much as the target does at temperature 1."""
         tokens = [n % N_VOCAB]
         while len(tokens) < self.n_prompt:
@@ -68,7 +71,7 @@ class Text:
             race = -np.log(noise) / np.exp(self.target(tuple(tokens)))
             is_foreign = chance(self.seed, n, len(tokens)) < FOREIGN
             tokens.append(self._other(tuple(tokens), 7) if is_foreign else int(race.argmin()))
-        return tokens
+        return tuple(tokens)
 
     def _right(self, context: tuple[int, ...]) -> float:
         """Tokens of even number stand in easy passages, the others in hard ones."""

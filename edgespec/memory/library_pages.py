@@ -13,6 +13,7 @@ import ctypes
 import mmap
 import re
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ _ROOT = Path("/")
 _MAPPING = re.compile(
     r"(?P<begin>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<access>\S+) \S+ \S+ \d+ *(?P<path>.*)"
 )
+_FIRST_LETTERS = frozenset("0123456789abcdefRA")
+"""First letters of the lines about a mapping's addresses, its Rss and its Anonymous."""
 
 
 @dataclass(slots=True)
@@ -56,16 +59,16 @@ def mappings(root: Path = _ROOT) -> Sequence[LibraryMapping]:
     """The mappings of all libraries of this process that are not LARGE_LIBRARY_BYTES."""
     found: list[LibraryMapping] = []
     for line in (root / "proc/self/smaps").read_text(errors="replace").splitlines():
-        if match := _MAPPING.match(line):
+        if line[:1] not in _FIRST_LETTERS:
+            continue  # most of some ten thousand lines
+        if line.startswith("Rss:"):
+            found[-1].resident_bytes = int(line.split()[1]) * 1024
+        elif line.startswith("Anonymous:"):
+            found[-1].changed_bytes = int(line.split()[1]) * 1024
+            found[-1].resident_bytes -= found[-1].changed_bytes
+        elif match := _MAPPING.match(line):
             begin, end = int(match["begin"], 16), int(match["end"], 16)
             found.append(LibraryMapping(begin, end, match["access"], match["path"]))
-            continue
-        name, _, rest = line.partition(":")
-        if name == "Rss":
-            found[-1].resident_bytes = int(rest.split()[0]) * 1024
-        elif name == "Anonymous":
-            found[-1].changed_bytes = int(rest.split()[0]) * 1024
-            found[-1].resident_bytes -= found[-1].changed_bytes
     with_code = {one.path for one in found if "x" in one.access and one.path.startswith("/")}
     sizes = dict.fromkeys(with_code, 0)
     for one in found:
@@ -86,15 +89,15 @@ def release() -> None:
         return
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     clean = [m for m in mappings() if not m.changed_bytes and m.access[1::2] == "-p"]
+    begins, ends = [m.begin for m in clean], [m.end for m in clean]  # in order, as they lie
 
     def let_go(info: object, *_: object) -> int:
         """Called with each library while the loader's lock keeps it mapped."""
         # all at first: the headers themselves lie in such a segment
         for begin, end in list(_constant_segments(info.contents)):  # type: ignore[attr-defined]
-            for one in clean:
-                if begin <= one.begin and one.end <= end:
-                    libc.madvise(one.begin, one.nbytes, _MADV_DONTNEED)
-                    _cut(libc, one)
+            for one in clean[bisect_left(begins, begin) : bisect_right(ends, end)]:
+                libc.madvise(one.begin, one.nbytes, _MADV_DONTNEED)
+                _cut(libc, one)
         return 0
 
     libc.dl_iterate_phdr(_Callback(let_go), None)

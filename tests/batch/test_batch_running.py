@@ -143,7 +143,7 @@ def test_stopping_writes_nothing_of_what_is_under_way(n: int) -> None:
     written: list[bytes] = []
     with open_session(target) as session:
         run = batch(session, [request(f"r{i}") for i in range(4)], written.append, n=n)
-        stopper = threading.Thread(target=lambda: (begun.wait(5), run.stop()))
+        stopper = threading.Thread(target=lambda: (begun.wait(60), run.stop()))
         stopper.start()
         with pytest.raises(Cancelled):
             run.run()
@@ -170,7 +170,7 @@ def test_a_pipe_that_gives_nothing_more_keeps_no_run_from_stopping() -> None:
     def lines() -> Any:
         yield 1, json.dumps(request("a")).encode()
         waiting.set()
-        release.wait(10)
+        release.wait(60)
 
     written: list[bytes] = []
     with open_session(counting()) as session:
@@ -186,10 +186,10 @@ def test_a_pipe_that_gives_nothing_more_keeps_no_run_from_stopping() -> None:
 
         thread = threading.Thread(target=go)
         thread.start()
-        assert waiting.wait(5)
+        assert waiting.wait(60)
         until(lambda: bool(written))
         run.stop()
-        thread.join(5)
+        thread.join(60)
         assert failure
         release.set()
 

@@ -27,7 +27,7 @@ def interrupt_after_the_first_word(fake: FakeSession) -> None:
     def stream(*args: object, **options: object) -> Generator[TokenEvent, None, GenerationResult]:
         yield WORDS[0]
         os.kill(os.getpid(), signal.SIGINT)
-        assert fake.cancelled.wait(10)
+        assert fake.cancelled.wait(60)
         return GenerationResult(
             text="one tw",
             prompt_tokens=(7, 8),
@@ -128,7 +128,7 @@ def test_nothing_is_imported_before_ctrl_c_is_minded():
 def test_sigterm_is_like_ctrl_c(fake: FakeSession):
     def terminate() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        fake.cancelled.wait(10)
+        fake.cancelled.wait(60)
 
     before = signal.getsignal(signal.SIGTERM)
     fake.instead = terminate

@@ -115,7 +115,7 @@ def test_what_can_stop_in_good_order_is_asked_to() -> None:
         "                with lock: asked.set()\n"
         "            with interrupts.stopping(stop):\n"
         "                with lock: interrupt()\n"
-        "                print(asked.wait(10), flush=True)"
+        "                print(asked.wait(60), flush=True)"
     )
     ended = run(body)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "True\n", "")

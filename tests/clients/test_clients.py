@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"

@@ -28,7 +28,7 @@ def test_who_asks_for_little_does_not_pass_who_asked_for_much(threads: ThreadPoo
     def take(n_bytes: int) -> None:
         with pool.reserved(n_bytes, never):
             order.append(n_bytes)
-            may_end.wait(10)
+            may_end.wait(60)
 
     with pool.reserved(8, never):
         asked = []
@@ -39,7 +39,7 @@ def test_who_asks_for_little_does_not_pass_who_asked_for_much(threads: ThreadPoo
     until(lambda: order == [16])
     may_end.set()
     for each in asked:
-        each.result(timeout=10)
+        each.result(timeout=60)
     assert order[1:] in ([4, 3], [3, 4])
     assert pool._free_bytes == 16
 
@@ -60,5 +60,5 @@ def test_who_gives_up_leaves_the_line(threads: ThreadPoolExecutor) -> None:
         until(lambda: len(pool._line) == 1)
         is_cancelled.set()
         with pytest.raises(TimeoutError):
-            waiting.result(timeout=10)
+            waiting.result(timeout=60)
     assert (pool._line, pool._free_bytes) == ([], 8)

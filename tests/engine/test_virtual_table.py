@@ -38,7 +38,7 @@ def of(gains: dict[TableText, float], machine: str, draft: str | None = None) ->
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_texts_are_as_fast_as_ever() -> None:
     """The mean was 1.399 where every text was tried anew, and 1.313 with a credit of 2 %; in memory
     with a good draft 1.367 and 1.098. The time of the prompt is left out, in which the draft may

@@ -32,7 +32,7 @@ OUTCOMES = {
     CONTEXT_FAILED: "context failed",
     DECODE_FAILED: "decode failed",
 }
-TIME_LIMIT_S = 20
+TIME_LIMIT_S = 60
 MEMORY_LIMIT_BYTES = 2 << 30
 
 

@@ -252,7 +252,7 @@ def test_a_round_that_waits_for_reads_can_be_cancelled(paged: GgufModel) -> None
 
     def hanging(*arguments: object) -> int:
         paged.cancel()
-        released.wait(10)
+        released.wait(60)
         return good(*arguments)
 
     cache._reads._reader.read = hanging

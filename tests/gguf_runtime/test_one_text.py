@@ -233,7 +233,7 @@ def mostly_right(text: Sequence[int], n_prompt: int, n_vocab: int) -> FakeModel:
     return FakeModel(fixed_text(guesses, n_vocab, n_prompt), n_vocab)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_model(smollm2: Path) -> None:
     """Two turns of a conversation, a greedy and a sampled one: in memory and at two budgets, with
     guesses and without, the second one read at once and continued."""

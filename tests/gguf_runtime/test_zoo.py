@@ -13,7 +13,7 @@ from zoo import verdicts
 from zoo_species import NO_TEXT, all_species
 from zoo_trials import WAYS, Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SPECIES = {species.name: species for species in all_species()}
 REFUSED = [

@@ -138,7 +138,7 @@ def test_two_threads_whose_direct_reads_are_refused_read_plainly(
 ) -> None:
     """One closed the descriptor that the other was still reading from."""
     fcntl = pytest.importorskip("fcntl")
-    both = threading.Barrier(2, timeout=5)
+    both = threading.Barrier(2, timeout=60)
 
     def is_direct(descriptor: int, *_: object) -> bool:
         is_direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)

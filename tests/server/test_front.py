@@ -125,7 +125,7 @@ def test_no_path_sends_anybody_to_the_name_in_the_host_header(client):
 @pytest.mark.parametrize("upgrade", ["websocket", "h2c", "WebSocket", "any/1", ""])
 def test_offers_of_other_protocols_are_ignored(client, capfd, upgrade):
     url = urlsplit(str(client.base_url))
-    with socket.create_connection((url.hostname, url.port), timeout=10) as one:
+    with socket.create_connection((url.hostname, url.port), timeout=60) as one:
         one.sendall(
             f"GET /health HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: Upgrade, close\r\n"
             f"Upgrade: {upgrade}\r\nSec-WebSocket-Key: a\r\n\r\n".encode()
@@ -136,7 +136,7 @@ def test_offers_of_other_protocols_are_ignored(client, capfd, upgrade):
 
 def test_what_is_no_http_prints_nothing(client, capfd):
     url = urlsplit(str(client.base_url))
-    with socket.create_connection((url.hostname, url.port), timeout=10) as one:
+    with socket.create_connection((url.hostname, url.port), timeout=60) as one:
         one.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
         assert one.recv(100).startswith(b"HTTP/1.1 400")
     assert capfd.readouterr() == ("", "")

@@ -92,7 +92,7 @@ def two_large_ones() -> Iterator[Trial]:
         ThreadPoolExecutor(2) as pool,
     ):
         first = pool.submit(ask, address, **LARGE)
-        assert begun.wait(10)
+        assert begun.wait(60)
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as waiting:
             body = json.dumps(LARGE).encode()
             head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"

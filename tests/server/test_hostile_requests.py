@@ -240,7 +240,7 @@ def raw(address: str, path: str, headers: dict[str, bytes], body: bytes) -> byte
     return said.partition(b"\r\n")[0]
 
 
-@pytest.mark.parametrize("n_examples", [15, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_examples", [15, pytest.param(400, marks=pytest.mark.long)])
 def test_bodies(server, n_examples):
     http = httpx.Client(base_url=server[0], timeout=60)
 

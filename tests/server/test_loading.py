@@ -51,7 +51,7 @@ def test_who_comes_between_waits_for_the_server():
         with loading(listener):
             pass
         url = httpx.URL(address)
-        with socket.create_connection((url.host, url.port), timeout=10) as one:
+        with socket.create_connection((url.host, url.port), timeout=60) as one:
             one.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             with loading(listener):
                 assert one.recv(100).startswith(b"HTTP/1.1 503")

@@ -67,7 +67,7 @@ def test_slots_are_taken_while_there_are_requests(target: FakeModel, session: Se
         assert health(address)["slots_idle"] == N_SLOTS
         answers = [pool.submit(ask, address) for _ in range(5)]
         found = until(address, 5)
-        assert begun.wait(10)
+        assert begun.wait(60)
         while found["slots_processing"] != N_SLOTS:
             found = health(address)
         assert found["slots_idle"] == 0
@@ -118,7 +118,7 @@ def test_a_server_that_ends_tells_those_it_answers_and_those_who_wait(
     with running(session) as (address, server), ThreadPoolExecutor(7) as pool:
         answers = [pool.submit(ask, address) for _ in range(7)]
         until(address, 7)
-        assert begun.wait(10)
+        assert begun.wait(60)
         server.stop()
         refusals = [answer.result() for answer in answers]
         assert {refusal.status_code for refusal in refusals} == {503}

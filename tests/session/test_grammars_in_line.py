@@ -80,7 +80,7 @@ def test_one_without_a_grammar_passes_those_that_wait(
     assert len(session.generate([3, 2], max_tokens=9).tokens) == 9
     assert not waiting.done()
     first.close()
-    assert {event.token % 2 for event in waiting.result(timeout=10)} == {0}
+    assert {event.token % 2 for event in waiting.result(timeout=60)} == {0}
     second.close()
 
 
@@ -99,7 +99,7 @@ def test_those_with_grammars_begin_in_their_order(
         until(lambda expected=n + 1: session.n_waiting == expected)
     going[0].close()
     for each in waiting:
-        each.result(timeout=10)
+        each.result(timeout=60)
     assert order == [n for n in range(6) for _ in range(2)]
     going[1].close()
 
@@ -113,11 +113,11 @@ def test_cancelled_while_it_waits_it_ends_and_the_next_one_begins(
     until(lambda: session.n_waiting == 1)
     second = in_line(session, threads, 5)
     cancelled.cancel()
-    assert first.result(timeout=10) == []
+    assert first.result(timeout=60) == []
     assert cancelled.result.finish_reason == "cancelled"
     assert not second.done()
     going[0].close()
-    assert len(second.result(timeout=10)) == 9
+    assert len(second.result(timeout=60)) == 9
     going[1].close()
     assert session.n_waiting == 0
 
@@ -128,12 +128,12 @@ def test_a_session_that_closes_ends_those_that_wait(
     session = open_session(target, pool_bytes=GRAMMAR_BYTES)
     begun, _ = holds_passes(target)
     first = threads.submit(list, with_grammar(session))
-    assert begun.wait(5)
+    assert begun.wait(60)
     waiting = in_line(session, threads)
     session.close()
     with pytest.raises(SessionClosed):
-        waiting.result(timeout=10)
-    wait([first], timeout=10)
+        waiting.result(timeout=60)
+    wait([first], timeout=60)
     assert first.done() and session.is_closed
 
 
@@ -157,7 +157,7 @@ def test_work_between_texts_waits_for_those_that_passed_by(
     until(lambda: session.n_waiting == 2)
     for generation in going:
         generation.close()
-    assert len(waiting.result(timeout=10)) == 9
+    assert len(waiting.result(timeout=60)) == 9
     until(between.done)
 
 

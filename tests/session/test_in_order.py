@@ -106,9 +106,9 @@ def test_ended_early_nothing_goes_on(target: FakeModel, end: str) -> None:
             gc.collect()
         else:
             thread.start()
-            assert begun.wait(5)
+            assert begun.wait(60)
             {"close": results.close, "cancel": results.cancel, "session": session.cancel}[end]()
-            thread.join(5)
+            thread.join(60)
             assert not thread.is_alive()
             assert len(ended) <= 1  # the first of those under way
         target.hook = None
@@ -130,9 +130,9 @@ def test_a_session_that_closes_ends_them(target: FakeModel) -> None:
 
     thread = threading.Thread(target=take)
     thread.start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     session.close()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 

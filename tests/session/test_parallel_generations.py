@@ -108,9 +108,9 @@ def test_closing_in_the_middle_ends_all(target: FakeModel) -> None:
 
     with ThreadPoolExecutor(5) as pool:
         texts = [pool.submit(take, n) for n in range(5)]
-        begun.acquire(timeout=5)
+        begun.acquire(timeout=60)
         session.close()
-        assert {text.result(timeout=10) for text in texts} <= {"closed", "ended"}
+        assert {text.result(timeout=60) for text in texts} <= {"closed", "ended"}
     assert session.is_closed
 
 

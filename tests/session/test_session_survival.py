@@ -36,7 +36,7 @@ def test_what_once_ended_the_process_is_refused(pair: str, tmp_path: Path) -> No
     assert "the_process_ends_with_everything_open" in survive(pair, tmp_path, "stories")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("pair", PAIRS)
 def test_six_hundred_steps_of_any_kind_are_survived(pair: str, tmp_path: Path) -> None:
     assert "done" in survive(pair, tmp_path, "600")
