@@ -212,8 +212,8 @@ class PortContract:
     def test_every_node_of_a_tree_that_begins_a_text_sees_its_own_branch(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
-        """Where nothing came before, onnxruntime's fused attention gave siblings successive
-        positions."""
+        """Siblings got successive positions in onnxruntime's fused attention, which took such a
+        tree for a prompt."""
         self.check_every_node(model, [], tokens)
 
     def check_every_node(

@@ -100,7 +100,7 @@ def test_files_without_code_and_large_libraries_are_left_alone(tmp_path: Path) -
 def test_a_runtime_is_imported_when_what_was_imported_before_is_let_go_of(
     plan: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where files have just been written, both together exceeded the smallest budget."""
+    """Both together exceeded the smallest budget where files had just been written."""
     happened: list[str] = []
 
     def find(path: Path) -> runtimes.Runtime:
@@ -115,7 +115,7 @@ def test_a_runtime_is_imported_when_what_was_imported_before_is_let_go_of(
 
 
 def test_onnxruntime_is_let_go_of_before_onnx_is_imported() -> None:
-    """Where files have just been written, both together exceeded the smallest budget."""
+    """Both together exceeded the smallest budget where files had just been written."""
     program = """
 import sys
 from edgespec.memory import library_pages
