@@ -207,9 +207,23 @@ class PortContract:
     def test_every_node_sees_its_own_branch_and_no_other(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
+        self.check_every_node(model, tokens[:4], tokens)
+
+    def test_every_node_of_a_tree_that_begins_a_text_sees_its_own_branch(
+        self, model: LanguageModel, tokens: list[int]
+    ) -> None:
+        """Siblings got successive positions in onnxruntime's fused attention, which took such a
+        tree for a prompt."""
+        self.check_every_node(model, [], tokens)
+
+    def check_every_node(
+        self, model: LanguageModel, prefix: Sequence[int], tokens: Sequence[int]
+    ) -> None:
+        """Compare the logits of a wide tree after `prefix` with those of its branches alone."""
         tree, branches = _wide_tree(tokens)
-        expected = [self.after(model, [*tokens[:4], *branch]) for branch in branches]
-        prefill(model, tokens[:4])
+        expected = [self.after(model, [*prefix, *branch]) for branch in branches]
+        if prefix:
+            prefill(model, prefix)
         logits = evaluate(model, tree, range(len(tree)))
         for node, row in enumerate(expected):
             assert self.same(logits[node], row), f"node {node}"

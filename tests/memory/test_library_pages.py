@@ -112,3 +112,22 @@ def test_a_runtime_is_imported_when_what_was_imported_before_is_let_go_of(
     with pytest.raises(ModelError, match="found none"):
         plan(Path("a model.gguf"))
     assert happened == ["release", "import"]
+
+
+def test_onnxruntime_is_let_go_of_before_onnx_is_imported() -> None:
+    """Both together exceeded the smallest budget where files had just been written."""
+    program = """
+import sys
+from edgespec.memory import library_pages
+
+imported = []
+names = ("onnxruntime", "onnx")
+library_pages.release = lambda: imported.append([name for name in names if name in sys.modules])
+
+from edgespec_runtimes.onnx import runtime
+
+print(imported)
+"""
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("[['onnxruntime']")

@@ -16,6 +16,11 @@ OPTIONS = OnnxOptions
 def __getattr__(name: str) -> object:
     if name != "runtime":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from edgespec.memory import library_pages
+
     with silenced():
+        import onnxruntime  # noqa: F401 - here, so that its peak and that of onnx do not add up
+
+        library_pages.release()
         from edgespec_runtimes.onnx.entry import runtime
     return runtime

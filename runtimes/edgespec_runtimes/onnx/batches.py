@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,12 +87,12 @@ class Batcher:
         for i, chain in enumerate(chains):
             seen[i, chain] = True
         positions = n_committed + depths
-        step = 1 if self.alone else n
-        for at in range(0, n, step):
-            mine = slice(at, at + step)
-            end = first + min(at + step, n)
-            feeds = self._feeds(seen[mine, :end], first + at, positions[None, mine])
-            numbers = np.arange(at, min(at + step, n))
+        # without a past, GroupQueryAttention counts positions by itself: a root is computed alone
+        begins = [*range(n)] if self.alone else [*range(min(n, 2))] if first == 0 else [0]
+        for at, end in pairwise([*begins, n]):
+            mine = slice(at, end)
+            feeds = self._feeds(seen[mine, : first + end], first + at, positions[None, mine])
+            numbers = np.arange(at, end)
             ids = tokens[None, mine]
             yield Batch(ids, feeds, first + at, numbers - at, first + numbers, numbers)
 
