@@ -90,19 +90,19 @@ def batch_sizes(
 
     @cache
     def peaks(n_rows: int, n_new: int) -> list[int]:
-        """Peak memory of each graph of the cut."""
+        """Peak memory of the whole graph, and of each graph of the cut."""
         shapes = feed_shapes(roles, masks, n_rows, n_new, n_ctx, buffer_tokens)
-        by_stage = peak_bytes(flow, stage_of, shapes)
+        whole, by_stage = peak_bytes(flow, stage_of, shapes)
         found = [0] * len(cut.graphs)
         for piece in cut.pieces:
             found[piece.graph] = max(found[piece.graph], by_stage[piece.stage])
-        return found
+        return [whole, *found]
 
     def sizes(max_nodes: int, chunk: int, n_rows: int) -> BatchSizes:
         tree = peaks(n_rows, row_tokens(max_nodes, n_rows))
-        largest = [max(pair) for pair in zip(tree, peaks(1, chunk), strict=True)]
-        others = sum(largest) - max(largest) + passed_bytes
-        return BatchSizes(chunk, n_rows, per_pass, max(largest) + fed_bytes, others, max_nodes)
+        whole, *largest = (max(pair) for pair in zip(tree, peaks(1, chunk), strict=True))
+        others = max(0, sum(largest) + passed_bytes - whole)
+        return BatchSizes(chunk, n_rows, per_pass, whole + fed_bytes, others, max_nodes)
 
     per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
     one_chunk = min(CHUNKS[0], per_pass)
