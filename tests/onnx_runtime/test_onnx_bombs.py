@@ -37,8 +37,8 @@ WRONG_MODEL = 3
 """Exit code for a model that cannot be used."""
 PROGRESS = "planning ..."
 
-N_AT_ONCE = 200
-"""Folders for one process, whose peak is then that of them all."""
+N_MUTATIONS, N_AT_ONCE = 2000, 200
+"""A process plans so many at once, and its peak is that of them all."""
 
 CHILD = """
 import contextlib, io, json, resource, sys
@@ -57,22 +57,19 @@ for line in sys.stdin:
 
 def planned(folders: list[Path]) -> Iterator[tuple[str, int, list[str], int]]:
     """Name, exit code, lines of messages, and the process's peak so far of planning each folder."""
-    for at in range(0, len(folders), N_AT_ONCE):
-        some = folders[at : at + N_AT_ONCE]
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD.format(limit=ADDRESS_SPACE)],
-            input="\n".join(map(str, some)),
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        answers = [json.loads(line) for line in done.stdout.splitlines()]
-        assert len(answers) == len(some)
-        for name, exit_code, said, peak in answers:
-            errors = [line for line in said.splitlines() if line != PROGRESS]
-            yield name, exit_code, errors, peak
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD.format(limit=ADDRESS_SPACE)],
+        input="\n".join(map(str, folders)),
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(folders)
+    for name, exit_code, said, peak in answers:
+        yield name, exit_code, [line for line in said.splitlines() if line != PROGRESS], peak
 
 
 def wide_logits(width: int) -> Change:
@@ -207,23 +204,18 @@ def mutations(whole: bytes, n: int, seed: int) -> Iterator[bytes]:
         yield bytes(data)
 
 
-def check_mutations(tiny: Path, tmp_path: Path, n: int, seed: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(N_MUTATIONS // N_AT_ONCE))
+def test_mutations_of_a_graph_end_in_one_line_or_nowhere(
+    tiny: Path, tmp_path: Path, seed: int
+) -> None:
     model = onnx.load(tiny / "model.onnx", load_external_data=False)
     whole = model.SerializeToString(deterministic=True)
     folders = [
-        copied(tiny, tmp_path / str(i), data) for i, data in enumerate(mutations(whole, n, seed))
+        copied(tiny, tmp_path / str(i), data)
+        for i, data in enumerate(mutations(whole, N_AT_ONCE, seed))
     ]
     for name, exit_code, errors, peak in planned(folders):
         assert exit_code in {0, WRONG_MODEL}, (name, exit_code, errors)
         assert not exit_code or len(errors) == 1, (name, errors)
         assert peak < MAX_PEAK, name
-
-
-@pytest.mark.slow
-def test_mutations_of_a_graph_end_in_one_line_or_nowhere(tiny: Path, tmp_path: Path) -> None:
-    check_mutations(tiny, tmp_path, 40, seed=1)
-
-
-@pytest.mark.slow
-def test_two_thousand_mutations_end_in_one_line_or_nowhere(tiny: Path, tmp_path: Path) -> None:
-    check_mutations(tiny, tmp_path, 2000, seed=2)
