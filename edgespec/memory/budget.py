@@ -33,6 +33,8 @@ class MemoryRow:
     nbytes: int
     is_late: bool = False
     """True if nothing of it is taken before all models are loaded."""
+    is_lent: bool = False
+    """True if streamed weights have it until texts fill it."""
 
     def as_dict(self) -> dict[str, str | int]:
         """The row as a plan shows it."""
@@ -122,6 +124,12 @@ class MemoryPlan:
         """Expected bytes read by a pass over one token: streamed weights in whole blocks, and
         experts that are probably not cached."""
         return self.expected_bytes(1)
+
+    @property
+    def least_bytes_per_pass(self) -> int:
+        """Bytes read by a pass over one token while the context is nearly empty."""
+        lent = sum(row.nbytes for row in self.rows if row.is_lent)
+        return max(0, self.bytes_per_pass - lent)
 
     @property
     def expert_share(self) -> float:

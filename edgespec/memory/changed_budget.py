@@ -22,11 +22,19 @@ from edgespec.memory.budget import (
     plan_memory,
 )
 from edgespec.memory.expert_sizes import ExpertSizes
-from edgespec.memory.pinning import MIN_RING_SLOTS, RING_SLOTS, SegmentSize, ring_for
-from edgespec.ports.adjusting import WeightShares
+from edgespec.memory.pinning import (
+    MIN_RING_SLOTS,
+    RING_SLOTS,
+    SegmentSize,
+    ring_for,
+    spread_evenly,
+)
+from edgespec.ports.adjusting import ContextSize, UnfilledShares, WeightShares
 
 SHARED = "segments that a draft shares"
 """Label of the pinned segments that stay, while another budget is divided."""
+N_STEPS, LEAST_STEP_CELLS = 16, 256
+"""Steps in which a context takes its memory from the weights, and least cells of a step."""
 GROWTH_SHARE = 0.125
 """Share of the weights that is pinned between two passes, until nothing is missing."""
 
@@ -80,6 +88,34 @@ def adjusted(
 def shares_of(plan: MemoryPlan) -> WeightShares:
     """The division of the memory for weights in a plan."""
     return WeightShares(plan.cut, plan.pinned, plan.ring_bytes, plan.expert_bytes)
+
+
+def while_unfilled(plan: MemoryPlan, context: ContextSize) -> Sequence[UnfilledShares]:
+    """Divisions of the memory while the context has cells without content, whose memory holds
+    weights: pinned segments, or experts.
+
+    Each has all that those for more cells have, so that nothing is read again as a text grows.
+    """
+    shares, found = shares_of(plan), list[UnfilledShares]()
+    step = max(LEAST_STEP_CELLS, -(-context.n_cells // N_STEPS))
+    room, unfilled = -context.rest_bytes, range(step, context.n_cells, step)
+    n_before = context.n_cells
+    for n_cells in reversed(unfilled if plan.paged else ()):
+        room += (n_before - n_cells) * context.cell_bytes
+        n_before = n_cells
+        if plan.experts is not None:
+            expert_bytes = min(plan.experts.room_bytes, plan.expert_bytes + max(0, room))
+            shares = replace(shares, expert_bytes=expert_bytes)
+        else:
+            left = [i for i in range(len(plan.segments)) if i not in shares.pinned]
+            sizes = [plan.segments[i].slot_bytes for i in left]
+            further = spread_evenly(sizes, room)
+            room -= sum(sizes[n] for n in further)
+            pinned = shares.pinned.union(left[n] for n in further)
+            ring_bytes = shares.ring_bytes if len(pinned) < len(plan.segments) else 0
+            shares = replace(shares, pinned=pinned, ring_bytes=ring_bytes)
+        found.insert(0, UnfilledShares(n_cells, shares))
+    return found
 
 
 def next_shares(sizes: Sequence[int], held: frozenset[int], wanted: WeightShares) -> WeightShares:

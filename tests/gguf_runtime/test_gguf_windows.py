@@ -19,7 +19,7 @@ from edgespec.ports import PassPart
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context import windows
+from edgespec_runtimes.gguf.context import cache_memory, windows
 from edgespec_runtimes.gguf.context.contexts import window_shape
 from edgespec_runtimes.gguf.context.rows import RowBatch
 from edgespec_runtimes.gguf.context.windows import SLACK_TOKENS, PromptEnds, WindowShape
@@ -102,7 +102,7 @@ def resident_bytes(model: GgufModel) -> int:
     """Bytes of the layers with windows that are in memory."""
     found = 0
     for begin, size in cells_of(model)._buffers.values():
-        first, last = windows._whole_pages(begin, begin + size)
+        first, last = cache_memory.whole_pages(begin, begin + size)
         flags = (ctypes.c_uint8 * ((last - first) // mmap.PAGESIZE))()
         answer = ctypes.CDLL(None).mincore(
             ctypes.c_void_p(first), ctypes.c_size_t(last - first), flags
@@ -117,7 +117,7 @@ def planned_bytes(model: GgufModel) -> int:
     shape, cells = window_shape(model._model.n_window, model._shape), cells_of(model)
     assert shape is not None
     total = sum(size for _, size in cells._buffers.values())
-    n_layers = len(cells._tensors) // 2
+    n_layers = len(cells.tensors) // 2
     return shape.planned_bytes(len(cells.held), n_layers, total)
 
 

@@ -100,7 +100,7 @@ def test_files_without_code_and_large_libraries_are_left_alone(tmp_path: Path) -
 def test_a_runtime_is_imported_when_what_was_imported_before_is_let_go_of(
     plan: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where files have just been written, both together exceeded the smallest budget."""
+    """Both together exceeded the smallest budget where files have just been written."""
     happened: list[str] = []
 
     def find(path: Path) -> runtimes.Runtime:

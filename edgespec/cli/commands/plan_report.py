@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LOOKUP_TOKENS, DRAFT_TOKENS = (1.1, 3.0), (1.5, 8.0)
 """Tokens per pass of real models: from the text alone, and with a draft or head."""
+NOTED_SHARE = 0.95
+"""Largest share of a pass's bytes that passes of short texts read for the report to say so."""
 
 
 def plan_report(
@@ -117,7 +119,7 @@ def _pass_lines(
         name = next(iter(slices)) if len(slices) == 1 else f"{len(slices)} matrices"
         lines.append(f"{slices.total()} of the segments are slices of {name}.")
     if plan.experts is None:
-        lines.append(f"A pass reads {format_size(plan.bytes_per_pass)}.")
+        lines.append(f"A pass reads {format_size(plan.bytes_per_pass)}{_of_short_texts(plan)}.")
     else:
         lines += _expert_lines(plan, plan.experts)
     if disk_bytes_per_s:
@@ -128,6 +130,17 @@ def _pass_lines(
         else:
             lines.append(f"{reading}: {_bound(plan, disk_bytes_per_s, measured)}")
     return lines
+
+
+def _of_short_texts(plan: MemoryPlan) -> str:
+    """The end of a line: bytes that passes of short texts read, if they are much fewer."""
+    least = plan.least_bytes_per_pass
+    if least > NOTED_SHARE * plan.bytes_per_pass:
+        return ""
+    return (
+        f", of short texts {format_size(least)}: weights have the KV cache's memory until it is "
+        "filled"
+    )
 
 
 def _predicted_line(predicted: Prediction) -> str:

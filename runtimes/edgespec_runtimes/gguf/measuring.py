@@ -100,7 +100,8 @@ class MeasuredGguf:
         held_bytes = kv_bytes - max(self._line_bytes(sizes) for _, sizes in self.contexts)
         n_slots, tokens = self.info.n_slots, f"{self.info.n_ctx} tokens"
         tokens = f"{n_slots} texts of {tokens}" if n_slots > 1 else tokens
-        fixed = [MemoryRow(owner, f"{KV_CACHE} ({tokens})", held_bytes)]
+        caches = MemoryRow(owner, f"{KV_CACHE} ({tokens})", held_bytes, is_lent=self._lends_caches)
+        fixed = [caches]
         if on_gpu.has_own_memory:
             fixed = [] if on_gpu.has_cache else fixed
         else:
@@ -135,6 +136,15 @@ class MeasuredGguf:
             cuts=tuple(tuple(group.size for group in groups) for groups in self.mapped.cuts),
             experts=expert_sizes(self.mapped.mixtures),
         )
+
+    @property
+    def _lends_caches(self) -> bool:
+        """True if keys and values take memory as texts grow, and paged weights have it before."""
+        shape, _ = self.contexts[0]
+        is_whole = self._request.owner == "target" and not self.offloading.names
+        has_windows = contexts.window_shape(self.n_window, shape) is not None
+        fills = contexts.filled_cells(shape) is not None
+        return is_whole and self.info.tree_capable and fills and not has_windows
 
     @cached_property
     def gpu_memory(self) -> GpuMemory | None:

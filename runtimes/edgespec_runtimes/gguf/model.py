@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts
+from edgespec_runtimes.gguf.context.cache_memory import FilledCells
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.rows import ForestRows, RowBatch, Rows
@@ -121,7 +123,9 @@ class GgufModel(KeptTexts):
         library, libggml = abi.library_path(), abi.library("ggml")
         with self._invariant_products, captured_backends(library, libggml) as backends:
             windows = contexts.windows_of(model, shape)
-            self._context: Any = contexts.new_context(model, shape, callback, stop, windows)
+            filled = contexts.filled_cells(shape) if info.tree_capable and weights else None
+            caches = windows or filled
+            self._context: Any = contexts.new_context(model, shape, callback, stop, caches)
             self._windows = windows if windows and windows.is_active else None
         if self._tap is not None:
             self._tap.begin(self._context)
@@ -141,11 +145,14 @@ class GgufModel(KeptTexts):
         n_branches = shape.n_branches - 1
         spare = shape.n_slots + n_branches
         self._memory = LlamaMemory(
-            self._context, spare + (shape.tile > 1), self._windows, is_hybrid=model.is_hybrid
+            self._context, spare + (shape.tile > 1), caches, is_hybrid=model.is_hybrid
         )
-        self._texts = Texts(
-            shape.n_slots, n_branches, shape.n_cells, self._memory, self._windows, shape.tile
-        )
+        fill = None
+        if caches is filled and filled is not None and weights is not None:
+            weights.context = filled.size
+            fill = partial(_fill, filled, weights)
+        cells = self._memory, self._windows, shape.tile, fill
+        self._texts = Texts(shape.n_slots, n_branches, shape.n_cells, *cells)
         self._recurrent = RecurrentText(
             self._memory, self._texts, checkpoint_bytes, rolls_back=shape.n_rollback > 0
         )
@@ -399,6 +406,11 @@ class GgufModel(KeptTexts):
             self._texts.truncate(committed)
         else:
             self._recurrent.go_back(committed[0])
+
+
+def _fill(filled: FilledCells, weights: PagedWeights, n_cells: int) -> None:
+    """Make room for the first `n_cells` of the context, which weights had while it was unused."""
+    weights.fill_context(filled.fill(n_cells))
 
 
 def _decode_failure(code: int) -> str:

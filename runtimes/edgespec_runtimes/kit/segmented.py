@@ -18,7 +18,7 @@ from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store, paging_stats
 from edgespec.ports import Progress
-from edgespec.ports.adjusting import WeightShares
+from edgespec.ports.adjusting import ContextSize, UnfilledShares, WeightShares
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import PagingStats
 
@@ -59,7 +59,10 @@ class SegmentedWeights(Closeable, Generic[G]):
         is_stopped: Callable[[], bool],
         trace: Trace = OFF,
     ) -> None:
-        self._wanted = shares
+        self.context = ContextSize()
+        self._n_cells = 0
+        """Cells of the context in use, and those that the next pass fills."""
+        self._shares, self._unfilled = shares, tuple[UnfilledShares, ...]()
         self._present: WeightShares | None = shares
         """None after a step that failed."""
         self._applied = threading.Event()
@@ -93,10 +96,19 @@ class SegmentedWeights(Closeable, Generic[G]):
         for store in self.stores:
             store.cancel()
 
-    def divide(self, shares: WeightShares) -> threading.Event:
+    def divide(
+        self, shares: WeightShares, unfilled: Sequence[UnfilledShares] = ()
+    ) -> threading.Event:
         with self._changing:
-            self._wanted, self._applied = shares, threading.Event()
+            self._shares, self._unfilled = shares, tuple(unfilled)
+            self._applied = threading.Event()
             return self._applied
+
+    def fill_context(self, n_cells: int) -> None:
+        """Call before the first `n_cells` of the context are filled: gives their memory up."""
+        with self._changing:
+            self._n_cells = n_cells
+        self.settle()
 
     def settle(self) -> None:
         with self._changing:
@@ -105,6 +117,12 @@ class SegmentedWeights(Closeable, Generic[G]):
             self._present = None
             self._present = self._approach(wanted)
         applied.set()
+
+    @property
+    def _wanted(self) -> WeightShares:
+        """The division for the cells of the context in use."""
+        fitting = (one.shares for one in self._unfilled if self._n_cells <= one.n_cells)
+        return next(fitting, self._shares)
 
     def _fill(self, groups: Sequence[G], progress: Progress | None) -> None:
         """Pin groups and start streaming the others. Raises WeightReadError and Cancelled."""

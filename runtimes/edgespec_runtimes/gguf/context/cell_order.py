@@ -13,7 +13,7 @@ cells. Cells before a text's first tile are then filled, in the spare sequence, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,9 +82,11 @@ class CellLayout:
         spare: int,
         windows: WindowCells | None = None,
         tile: int = 1,
+        fill: Callable[[int], object] | None = None,
     ) -> None:
         """`windows` are the cells of sliding-window layers, if they free cells. `tile`: cells of a
-        tile of attention, which `make_room` may align; `n_cells` has one more for each text."""
+        tile of attention, which `make_room` may align; `n_cells` has one more for each text.
+        `fill` is called before the first cells, up to a number, are filled."""
         self.memory = memory
         self.windows = windows
         self.texts: list[Occupant] = []
@@ -93,6 +95,7 @@ class CellLayout:
         """Number of tokens moved so far."""
         self.n_cells = n_cells
         self.tile = tile
+        self._fill_up_to = fill or (lambda _: None)
         self._spare = spare
         self._waste: set[int] = set()
         """Dropped cells in the spare sequence, and filled ones."""
@@ -117,6 +120,8 @@ class CellLayout:
         is_wasteful = len(self._waste) - self._n_filled > most
         if (self._waste and (is_full or is_wasteful)) or (is_full and reader is not None):
             self.put_in_order(reader)
+        n_extra = self._n_extra(reader) if reader is not None else 0
+        self._fill_up_to(self.top + n_extra + n_rows)
         if reader is not None:
             self._align(reader)
         self.give_back()
@@ -127,6 +132,7 @@ class CellLayout:
             self.make_room(n_tokens, text)
         else:
             self.put_in_order()
+            self._fill_up_to(self.top + n_tokens)
 
     def give_back(self, at_once: bool = False) -> None:
         """Free the memory of cells outside all windows in window layers."""
@@ -192,6 +198,8 @@ class CellLayout:
         longest = max(self.texts, key=lambda text: text.n_committed)
         n_tokens = longest.n_committed
         most = self.memory.max_at_once(longest.home, n_tokens) if n_tokens > 1 else 1
+        # what is in the way goes behind
+        self._fill_up_to(max(self.top, begin + len(order)) + most)
         moves = CellMoves(self.memory, self.windows, order, begin)
         try:
             moves.apply(most, lambda n: self._restore(content, n))

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from edgespec.errors import EdgespecError, StateError
-from edgespec_runtimes.gguf.context.windows import WindowCells
+from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
 from edgespec_runtimes.gguf.llama.bindings import lib
 
 PIECE_BYTES = 1 << 20
@@ -23,7 +23,7 @@ class LlamaMemory:
         self,
         context: Any,
         spare: int,
-        windows: WindowCells | None = None,
+        caches: CacheMemory | None = None,
         is_hybrid: bool = False,
     ) -> None:
         """`is_hybrid`: pieces are of attention alone, as every copy of a sequence has all of its
@@ -32,7 +32,7 @@ class LlamaMemory:
         self._is_hybrid = is_hybrid
         self._handle = lib.llama_get_memory(context)
         self._spare = spare
-        self._windows = windows
+        self._caches = caches
 
     def remove(self, sequence: int, begin: int, end: int) -> None:
         if not lib.llama_memory_seq_rm(self._handle, sequence, begin, end):
@@ -166,5 +166,5 @@ class LlamaMemory:
         return step
 
     def clear(self) -> None:
-        with self._windows.clearing() if self._windows else nullcontext():
+        with self._caches.clearing() if self._caches else nullcontext():
             lib.llama_memory_clear(self._handle, True)

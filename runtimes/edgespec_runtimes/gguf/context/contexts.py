@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB
+from edgespec_runtimes.gguf.context.cache_memory import CacheMemory, FilledCells
 from edgespec_runtimes.gguf.context.cell_order import MIN_WASTE
 from edgespec_runtimes.gguf.context.windows import (
     WindowCells,
     WindowShape,
     is_for_windows,
+    is_supported,
     n_ends,
 )
 from edgespec_runtimes.gguf.llama import abi, log
@@ -273,23 +275,32 @@ def windows_of(model: Model, shape: ContextShape) -> WindowCells | None:
     return WindowCells(window.n_window, shape.n_cells, n_ends(window.n_window, shape.n_ctx))
 
 
+def filled_cells(shape: ContextShape) -> FilledCells | None:
+    """The cells of a context whose memory is taken as they are filled; None if all is taken at
+    once."""
+    # without flash attention, a cell's values are no row
+    if not is_supported() or shape.flash_attn == "off":
+        return None
+    return FilledCells(shape.n_cells)
+
+
 def new_context(
     model: Model,
     shape: ContextShape,
     cb_eval: Any,
     stop: AbortFlag,
-    windows: WindowCells | None = None,
+    caches: CacheMemory | None = None,
 ) -> Any:
     """Create a llama_context; `cb_eval` may be None. Raises UsageError with llama.cpp's reason.
 
-    `windows` learns the buffers of the sliding-window layers.
+    `caches` learns the buffers of keys and values.
     """
     params = _params(model, shape)
     if cb_eval is not None:
         params.cb_eval = cb_eval
     params.abort_callback = stop.callback
     params.abort_callback_data = stop.address
-    with log.captured() as lines, windows.captured(lines) if windows else nullcontext():
+    with log.captured() as lines, caches.captured(lines) if caches else nullcontext():
         handle = lib.llama_init_from_model(model.handle, params)
     if not handle:
         raise UsageError(f"llama.cpp refuses this context: {log.complaint(lines)}")

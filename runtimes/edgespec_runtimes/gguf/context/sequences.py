@@ -10,7 +10,7 @@ but no keys or values.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.tree import ROOT, TokenTree
@@ -34,13 +34,14 @@ class Texts:
         memory: SequenceMemory,
         windows: WindowCells | None = None,
         tile: int = 1,
+        fill: Callable[[int], object] | None = None,
     ) -> None:
         """A cache of `n_cells` with `n_branches` sequences besides the texts' own.
 
-        `windows` are the cells of sliding-window layers, if they free cells; `tile` is
+        `windows` are the cells of sliding-window layers, if they free cells; `tile` and `fill` are
         `CellLayout`'s.
         """
-        self.layout = CellLayout(memory, n_cells, n_slots + n_branches, windows, tile)
+        self.layout = CellLayout(memory, n_cells, n_slots + n_branches, windows, tile, fill)
         self._free: list[int] = list(range(n_slots, n_slots + n_branches))[::-1]
         """Empty sequences for branches."""
         self.all: list[Branches] = [Branches(text, self) for text in range(n_slots)]

@@ -11,18 +11,14 @@ only.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import sys
-import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from edgespec_runtimes.gguf.llama import abi
-from edgespec_runtimes.gguf.llama.imports import replaced_import
+from edgespec_runtimes.gguf.context.cache_memory import CacheMemory
 
 SLACK_TOKENS = 128
 """Tokens kept before a window, because the next prompt may omit a few at the end of a text."""
@@ -35,10 +31,6 @@ STEP_CELLS = 64
 
 _SWA_CACHE = "creating     SWA KV cache"
 _CACHE = ("KV cache", "creating")
-_NO_HUGE_PAGES = 15
-"""`MADV_NOHUGEPAGE`."""
-_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_Clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
 
 
 def is_supported() -> bool:
@@ -96,75 +88,18 @@ class WindowShape(NamedTuple):
         return min(total_bytes, n_tensors * of_tensor)
 
 
-class _Tensor(NamedTuple):
-    """Keys or values of one layer, with one row per cell."""
-
-    address: int
-    row_bytes: int
-
-
-class WindowCells:
+class WindowCells(CacheMemory):
     """Tracks which cells of a context's sliding-window layers are held, and frees others."""
 
     def __init__(self, n_window: int, n_cells: int, n_ends: int) -> None:
+        super().__init__(is_for_windows)
         self.n_window = n_window
         self.n_kept = n_window + SLACK_TOKENS
         """Number of cells kept before a text's end."""
         self.n_ends = n_ends
         self.held = np.zeros(n_cells, bool)
         """Cells that were written and not freed, bool [n_cells]."""
-        self._tensors: list[_Tensor] = []
-        self._buffers: dict[int, tuple[int, int]] = {}
-        """Addresses and sizes of llama.cpp's buffers."""
         self._n_new = 0
-        self._n_neighbours = 1
-        self._madvise = ctypes.CDLL(None).madvise
-        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-    @contextmanager
-    def captured(self, log_lines: Sequence[str]) -> Iterator[None]:
-        """In the block, capture the cache of sliding-window layers that this thread creates.
-
-        `log_lines` are llama.cpp's messages meanwhile.
-        """
-        base, thread = abi.ggml(), threading.get_ident()
-        allocate = _Allocate(_address(base.ggml_backend_alloc_ctx_tensors_from_buft))
-
-        def allocate_and_look(context: int, kind: int) -> int | None:
-            buffer: int | None = allocate(context, kind)
-            if buffer and threading.get_ident() == thread and is_for_windows(log_lines):
-                self._take(context, buffer)
-            return buffer
-
-        names = ("ggml_backend_alloc_ctx_tensors_from_buft",)
-        with ExitStack() as stack:
-            hook = _Allocate(allocate_and_look)
-            stack.enter_context(replaced_import(abi.library_path(), names, hook))
-            stack.enter_context(self.clearing())
-            yield
-        self._n_neighbours = 1 + mmap.PAGESIZE // min(
-            (t.row_bytes for t in self._tensors), default=1
-        )
-
-    @contextmanager
-    def clearing(self) -> Iterator[None]:
-        """In the block, clearing the cache frees its memory instead of filling it with zeros."""
-        clear = _Clear(_address(abi.ggml().ggml_backend_buffer_clear))
-
-        def clear_others(buffer: int, value: int) -> None:
-            if buffer in self._buffers and not value:
-                self._clear(*self._buffers[buffer])
-            else:
-                clear(buffer, value)
-
-        names = ("ggml_backend_buffer_clear",)
-        with replaced_import(abi.library_path(), names, _Clear(clear_others)):
-            yield
-
-    @property
-    def is_active(self) -> bool:
-        """True if the model has sliding-window layers in the process's memory."""
-        return bool(self._tensors)
 
     def write(self, cell: int) -> None:
         """Mark a cell as written."""
@@ -215,57 +150,22 @@ class WindowCells:
         """Half-open ranges of the held positions of a text."""
         return _runs(np.flatnonzero(self.are_held(cells)))
 
-    def _take(self, context: int, buffer: int) -> None:
-        base = abi.ggml()
-        first, following = base.ggml_get_first_tensor, base.ggml_get_next_tensor
-        for function in (first, following):
-            function.restype = ctypes.c_void_p
-        tensor = first(ctypes.c_void_p(context))
-        while tensor:
-            content = abi.GgmlTensor.from_address(tensor)
-            if not content.view_src and content.name.startswith((b"cache_k_l", b"cache_v_l")):
-                self._tensors.append(_Tensor(content.data, content.nb[1]))
-            tensor = following(ctypes.c_void_p(context), ctypes.c_void_p(tensor))
-        get_base, get_size = base.ggml_backend_buffer_get_base, base.ggml_backend_buffer_get_size
-        get_base.restype, get_size.restype = ctypes.c_void_p, ctypes.c_size_t
-        handle = ctypes.c_void_p(buffer)
-        begin, size = get_base(handle), get_size(handle)
-        self._buffers[buffer] = (begin, size)
-        self._advise(begin, begin + size, _NO_HUGE_PAGES)
-
-    def _clear(self, begin: int, size: int) -> None:
-        end = begin + size
-        first, last = _whole_pages(begin, end)
-        if first >= last:
-            ctypes.memset(begin, 0, size)
-            return
-        ctypes.memset(begin, 0, first - begin)
-        ctypes.memset(last, 0, end - last)
-        self._advise(first, last, mmap.MADV_DONTNEED)
-
     def _give_back(self, cells: np.ndarray) -> None:
         """Free the pages of these cells and of adjacent freed ones."""
         self.held[cells] = False
         for begin, end in _runs(cells):
             first = begin - self._n_free(range(begin - 1, -1, -1))
             last = end + self._n_free(range(end, len(self.held)))
-            for tensor in self._tensors:
-                address, row_bytes = tensor
-                self._advise(
-                    address + first * row_bytes, address + last * row_bytes, mmap.MADV_DONTNEED
-                )
+            self.free(first, last)
 
     def _n_free(self, cells: range) -> int:
         """Number of leading `cells` that are not held, at most those of a page."""
-        for n, cell in enumerate(cells[: self._n_neighbours]):
-            if self.held[cell]:
-                return n
-        return len(cells[: self._n_neighbours])
+        neighbours = cells[: self._cells_per_page]
+        return next((n for n, cell in enumerate(neighbours) if self.held[cell]), len(neighbours))
 
-    def _advise(self, begin: int, end: int, advice: int) -> None:
-        first, last = _whole_pages(begin, end)
-        if first < last:
-            self._madvise(first, last - first, advice)
+    @property
+    def _cells_per_page(self) -> int:
+        return 1 + mmap.PAGESIZE // min((t.row_bytes for t in self.tensors), default=1)
 
 
 class PromptEnds:
@@ -310,11 +210,3 @@ def _runs(numbers: np.ndarray) -> list[tuple[int, int]]:
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     parts = np.split(numbers, breaks)
     return [(int(part[0]), int(part[-1]) + 1) for part in parts]
-
-
-def _whole_pages(begin: int, end: int) -> tuple[int, int]:
-    return -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-
-
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0

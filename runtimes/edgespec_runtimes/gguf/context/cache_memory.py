@@ -1,0 +1,164 @@
+"""Memory of a KV cache that llama.cpp has allocated whole, and that is taken cell by cell.
+
+Pages of cells without content are returned to the system; they read as zeros, which attention masks
+hide, and take memory again when they are written. Linux only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from edgespec.ports.adjusting import ContextSize
+from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama.imports import replaced_import
+
+_NO_HUGE_PAGES = 15
+"""`MADV_NOHUGEPAGE`."""
+SLACK_CELLS = 256
+"""Fewest cells whose memory is worth giving back: the next guesses take some of it again."""
+_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_Clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
+
+
+class CacheTensor(NamedTuple):
+    """Keys or values of one layer, with one row per cell."""
+
+    address: int
+    row_bytes: int
+
+
+class CacheMemory:
+    """The buffers of a context's KV caches, or of some of them, in this process's memory."""
+
+    def __init__(self, is_wanted: Callable[[Sequence[str]], bool]) -> None:
+        """`is_wanted` tells by llama.cpp's messages so far whether it creates a wanted cache."""
+        self.tensors: list[CacheTensor] = []
+        self._is_wanted = is_wanted
+        self._buffers: dict[int, tuple[int, int]] = {}
+        """Addresses and sizes of llama.cpp's buffers."""
+        self._madvise = ctypes.CDLL(None).madvise
+        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+    @contextmanager
+    def captured(self, log_lines: Sequence[str]) -> Iterator[None]:
+        """In the block, capture the caches that this thread creates.
+
+        `log_lines` are llama.cpp's messages meanwhile.
+        """
+        base, thread = abi.ggml(), threading.get_ident()
+        allocate = _Allocate(_address(base.ggml_backend_alloc_ctx_tensors_from_buft))
+
+        def allocate_and_look(context: int, kind: int) -> int | None:
+            buffer: int | None = allocate(context, kind)
+            if buffer and threading.get_ident() == thread and self._is_wanted(log_lines):
+                self._take(context, buffer)
+            return buffer
+
+        names = ("ggml_backend_alloc_ctx_tensors_from_buft",)
+        with ExitStack() as stack:
+            hook = _Allocate(allocate_and_look)
+            stack.enter_context(replaced_import(abi.library_path(), names, hook))
+            stack.enter_context(self.clearing())
+            yield
+
+    @contextmanager
+    def clearing(self) -> Iterator[None]:
+        """In the block, clearing the cache frees its memory instead of filling it with zeros."""
+        clear = _Clear(_address(abi.ggml().ggml_backend_buffer_clear))
+
+        def clear_others(buffer: int, value: int) -> None:
+            if buffer in self._buffers and not value:
+                self._clear(*self._buffers[buffer])
+            else:
+                clear(buffer, value)
+
+        names = ("ggml_backend_buffer_clear",)
+        with replaced_import(abi.library_path(), names, _Clear(clear_others)):
+            yield
+
+    @property
+    def is_active(self) -> bool:
+        """True if there are such caches in the process's memory."""
+        return bool(self.tensors)
+
+    def free(self, begin: int, end: int) -> None:
+        """Return the whole pages of cells from `begin` to `end` to the system."""
+        for address, row_bytes in self.tensors:
+            self._advise(address + begin * row_bytes, address + end * row_bytes)
+
+    def _take(self, context: int, buffer: int) -> None:
+        base, handle = abi.ggml(), ctypes.c_void_p(buffer)
+        base.ggml_backend_buffer_is_host.restype = ctypes.c_bool
+        if not base.ggml_backend_buffer_is_host(handle):
+            return
+        first, following = base.ggml_get_first_tensor, base.ggml_get_next_tensor
+        for function in (first, following):
+            function.restype = ctypes.c_void_p
+        found, tensor = [], first(ctypes.c_void_p(context))
+        while tensor:
+            content = abi.GgmlTensor.from_address(tensor)
+            if not content.view_src and content.name.startswith((b"cache_k_l", b"cache_v_l")):
+                found.append(CacheTensor(content.data, content.nb[1]))
+            tensor = following(ctypes.c_void_p(context), ctypes.c_void_p(tensor))
+        if not found:
+            return
+        self.tensors += found
+        get_base, get_size = base.ggml_backend_buffer_get_base, base.ggml_backend_buffer_get_size
+        get_base.restype, get_size.restype = ctypes.c_void_p, ctypes.c_size_t
+        begin, size = get_base(handle), get_size(handle)
+        self._buffers[buffer] = (begin, size)
+        self._advise(begin, begin + size, _NO_HUGE_PAGES)
+
+    def _clear(self, begin: int, size: int) -> None:
+        end = begin + size
+        first, last = whole_pages(begin, end)
+        if first >= last:
+            ctypes.memset(begin, 0, size)
+            return
+        ctypes.memset(begin, 0, first - begin)
+        ctypes.memset(last, 0, end - last)
+        self._advise(first, last)
+
+    def _advise(self, begin: int, end: int, advice: int = mmap.MADV_DONTNEED) -> None:
+        first, last = whole_pages(begin, end)
+        if first < last:
+            self._madvise(first, last - first, advice)
+
+
+class FilledCells(CacheMemory):
+    """The cells of all caches, of which those up to a number may have content."""
+
+    def __init__(self, n_cells: int) -> None:
+        super().__init__(lambda _: True)
+        self._n_cells = n_cells
+        self.n_filled = 0
+        """Cells from here on take no memory."""
+
+    @property
+    def size(self) -> ContextSize:
+        """Number of the cells, and bytes that each takes once it is filled."""
+        cell_bytes = sum(tensor.row_bytes for tensor in self.tensors)
+        # the pages at both ends of what is filled are whole
+        return ContextSize(self._n_cells, cell_bytes, 2 * mmap.PAGESIZE * len(self.tensors))
+
+    def fill(self, n_cells: int) -> int:
+        """Call before cells up to `n_cells` are written, after which none has content; returns how
+        many may have memory."""
+        if n_cells + SLACK_CELLS < self.n_filled:
+            self.free(n_cells, self.n_filled)
+            self.n_filled = n_cells
+        self.n_filled = max(self.n_filled, n_cells)
+        return self.n_filled
+
+
+def whole_pages(begin: int, end: int) -> tuple[int, int]:
+    return -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
