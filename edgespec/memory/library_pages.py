@@ -23,9 +23,10 @@ LARGE_LIBRARY_BYTES = 48 * MIB
 """Mapped size from which on a library is left alone and counts by its resident bytes: it holds
 kernels for many GPUs, like cuBLAS, or shaders, and a run touches few of them. onnxruntime's library
 has 29 MiB."""
-BLAS_LIBRARY = re.compile(r"lib[^/]*(openblas|gfortran|quadmath)[^/]*$")
+HARDLY_TOUCHED = re.compile(r"(lib[^/]*(openblas|gfortran|quadmath)|onnx_cpp2py|_ml_dtypes)[^/]*$")
 """Libraries that count by their resident bytes, too: numpy's kernels for all processors, which
-edgespec does not multiply with (1 of 30 MiB stays resident)."""
+edgespec does not multiply with (1 of 30 MiB stays resident), and those that read ONNX graphs, which
+only planning does (0 of 8 MiB)."""
 PIECE_BYTES = 256 << 10
 """Most bytes that one touched page makes resident. Pieces of 64 KiB to 1 MiB leave equally much
 resident, pieces of 2 MiB as much as whole mappings."""

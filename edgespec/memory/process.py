@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edgespec.errors import UsageError
 from edgespec.memory import cgroups, library_pages
-from edgespec.memory.library_pages import BLAS_LIBRARY
+from edgespec.memory.library_pages import HARDLY_TOUCHED
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
 MIB = 1 << 20
@@ -52,7 +52,7 @@ def footprint_bytes(root: Path = _ROOT) -> int:
     if sys.platform != "linux":
         return process_rss_bytes(root)
     status = cgroups.table(root / "proc/self/status")
-    counted = [m for m in library_pages.mappings(root) if not BLAS_LIBRARY.search(m.path)]
+    counted = [m for m in library_pages.mappings(root) if not HARDLY_TOUCHED.search(m.path)]
     mapped = sum(mapping.nbytes for mapping in counted)
     resident = sum(mapping.resident_bytes for mapping in counted)
     return status["VmRSS"] - resident + max(int(LIBRARY_SHARE * mapped), resident)

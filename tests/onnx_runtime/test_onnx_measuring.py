@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,13 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgespec.memory.budget import LOADING
+from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import ModelNeeds
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.graph.accuracy import EIGHT_BITS, set_accuracy
+from edgespec_runtimes.onnx.graph.flow import Flow
+from edgespec_runtimes.onnx.graph.rewriting import compacted
+from edgespec_runtimes.onnx.graph.shapes import peak_bytes
 from edgespec_runtimes.onnx.prepare import measuring
 from edgespec_runtimes.onnx.prepared import PreparedOnnx
 from onnx_files import save, write_llama
@@ -232,3 +237,42 @@ def test_a_half_precision_head_that_is_transposed_exists_three_times(tmp_path: P
     head_bytes = 2 * VOCAB * HIDDEN
     more = (rows[tied]["weights in single precision"] for tied in (True, False))
     assert next(more) - next(more) == head_bytes
+
+
+def test_sessions_of_parts_are_kept_by_a_paged_target_alone(tmp_path: Path) -> None:
+    """A model in memory has one session: those of its parts are closed before it is planned."""
+    prepared = runtime.prepare(request(write_llama(tmp_path / "model")))
+    needs = prepared.needs()
+    assert prepared._deployed.sessions == []
+    prepared.close()
+    assert "sessions" in {row.what for row in needs.paged}
+    assert "sessions" not in {row.what for row in (*needs.fixed, *(needs.resident or ()))}
+
+
+def test_a_whole_graph_holds_values_of_all_its_stages() -> None:
+    """Two stages each make a value that only the end reads: a session of both holds both."""
+    floats = partial(helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
+    nodes = [
+        helper.make_node("Neg", ["input_ids"], ["first"]),
+        helper.make_node("Neg", ["input_ids"], ["second"]),
+        helper.make_node("Add", ["first", "second"], ["logits"]),
+    ]
+    inputs = [floats("input_ids", shape=["rows", "tokens"])]
+    outputs = [floats("logits", shape=["rows", "tokens"])]
+    flow = Flow(helper.make_model(helper.make_graph(nodes, "two stages", inputs, outputs)))
+    one, rows = 4 * 8, 2
+    assert peak_bytes(flow, [0, 1, 1], {"input_ids": (1, 8)}) == (2 * one, [one, one])
+    whole, by_stage = peak_bytes(flow, [0, 1, 1], {"input_ids": (rows, 8)})
+    assert (whole, by_stage) == (3 * rows * one, [rows * one, 2 * rows * one])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc tells what is allocated")
+def test_a_graph_takes_no_memory_for_what_was_cut_from_it() -> None:
+    model = onnx.ModelProto()
+    model.graph.node.extend(helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(9999))
+    del model.graph.node[1:]
+    before = allocated_bytes()
+    copy = compacted(model)
+    assert copy == model
+    del model
+    assert allocated_bytes() < before - (1 << 20)

@@ -45,7 +45,7 @@ from edgespec_runtimes.onnx.graph.flow import (
     simplified,
 )
 from edgespec_runtimes.onnx.graph.lookups import with_blocks_by_row, with_rows_fed
-from edgespec_runtimes.onnx.graph.rewriting import pruned
+from edgespec_runtimes.onnx.graph.rewriting import compacted, pruned
 from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
@@ -103,7 +103,8 @@ class PreparedOnnx:
         where = str(path)
         with self._phase("graph and vocabulary"):
             source = artifacts.as_bytes(read_source(path))
-            self._graph = simplified(source.model, where)
+            self._graph = compacted(simplified(source.model, where))
+            source = replace(source, model=self._graph)
             self._choose_accuracy()
             self._roles = find_roles(self._graph.graph, where)
             configs = (source.generation_config, source.config, source.genai_config)
@@ -127,6 +128,8 @@ class PreparedOnnx:
             # created before planning, so that unknown operators are refused now, and the memory of
             # a GPU's libraries is part of the process's measured memory
             self._opened.make_sessions()
+            if self._opened.device.is_cpu:
+                self._opened.close()  # only a paged target creates them again
         trim_heap()  # memory for reading the graph, before the process is measured
 
     @property
@@ -346,6 +349,8 @@ class PreparedOnnx:
             for name, table in open_tables(fitted.cut, self._source, self._stop.is_set, progress):
                 on_failure.callback(table.close)
                 tables.append((name, table))
+            if not self._deployed.sessions:
+                self._deployed.make_sessions()
             # the weights now own the sessions
             sessions, self._deployed.sessions = self._deployed.sessions, []
             weights = self._weights_class(progress)(

@@ -133,6 +133,14 @@ def rewritten(
     return pruned(result)
 
 
+def compacted(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that takes what its content needs: protobuf keeps the memory of removed parts as long
+    as any part of a model."""
+    copy = onnx.ModelProto()
+    copy.ParseFromString(model.SerializeToString())
+    return copy
+
+
 def pruned(model: onnx.ModelProto) -> onnx.ModelProto:
     """Remove, in place, nodes, inputs and tensors that no output depends on."""
     graph = model.graph

@@ -15,7 +15,7 @@ import onnx
 from onnx import NodeProto, TensorProto, defs, helper, numpy_helper, shape_inference
 
 from edgespec.errors import ModelError
-from edgespec_runtimes.onnx.files.roles import LOGITS
+from edgespec_runtimes.onnx.files.roles import IDS, LOGITS
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, Flow
 
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Shape", "Size", "Constant")
@@ -106,37 +106,41 @@ def check_sizes(
 
 def peak_bytes(
     flow: Flow, stage_of: Sequence[int | None], feeds: Mapping[str, tuple[int, ...]]
-) -> list[int]:
-    """Peak memory of the intermediate values of each stage, when nodes run in order.
+) -> tuple[int, list[int]]:
+    """Peak memory of the intermediate values of the graph and of each stage, when nodes run in
+    order.
 
     CPUs compute half precision in single precision, so such a value exists twice. Fused attention
-    returns buffers of ours in place of a present, and needs room for scores.
+    returns buffers of ours in place of a present, and needs room for scores. A graph of one row
+    writes its results to memory of ours.
     """
     known = infer(flow.model, feeds)
     last_use = {name: max(users) for name, users in flow.consumers.items()}
     fed = flow.descendants(flow.inputs, through_shapes=True)
     peaks = [0] * (1 + max(stage or 0 for stage in stage_of))
-    live = [0] * len(peaks)
+    live, whole = [0] * len(peaks), 0
+    is_bound = feeds[IDS][0] == 1
     dying: dict[int, list[tuple[int, int]]] = {}
     for i, node in enumerate(flow.nodes):
         stage = stage_of[i]
         if i in fed and stage is not None and node.op_type not in _VIEWS:
             is_fused = node.op_type == FUSED_ATTENTION
-            if is_fused:
-                peaks[stage] = max(peaks[stage], live[stage] + _score_bytes(node, known))
+            score_bytes = _score_bytes(node, known) if is_fused else 0
+            peaks[stage] = max(peaks[stage], live[stage] + score_bytes)
+            whole = max(whole, sum(live) + score_bytes)
             for name in node.output:
-                if is_fused and name in flow.outputs:
+                if (is_fused or is_bound) and name in flow.outputs:
                     continue
                 described = known.get(name)
                 size = (described.nbytes if described else None) or 0
                 if described and described.kind == TensorProto.FLOAT16:
                     size *= 3
                 live[stage] += size
-                peaks[stage] = max(peaks[stage], live[stage])
+                peaks[stage], whole = max(peaks[stage], live[stage]), max(whole, sum(live))
                 dying.setdefault(last_use.get(name, len(flow.nodes)), []).append((stage, size))
         for ended, size in dying.pop(i, ()):
             live[ended] -= size
-    return peaks
+    return whole, peaks
 
 
 def _score_bytes(node: NodeProto, known: Mapping[str, Described]) -> int:

@@ -6,7 +6,7 @@ Arithmetic on inferred shapes; runs nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -26,7 +26,7 @@ from edgespec_runtimes.onnx.graph.rewriting import (
     MaskForm,
     past_name,
 )
-from edgespec_runtimes.onnx.graph.shapes import peak_bytes
+from edgespec_runtimes.onnx.graph.shapes import Described, infer, peak_bytes
 from edgespec_runtimes.onnx.ort.devices import Device
 
 CHUNKS = (128, 64, 32, 16)
@@ -38,7 +38,8 @@ TOKENS_PER_PASS = 512
 ALIGNMENT = 256
 """Alignment of tensors in CUDA's memory."""
 ARENA_SHARE = 0.25
-"""Fragmentation of an arena as a share of its values; not confirmed on a GPU."""
+"""Fragmentation of an arena as a share of its values; enough on the CPU for every export of
+docs/models.md, not confirmed on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class BatchSizes:
     compute_bytes: int
     """Bytes of one session that computes everything."""
     other_sessions_bytes: int
-    """Additional bytes if each graph of the cut has a session, which keeps its peak memory."""
+    """Additional bytes if each graph of the cut has a session, which keeps its peak memory, and
+    values pass between them."""
     max_nodes: int
     """Most nodes of a tree."""
 
@@ -88,22 +90,29 @@ def batch_sizes(
 
     @cache
     def peaks(n_rows: int, n_new: int) -> list[int]:
-        """Peak memory of each graph of the cut."""
+        """Peak memory of the whole graph, and of each graph of the cut."""
         shapes = feed_shapes(roles, masks, n_rows, n_new, n_ctx, buffer_tokens)
-        by_stage = peak_bytes(flow, stage_of, shapes)
+        whole, by_stage = peak_bytes(flow, stage_of, shapes)
         found = [0] * len(cut.graphs)
         for piece in cut.pieces:
             found[piece.graph] = max(found[piece.graph], by_stage[piece.stage])
-        return found
+        return [whole, *found]
 
     def sizes(max_nodes: int, chunk: int, n_rows: int) -> BatchSizes:
         tree = peaks(n_rows, row_tokens(max_nodes, n_rows))
-        largest = [max(pair) for pair in zip(tree, peaks(1, chunk), strict=True)]
-        others = sum(largest) - max(largest)
-        return BatchSizes(chunk, n_rows, per_pass, max(largest) + fed_bytes, others, max_nodes)
+        whole, *largest = (max(pair) for pair in zip(tree, peaks(1, chunk), strict=True))
+        others = max(0, sum(largest) + passed_bytes - whole)
+        return BatchSizes(chunk, n_rows, per_pass, whole + fed_bytes, others, max_nodes)
 
     per_pass = min(request.batch_size or TOKENS_PER_PASS, n_ctx)
-    fed_bytes = _fed_bytes(roles, masks, per_pass, n_ctx)
+    one_chunk = min(CHUNKS[0], per_pass)
+    known = infer(model, feed_shapes(roles, masks, 1, one_chunk, n_ctx, buffer_tokens))
+    n_chunks = -(-per_pass // one_chunk)
+    is_fused = any(node.op_type == FUSED_ATTENTION for node in flow.nodes)
+    table_bytes = 2 * roles.head_size * (n_ctx + one_chunk)
+    fed_bytes = _mask_bytes(masks, per_pass, n_ctx) + (4 * table_bytes if is_fused else 0)
+    fed_bytes += n_chunks * _value_bytes(known, (name for name, _ in cut.embeddings), 0)
+    passed_bytes = n_chunks * _passed_bytes(known, cut, table_bytes)
     takes_rows = not masks and _takes_padding(flow, roles)
     max_rows = request.max_branches if takes_rows else 1
     rows = dict.fromkeys(min(n, max_rows) for n in (max_rows, *ROWS))
@@ -236,9 +245,29 @@ def converted_bytes(
     return sum(largest)
 
 
-def _fed_bytes(roles: Roles, masks: Sequence[MaskForm], n_tokens: int, n_ctx: int) -> int:
-    """Bytes of values passed between pieces for a prompt's batches: hidden states, angles,
-    masks."""
-    wide = 4 * roles.kv_heads * roles.head_size
-    mask_bytes = sum(helper.tensor_dtype_to_np_dtype(mask.kind).itemsize for mask in masks)
-    return n_tokens * (4 * 4 * wide + n_ctx * mask_bytes)
+def _mask_bytes(masks: Sequence[MaskForm], n_tokens: int, n_ctx: int) -> int:
+    """Bytes of the masks for a prompt's batches, all of which are made before a pass."""
+    kinds = (helper.tensor_dtype_to_np_dtype(mask.kind) for mask in masks)
+    return n_tokens * n_ctx * sum(kind.itemsize for kind in kinds)
+
+
+def _passed_bytes(known: Mapping[str, Described], cut: Cut, table_bytes: int) -> int:
+    """Bytes of one batch's values that wait for later pieces, such as hidden states and angles.
+
+    Each graph's session keeps the most that its own results take at once.
+    """
+    read_last = {name: i for i, piece in enumerate(cut.pieces) for _, name in piece.inputs}
+    waiting: dict[str, int] = {}
+    most = [0] * len(cut.graphs)
+    for i, piece in enumerate(cut.pieces):
+        waiting |= {name: piece.graph for _, name in piece.outputs if read_last.get(name, -1) > i}
+        mine = (name for name, graph in waiting.items() if graph == piece.graph)
+        most[piece.graph] = max(most[piece.graph], _value_bytes(known, mine, table_bytes))
+        waiting = {name: graph for name, graph in waiting.items() if read_last[name] > i}
+    return sum(most)
+
+
+def _value_bytes(known: Mapping[str, Described], names: Iterable[str], table_bytes: int) -> int:
+    """Bytes of values; those of unknown shape are tables of angles cut to the text."""
+    found = (known[name].nbytes if name in known else None for name in names)
+    return sum(table_bytes if nbytes is None else nbytes for nbytes in found)

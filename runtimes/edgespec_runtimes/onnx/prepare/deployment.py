@@ -11,6 +11,8 @@ from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.memory.budget import MIB
+from edgespec.memory.heap import allocated_bytes
+from edgespec.memory.process import round_up_to_step
 from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds, PieceSize, Placement, place
@@ -43,6 +45,8 @@ class Deployment(Closeable):
         self.fitted = fit(choice.device)
         self.sessions: list[OrtSession] = []
         """Sessions without weights, one per graph of the cut."""
+        self.sessions_bytes = 0
+        """Bytes that these take, nearly the same in every process."""
 
     @property
     def device(self) -> Device:
@@ -79,6 +83,7 @@ class Deployment(Closeable):
         self.close()
         device, where = self.device if self.device.has_memory else CPU, self.fitted.where
         providers = device.providers(self.max_bytes)
+        before_bytes = allocated_bytes()
         try:
             for graph in self.fitted.cut.graphs:
                 raise_if_cancelled()
@@ -88,6 +93,8 @@ class Deployment(Closeable):
                 raise
             self.leave_device(f"{self.device.label} failed ({error})")
             return
+        taken_bytes = max(0, allocated_bytes() - before_bytes)
+        self.sessions_bytes = round_up_to_step(taken_bytes)
         self._operators = [session.operators for session in self.sessions]
         if any(device.provider not in session.providers for session in self.sessions):
             self.leave_device(f"onnxruntime could not use {self.device.label}")

@@ -17,7 +17,7 @@ from edgespec_runtimes.onnx.files.source import Source
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, cut
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, FUSED_ATTENTION
 from edgespec_runtimes.onnx.graph.fusing import can_be_fused, export_shapes, with_fused_attention
-from edgespec_runtimes.onnx.graph.rewriting import appends_in_place, rewritten
+from edgespec_runtimes.onnx.graph.rewriting import appends_in_place, compacted, rewritten
 from edgespec_runtimes.onnx.graph.shapes import check_sizes, infer
 from edgespec_runtimes.onnx.graph.variants import is_merged
 from edgespec_runtimes.onnx.memory import needs
@@ -58,7 +58,8 @@ class FittedDecoder:
         self.buffer_tokens = capacity if in_place else 0
         """Tokens of the buffers to which attention appends by itself; 0 if it does not."""
         sizes = sizes_to_compare(roles, self.masks, max_new, capacity, self.buffer_tokens)
-        self.model = folded(rewritten(graph, roles, self.masks, where, self.buffer_tokens), sizes)
+        decoder = rewritten(graph, roles, self.masks, where, self.buffer_tokens)
+        self.model = compacted(folded(decoder, sizes))
         check_sizes(infer(self.model), roles.n_vocab, source.weight_bytes, where)
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
         self._cut = partial(cut, self.model, roles, shapes, where)

@@ -55,8 +55,10 @@ def batch_needs(
 
     A head reads the inputs of `n_layers` layers, each of `n_values`.
     """
-    others = _late(owner, "compute buffers of further sessions", sizes.other_sessions_bytes)
-    buffers = _late(owner, "compute buffers", sizes.compute_bytes)
+    further_bytes = int((1 + needs.ARENA_SHARE) * sizes.other_sessions_bytes)
+    others = _late(owner, "compute buffers of further sessions", further_bytes)
+    buffer_bytes = int((1 + needs.ARENA_SHARE) * sizes.compute_bytes)
+    buffers = _late(owner, "compute buffers", buffer_bytes)
     # onnxruntime's output, and the engine's copy
     logits_bytes = 2 * 4 * sizes.max_nodes * info.n_vocab
     logits = _late(owner, f"logits ({sizes.max_nodes} nodes)", logits_bytes)
@@ -179,7 +181,8 @@ def paged_rows(
         kept = (group.segment.slot_bytes for group in deployment.on_gpu)
         return (small, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
     converted = needs.converted_bytes(fitted.model, fitted.cut, source, fitted.dequantised)
-    rows = (small, _late("target", "weights in single precision", converted))
+    sessions = MemoryRow("target", "sessions", deployment.sessions_bytes)
+    rows = (small, sessions, _late("target", "weights in single precision", converted))
     if not fitted.layouts:
         packed_bytes = _packed_bytes(fitted, measured.sizes)
         return (_late("target", "packed weights of streamed layers", packed_bytes), *rows)
