@@ -78,7 +78,7 @@ def test_a_name_of_this_machine_will_do_and_a_signal_ends_it():
     with running("120MiB", host="localhost") as (address, server):
         assert address.startswith("127.0.0.1:")
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(10) == 0
 
 
 @pytest.mark.parametrize(
