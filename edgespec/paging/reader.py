@@ -163,14 +163,38 @@ class FileWatch:
         before, now = self._before, os.fstat(descriptor)
         if now.st_size < before.st_size:
             raise WeightReadError(
-                f"{self._path} was cut short while it was streamed: it ends at byte "
+                f"{self._path} was cut short while it was in use: it ends at byte "
                 f"{now.st_size:,}, and had {before.st_size:,} bytes; copy or download it again"
             )
         if (now.st_mtime_ns, now.st_size) != (before.st_mtime_ns, before.st_size):
             raise WeightReadError(
-                f"{self._path} was written to while it was streamed, so that its weights are not "
+                f"{self._path} was written to while it was in use, so that its weights are not "
                 "those that were loaded: load the model again"
             )
+
+
+class WatchedFiles(Closeable):
+    """Files that a library has mapped, which stay as they were when they were opened."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises WeightReadError if one cannot be opened."""
+        self._watches: list[tuple[int, FileWatch]] = []
+        for path in paths:
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except OSError as error:
+                self.close()
+                raise WeightReadError(f"cannot open {path}: {error.strerror}") from error
+            self._watches.append((descriptor, FileWatch(path, descriptor)))
+
+    def check(self) -> None:
+        """Raise WeightReadError if one was cut short or written to."""
+        for descriptor, watch in self._watches:
+            watch.check(descriptor)
+
+    def close(self) -> None:
+        while self._watches:
+            os.close(self._watches.pop()[0])
 
 
 class DirectReader(Closeable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -139,6 +140,18 @@ def test_a_file_cut_short_after_loading_is_an_error(tmp_path: Path) -> None:
         file.truncate(data.stat().st_size // 2)
     with pytest.raises(WeightReadError, match="cut short"):
         one_by_one(model, tokens)
+    model.close()
+
+
+def test_a_file_cut_short_under_a_resident_model_is_an_error(tmp_path: Path) -> None:
+    """onnxruntime has parts of it mapped, so that reading on would end the process."""
+    write_llama(tmp_path, layers=2, ffn=128, vocab=512)
+    model = open_resident(tmp_path)
+    prefill(model, [1, 2])
+    os.truncate(tmp_path / DATA_FILE, 100)
+    with pytest.raises(WeightReadError, match="cut short while it was in use"):
+        prefill(model, [3])
+    assert model.committed_of(0) == 2
     model.close()
 
 

@@ -404,7 +404,7 @@ def test_a_file_that_was_overwritten_in_place_is_noticed(tmp_path: Path) -> None
     with path.open("r+b") as file:
         file.write(b"other weights")
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000))  # clocks of files are coarse
-    with pytest.raises(WeightReadError, match="was written to while it was streamed"):
+    with pytest.raises(WeightReadError, match="was written to while it was in use"):
         read_last_block(reader)
     reader.close()
 

@@ -12,8 +12,9 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from edgespec.concurrency.owning import Users
+from edgespec.concurrency.owning import Users, close_all
 from edgespec.errors import UsageError
+from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import PassPart, Progress, Vocabulary
 from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.tracing.spans import OFF, Trace, Track
@@ -30,7 +31,7 @@ PIECE_BYTES = 1 << 20
 
 class OnnxModel(RunningModel):
     """A loaded ONNX model; implements `LanguageModel`, `KeepsState`, `IsAdjustable` and, if loaded
-    for it, `GivesFeatures`. Owns its decoder.
+    for it, `GivesFeatures`. Owns its decoder and `files`.
 
     Texts in one pass have separate batches: each piece's weights are read once for all of them, and
     a text rounds as it does alone, which it would not as a row of a common batch.
@@ -47,8 +48,10 @@ class OnnxModel(RunningModel):
         *,
         origin: StateOrigin,
         layer_inputs: LayerInputs | None = None,
+        files: WatchedFiles | None = None,
     ) -> None:
-        """`layer_inputs` is the object that the decoder fills."""
+        """`layer_inputs` is the object that the decoder fills; `files` are those that onnxruntime
+        has mapped."""
         self.info = replace(info, prompt_batch=tokens_per_pass)
         super().__init__(vocabulary, origin, decoder.stop, Users("the model"))
         self._decoder = decoder
@@ -56,6 +59,7 @@ class OnnxModel(RunningModel):
         self._weights = decoder.weights
         self._batcher = batcher
         self._tap = self._layer_inputs = layer_inputs
+        self._files = files
         self._tokens_per_pass = tokens_per_pass
         self._trace = trace
 
@@ -160,7 +164,7 @@ class OnnxModel(RunningModel):
 
     def _release(self) -> None:
         super()._release()
-        self._decoder.close()
+        close_all(self._decoder.close, *((self._files.close,) if self._files else ()))
 
     def _pass(
         self,
@@ -169,6 +173,8 @@ class OnnxModel(RunningModel):
         on_piece: Callable[[float], None] | None = None,
     ) -> np.ndarray:
         self._n_passes += 1
+        if self._files:
+            self._files.check()
         if self._weights:
             self._weights.settle()
             self._weights.passes += 1

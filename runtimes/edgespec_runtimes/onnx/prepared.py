@@ -21,6 +21,7 @@ from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.collapsing import collapse_resident
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
+from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.kept_features import check_layers, no_features
 from edgespec.ports.state import StateOrigin
@@ -296,6 +297,8 @@ class PreparedOnnx:
         """Load the whole graph in one session, whose weights onnxruntime reads and packs."""
         self.close()
         with self._phase("weights"), ExitStack() as on_failure:
+            files = WatchedFiles(self._source.files)  # onnxruntime maps what it does not pack
+            on_failure.callback(files.close)
             whole, tables = self._deployed.fitted.model, []
             if self._deployed.device.is_cpu:
                 kinds = self._deployed.fitted.fed_kinds(self._source)
@@ -327,7 +330,7 @@ class PreparedOnnx:
             outputs = tuple((name, name) for name in session.outputs)
             one_piece = Cut((), (Piece("model", 0, 0, inputs, (), outputs),), ())
             on_failure.pop_all()
-        return self._open(one_piece, session, None, tables)
+        return self._open(one_piece, session, None, tables, files)
 
     def _load_on_trial(self, progress: Progress | None) -> LanguageModel:
         """Load and run once, because CoreML accepts graphs that it cannot run, for example with an
@@ -386,6 +389,7 @@ class PreparedOnnx:
         session: OrtSession | None,
         weights: OnnxWeights | None,
         tables: Sequence[tuple[str, EmbeddingTable]],
+        files: WatchedFiles | None = None,
     ) -> LanguageModel:
         """A model that owns all of these."""
         fitted, n_slots, layer_inputs = self._deployed.fitted, self.info.n_slots, None
@@ -413,6 +417,7 @@ class PreparedOnnx:
             self._request.trace if self._request.owner == "target" else OFF,
             origin=self._state_origin(),
             layer_inputs=layer_inputs,
+            files=files,
         )
 
     def _state_origin(self) -> StateOrigin:
