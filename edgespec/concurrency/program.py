@@ -21,9 +21,8 @@ def run_program(
     subprocess.TimeoutExpired and Cancelled.
     """
     deadline_s = time.monotonic() + timeout_s
-    with (
-        TemporaryFile() as file
-    ):  # no pipe: `communicate` forgets the input when it is called again
+    # no pipe: `communicate` forgets the input when it is called again
+    with TemporaryFile() as file:
         file.write(given)
         file.seek(0)
         with subprocess.Popen(

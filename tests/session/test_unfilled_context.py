@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edgespec
 from edgespec.memory import changed_budget
 from edgespec.models.embedded import embedded_pair
+from edgespec.paging import pager
 from edgespec_runtimes.gguf.context import cache_memory
 from gguf_files import U32, tiny_llama
 
@@ -114,3 +116,29 @@ def test_texts_stay_while_memory_goes_back_and_forth(
         assert session.plan.paged
         for _ in range(2):
             assert written(session) == expected
+
+
+def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = embedded_pair()
+    load = edgespec.LoadSettings(model=files.target, memory_budget="2GiB", ctx_size=512, threads=1)
+    budget = edgespec.plan(load).smallest_bytes + (1 << 20)
+    prompt, read, stopped_at = "def add(a, b):", pager.read_segment, list[str]()
+    with edgespec.load(load) as session:
+        expected = session.generate(prompt, max_tokens=12).tokens
+    with edgespec.load(load.model_copy(update={"memory_budget": budget})) as session:
+        target, planned = session._budget._target, session.budget.pinned_bytes
+
+        def read_and_stop(reader: Any, segment: Any, memory: Any, *rest: Any) -> int:
+            if memory.nbytes == segment.slot_bytes and not stopped_at:  # to be pinned
+                stopped_at.append(segment.name)
+                target.cancel()
+            return read(reader, segment, memory, *rest)
+
+        monkeypatch.setattr(pager, "read_segment", read_and_stop)
+        with session.stream(prompt, max_tokens=12) as generation:
+            assert not list(generation)
+        assert stopped_at
+        assert session.generate(prompt, max_tokens=12).tokens == expected
+        assert session.budget.pinned_bytes > planned

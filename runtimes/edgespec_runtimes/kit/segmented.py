@@ -105,17 +105,24 @@ class SegmentedWeights(Closeable, Generic[G]):
             return self._applied
 
     def fill_context(self, n_cells: int) -> None:
-        """Call before the first `n_cells` of the context are filled: gives their memory up."""
+        """Call before the first `n_cells` of the context are filled: gives their memory up. What
+        there is room for instead is pinned when the next pass begins."""
         with self._changing:
-            self._n_cells = n_cells
-        self.settle()
+            before, self._n_cells = self._wanted, n_cells
+            wanted = self._wanted
+        if wanted.pinned < before.pinned or wanted.expert_bytes < before.expert_bytes:
+            self.settle()
 
-    def settle(self) -> None:
+    def settle(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Take a step towards the division that was asked for.
+
+        Raises WeightReadError, and Cancelled once `is_stopped`; the next call goes on.
+        """
         with self._changing:
             wanted, applied = self._wanted, self._applied
         if wanted != self._present:
             self._present = None
-            self._present = self._approach(wanted)
+            self._present = self._approach(wanted, is_stopped)
         applied.set()
 
     @property
@@ -130,7 +137,7 @@ class SegmentedWeights(Closeable, Generic[G]):
             self._pin(group, self._is_stopped)
         self._stream(self._wanted.ring_bytes)
 
-    def _approach(self, wanted: WeightShares) -> WeightShares:
+    def _approach(self, wanted: WeightShares, is_stopped: Callable[[], bool]) -> WeightShares:
         """Let go what is pinned and not wanted, and pin some of what is missing; returns the
         division from now on. May be called again after it raised."""
         groups = self._groups_of(wanted)
@@ -145,7 +152,10 @@ class SegmentedWeights(Closeable, Generic[G]):
         self._use(arranged)
         for group in arranged.pinned_groups:
             if not self._is_pinned(group):
-                self._pin(group, lambda: False)
+                self._pin(group, is_stopped)
+                if is_stopped():  # it was perhaps read in part
+                    self._let_go(group)
+                    raise Cancelled("the model was asked to stop")
         self._stream(shares.ring_bytes)
         return shares
 

@@ -134,7 +134,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
     def begin_pass(self, on_segment: Callable[[float], None] | None = None) -> None:
         """Call before every llama_decode."""
         self.failure = None
-        self.settle()
+        self.settle(self._is_stopped)
         self._on_segment = on_segment
         self._compute_pinned(0)
 

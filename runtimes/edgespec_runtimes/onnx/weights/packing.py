@@ -110,10 +110,10 @@ class PackedWeights(OnnxWeights):
         sessions = (session.close for session in self._pinned_sessions.values())
         close_all(*worker, *sessions, super().close)
 
-    def _approach(self, wanted: WeightShares) -> WeightShares:
+    def _approach(self, wanted: WeightShares, is_stopped: Callable[[], bool]) -> WeightShares:
         self._forget_next()
         try:
-            return super()._approach(wanted)
+            return super()._approach(wanted, is_stopped)
         finally:
             trim_heap()
 
