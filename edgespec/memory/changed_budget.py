@@ -95,12 +95,15 @@ def while_unfilled(plan: MemoryPlan, context: ContextSize) -> Sequence[UnfilledS
     weights: pinned segments, or experts.
 
     Each has all that those for more cells have, so that nothing is read again as a text grows.
+    There are none where nothing is streamed.
     """
+    if len(plan.pinned) == len(plan.segments) and plan.experts is None:
+        return []
     shares, found = shares_of(plan), list[UnfilledShares]()
     step = max(LEAST_STEP_CELLS, -(-context.n_cells // N_STEPS))
     room, unfilled = -context.rest_bytes, range(step, context.n_cells, step)
     n_before = context.n_cells
-    for n_cells in reversed(unfilled if plan.paged else ()):
+    for n_cells in reversed(unfilled):
         room += (n_before - n_cells) * context.cell_bytes
         n_before = n_cells
         if plan.experts is not None:

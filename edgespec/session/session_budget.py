@@ -51,7 +51,7 @@ class SessionBudget(Closeable):
         self._weights: AdjustsWeights | None = weights
         self._cuts = needs.cuts if needs and weights else ()
         self._experts = needs.experts if needs and weights else None
-        if weights is not None:
+        if weights is not None and changed_budget.while_unfilled(self.plan, weights.context):
             self._divide(weights, self.plan)
         self._changing = threading.Lock()
         self._is_over = threading.Event()
