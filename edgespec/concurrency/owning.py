@@ -33,8 +33,12 @@ class Closeable(ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+
+class InOneProcess(Closeable):
+    """Base class of objects that cannot be pickled, as for another process, or copied."""
+
     def __reduce__(self) -> str:
-        """Refuse to be pickled, as for another process, or copied. Raises TypeError."""
+        """Refuse. Raises TypeError."""
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled or copied: open one in each process"
         )

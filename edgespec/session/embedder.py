@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec import runtimes
-from edgespec.concurrency.owning import Closeable
+from edgespec.concurrency.owning import Closeable, InOneProcess
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import BudgetError, ModelError, SessionClosed, UsageError
 from edgespec.memory import heap, library_pages, process, request_memory
@@ -55,7 +55,7 @@ def plan_embedder(settings: LoadSettings | str | Path) -> MemoryPlan:
         return worker.run(prepared.plan, prepared.cancel)
 
 
-class Embedder(Closeable):
+class Embedder(InOneProcess):
     """A loaded embedding model that any thread may use; close it to free memory and files.
 
     `embed` and `create_embedding` are llama-cpp-python's; one text is computed at a time.

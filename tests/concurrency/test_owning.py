@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgespec.concurrency.owning import Users, close_all
-from edgespec.concurrency.worker import Worker
+from edgespec.concurrency.owning import InOneProcess, Users, close_all
 from edgespec.errors import UsageError
 
 
@@ -40,10 +39,17 @@ def test_all_are_closed_in_order_whatever_one_raises() -> None:
 
 
 @pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_what_is_closed_cannot_be_pickled_or_copied(make: Callable[[object], object]) -> None:
+def test_what_stays_in_its_process_cannot_be_pickled_or_copied(
+    make: Callable[[object], object],
+) -> None:
     """The refusal was about a lock that nobody had named."""
-    with pytest.raises(TypeError, match="a Worker cannot be pickled or copied: open one in each"):
-        make(Worker())
+
+    class Owner(InOneProcess):
+        def close(self) -> None:
+            """Nothing is owned."""
+
+    with pytest.raises(TypeError, match="a Owner cannot be pickled or copied: open one in each"):
+        make(Owner())
 
 
 def test_nothing_to_close_is_no_error() -> None:

@@ -19,7 +19,7 @@ from edgespec.engine.drafting.state_store import (
 from edgespec.engine.engine import Engine
 from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.files.json_file import pair_digest
+from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
@@ -44,7 +44,7 @@ def learnt_in(
         for sampling in samplings:
             finish(engine.generate(PROMPT, sampling, n_tokens))
     (file,) = folder.iterdir()
-    content: dict[str, dict[str, float]] = json.loads(file.read_text())
+    content: dict[str, dict[str, float]] = JsonFile(file.parent, file.stem).read()
     return content
 
 
@@ -187,7 +187,7 @@ def teach(folder: Path, target: FakeModel, **rules: object) -> None:
     """The folder holds what a run left in which guesses were dear."""
     spent_of(folder, target, **rules)
     (file,) = folder.iterdir()
-    content = json.loads(file.read_text())
+    content = JsonFile(file.parent, file.stem).read()
     (place,) = (name for name in content if name.startswith("rounds@"))
     content[place]["spent"] = 1.0
     file.write_text(json.dumps(content))
@@ -228,7 +228,7 @@ def test_costs_are_kept_apart_and_what_is_learnt_of_guesses_is_not(tmp_path: Pat
     for target in (Streamed(), Streamed(2000.0), Streamed(n_threads=1)):
         spent_of(tmp_path, target)
     (file,) = tmp_path.iterdir()
-    content = json.loads(file.read_text())
+    content = JsonFile(file.parent, file.stem).read()
     costs = {name: told for name, told in content.items() if name.startswith("rounds@")}
     assert len(costs) == 3
     assert all("spent" in told for told in costs.values())
