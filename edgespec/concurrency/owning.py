@@ -40,7 +40,7 @@ class InOneProcess(Closeable):
     def __reduce__(self) -> str:
         """Refuse. Raises TypeError."""
         raise TypeError(
-            f"a {type(self).__name__} cannot be pickled or copied: open one in each process"
+            f"{type(self).__name__} cannot be pickled or copied: open one in each process"
         )
 
 
