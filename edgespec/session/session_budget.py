@@ -51,8 +51,8 @@ class SessionBudget(Closeable):
         self._weights: AdjustsWeights | None = weights
         self._cuts = needs.cuts if needs and weights else ()
         self._experts = needs.experts if needs and weights else None
-        if weights is not None and changed_budget.while_unfilled(self.plan, weights.context):
-            self._divide(weights, self.plan)
+        if weights and (unfilled := changed_budget.while_unfilled(self.plan, weights.context)):
+            weights.divide(changed_budget.shares_of(self.plan), unfilled)
         self._changing = threading.Lock()
         self._is_over = threading.Event()
         self._follower: threading.Thread | None = None
@@ -101,15 +101,12 @@ class SessionBudget(Closeable):
     def _change_to(self, budget_bytes: int) -> None:
         plan = changed_budget.adjusted(self.plan, budget_bytes, self._cuts, self._experts)
         if self._weights is not None:
-            self._wait(self._weights, plan, self._divide(self._weights, plan))
+            unfilled = changed_budget.while_unfilled(plan, self._weights.context)
+            applied = self._weights.divide(changed_budget.shares_of(plan), unfilled)
+            self._wait(self._weights, plan, applied)
         if budget_bytes < self.plan.budget_bytes:
             library_pages.release()
         self.plan = plan
-
-    def _divide(self, weights: AdjustsWeights, plan: MemoryPlan) -> threading.Event:
-        """Give the weights the memory of `plan`, and what the context does not use yet."""
-        unfilled = changed_budget.while_unfilled(plan, weights.context)
-        return weights.divide(changed_budget.shares_of(plan), unfilled)
 
     def _wait(self, weights: AdjustsWeights, plan: MemoryPlan, applied: threading.Event) -> None:
         """Wait until a pass or the engine's thread has given the memory up."""

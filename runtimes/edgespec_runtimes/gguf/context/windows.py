@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -163,7 +164,7 @@ class WindowCells(CacheMemory):
         neighbours = cells[: self._cells_per_page]
         return next((n for n, cell in enumerate(neighbours) if self.held[cell]), len(neighbours))
 
-    @property
+    @cached_property
     def _cells_per_page(self) -> int:
         return 1 + mmap.PAGESIZE // min((t.row_bytes for t in self.tensors), default=1)
 
