@@ -17,8 +17,8 @@ from edgespec.ports.adjusting import ContextSize
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 
-_NO_HUGE_PAGES = 15
-"""`MADV_NOHUGEPAGE`."""
+_GIVE_BACK, _NO_HUGE_PAGES = 4, 15
+"""Linux's `MADV_DONTNEED` and `MADV_NOHUGEPAGE`; Python has the names on Linux only."""
 SLACK_CELLS = 256
 """Fewest cells whose memory is worth giving back: the next guesses take some of it again."""
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -124,7 +124,7 @@ class CacheMemory:
         ctypes.memset(last, 0, end - last)
         self._advise(first, last)
 
-    def _advise(self, begin: int, end: int, advice: int = mmap.MADV_DONTNEED) -> None:
+    def _advise(self, begin: int, end: int, advice: int = _GIVE_BACK) -> None:
         first, last = whole_pages(begin, end)
         if first < last:
             self._madvise(first, last - first, advice)
