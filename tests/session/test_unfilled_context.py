@@ -16,6 +16,7 @@ from edgespec.memory import changed_budget
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import pager
 from edgespec_runtimes.gguf.context import cache_memory
+from edgespec_runtimes.kit.segmented import SegmentedWeights
 from gguf_files import U32, tiny_llama
 
 N_CTX = 2048
@@ -116,6 +117,40 @@ def test_texts_stay_while_memory_goes_back_and_forth(
         assert session.plan.paged
         for _ in range(2):
             assert written(session) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_nothing_is_read_before_the_pass_that_fills_a_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read that failed there left the cells of other texts in disorder, and none could be
+    stopped."""
+    monkeypatch.setattr(changed_budget, "LEAST_STEP_CELLS", 4)
+    monkeypatch.setattr(changed_budget, "N_STEPS", 64)
+    monkeypatch.setattr(changed_budget, "GROWTH_SHARE", 0)  # a segment before each pass
+    monkeypatch.setattr(cache_memory, "SLACK_CELLS", 0)
+    files = embedded_pair()
+    load = edgespec.LoadSettings(model=files.target, memory_budget="2GiB", ctx_size=256, threads=1)
+    budget = edgespec.plan(load).smallest_bytes + (1 << 20)
+    read, fill = pager.read_segment, SegmentedWeights.fill_context
+    seen, filling = list[bool](), list[bool]()
+
+    def filled(self: Any, n_cells: int) -> None:
+        filling.append(True)
+        fill(self, n_cells)
+        filling.clear()
+
+    def noted(reader: Any, segment: Any, memory: Any, *rest: Any) -> int:
+        seen.append(bool(filling))
+        return read(reader, segment, memory, *rest)
+
+    monkeypatch.setattr(SegmentedWeights, "fill_context", filled)
+    with edgespec.load(load.model_copy(update={"memory_budget": budget})) as session:
+        monkeypatch.setattr(pager, "read_segment", noted)
+        for prompt in ("hello", "the tea " * 30, "hello", "the tea " * 60):
+            session.generate(prompt, max_tokens=2)
+    assert seen
+    assert not any(seen)
 
 
 def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(
