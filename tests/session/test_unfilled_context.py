@@ -15,9 +15,12 @@ import edgespec
 from edgespec.memory import changed_budget
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import pager
+from edgespec.ports.adjusting import ContextSize
 from edgespec_runtimes.gguf.context import cache_memory
 from edgespec_runtimes.kit.segmented import SegmentedWeights
 from gguf_files import U32, tiny_llama
+from zoo_files import write_model
+from zoo_species import Species
 
 N_CTX = 2048
 PROGRAM = """
@@ -117,6 +120,19 @@ def test_texts_stay_while_memory_goes_back_and_forth(
         assert session.plan.paged
         for _ in range(2):
             assert written(session) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_a_context_in_columns_lends_nothing(tmp_path: Path) -> None:
+    """llama.cpp computes Grok without flash attention whatever it is asked for, and keeps values
+    in columns: pages of free rows had values of the texts."""
+    path = write_model(tmp_path / "grok.gguf", Species("grok", True))
+    load = edgespec.LoadSettings(model=path, memory_budget="2GiB", ctx_size=256, threads=1)
+    budget = edgespec.plan(load).smallest_bytes
+    with edgespec.load(load.model_copy(update={"memory_budget": budget})) as session:
+        weights = session._budget._weights
+        assert weights is not None
+        assert weights.context == ContextSize()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
