@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 
@@ -16,10 +15,12 @@ _OWN_HASHES = ("_md5", "_sha1", "_sha3", "_blake2")
 def main() -> int:
     """The command line; Ctrl-C and SIGTERM during its imports end it as later ones do."""
     ended: list[int] = []
-    atexit.register(_end_at_once, ended)  # the first one is called last
     exit_code = _INTERRUPTED
     try:
         _mind_signals()
+        import atexit
+
+        atexit.register(_end_at_once, ended)  # the first one is called last
         if not _hashes_much(sys.argv[1:]):
             _leave_out_openssl()
         from edgespec.cli import entry
