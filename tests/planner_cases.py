@@ -7,10 +7,11 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from edgespec.engine.outcome import RoundOutcome, RoundSoFar
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.engine.planning.round_costs import RoundCosts
+from edgespec.rules.stop_rules import RoundSoFar
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
 

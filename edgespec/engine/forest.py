@@ -15,12 +15,13 @@ import numpy as np
 
 from edgespec.concurrency.worker import Running
 from edgespec.engine.drafting.grower import step_ahead
-from edgespec.engine.outcome import RoundOutcome, RoundSoFar
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import nodes_to_verify
 from edgespec.engine.round import Round
-from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
+from edgespec.rules.pacer import nodes_to_verify
+from edgespec.rules.stop_rules import RoundSoFar
+from edgespec.rules.tree_limits import Limits
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from edgespec.engine.outcome import RoundSoFar
 from edgespec.engine.planning.credit import Credit
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import most_probable
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.pacer import most_probable
+from edgespec.rules.stop_rules import RoundSoFar
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
 from engine_cases import N_VOCAB, generate

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from edgespec import theory
 from edgespec.engine.drafting.state_store import Numbers, recall, state_of
-from edgespec.engine.outcome import RoundOutcome, RoundSoFar
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.credit import LATER_SHARE, LINE, START_TOKENS, Credit
-from edgespec.engine.planning.pacer import most_probable
 from edgespec.engine.planning.pass_curve import Floats, octave
 from edgespec.engine.planning.round_costs import RoundCosts
-from edgespec.engine.stop_rules import StopRule
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.pacer import most_probable
+from edgespec.rules.stop_rules import RoundSoFar, StopRule
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.drafting.drafter import Guess
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.tree_limits import Limits
 from edgespec.settings.rule_names import PacerName
 from edgespec.tree import ROOT, TokenTree
+
+
+class Guess(NamedTuple):
+    """A candidate for the token after a node."""
+
+    token: int
+    confidence: float
+    """Calibrated probability that it is accepted if the node is, from all sources."""
+    probability: float
+    """The drafter's own share of the token: softmax of its scores, noise included."""
+    source: str
+    """Name of the drafter."""
 
 
 class Pacer(ABC):

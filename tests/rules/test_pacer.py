@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_tree import trees
 
-from edgespec.engine.drafting.drafter import Guess
-from edgespec.engine.planning.pacer import (
+from edgespec.rules.pacer import (
     PACERS,
     BestFirstPacer,
+    Guess,
     LinearPacer,
     LLMCadPacer,
     nodes_to_verify,
 )
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 
 WIDE = Limits(max_nodes=64, max_branches=32, max_depth=16)
