@@ -5,11 +5,9 @@ Knows rounds, but no model. A single text is the case of one tree.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +19,6 @@ from edgespec.engine.round import Round
 from edgespec.ports import PassPart
 from edgespec.rules.pacer import nodes_to_verify
 from edgespec.rules.stop_rules import RoundSoFar
-from edgespec.rules.tree_limits import Limits
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 
@@ -106,16 +103,9 @@ class Forest:
         if self.rounds[0].tree.draws:
             [round_] = self.rounds
             return [list(range(min(len(round_.tree), round_.limits.max_nodes)))]
-        n_others = len(self.rounds) - 1
-        most = min(point.n_rows + n_others, max_nodes)
-        candidates = [
-            nodes_to_verify(round_.tree, self._limited(round_, most - n_others))
-            for round_ in self.rounds
-        ]
-        if not n_others:
-            return candidates
-        trees = [round_.tree for round_ in self.rounds]
-        return share_out(trees, candidates, most, self.rounds[0].slot.limits.max_branches)
+        trees, limits = [r.tree for r in self.rounds], [r.limits for r in self.rounds]
+        most = min(point.n_rows + len(trees) - 1, max_nodes)
+        return nodes_to_verify(trees, limits, most, self.rounds[0].slot.limits.max_branches)
 
     def beside(self, n_rows: int) -> Callable[[Running[Logits]], None] | None:
         """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
@@ -201,10 +191,6 @@ class Forest:
         steps, steps_s = self._outcome.draft_steps, self._outcome.growing_s
         return RoundSoFar(tree, ends, steps, steps_s, free_sources, n_ends, step_depth)
 
-    def _limited(self, round_: Round, most: int) -> Limits:
-        limits = round_.limits
-        return replace(limits, max_nodes=max(1, min(limits.max_nodes, most)))
-
 
 def _peers(ready: Sequence[tuple[Round, list[int]]]) -> Sequence[tuple[Round, list[int]]]:
     """The trees that share the next draft step."""
@@ -212,38 +198,3 @@ def _peers(ready: Sequence[tuple[Round, list[int]]]) -> Sequence[tuple[Round, li
         return ready
     best = [round_.best(nodes) for round_, nodes in ready]
     return [one for one, its in zip(ready, best, strict=True) if its >= PEER_RATIO * max(best)]
-
-
-def share_out(
-    trees: Sequence[TokenTree],
-    candidates: Sequence[Sequence[int]],
-    max_nodes: int,
-    max_branches: int,
-) -> list[list[int]]:
-    """Nodes of each tree to verify, ascending: all roots, then the most probable `candidates`.
-
-    The first branch of each text does not count towards `max_branches`.
-    """
-    selected: list[set[int]] = [{ROOT} for _ in trees]
-    extended: list[set[int]] = [set() for _ in trees]
-    ranked = [
-        (-float(tree.cumulative[node]), n, node)
-        for n, (tree, nodes) in enumerate(zip(trees, candidates, strict=True))
-        for node in nodes
-        if node != ROOT
-    ]
-    heapq.heapify(ranked)
-    n_nodes, n_branches = len(trees), 1
-    while ranked and n_nodes < max_nodes:
-        _, n, node = heapq.heappop(ranked)
-        parent = int(trees[n].parent[node])
-        if parent not in selected[n]:
-            continue
-        if parent in extended[n]:
-            if n_branches == max_branches:
-                continue
-            n_branches += 1
-        extended[n].add(parent)
-        selected[n].add(node)
-        n_nodes += 1
-    return [sorted(nodes) for nodes in selected]

@@ -157,7 +157,8 @@ def test_the_tree_holds_the_most_probable_paths(
     said = [guesses.opinion(int(tree.key[node])) for node in range(2)]
     assert said[0] != said[1]
     at_depths = []
-    chosen = sorted(tree.cumulative[nodes_to_verify(tree, limits)])[::-1]
+    [nodes] = nodes_to_verify([tree], [limits], limits.max_nodes, limits.max_branches)
+    chosen = sorted(tree.cumulative[nodes])[::-1]
     for depth in range(head.block_guesses):
         line = next(node for node in range(len(tree)) if tree.depth[node] == depth)
         mixed = tree.confidence[tree.children(line)]

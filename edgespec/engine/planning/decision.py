@@ -266,7 +266,9 @@ class RoundPlanner:
         order = np.argsort(-tree.cumulative[: len(tree)], kind="stable")
         rows, n_lines = np.arange(1, len(tree) + 1), 1
         if self.lines is not None:  # another level makes all lines longer
-            order, rows = np.array(most_probable(tree, self.lines)).T
+            limits = self.lines
+            found = most_probable([tree], [limits], limits.max_nodes, limits.max_branches)
+            _, order, rows = np.array(found).T
             n_lines = tree.branch_count(order.tolist())
         return order, np.append(rows, rows[-1] + n_lines * np.arange(1, n_grown + 1))
 
