@@ -45,10 +45,9 @@ def measured_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "library_memory", lambda: LibraryMemory(40 * MIB))
 
 
-def prepared(n_layers: int, owner: str = "target") -> PreparedGguf:
-    options = GgufOptions(flash_attn="on", n_gpu_layers=n_layers, n_gpu_layers_draft=n_layers)
-    path = PAIR.draft if owner == "draft" else PAIR.target
-    return runtime.prepare(ModelRequest(path, owner, 256, 17, 17, 2, options=options))
+def prepared(n_layers: int) -> PreparedGguf:
+    options = GgufOptions(flash_attn="on", n_gpu_layers=n_layers)
+    return runtime.prepare(ModelRequest(PAIR.target, "target", 256, 17, 17, 2, options=options))
 
 
 def resident(found: PreparedGguf) -> LanguageModel:
@@ -69,14 +68,6 @@ class TestATargetKeepsTheContract(PortContract):
     @pytest.fixture(params=[3, 99])
     def model_factory(self, request: pytest.FixtureRequest) -> Callable[[], LanguageModel]:
         return lambda: on_gpu(request.param)
-
-
-class TestADraftKeepsTheContract(PortContract):
-    atol = NEAR
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: resident(prepared(99, "draft"))
 
 
 class TestWhatStaysKeepsThePagingContract(PagingContract):
@@ -104,6 +95,7 @@ def tokens(draft: Path | None, n_layers: int, n_layers_draft: int, prompt: str) 
             "ctx_size": 256,
             "n_gpu_layers": n_layers,
             "n_gpu_layers_draft": n_layers_draft,
+            "equal_passes": True,
         }
     )
     rules = EngineSettings(fallback="fixed", step_aside=False)
@@ -127,9 +119,12 @@ PROMPTS = ["def gcd(a, b):", "Once upon a time", "for line in sys.stdin:\n    "]
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("n_layers", [0, 3, 99])
-def test_a_draft_changes_no_token_but_near_ties(n_layers: int, prompt: str):
+def test_a_draft_changes_no_token(n_layers: int, prompt: str):
+    """Nor near ties; only CUDA was tried, so elsewhere these may differ."""
     alone = tokens(None, n_layers, 0, prompt)
-    assert gap(alone, tokens(PAIR.draft, n_layers, 0, prompt), n_layers) < NEAR
+    drafted = tokens(PAIR.draft, n_layers, 0, prompt)
+    is_exact = not n_layers or ggml.backend_of(gpu.find() or 0) == "CUDA"
+    assert drafted == alone if is_exact else gap(alone, drafted, n_layers) < NEAR
 
 
 def test_a_draft_on_the_device_changes_no_token():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -180,7 +181,8 @@ def test_memory_of_this_process_is_measured():
     block[:: 4096 // 2] = b"x" * len(block[:: 4096 // 2])
     with_block = process.process_rss_bytes()
     del block
-    assert process.peak_rss_bytes() >= with_block - MIB
+    uncounted = (os.cpu_count() or 1) * 32 * 4096  # pages that Linux has not yet added up
+    assert process.peak_rss_bytes() >= with_block - MIB - uncounted
     assert with_block > 64 * MIB
 
 

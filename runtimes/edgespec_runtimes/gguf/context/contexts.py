@@ -86,10 +86,15 @@ class ContextShape:
     """True if sliding-window layers free cells outside all windows."""
     tile: int = 1
     """Cells of a tile that each of several texts is aligned with; 1 if they need not be."""
+    pass_rows: int = 0
+    """Rows of every pass that is no batch of a prompt, and which are filled up where there are
+    fewer; 0 if passes may have any number. Batches of prompts have `n_batch` then."""
 
     @property
     def n_cells(self) -> int:
         n_filled = self.n_slots * self.tile if self.tile > 1 else 0
+        if self.pass_rows:
+            n_filled += self.largest_batch
         return self.n_slots * self.n_ctx + n_filled
 
     @property
@@ -276,12 +281,9 @@ def windows_of(model: Model, shape: ContextShape) -> WindowCells | None:
 
 
 def filled_cells(shape: ContextShape) -> FilledCells | None:
-    """The cells of a context whose memory is taken as they are filled; None if all is taken at
-    once."""
-    # without flash attention, a cell's values are no row
-    if not is_supported() or shape.flash_attn == "off":
-        return None
-    return FilledCells(shape.n_cells)
+    """The cells of a context whose memory is taken as they are filled, if pages can be given
+    back."""
+    return FilledCells(shape.n_cells) if is_supported() else None
 
 
 def new_context(
