@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tree import trees
 
 from edgespec.rules.pacer import (
     PACERS,
@@ -16,6 +15,7 @@ from edgespec.rules.pacer import (
 )
 from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
+from test_tree import trees
 
 WIDE = Limits(max_nodes=64, max_branches=32, max_depth=16)
 
