@@ -135,7 +135,7 @@ def _described(name: str) -> str:
 
 
 def _members(thing: type, node: ast.AST, name: str) -> list[str]:
-    """Table of a class's fields and properties, and its methods."""
+    """Table of a class's fields and properties, and its methods, those of its bases last."""
     has_fields_alone = name in SECTIONS["Settings"]
     bodies = [_node(base) for base in thing.__mro__[:0:-1] if _is_told_of(base)]
     rows: list[tuple[str, str, str, str]] = []
@@ -161,7 +161,9 @@ def _members(thing: type, node: ast.AST, name: str) -> list[str]:
         for name, kind, default, text in rows
         if not name.startswith("_")
     ]
-    return [*([_table(rows)] if rows else []), *methods.values()]
+    own = [name for name in methods if name in vars(thing) or name == thing.__name__]
+    ordered = [*own, *(name for name in methods if name not in own)]
+    return [*([_table(rows)] if rows else []), *(methods[name] for name in ordered)]
 
 
 def _defaults(thing: type) -> dict[str, str]:

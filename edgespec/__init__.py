@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from edgespec.engine.generation import Generation as Generation
-    from edgespec.engine.sampling import SamplingParams as SamplingParams
     from edgespec.engine.settings import EngineSettings as EngineSettings
     from edgespec.errors import BudgetError as BudgetError
     from edgespec.errors import Cancelled as Cancelled
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from edgespec.grammar.specification import json_schema as json_schema
     from edgespec.grammar.specification import lark_grammar as lark_grammar
     from edgespec.grammar.specification import regular_expression as regular_expression
+    from edgespec.rules.sampling import SamplingParams as SamplingParams
     from edgespec.session.asynchronous import AsyncSession as AsyncSession
     from edgespec.session.embedder import Embedder as Embedder
     from edgespec.session.embedder import load_embedder as load_embedder
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "engine.generation": ("Generation",),
-    "engine.sampling": ("SamplingParams",),
+    "rules.sampling": ("SamplingParams",),
     "engine.settings": ("EngineSettings",),
     "errors": (
         *("BudgetError", "Cancelled", "ContextOverflow", "EdgespecError", "FetchError"),

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel
+from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
 from fake_model import FakeModel, fixed_text
 

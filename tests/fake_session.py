@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session import session
 from edgespec.values import GenerationResult, ModelInfo, SpeculationStats, Timings, TokenEvent
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.options import GgufOptions

@@ -9,11 +9,11 @@ import pytest
 
 from edgespec import UsageError
 from edgespec.cli import entry
-from edgespec.engine.acceptance import ExactReplay
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import Vocabulary
+from edgespec.rules.acceptance import ExactReplay
 from edgespec.settings import options
 from edgespec.settings.rule_names import Keeps
 from edgespec.values import ModelInfo

@@ -21,14 +21,15 @@ CORE = {
 }  # fmt: skip
 PORTS = CORE | {"ports"}
 RESOURCES = PORTS | {"memory", "paging"}
-LOADING = RESOURCES | {"engine", "runtimes", "tools"}
+LOADING = RESOURCES | {"engine", "rules", "runtimes", "tools"}
 SESSION = LOADING | {"session", "models.catalogue"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CORE, CORE),
     **dict.fromkeys(PORTS - CORE, PORTS),
     "memory": PORTS,
     "paging": PORTS,
-    "engine": PORTS,
+    "engine": PORTS | {"rules"},
+    "rules": PORTS,
     "chat": PORTS,
     "hub": PORTS,
     "state": PORTS | {"engine"},
@@ -51,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"batch", "bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
     | {"jobs", "models.draft_training", "server", "state", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
-    "": {"engine", "errors", "grammar", "session", "settings"}
+    "": {"engine", "errors", "grammar", "rules", "session", "settings"}
     | {"state", "tracing.trace_file", "values"},
 }
 """The parts that each part of `edgespec` may import besides itself; a module that may import more

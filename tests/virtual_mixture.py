@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.paging.eviction import LeastLikely
+from edgespec.rules.sampling import SamplingParams
 from edgespec.values import PassReport
 from fake_model import Language
 from virtual_clock import MB_PER_S, Clock, Machine, Points

@@ -17,12 +17,12 @@ import numpy as np
 from edgespec.engine.drafting.state_store import Learnt, StateStore, renewed
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import choose_slot
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult, PagingStats, PassReport
 from engine_cases import finish, forget
 from fake_model import FakeModel, Language

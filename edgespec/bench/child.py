@@ -15,12 +15,12 @@ import psutil
 from edgespec import runtimes
 from edgespec.bench.runs import Decoded, RawRead
 from edgespec.concurrency.owning import close_all
-from edgespec.engine.sampling import SamplingParams, distribution
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, AlignedMemory, DirectReader, Run
 from edgespec.ports.baselines import BaselineRequest, OffersBaselines
+from edgespec.rules.sampling import SamplingParams, distribution
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult, TextCost, total_sources

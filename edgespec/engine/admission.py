@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.engine.acceptance import AcceptanceRule
 from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.outcome import Tally
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.sampling import Sampler
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.acceptance import AcceptanceRule
+from edgespec.rules.sampling import Sampler
 from edgespec.settings.rule_names import Keeps
 from edgespec.values import FinishReason
 

@@ -17,7 +17,6 @@ from edgespec.engine.generation import Generation
 from edgespec.engine.loop import Loop
 from edgespec.engine.planning.stored_planner import StoredPlanner
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.scheduler import Scheduler
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
@@ -26,6 +25,7 @@ from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.prefixes import PrefixPlace
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.sampling import SamplingParams
 from edgespec.tracing.spans import OFF, Trace
 
 if TYPE_CHECKING:

@@ -5,27 +5,26 @@ Knows rounds, but no model. A single text is the case of one tree.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from edgespec.concurrency.worker import Running
 from edgespec.engine.drafting.grower import step_ahead
-from edgespec.engine.outcome import RoundOutcome, RoundSoFar
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import nodes_to_verify
 from edgespec.engine.round import Round
-from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
+from edgespec.rules.pacer import nodes_to_verify
+from edgespec.rules.stop_rules import RoundSoFar
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 
 Logits = list[np.ndarray]
 """Logits of each part of a pass, float32 [nodes, n_vocab]."""
+Growing = tuple[Round, list[int]]
+"""A round whose tree can grow, and its open nodes."""
 PEER_RATIO = 0.5
 """Texts share a draft step if their best open nodes have at least this share of the highest
 cumulative confidence."""
@@ -45,9 +44,8 @@ class Forest:
         """Guesses may cost at most `risk_s`. `check` is called between draft steps and may
         raise."""
         self.rounds = [*rounds]
-        """The rounds whose trees grow; one whose drafter fails leaves."""
-        self._failure: Exception | None = None
-        """Error of the first round that left."""
+        """The rounds whose trees grow; one whose drafter fails leaves, as its text ends."""
+        self._all_rounds = rounds
         self._planner = planner
         self._clock = clock
         self._check = check
@@ -63,18 +61,20 @@ class Forest:
         """Draft until the planner decides to verify, or no tree can grow within its limits."""
         begun = self._clock()
         most = self._planner.most_nodes(self._risk_s) if self._guesses else 1
-        for round_ in self.rounds:
-            with self._ending_on_error(round_):
+        for round_ in self._all_rounds:
+            with round_.slot.ending_on_error():
                 round_.start(most)
+            if round_.slot.round is None:
+                self.rounds.remove(round_)
         if not self._guesses:
             return
         grown = self._clock()
         while self.rounds:
             self._check()
-            open_nodes = self._open_nodes()
-            if not self._planner.grow_on(self._risk_s, self._so_far(open_nodes)):
+            growing = self._growing()
+            if not self._planner.grow_on(self._risk_s, self._so_far(growing)):
                 break
-            if not self._step(open_nodes, is_beside=False):
+            if not self._step(growing, is_beside=False):
                 break
             self._outcome.draft_steps += 1
             self._outcome.growing_s = self._clock() - grown
@@ -105,16 +105,9 @@ class Forest:
         if self.rounds[0].tree.draws:
             [round_] = self.rounds
             return [list(range(min(len(round_.tree), round_.limits.max_nodes)))]
-        n_others = len(self.rounds) - 1
-        most = min(point.n_rows + n_others, max_nodes)
-        candidates = [
-            nodes_to_verify(round_.tree, self._limited(round_, most - n_others))
-            for round_ in self.rounds
-        ]
-        if not n_others:
-            return candidates
-        trees = [round_.tree for round_ in self.rounds]
-        return share_out(trees, candidates, most, self.rounds[0].slot.limits.max_branches)
+        trees, limits = [r.tree for r in self.rounds], [r.limits for r in self.rounds]
+        most = min(point.n_rows + len(trees) - 1, max_nodes)
+        return nodes_to_verify(trees, limits, most, self.rounds[0].slot.limits.max_branches)
 
     def beside(self, n_rows: int) -> Callable[[Running[Logits]], None] | None:
         """A callback that drafts during the pass over `n_rows`; None if that does not pay or the
@@ -143,106 +136,57 @@ class Forest:
         """Grow the trees while the pass verifies them."""
         while not running.done:
             self._check()
-            if not self._step(self._open_nodes(), is_beside=True):
+            if not self._step(self._growing(), is_beside=True):
                 break
             self._outcome.steps_beside += 1
-        if not self.rounds and self._failure is not None:  # no text needs the pass any more
-            raise self._failure
+        if not self.rounds and (failure := self._all_rounds[0].slot.request.failure):
+            raise failure  # no text needs the pass any more
 
-    @contextmanager
-    def _ending_on_error(self, round_: Round) -> Iterator[None]:
-        """Context manager in which an error ends the text of this tree only."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - raised to the text's consumer
-            round_.slot.fail(error)
-            self._failure = self._failure or error
-            self.rounds = [other for other in self.rounds if other is not round_]
+    def _growing(self) -> list[Growing]:
+        """The trees that can grow."""
+        return [(round_, nodes) for round_ in self.rounds if (nodes := round_.open_nodes)]
 
-    def _open_nodes(self) -> list[list[int]]:
-        return [round_.open_nodes for round_ in self.rounds]
-
-    def _step(self, open_nodes: Sequence[list[int]], is_beside: bool) -> bool:
+    def _step(self, growing: Sequence[Growing], is_beside: bool) -> bool:
         """Make one draft step in the trees with the most probable open nodes; False if there was
         nothing to extend."""
-        ready = self._ready(open_nodes)
-        while ready:
-            peers = _peers(ready)
+        while growing:
+            peers = _peers(growing)
             if len(peers) > 1:
                 step_ahead([(r.grower, r.draft_part(nodes, is_beside)) for r, nodes in peers])
             grew = False
             for round_, nodes in peers:
-                with self._ending_on_error(round_):
+                with round_.slot.ending_on_error():
                     grew |= round_.step(nodes, is_beside)
+                if round_.slot.round is None:
+                    self.rounds.remove(round_)
             if grew:
                 return True
-            ready = [one for one in ready if one not in peers]
+            growing = [one for one in growing if one not in peers]
         return False
 
-    def _ready(self, open_nodes: Sequence[list[int]]) -> list[tuple[Round, list[int]]]:
-        """The trees that can grow, with their open nodes."""
-        return [one for one in zip(self.rounds, open_nodes, strict=True) if one[1]]
-
-    def _so_far(self, open_nodes: Sequence[list[int]]) -> RoundSoFar:
+    def _so_far(self, growing: Sequence[Growing]) -> RoundSoFar:
         """The state of the round, with all trees joined into one."""
-        tree, ends = self.rounds[0].tree, [*(open_nodes[0] if open_nodes else ())]
-        if len(self.rounds) > 1:
-            tree, ends, shift = TokenTree.joined([round_.tree for round_ in self.rounds]), [], 0
-            for round_, nodes in zip(self.rounds, open_nodes, strict=False):
-                ends += (node + shift if node else ROOT for node in nodes)
-                shift += len(round_.tree) - 1
-        grower = self.rounds[0].grower
-        free_sources = grower.free_sources if grower is not None else ()
-        step_depth = grower.step_depth if grower is not None else 1
-        n_ends = 1
-        if open_nodes and len(self.rounds) > 1:
-            n_ends = max(1, len(_peers(self._ready(open_nodes))))
-        steps, steps_s = self._outcome.draft_steps, self._outcome.growing_s
-        return RoundSoFar(tree, ends, steps, steps_s, free_sources, n_ends, step_depth)
-
-    def _limited(self, round_: Round, most: int) -> Limits:
-        limits = round_.limits
-        return replace(limits, max_nodes=max(1, min(limits.max_nodes, most)))
+        first, open_nodes, begin_of, begin = self.rounds[0], [], {}, 0
+        for round_ in self.rounds:
+            begin_of[round_.slot] = begin
+            begin += len(round_.tree) - 1
+        for round_, nodes in growing:
+            open_nodes += [node and node + begin_of[round_.slot] for node in nodes]
+        is_alone, grower = len(self.rounds) == 1, first.grower
+        return RoundSoFar(
+            tree=first.tree if is_alone else TokenTree.joined([r.tree for r in self.rounds]),
+            open_nodes=open_nodes,
+            draft_steps=self._outcome.draft_steps,
+            draft_s=self._outcome.growing_s,
+            free_sources=grower.free_sources if grower is not None else (),
+            n_ends=max(1, len(_peers(growing))),
+            step_depth=grower.step_depth if grower is not None else 1,
+        )
 
 
-def _peers(ready: Sequence[tuple[Round, list[int]]]) -> Sequence[tuple[Round, list[int]]]:
+def _peers(growing: Sequence[Growing]) -> Sequence[Growing]:
     """The trees that share the next draft step."""
-    if len(ready) < 2:
-        return ready
-    best = [round_.best(nodes) for round_, nodes in ready]
-    return [one for one, its in zip(ready, best, strict=True) if its >= PEER_RATIO * max(best)]
-
-
-def share_out(
-    trees: Sequence[TokenTree],
-    candidates: Sequence[Sequence[int]],
-    max_nodes: int,
-    max_branches: int,
-) -> list[list[int]]:
-    """Nodes of each tree to verify, ascending: all roots, then the most probable `candidates`.
-
-    The first branch of each text does not count towards `max_branches`.
-    """
-    selected: list[set[int]] = [{ROOT} for _ in trees]
-    extended: list[set[int]] = [set() for _ in trees]
-    ranked = [
-        (-float(tree.cumulative[node]), n, node)
-        for n, (tree, nodes) in enumerate(zip(trees, candidates, strict=True))
-        for node in nodes
-        if node != ROOT
-    ]
-    heapq.heapify(ranked)
-    n_nodes, n_branches = len(trees), 1
-    while ranked and n_nodes < max_nodes:
-        _, n, node = heapq.heappop(ranked)
-        parent = int(trees[n].parent[node])
-        if parent not in selected[n]:
-            continue
-        if parent in extended[n]:
-            if n_branches == max_branches:
-                continue
-            n_branches += 1
-        extended[n].add(parent)
-        selected[n].add(node)
-        n_nodes += 1
-    return [sorted(nodes) for nodes in selected]
+    if len(growing) < 2:
+        return growing
+    best = [round_.best(nodes) for round_, nodes in growing]
+    return [one for one, its in zip(growing, best, strict=True) if its >= PEER_RATIO * max(best)]

@@ -1,8 +1,8 @@
-"""A round before its pass, what it cost and brought, and the totals of a generation."""
+"""Costs and yields of a round, and the totals of a generation."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgespec.settings.rule_names import AcceptanceName, Keeps
@@ -20,32 +20,6 @@ SURE = 0.5
 """Least confidence of a guess that counts, verified or not."""
 NO_PASS = PassReport()
 """Report of a round before its pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSoFar:
-    """The state of a round before its pass."""
-
-    tree: TokenTree
-    open_nodes: Sequence[int]
-    """Nodes that can grow, as their successors were not drafted yet."""
-    draft_steps: int = 0
-    draft_s: float = 0.0
-    free_sources: Collection[str] = ()
-    """Sources whose guesses cost almost nothing."""
-    n_ends: int = 1
-    """Number of nodes that grow in one step: of each text one that is nearly as probable as the
-    best."""
-    step_depth: int = 1
-    """Number of consecutive nodes that a step adds."""
-
-    @property
-    def best_open(self) -> int | None:
-        """The most probable node that can grow; None if there is none."""
-        if not self.open_nodes:
-            return None
-        nodes = list(self.open_nodes)
-        return nodes[int(self.tree.cumulative[nodes].argmax())]
 
 
 @dataclass(slots=True)

@@ -10,12 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edgespec.engine.outcome import Tally
-from edgespec.engine.sampling import Sampler
 from edgespec.engine.transcript import Transcript, left_by_shift
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.acceptance import AcceptanceRule
+from edgespec.rules.filters import Logits
+from edgespec.rules.sampling import Sampler
+from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult, PagingStats, TokenEvent
 
 if TYPE_CHECKING:
@@ -95,6 +100,45 @@ class ActiveRequest:
         """Release the grammar's memory, when the text has ended."""
         self.terms = replace(self.terms, constraint=None)
         self.sampler.forget_constraint()
+
+    def accept(
+        self,
+        rule: AcceptanceRule,
+        tree: TokenTree,
+        nodes: Sequence[int],
+        logits: np.ndarray,
+    ) -> tuple[list[int], list[TokenEvent]]:
+        """Walk down from the root until the text ends or no verified guess is accepted.
+
+        Returns the path, nodes of which each is the parent of the next, and the token picked after
+        each of them: accepted guesses, and the target's own token at the end. `logits` are the
+        target's after `nodes`, float32 [len(nodes), n_vocab]. The sampler and the transcript accept
+        every token. An error ends the request; it is raised if no token was picked before it.
+        """
+        sampler, transcript = self.sampler, self.transcript
+        after: dict[int, Logits] = dict(zip(nodes, logits, strict=True))
+        path: list[int] = []
+        events: list[TokenEvent] = []
+        node: int | None = ROOT
+        picks = rule.picks(tree, after, sampler)
+        while node in after and not transcript.is_finished:
+            try:
+                token = next(picks)
+                sampler.accept(token, after[node])
+            except StopIteration:
+                break
+            except Exception as error:
+                if not path:
+                    raise
+                self.failure = error
+                break
+            if path:  # the token before this one was guessed
+                events[-1] = replace(events[-1], origin="draft", source=tree.source[node])
+            path.append(node)
+            round_ = len(self.tally.outcomes)
+            events.append(transcript.take(token, "target", round_, sampler.latest_logprobs))
+            node = tree.child(node, token)
+        return path, events
 
     def check_cancelled(self) -> None:
         """Raise Cancelled if the request was cancelled."""

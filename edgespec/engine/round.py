@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.acceptance import accept
 from edgespec.engine.drafting.grower import TreeGrower, hang_forced
 from edgespec.engine.outcome import RoundOutcome, surest
-from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
+from edgespec.rules.tree_limits import Limits
 from edgespec.tracing.spans import Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import SourceStats, TokenEvent
@@ -125,7 +124,7 @@ class Round:
         measure the pass."""
         with self.slot.trace.span(Track.ENGINE, "accept") as span:
             rule, request = self.slot.acceptance, self.slot.request
-            self.path, self.events = accept(rule, self.tree, nodes, logits, request)
+            self.path, self.events = request.accept(rule, self.tree, nodes, logits)
             span.note(accepted=len(self.path) - 1)
             if self.slot.trace.is_on:
                 best = self.tree.best_branch(nodes)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule
-from edgespec.engine.planning.pacer import PACERS, LinearPacer, Pacer
-from edgespec.engine.stop_rules import STOP_RULES, StopRule
-from edgespec.engine.tree_limits import Limits
 from edgespec.errors import UsageError
+from edgespec.rules.acceptance import ACCEPTANCE_RULES, AcceptanceRule
+from edgespec.rules.pacer import PACERS, LinearPacer, Pacer
+from edgespec.rules.stop_rules import STOP_RULES, StopRule
+from edgespec.rules.tree_limits import Limits
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,
     ContextEnd,

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from edgespec.engine.acceptance import AcceptanceRule
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import read_prompt, reusable
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round
-from edgespec.engine.tree_limits import Limits
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.prefixes import PrefixPlace
+from edgespec.rules.acceptance import AcceptanceRule
+from edgespec.rules.tree_limits import Limits
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PagingStats, TokenEvent

@@ -18,12 +18,12 @@ import numpy as np
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
-from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.features import GivesFeatures, GuessesBlocks, ReadsFeatures
 from edgespec.ports.reduced_head import token_ids_of
+from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import FallbackName
 from edgespec.tree import TokenTree
 from edgespec.values import (

@@ -15,8 +15,7 @@ from edgespec.chat.messages import Message
 from edgespec.engine.generation import Generation
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.session.session import Session
-from edgespec.session.text_options import TextOptions
+from edgespec.session.session import Session, TextOptions
 from edgespec.settings.config import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
 

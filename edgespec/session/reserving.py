@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgespec.engine.acceptance import ExactReplay
 from edgespec.engine.drafting import text_index
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
@@ -16,6 +15,7 @@ from edgespec.memory import process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import Vocabulary
+from edgespec.rules.acceptance import ExactReplay
 from edgespec.runtimes import PreparedModel, UsesGpu
 from edgespec.session.encoding import max_characters
 from edgespec.settings.config import LoadSettings

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.chat.messages import Message
@@ -32,10 +32,10 @@ from edgespec.session.encoding import Encoder
 from edgespec.session.given import in_words_of
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.openai_calls import OpenAICalls
 from edgespec.session.opening import open_models, plan
 from edgespec.session.reserving import POOL, STATE_FILES, row_bytes
 from edgespec.session.session_budget import BudgetReport, SessionBudget
-from edgespec.session.text_options import TextOptions
 from edgespec.session.tokenizer import Tokenizer, chat_format_of, chat_prompts
 from edgespec.session.warm_start import warm_engine
 from edgespec.settings import arguments
@@ -47,14 +47,23 @@ from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStats
 
 if TYPE_CHECKING:
-    from edgespec.completions.requests import Prompts
-    from edgespec.completions.running_request import ChatCompletion, TextCompletion
+    from edgespec.completions.service import Completions
     from edgespec.grammar.matcher import GrammarCompiler
 
 __all__ = ["LoadedModels", "Session", "load", "open_models", "plan"]
 
 MAX_LOGPROBS = 100
 """Most alternatives of a token; 0: only its own log probability."""
+
+
+class TextOptions(TypedDict, total=False):
+    """Keyword options of `Session.stream`, which documents them."""
+
+    stop: str | Sequence[str]
+    progress: Progress | None
+    grammar: Grammar | None
+    logprobs: int | None
+    prompt_cache: PromptCache | None
 
 
 def load(
@@ -77,7 +86,7 @@ def load(
         return session
 
 
-class Session(InOneProcess):
+class Session(OpenAICalls, InOneProcess):
     """Loaded models that any thread may use; close it to free memory, files and threads.
 
     Up to `n_parallel` generations run at a time, others wait in line. `close` ends running
@@ -329,57 +338,10 @@ class Session(InOneProcess):
         """
         return chat_sampling(chat_format_of(self._models.target.vocabulary).sampling)
 
-    @overload
-    def create_chat_completion(
-        self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
-    ) -> dict[str, Any]: ...
-
-    @overload
-    def create_chat_completion(
-        self, messages: Sequence[Message], stream: Literal[True], **fields: Any
-    ) -> ChatCompletion: ...
-
-    def create_chat_completion(
-        self, messages: Sequence[Message], stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | ChatCompletion:
-        """OpenAI's `chat.completions.create`, and llama-cpp-python's method of this name.
-
-        Returns a dictionary in OpenAI's format; with `stream` an iterator of chunks, which can be
-        cancelled and closed. `fields` are those of the request: temperature, max_tokens, tools, ...
-        Raises UsageError for invalid fields.
-        """
-        from edgespec.completions.requests import ChatRequest
+    def _completions(self) -> Completions:
         from edgespec.completions.service import Completions
 
-        request = ChatRequest.parse({"messages": list(messages), "stream": stream} | fields)
-        completion = Completions(self).chat(request)
-        return completion if stream else completion.whole()
-
-    @overload
-    def create_completion(
-        self, prompt: Prompts, stream: Literal[False] = False, **fields: Any
-    ) -> dict[str, Any]: ...
-
-    @overload
-    def create_completion(
-        self, prompt: Prompts, stream: Literal[True], **fields: Any
-    ) -> TextCompletion: ...
-
-    def create_completion(
-        self, prompt: Prompts, stream: bool = False, **fields: Any
-    ) -> dict[str, Any] | TextCompletion:
-        """OpenAI's `completions.create`: continues texts; otherwise as `create_chat_completion`.
-
-        Several prompts, and `n` completions of each, are choices of one answer: completion j of
-        prompt i has the index `i * n + j` and the seed `seed + j`.
-        """
-        from edgespec.completions.requests import CompletionRequest
-        from edgespec.completions.service import Completions
-
-        text = prompt if isinstance(prompt, str) else list(prompt)
-        request = CompletionRequest.parse({"prompt": text, "stream": stream} | fields)
-        completion = Completions(self).text(request)
-        return completion if stream else completion.whole()
+        return Completions(self)
 
     def warn_with(self, tell: Callable[[str], None]) -> None:
         """Call `tell`, in any thread, with warnings that are about no single text; otherwise they

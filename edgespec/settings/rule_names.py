@@ -18,7 +18,7 @@ class RuleName(StrEnum):
 
 
 class PacerName(RuleName):
-    """Rules that decide which branch of the token tree grows next, in `engine.planning.pacer`."""
+    """Rules that decide which branch of the token tree grows next, in `rules.pacer`."""
 
     BEST_FIRST = "best-first"
     LLMCAD = "llmcad"
@@ -26,7 +26,7 @@ class PacerName(RuleName):
 
 
 class FallbackName(RuleName):
-    """Stop rules, which decide when the target verifies: `engine.stop_rules` has them, and the
+    """Stop rules, which decide when the target verifies: `rules.stop_rules` has them, and the
     round planner is `marginal`."""
 
     MARGINAL = "marginal"
@@ -61,7 +61,7 @@ ADDED_ACCEPTANCE = "edgespec.acceptance"
 
 class AcceptanceName(RuleName):
     """Rules that decide which guesses are accepted, with what each keeps of the target's text;
-    `engine.acceptance` has them."""
+    `rules.acceptance` has them."""
 
     keeps: Keeps
 

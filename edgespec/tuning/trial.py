@@ -13,7 +13,6 @@ from functools import partial
 from statistics import fmean
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
 from edgespec.jobs.launching import launch
@@ -21,6 +20,7 @@ from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import open_models, plan
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from edgespec.cli.flags import parser
-from edgespec.engine.acceptance import ACCEPTANCE_RULES
-from edgespec.engine.planning.pacer import PACERS
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.stop_rules import STOP_RULES
 from edgespec.errors import BudgetError, UsageError
 from edgespec.grammar.specification import json_schema
+from edgespec.rules.acceptance import ACCEPTANCE_RULES
+from edgespec.rules.pacer import PACERS
+from edgespec.rules.sampling import SamplingParams
+from edgespec.rules.stop_rules import STOP_RULES
 from edgespec.settings.base import Names, nearest, spell
 from edgespec.settings.config import (
     USUAL_DRAFT_MAX,

@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 from edgespec.cli import entry
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import TargetLost
+from edgespec.rules.sampling import SamplingParams
 from edgespec_runtimes.gguf.options import GgufOptions
 from fake_session import MIB, FakeSession
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES, ExactReplay, accept
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ModelError
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.acceptance import ACCEPTANCE_RULES, ExactReplay
+from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import TokenEvent
 from fake_model import FakeVocabulary
@@ -36,7 +36,7 @@ def request(
 def walked(
     tree: TokenTree, nodes: list[int], logits: np.ndarray, request_: ActiveRequest | None = None
 ) -> tuple[list[int], list[TokenEvent]]:
-    return accept(ExactReplay(), tree, nodes, logits, request_ or request())
+    return (request_ or request()).accept(ExactReplay(), tree, nodes, logits)
 
 
 def outcome(accepted: tuple[list[int], list[TokenEvent]]) -> tuple[list[int], list[int]]:

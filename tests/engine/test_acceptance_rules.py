@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES
-from edgespec.engine.acceptance.drawn import chance_of_any, division
 from edgespec.engine.admission import notes_on
 from edgespec.engine.drafting.drawing import AcceptedDraws
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.acceptance import ACCEPTANCE_RULES
+from edgespec.rules.acceptance.drawn import chance_of_any, division
+from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import N_VOCAB, PROMPT, counting, generate

@@ -12,14 +12,14 @@ import pytest
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.head_drafter import BlockDrafter
 from edgespec.engine.engine import Engine
-from edgespec.engine.planning.pacer import BestFirstPacer, nodes_to_verify
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.tree_limits import Limits
 from edgespec.errors import UsageError
 from edgespec.models import pair_fit
 from edgespec.ports import PassPart
 from edgespec.ports.features import GuessesBlocks
+from edgespec.rules.pacer import BestFirstPacer, nodes_to_verify
+from edgespec.rules.sampling import SamplingParams
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult
 from engine_cases import assert_nothing_provisional, finish
@@ -157,7 +157,8 @@ def test_the_tree_holds_the_most_probable_paths(
     said = [guesses.opinion(int(tree.key[node])) for node in range(2)]
     assert said[0] != said[1]
     at_depths = []
-    chosen = sorted(tree.cumulative[nodes_to_verify(tree, limits)])[::-1]
+    [nodes] = nodes_to_verify([tree], [limits], limits.max_nodes, limits.max_branches)
+    chosen = sorted(tree.cumulative[nodes])[::-1]
     for depth in range(head.block_guesses):
         line = next(node for node in range(len(tree)) if tree.depth[node] == depth)
         mixed = tree.confidence[tree.children(line)]

@@ -8,10 +8,10 @@ import pytest
 
 from edgespec.engine.drafting.model_drafter import SINK_TOKENS
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.transcript import FIRST_TOKENS, left_by_shift
 from edgespec.errors import UsageError
+from edgespec.rules.sampling import SamplingParams
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, assert_nothing_provisional, finish, generate
 from fake_model import FakeModel, blend, random_language
 

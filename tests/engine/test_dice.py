@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.noise import Noise
-from edgespec.engine.sampling import Sampler, SamplingParams, distribution
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.noise import Noise
+from edgespec.rules.sampling import Sampler, SamplingParams, distribution
 from engine_cases import finish
 from fake_model import FakeModel, blend, random_language
 

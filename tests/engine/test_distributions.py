@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Growth
 from edgespec.engine.engine import Engine
-from edgespec.engine.filters import Logits
-from edgespec.engine.sampling import Sampler, SamplingParams, distribution
 from edgespec.engine.settings import EngineSettings
+from edgespec.rules.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Growth
+from edgespec.rules.filters import Logits
+from edgespec.rules.sampling import Sampler, SamplingParams, distribution
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import finish
@@ -169,7 +169,7 @@ def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
 def test_a_rule_that_is_wrong_by_one_term_is_found_out(
     name: str, term: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"edgespec.engine.acceptance.{term}", broken)
+    monkeypatch.setattr(f"edgespec.rules.acceptance.{term}", broken)
     assert how_wrong(ACCEPTANCE_RULES[name](), N_BROKEN, temperature=1.0) > 6
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.engine.drafting.model_drafter import SINK_TOKENS
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, finish, generate
 from fake_model import FakeModel, blend, random_language

@@ -12,10 +12,10 @@ from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.lookup import LookupDrafter, weighed
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.engine import Engine
-from edgespec.engine.planning.pacer import BestFirstPacer
-from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.pacer import BestFirstPacer
+from edgespec.rules.sampling import Sampler, SamplingParams
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, generate
 from fake_model import FakeModel, blend, random_language

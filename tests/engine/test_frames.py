@@ -26,6 +26,8 @@ MAX_TYPES, MAX_TYPES_OF_A_MODULE = 9, 6
 """Most types of the engine that these modules name: together, and each."""
 MAX_TYPES_AT_WORK = {"none": 12, "model": 26, "all": 32}
 """Most types of the engine whose code runs in one round, by its drafters."""
+ENGINE = ("edgespec.engine.", "edgespec.rules.")
+"""Modules whose types count: the engine's and its rules'."""
 OURS = edgespec.__path__[0]
 
 
@@ -100,7 +102,7 @@ class TypesAtWork:
         if frame.f_code.co_filename == "<string>":  # a method that a dataclass or a tuple was given
             made = frame.f_locals.get("self", frame.f_locals.get("_cls"))
             found = made if isinstance(made, type) else type(made)
-        if isinstance(found, type) and found.__module__.startswith("edgespec.engine."):
+        if isinstance(found, type) and found.__module__.startswith(ENGINE):
             self.met.add(found.__name__)
 
     def end_round(self, model: FakeModel) -> None:
@@ -133,7 +135,8 @@ def test_few_types_are_at_work_in_a_round(drafters: str) -> None:
 
 def test_a_round_is_made_of_few_types() -> None:
     engine = Path(OURS) / "engine"
-    parsed = {path: ast.parse(path.read_text()) for path in engine.rglob("*.py")}
+    files = [*engine.rglob("*.py"), *(Path(OURS) / "rules").rglob("*.py")]
+    parsed = {path: ast.parse(path.read_text()) for path in files}
     ours = {
         node.name
         for tree in parsed.values()

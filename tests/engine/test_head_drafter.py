@@ -10,11 +10,11 @@ import pytest
 
 from edgespec.engine.drafting.head_drafter import HeadDrafter
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.ports.features import ReadsFeatures
+from edgespec.rules.sampling import SamplingParams
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult
 from engine_cases import assert_nothing_provisional, waits_for_steps_of

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from edgespec.engine.outcome import RoundSoFar
 from edgespec.engine.planning.credit import Credit
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.pacer import most_probable
 from edgespec.engine.planning.pass_curve import PassCurve
 from edgespec.engine.planning.round_costs import RoundCosts
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.pacer import most_probable
+from edgespec.rules.stop_rules import RoundSoFar
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport
 from engine_cases import N_VOCAB, generate
@@ -32,6 +32,12 @@ def forked() -> TokenTree:
     return tree
 
 
+def rows(limits: Limits) -> list[int]:
+    """Rows of passes over the most probable nodes, best first."""
+    found = most_probable([forked()], [limits], limits.max_nodes, limits.max_branches)
+    return [n_rows for _, _, n_rows in found]
+
+
 def planner(read_s: float, row_s: float = 0.1) -> RoundPlanner:
     passes = PassCurve()
     for n_rows in (1, 2, 4, 8, 16):
@@ -48,13 +54,11 @@ def n_best(value: RoundPlanner) -> int:
 
 
 def test_rows_are_those_of_lines_as_long_as_the_longest() -> None:
-    rows = [n_rows for _, n_rows in most_probable(forked(), LINES)]
-    assert rows == [1, 2, 3, 4, 2 * 4, 3 * 4]
+    assert rows(LINES) == [1, 2, 3, 4, 2 * 4, 3 * 4]
 
 
 def test_no_branch_beyond_the_limit_is_counted() -> None:
-    found = most_probable(forked(), replace(LINES, max_branches=2))
-    assert [n_rows for _, n_rows in found] == [1, 2, 3, 4, 8]
+    assert rows(replace(LINES, max_branches=2)) == [1, 2, 3, 4, 8]
 
 
 def test_branches_are_verified_where_reads_hide_their_lines_and_not_where_rows_cost() -> None:

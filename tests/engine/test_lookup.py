@@ -15,9 +15,9 @@ from edgespec.engine.drafting.lookup import KINDS, LookupDrafter, kind_of
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.text_index import BYTES, MAX_MATCH, N_CLIENTS, History, TextIndex
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.sampling import SamplingParams
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
 from fake_model import FakeModel, fixed_text, random_language

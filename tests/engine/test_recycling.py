@@ -7,8 +7,8 @@ import pytest
 
 from edgespec.engine.drafting.recycling import RecyclingDrafter, SuccessorTable
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.rules.sampling import SamplingParams
 from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
 from fake_model import FakeModel, random_language

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.planning.pacer import PACERS
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.pacer import PACERS
+from edgespec.rules.sampling import SamplingParams
 from edgespec.settings.rule_names import FallbackName
 from edgespec.values import TokenEvent, TokenLogprobs
 from engine_cases import (

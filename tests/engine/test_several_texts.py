@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
-from edgespec.engine.outcome import RoundOutcome, RoundSoFar
-from edgespec.engine.sampling import SamplingParams
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.settings import EngineSettings
-from edgespec.engine.stop_rules import StopRule
 from edgespec.errors import ModelError
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.sampling import SamplingParams
+from edgespec.rules.stop_rules import RoundSoFar, StopRule
 from edgespec.values import PassReport
 from engine_cases import assert_nothing_provisional, finish
 from fake_model import FakeModel, blend, random_language

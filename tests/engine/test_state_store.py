@@ -17,10 +17,10 @@ from edgespec.engine.drafting.state_store import (
     renewed,
 )
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.models.embedded import embedded_pair
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec.values import PagingStats, PassReport

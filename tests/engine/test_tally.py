@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.acceptance import ExactReplay
 from edgespec.engine.engine import Engine
-from edgespec.engine.outcome import RoundOutcome, RoundSoFar, Tally
+from edgespec.engine.outcome import RoundOutcome, Tally
 from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.round import Round
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
-from edgespec.engine.stop_rules import Nodes, StopRule
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.acceptance import ExactReplay
+from edgespec.rules.stop_rules import Nodes, RoundSoFar, StopRule
+from edgespec.rules.tree_limits import Limits
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PassReport, RoundStats, TokenEvent

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import zoo_files
-from edgespec.engine.sampling import SamplingParams
 from edgespec.ports import LanguageModel
+from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.settings.options import RuntimeOptions
 from edgespec_runtimes.gguf import runtime

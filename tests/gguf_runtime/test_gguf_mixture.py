@@ -13,8 +13,8 @@ import pytest
 from test_gguf_model import open_paged, open_resident
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.models import catalogue
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session.warm_start import warm_start
 from edgespec.values import GenerationResult
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge

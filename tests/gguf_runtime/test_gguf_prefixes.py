@@ -11,13 +11,13 @@ import pytest
 from test_gguf_types import quantised
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import StateError
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsBlocks
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec.tree import TokenTree

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, StateError
 from edgespec.ports import PassPart
+from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime

@@ -15,12 +15,12 @@ import pytest
 import edgespec
 from edgespec.cli.entry import main
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.baselines import BaselineRequest
 from edgespec.ports.features import WantsFeatures
+from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings

@@ -20,13 +20,13 @@ import edgespec
 from edgespec import runtimes
 from edgespec.cli.entry import main
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
 from edgespec.memory import process
 from edgespec.memory.budget import MIB
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import ReadsFeatures, WantsFeatures
+from edgespec.rules.sampling import SamplingParams
 from edgespec.settings.config import LoadSettings
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import entry, runtime

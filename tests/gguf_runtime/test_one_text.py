@@ -16,12 +16,12 @@ from test_gguf_types import quantised
 from test_reference_kernels import line
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import FetchError
 from edgespec.memory.needs import ModelNeeds
 from edgespec.models import packaged
 from edgespec.ports import LanguageModel
+from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header

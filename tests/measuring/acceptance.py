@@ -24,10 +24,10 @@ from typing import Literal
 from edgespec.cli.commands.bench import BUDGET_SHARE
 from edgespec.cli.invocation import read_prompts
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.jobs import limits
 from edgespec.jobs.launching import drop_cache
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES
 from edgespec.files import cache_folder
 from edgespec.models.embedded import embedded_pair
+from edgespec.rules.acceptance import ACCEPTANCE_RULES
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from embedding_files import write_decoder, write_encoder
 from gguf_files import U32, borrowing, tiny_eagle3, tiny_llama

@@ -17,8 +17,8 @@ from edgespec.cli.invocation import read_prompts
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.rule_names import FallbackName

@@ -27,11 +27,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB
 from edgespec.memory.cgroups import table
 from edgespec.ports import LanguageModel
+from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 from engine_cases import finish

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 

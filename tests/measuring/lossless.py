@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
+from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from reference import LlamaCpp, Reference

@@ -25,7 +25,7 @@ import numpy as np
 
 import edgespec
 from edgespec.concurrency.spinning import SHORT
-from edgespec.engine.sampling import Sampler
+from edgespec.rules.sampling import Sampler
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edgespec.cli.commands.models.pair_report import MeasuredPair, SampledFit
-from edgespec.engine.sampling import SamplingParams
 from edgespec.errors import PairError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.pair_fit import TREE_SIZES, PairFit, SourcesFit, TreeFit, measure
+from edgespec.rules.sampling import SamplingParams
 from edgespec.values import SourceStats
 from engine_cases import COUNTING, N_VOCAB, PROMPT, WARM, assert_nothing_provisional, generate
 from fake_model import FakeModel, blend, random_language

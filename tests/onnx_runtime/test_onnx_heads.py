@@ -18,9 +18,9 @@ from onnx import numpy_helper
 
 import edgespec
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.errors import ModelError
 from edgespec.ports.features import WantsFeatures
+from edgespec.rules.sampling import SamplingParams
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes import gguf
 from edgespec_runtimes import onnx as onnx_runtime

@@ -19,9 +19,9 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel, PassPart
+from edgespec.rules.sampling import SamplingParams
 from edgespec.tree import TokenTree
 from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edgespec.engine.sampling import SamplingParams
 from edgespec.errors import ModelError, SessionClosed
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session.session import Session
 from fake_model import FakeModel, blend, random_language
 from session_cases import open_session, until

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from edgespec import load, plan
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory import process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.needs import FOREST_SIZE, TREE_SIZES
 from edgespec.memory.places import AUTO_TEXTS
 from edgespec.models.embedded import embedded_pair
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session.given import checked
 from edgespec.session.opening import _Opening
 from edgespec.session.session import Session

@@ -10,12 +10,12 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import ActiveRequest
-from edgespec.engine.sampling import SamplingParams
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
 from edgespec.jobs.launching import launch
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports.text_request import TextRequest
+from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings
 from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_trial, write_texts

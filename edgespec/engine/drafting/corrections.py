@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.engine.filters import top_tokens
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round
 from edgespec.files.training_texts import Correction, TrainingText
+from edgespec.rules.filters import top_tokens
 
 N_SAID = 8
 """Most probable tokens of the target that a correction keeps."""

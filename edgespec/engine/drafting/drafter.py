@@ -10,20 +10,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from edgespec.engine.sampling import Sampler
+from edgespec.rules.sampling import Sampler
 from edgespec.tree import TokenTree
-
-
-class Guess(NamedTuple):
-    """A candidate for the token after a node."""
-
-    token: int
-    confidence: float
-    """Calibrated probability that it is accepted if the node is, from all sources."""
-    probability: float
-    """The drafter's own share of the token: softmax of its scores, noise included."""
-    source: str
-    """Name of the drafter."""
 
 
 class Opinion(NamedTuple):

@@ -12,15 +12,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgespec.engine.acceptance.rule import Growth
-from edgespec.engine.drafting.drafter import Guess, Opinion
+from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model_drafter import ModelDrafter
-from edgespec.engine.filters import Logits
-from edgespec.engine.planning.pacer import Pacer
-from edgespec.engine.sampling import Sampler, SamplingParams, distribution
-from edgespec.engine.tree_limits import Limits
 from edgespec.ports import LanguageModel
+from edgespec.rules.acceptance.rule import Growth
+from edgespec.rules.filters import Logits
+from edgespec.rules.pacer import Guess, Pacer
+from edgespec.rules.sampling import Sampler, SamplingParams, distribution
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import Draws, TokenTree
 
 MAX_TOKENS = 64

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.sampling import Sampler, SamplingParams
+from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.tree import TokenTree
 
 

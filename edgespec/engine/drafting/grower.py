@@ -16,10 +16,10 @@ from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.outcome import SURE
-from edgespec.engine.planning.pacer import Pacer
-from edgespec.engine.sampling import Sampler, SamplingParams
-from edgespec.engine.tree_limits import Limits
 from edgespec.ports import PassPart
+from edgespec.rules.pacer import Pacer
+from edgespec.rules.sampling import Sampler, SamplingParams
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
 
 FORCED = "grammar"

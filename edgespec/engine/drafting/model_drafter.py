@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.filters import Logits
-from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.reduced_head import token_ids_of
+from edgespec.rules.filters import Logits
+from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.tree import ROOT, TokenTree
 
 SINK_TOKENS = 4

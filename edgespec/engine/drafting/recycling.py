@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.free import FreeDrafter
-from edgespec.engine.filters import top_tokens
+from edgespec.rules.filters import top_tokens
 from edgespec.tree import ROOT, TokenTree
 
 PAIR, SINGLE = "after the same two tokens", "after the same token"

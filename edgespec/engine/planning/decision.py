@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from edgespec import theory
 from edgespec.engine.drafting.state_store import Numbers, recall, state_of
-from edgespec.engine.outcome import RoundOutcome, RoundSoFar
+from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.credit import LATER_SHARE, LINE, START_TOKENS, Credit
-from edgespec.engine.planning.pacer import most_probable
 from edgespec.engine.planning.pass_curve import Floats, octave
 from edgespec.engine.planning.round_costs import RoundCosts
-from edgespec.engine.stop_rules import StopRule
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.pacer import most_probable
+from edgespec.rules.stop_rules import RoundSoFar, StopRule
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import TokenTree
 from edgespec.values import PassReport
 
@@ -266,7 +266,9 @@ class RoundPlanner:
         order = np.argsort(-tree.cumulative[: len(tree)], kind="stable")
         rows, n_lines = np.arange(1, len(tree) + 1), 1
         if self.lines is not None:  # another level makes all lines longer
-            order, rows = np.array(most_probable(tree, self.lines)).T
+            limits = self.lines
+            found = most_probable([tree], [limits], limits.max_nodes, limits.max_branches)
+            _, order, rows = np.array(found).T
             n_lines = tree.branch_count(order.tolist())
         return order, np.append(rows, rows[-1] + n_lines * np.arange(1, n_grown + 1))
 

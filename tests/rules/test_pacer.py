@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tree import trees
 
-from edgespec.engine.drafting.drafter import Guess
-from edgespec.engine.planning.pacer import (
+from edgespec.rules.pacer import (
     PACERS,
     BestFirstPacer,
+    Guess,
     LinearPacer,
     LLMCadPacer,
     nodes_to_verify,
 )
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
+from test_tree import trees
 
 WIDE = Limits(max_nodes=64, max_branches=32, max_depth=16)
 
@@ -124,9 +124,15 @@ def limits(draw: st.DrawFn) -> Limits:
     return Limits(draw(st.integers(1, 30)), draw(st.integers(1, 6)), draw(st.integers(0, 6)))
 
 
+def alone(tree: TokenTree, limits: Limits) -> list[int]:
+    """Nodes to verify in a pass of one tree."""
+    [selected] = nodes_to_verify([tree], [limits], limits.max_nodes, limits.max_branches)
+    return selected
+
+
 @given(trees(), limits())
 def test_a_selection_holds_the_root_and_every_parent(tree: TokenTree, limits: Limits) -> None:
-    selected = nodes_to_verify(tree, limits)
+    selected = alone(tree, limits)
     assert selected[0] == ROOT
     assert selected == sorted(selected)
     assert all(int(tree.parent[node]) in selected for node in selected[1:])
@@ -134,7 +140,7 @@ def test_a_selection_holds_the_root_and_every_parent(tree: TokenTree, limits: Li
 
 @given(trees(), limits())
 def test_a_selection_stays_within_the_limits(tree: TokenTree, limits: Limits) -> None:
-    selected = nodes_to_verify(tree, limits)
+    selected = alone(tree, limits)
     assert len(selected) <= limits.max_nodes
     assert tree.branch_count(selected) <= limits.max_branches
     assert tree.depth[selected].max() <= limits.max_depth
@@ -142,6 +148,34 @@ def test_a_selection_stays_within_the_limits(tree: TokenTree, limits: Limits) ->
 
 @given(trees(), st.integers(1, 30))
 def test_a_selection_has_the_highest_possible_confidence(tree: TokenTree, n: int) -> None:
-    selected = nodes_to_verify(tree, Limits(n, 32, 64))
+    selected = alone(tree, Limits(n, 32, 64))
     best = np.sort(tree.cumulative[: len(tree)])[::-1][:n]
     assert np.allclose(np.sort(tree.cumulative[selected])[::-1], best)
+
+
+@given(st.lists(st.tuples(trees(), limits()), min_size=1, max_size=4), limits())
+def test_trees_share_a_pass_by_confidence(
+    several: list[tuple[TokenTree, Limits]], together: Limits
+) -> None:
+    them, each = zip(*several, strict=True)
+    most = len(them) + together.max_nodes
+    selected = nodes_to_verify(them, each, most, together.max_branches)
+    assert sum(map(len, selected)) <= most
+    n_branches = sum(tree.branch_count(nodes) for tree, nodes in zip(them, selected, strict=True))
+    assert n_branches - len(them) < together.max_branches
+    for tree, its, nodes in zip(them, each, selected, strict=True):
+        assert set(nodes) <= set(alone(tree, Limits(len(tree), 99, its.max_depth)))
+        assert len(nodes) <= its.max_nodes
+        assert tree.branch_count(nodes) <= its.max_branches
+
+
+@given(trees(), trees(), st.integers(2, 40))
+def test_trees_of_a_pass_have_the_highest_possible_confidence(
+    one: TokenTree, other: TokenTree, n: int
+) -> None:
+    wide = Limits(99, 99, 99)
+    selected = nodes_to_verify([one, other], [wide, wide], n, 99)
+    chosen = np.concatenate([one.cumulative[selected[0]], other.cumulative[selected[1]]])
+    both = np.concatenate([one.cumulative[1 : len(one)], other.cumulative[1 : len(other)]])
+    best = np.append(np.ones(2), np.sort(both)[::-1][: n - 2])
+    assert np.allclose(np.sort(chosen)[::-1], best)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.outcome import RoundSoFar
-from edgespec.engine.stop_rules import (
+from edgespec.rules.stop_rules import (
     STOP_RULES,
     AdaptiveThreshold,
     EntropyWindow,
@@ -19,6 +18,7 @@ from edgespec.engine.stop_rules import (
     FullTree,
     PredictedAcceptance,
     PredictedRejection,
+    RoundSoFar,
     StopRule,
 )
 from edgespec.tree import ROOT, TokenTree

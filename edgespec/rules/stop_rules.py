@@ -9,15 +9,40 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from edgespec.engine.outcome import RoundSoFar
 from edgespec.settings.rule_names import FallbackName
 from edgespec.tree import ROOT, TokenTree, common_length
 
 Nodes = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSoFar:
+    """The state of a round before its pass."""
+
+    tree: TokenTree
+    open_nodes: Sequence[int]
+    """Nodes that can grow, as their successors were not drafted yet."""
+    draft_steps: int = 0
+    draft_s: float = 0.0
+    free_sources: Collection[str] = ()
+    """Sources whose guesses cost almost nothing."""
+    n_ends: int = 1
+    """Number of nodes that grow in one step: of each text one that is nearly as probable as the
+    best."""
+    step_depth: int = 1
+    """Number of consecutive nodes that a step adds."""
+
+    @property
+    def best_open(self) -> int | None:
+        """The most probable node that can grow; None if there is none."""
+        if not self.open_nodes:
+            return None
+        nodes = list(self.open_nodes)
+        return nodes[int(self.tree.cumulative[nodes].argmax())]
 
 
 class StopRule(ABC):

@@ -13,7 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from edgespec.engine.filters import (
+from edgespec.errors import GrammarError, UsageError
+from edgespec.ports.text_request import Constraint
+from edgespec.rules.filters import (
     CHUNK,
     Logits,
     Probabilities,
@@ -24,9 +26,7 @@ from edgespec.engine.filters import (
     token_logprobs,
     top_tokens,
 )
-from edgespec.engine.noise import Noise
-from edgespec.errors import GrammarError, UsageError
-from edgespec.ports.text_request import Constraint
+from edgespec.rules.noise import Noise
 from edgespec.settings.config import SamplingParams
 from edgespec.values import TokenLogprobs
 

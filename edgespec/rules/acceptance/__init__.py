@@ -1,10 +1,10 @@
 """Acceptance rules: which guesses of a verified tree become part of the text.
 
-`rule` has the interface, the default and the walk down a tree; the others are grouped by what they
-do with guesses: `drawn` and `lossy`.
+`rule` has the interface and the default; the others are grouped by what they do with guesses:
+`drawn` and `lossy`.
 """
 
-from edgespec.engine.acceptance.drawn import (
+from edgespec.rules.acceptance.drawn import (
     BlockVerification,
     KSequential,
     Lenience,
@@ -12,10 +12,10 @@ from edgespec.engine.acceptance.drawn import (
     RejectionSampling,
     WithoutReplacement,
 )
-from edgespec.engine.acceptance.lossy import Rollback, TypicalAcceptance
-from edgespec.engine.acceptance.rule import AcceptanceRule, ExactReplay, Growth, accept
+from edgespec.rules.acceptance.lossy import Rollback, TypicalAcceptance
+from edgespec.rules.acceptance.rule import AcceptanceRule, ExactReplay, Growth
 
-__all__ = ["ACCEPTANCE_RULES", "AcceptanceRule", "ExactReplay", "Growth", "accept"]
+__all__ = ["ACCEPTANCE_RULES", "AcceptanceRule", "ExactReplay", "Growth"]
 
 ACCEPTANCE_RULES: dict[str, type[AcceptanceRule]] = {
     rule.name: rule

@@ -1,19 +1,17 @@
-"""The interface of acceptance rules, the default rule, and the walk down a tree by any rule."""
+"""The interface of acceptance rules, and the default rule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from edgespec.engine.filters import Logits, Probabilities, Tokens
-from edgespec.engine.request import ActiveRequest
-from edgespec.engine.sampling import Sampler
+from edgespec.rules.filters import Logits, Probabilities, Tokens
+from edgespec.rules.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import ROOT, TokenTree
-from edgespec.values import TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,43 +85,3 @@ class ExactReplay(AcceptanceRule):
     """
 
     name: ClassVar[str] = AcceptanceName.EXACT_REPLAY
-
-
-def accept(
-    rule: AcceptanceRule,
-    tree: TokenTree,
-    nodes: Sequence[int],
-    logits: np.ndarray,
-    request: ActiveRequest,
-) -> tuple[list[int], list[TokenEvent]]:
-    """Walk down from the root until the text ends or no verified guess is accepted.
-
-    Returns the path, nodes of which each is the parent of the next, and the token picked after each
-    of them: accepted guesses, and the target's own token at the end. `logits` are the target's
-    after `nodes`, float32 [len(nodes), n_vocab]. The request's sampler and transcript accept every
-    token. An error ends the request; it is raised if no token was picked before it.
-    """
-    sampler, transcript = request.sampler, request.transcript
-    after: dict[int, Logits] = dict(zip(nodes, logits, strict=True))
-    path: list[int] = []
-    events: list[TokenEvent] = []
-    node: int | None = ROOT
-    picks = rule.picks(tree, after, sampler)
-    while node in after and not transcript.is_finished:
-        try:
-            token = next(picks)
-            sampler.accept(token, after[node])
-        except StopIteration:
-            break
-        except Exception as error:
-            if not path:
-                raise
-            request.failure = error
-            break
-        if path:  # the token before this one was guessed
-            events[-1] = replace(events[-1], origin="draft", source=tree.source[node])
-        path.append(node)
-        round_ = len(request.tally.outcomes)
-        events.append(transcript.take(token, "target", round_, sampler.latest_logprobs))
-        node = tree.child(node, token)
-    return path, events

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.engine.acceptance import ACCEPTANCE_RULES
-from edgespec.engine.filters import token_logprobs
-from edgespec.engine.sampling import Sampler, SamplingParams
 from edgespec.grammar.specification import BYTES_PER_TOKEN
+from edgespec.rules.acceptance import ACCEPTANCE_RULES
+from edgespec.rules.filters import token_logprobs
+from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.session.reserving import RULE_BYTES_PER_TOKEN, SAMPLING_BYTES_PER_TOKEN
 from edgespec.settings.config import AcceptanceName
 from edgespec.tree import ROOT, Draws, TokenTree

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.engine.filters import top_tokens
-from edgespec.engine.sampling import Sampler, SamplingParams, distribution
 from edgespec.errors import ModelError, UsageError
+from edgespec.rules.filters import top_tokens
+from edgespec.rules.sampling import Sampler, SamplingParams, distribution
 
 PROBABILITIES = [0.1, 0.4, 0.05, 0.3, 0.15]
 LOGITS = np.log(np.array(PROBABILITIES, np.float32))

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgespec.engine.acceptance.rule import AcceptanceRule, Growth
-from edgespec.engine.filters import Logits, Probabilities, Tokens
-from edgespec.engine.sampling import Sampler
+from edgespec.rules.acceptance.rule import AcceptanceRule, Growth
+from edgespec.rules.filters import Logits, Probabilities, Tokens
+from edgespec.rules.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tree import ROOT, TokenTree
 

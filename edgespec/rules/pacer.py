@@ -7,16 +7,28 @@ growing, unless a pacer finds nothing to extend.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.engine.drafting.drafter import Guess
-from edgespec.engine.tree_limits import Limits
+from edgespec.rules.tree_limits import Limits
 from edgespec.settings.rule_names import PacerName
 from edgespec.tree import ROOT, TokenTree
+
+
+class Guess(NamedTuple):
+    """A candidate for the token after a node."""
+
+    token: int
+    confidence: float
+    """Calibrated probability that it is accepted if the node is, from all sources."""
+    probability: float
+    """The drafter's own share of the token: softmax of its scores, noise included."""
+    source: str
+    """Name of the drafter."""
 
 
 class Pacer(ABC):
@@ -37,39 +49,58 @@ class Pacer(ABC):
         """
 
 
-def nodes_to_verify(tree: TokenTree, limits: Limits) -> list[int]:
-    """The root and the most probable other nodes within the limits, ascending.
+def nodes_to_verify(
+    trees: Sequence[TokenTree], limits: Sequence[Limits], max_nodes: int, max_branches: int
+) -> list[list[int]]:
+    """The nodes of each tree that `most_probable` finds, ascending."""
+    found: list[list[int]] = [[] for _ in trees]
+    for n, node, _ in most_probable(trees, limits, max_nodes, max_branches):
+        found[n].append(node)
+    return [sorted(nodes) for nodes in found]
 
-    Cumulative confidence does not increase from parent to child, so the best nodes form a tree, and
-    it maximises the expected number of accepted tokens.
+
+def most_probable(
+    trees: Sequence[TokenTree], limits: Sequence[Limits], max_nodes: int, max_branches: int
+) -> list[tuple[int, int, int]]:
+    """The roots and the most probable other nodes within the limits of each tree and of all
+    together, best first.
+
+    Cumulative confidence does not increase from parent to child, so the best nodes form trees, and
+    these maximise the expected number of accepted tokens. Each node comes with the number of its
+    tree, and with the number of rows if all nodes up to it are computed as one sequence per branch,
+    padded to the longest. The first branch of each tree does not count towards `max_branches`.
     """
-    return sorted(node for node, _ in most_probable(tree, limits))
-
-
-def most_probable(tree: TokenTree, limits: Limits) -> list[tuple[int, int]]:
-    """The root and the most probable other nodes within the limits, best first.
-
-    Each comes with the number of rows if all nodes up to it are computed as one sequence per
-    branch, padded to the longest.
-    """
-    order = np.argsort(-tree.cumulative[: len(tree)], kind="stable").tolist()
-    selected, found = {ROOT}, [(ROOT, 1)]
-    has_child: set[int] = set()
-    n_branches, longest = 1, 1
-    for node in order:
-        parent, depth = int(tree.parent[node]), int(tree.depth[node])
-        if parent not in selected or depth > limits.max_depth:
+    begins: list[int] = []
+    each: list[tuple[list[int], list[int], set[int], set[int]]] = []
+    n_nodes = 0
+    for tree in trees:
+        begins.append(n_nodes)
+        n_nodes += len(tree)
+        parents, depths = tree.parent[: len(tree)].tolist(), tree.depth[: len(tree)].tolist()
+        each.append((parents, depths, {ROOT}, set()))
+    cumulative = np.concatenate([tree.cumulative[: len(tree)] for tree in trees])
+    found = [(n, ROOT, 1) for n in range(len(trees))]
+    more_branches, n_branches, longest = [0] * len(trees), 1, 1
+    for place in np.argsort(-cumulative, kind="stable").tolist():
+        n = bisect_right(begins, place) - 1
+        node, its_limits = place - begins[n], limits[n]
+        parents, depths, selected, extended = each[n]
+        parent, depth = parents[node], depths[node]
+        if parent not in selected or depth > its_limits.max_depth:
             continue
-        if len(selected) == limits.max_nodes:
+        if len(found) >= max_nodes:
             break
-        if parent in has_child:
-            if n_branches == limits.max_branches:
+        if len(selected) == its_limits.max_nodes:
+            continue
+        if parent in extended:
+            if n_branches == max_branches or 1 + more_branches[n] == its_limits.max_branches:
                 continue
             n_branches += 1
-        has_child.add(parent)
+            more_branches[n] += 1
+        extended.add(parent)
         selected.add(node)
         longest = max(longest, 1 + depth)
-        found.append((node, n_branches * longest))
+        found.append((n, node, n_branches * longest))
     return found
 
 

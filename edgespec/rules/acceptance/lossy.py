@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgespec.engine.acceptance.drawn import dense
-from edgespec.engine.acceptance.rule import AcceptanceRule
-from edgespec.engine.filters import Logits
-from edgespec.engine.sampling import Sampler
+from edgespec.rules.acceptance.drawn import dense
+from edgespec.rules.acceptance.rule import AcceptanceRule
+from edgespec.rules.filters import Logits
+from edgespec.rules.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tree import TokenTree
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.engine.noise import MAX_LEVEL, Noise
+from edgespec.rules.noise import MAX_LEVEL, Noise
 
 N_TOKENS = 4096
 

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from edgespec.engine.filters import token_logprobs
+from edgespec.rules.filters import token_logprobs
 
 LOGITS = np.random.default_rng(0).standard_normal(500).astype(np.float32)
 
