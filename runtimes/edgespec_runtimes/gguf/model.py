@@ -98,12 +98,7 @@ class GgufModel(KeptTexts):
             info,
             prompt_batch=shape.n_batch,
             n_slots=shape.n_slots,
-            prompts_share_passes=is_draft
-            or (
-                (shape.n_slots > 1 or not info.tree_capable)
-                and prompts_are_invariant
-                and not feature_layers
-            ),
+            prompts_share_passes=is_draft or (prompts_are_invariant and not feature_layers),
             used_share=weights.used_share if weights else info.used_share,
         )
         self._token_bytes, self._narrowest = token_bytes, model.n_window
@@ -255,7 +250,8 @@ class GgufModel(KeptTexts):
                 first = 0
             n_all = len(rows)
             self._kernels.prepare(n_all, begin + n_all, in_tiles=False)
-            self._decode(rows, range(first, n_all), committed)
+            report = self._progress and partial(self._progress, "reading the prompt")
+            self._decode(rows, range(first, n_all), committed, report)
             if self._tap is not None:
                 self._tap.hand_over_rows(committed.get(0, 0), rows.first_reads, n_all)
                 self._tap.keep_rows(rows.row_of_key, n_all)
