@@ -193,8 +193,8 @@ def command_module(name: str) -> Any:
 def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:
     """The main parser, and the parsers by command and by command of `models`.
 
-    Only the `chosen` command gets its flags; with ALL, each does. A word that is no command may be
-    one of `models`.
+    The `chosen` command is the only one if there is such a command; with ALL, each gets its flags.
+    A word that is no command may be one of `models`.
     """
     parser = _Parser(
         prog="edgespec",
@@ -206,8 +206,9 @@ def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dic
         "--version", action="version", version=f"edgespec {extras.installed_version()}"
     )
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    known = COMMANDS
-    if chosen not in COMMANDS:  # other packages are asked only if ours do not have it
+    if chosen in COMMANDS:  # other packages are asked only if ours do not have it
+        known = {chosen: COMMANDS[chosen]}
+    else:
         known = COMMANDS | {name: module.HELP for name, module in added(ADDED_COMMANDS).items()}
     commands = {name: adder.add_parser(name, help=text) for name, text in known.items()}
     of_models: dict[str, _Parser] = {}
