@@ -7,7 +7,7 @@ Unknown and unsupported fields are refused, as OpenAI does; fields that do not c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictInt, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -49,18 +49,21 @@ def _as_stops(value: object) -> object:
     return value
 
 
-P = TypeVar("P", bound=RequestPart)
+class ParsedRequest(RequestPart):
+    """A request as a whole."""
 
+    @classmethod
+    def parse(cls, content: object) -> Self:
+        """The request in decoded JSON. Raises RequestError."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise _request_error(error, cls, content) from error
 
-def validated(kind: type[P], content: object, also_known: Sequence[str] = ()) -> P:
-    """The request in decoded JSON.
-
-    `also_known` are further fields to name where one is misspelled. Raises RequestError.
-    """
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        raise _request_error(error, kind, content, also_known) from error
+    @classmethod
+    def known_fields(cls) -> list[str]:
+        """Names of fields, of which one is suggested where a field is misspelled."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 class StreamOptions(RequestPart):
@@ -114,7 +117,7 @@ class NamedTool(RequestPart):
     function: NamedFunction
 
 
-class CommonRequest(RequestPart):
+class CommonRequest(ParsedRequest):
     """Fields common to chat and completion requests; None means the default."""
 
     model: str | None = None
@@ -153,12 +156,16 @@ class CommonRequest(RequestPart):
 
     @classmethod
     def parse(cls, content: object) -> Self:
-        """Validate decoded JSON. Raises RequestError."""
+        """The request in decoded JSON, with llama.cpp's fields too. Raises RequestError."""
         try:
             fields = llama_fields.translated(content) if isinstance(content, Mapping) else content
         except llama_fields.FieldError as error:
             raise RequestError(str(error), error.name) from error
-        return validated(cls, fields, llama_fields.KNOWN)
+        return super().parse(fields)
+
+    @classmethod
+    def known_fields(cls) -> list[str]:
+        return [*super().known_fields(), *llama_fields.KNOWN]
 
     @property
     def wants_usage(self) -> bool:
@@ -337,7 +344,7 @@ def _function_name(tool: dict[str, Any], place: int) -> str:
 
 
 def _request_error(
-    error: ValidationError, request: type[RequestPart], content: object, also_known: Sequence[str]
+    error: ValidationError, request: type[ParsedRequest], content: object
 ) -> RequestError:
     """The first of pydantic's errors as a sentence that names the field.
 
@@ -349,9 +356,7 @@ def _request_error(
     param = ".".join(path) if path else None
     kind, reason = details["type"], details["msg"]
     if kind == "extra_forbidden":
-        known = [field.alias or name for name, field in request.model_fields.items()]
-        known += also_known
-        hint = nearest(str(param), known) if len(details["loc"]) == 1 else ""
+        hint = nearest(str(param), request.known_fields()) if len(details["loc"]) == 1 else ""
         return RequestError(f"unknown field {param!r}{hint}", param)
     if kind == "missing":
         return RequestError(f"{param} is missing", param)
