@@ -1,13 +1,25 @@
-"""Compact sets of the requests that were seen or answered."""
+"""Requests of a batch: those that were seen, those with an answer in its file, and the model that
+answers each of the others."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 
-from edgespec.batch.lines import BatchAnswer
+from edgespec.batch.lines import (
+    BatchAnswer,
+    BatchRequest,
+    LineError,
+    is_begun_answer,
+    parse_answer,
+    parse_line,
+    request_key,
+)
+from edgespec.errors import EdgespecError, UsageError
+from edgespec.files.line_log import LineLog
+from edgespec.files.named_errors import named
 
 _N_BUCKETS = 256
 
@@ -57,3 +69,81 @@ class Answered:
                 self.answered.add(answer.key)
                 if answer.status != 200:
                     self.refused.add(answer.key)
+
+
+MAX_ANSWER_BYTES = 64 << 20
+"""Longest output line that is read when resuming."""
+
+
+def earlier_answers(log: LineLog, name: str) -> Answered:
+    """Answers of earlier runs, after cutting off a torn last line.
+
+    Raises UsageError for a file that is not the output of a batch, which is left unchanged.
+    """
+
+    def answers() -> Iterator[BatchAnswer]:
+        for number, line in enumerate(log.lines(MAX_ANSWER_BYTES), 1):
+            answer = parse_answer(line)
+            if answer is None:
+                raise foreign(number)
+            yield answer
+
+    def foreign(number: int | None = None) -> UsageError:
+        place = "the last line" if number is None else f"line {number}"
+        return UsageError(
+            f"OUT {name}: {place} is not an answer of a batch: name another file, or delete it"
+        )
+
+    with named(f"OUT {name} cannot be read", EdgespecError):
+        earlier = Answered(answers())
+        if not is_begun_answer(log.torn):
+            raise foreign()
+        log.cut_torn_line()
+    return earlier
+
+
+def writer(log: LineLog, name: str) -> Callable[[bytes], None]:
+    """A function that appends a line to OUT, and raises EdgespecError or BrokenPipeError."""
+
+    def write(line: bytes) -> None:
+        with named(f"OUT {name} cannot be written", EdgespecError):
+            log.append(line)
+
+    return write
+
+
+Lines = Iterator[tuple[int, bytes | None]]
+
+
+class LineGroups:
+    """The group of each line of a file; group 0 needs no model.
+
+    It has the lines that are invalid, repeat a custom_id, were answered by an earlier run, or name
+    no usable model.
+    """
+
+    def __init__(
+        self, lines: Lines, group_of: Callable[[BatchRequest], int], earlier: Answered
+    ) -> None:
+        """Read all `lines`; `group_of` gives the group of a valid one."""
+        self._groups = array("H")
+        """Groups by the number of the line."""
+        seen = KeySet()
+        for number, text in lines:
+            self._groups.extend([0] * (number + 1 - len(self._groups)))
+            try:
+                request = parse_line(text or b"")
+            except LineError:
+                continue
+            is_done = request_key(request.custom_id) in earlier.answered
+            if seen.add(request.custom_id) and not is_done:
+                self._groups[number] = group_of(request)
+
+    def __contains__(self, group: int) -> bool:
+        return group in self._groups
+
+    def of(self, group: int, lines: Lines) -> Lines:
+        """Those of `lines` that are in `group`; lines that came later are for the next run."""
+        for number, text in lines:
+            if number < len(self._groups) and self._groups[number] == group:
+                yield number, text

@@ -1,4 +1,4 @@
-"""Runs a bench: schedules the runs, starts a process for each, and collects the results.
+"""Runs a bench: says which modes can run, starts a process for each run, and collects the results.
 
 Summaries and their presentation are elsewhere.
 """
@@ -12,20 +12,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from edgespec import runtimes
 from edgespec.bench import child, table
 from edgespec.bench.bench_report import SkippedMode
 from edgespec.bench.bench_settings import BenchSettings
-from edgespec.bench.modes import Mode
+from edgespec.bench.modes import BenchDraft, Mode
 from edgespec.bench.runs import Decoded, RawRead
 from edgespec.bench.summary import FinishedRun
 from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
-from edgespec.models.model_files import copies, files_of, largest_of
+from edgespec.models.model_files import copies, distinct_names, files_of, largest_of
 from edgespec.ports import Progress
 from edgespec.ports.baselines import BaselineRequest, pick_best
+from edgespec.runtimes import Runtime
 from edgespec.settings.base import Names
 from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.settings.units import format_size
 
 RAW = "raw"
 """Name of the read loop in the list of modes."""
@@ -240,3 +243,52 @@ def _announce(bench: Bench, n_runs: int, note: Callable[[str], None]) -> None:
         "the first run tells how long they take; --quick, --modes, -n, --n-prompts and "
         "--repetitions make them fewer or shorter"
     )
+
+
+def named_drafts(paths: Sequence[Path], target: Path, runtime: Runtime) -> list[BenchDraft]:
+    """Drafts with unique names for a target of this runtime."""
+    drafts = []
+    for path, name in zip(paths, distinct_names(paths), strict=True):
+        is_own = path == target and runtimes.guesses_itself(target)
+        is_whole = not is_own and runtimes.describe(path).head is None
+        in_library = is_whole and runtimes.find(path).name == runtime.name
+        drafts.append(BenchDraft(path, name, in_library, is_own))
+    return drafts
+
+
+def applicable(
+    modes: Sequence[Mode], surveyed: ModelSurvey, room_bytes: int
+) -> tuple[list[Mode], list[SkippedMode]]:
+    """The modes that can run, and the others with reasons."""
+    fitting, left_out = [], []
+    for mode in modes:
+        if mode.drafts and mode.draft is None:
+            left_out.append(SkippedMode(mode.name, "there is no draft: -md names one"))
+        elif mode.draft and mode.engine is None and not mode.draft.in_library:
+            left_out.append(SkippedMode(mode.name, "its library cannot run this draft"))
+        elif mode.draft and (obstacle := surveyed.obstacles.get(mode.draft.path)):
+            left_out.append(SkippedMode(mode.name, obstacle))
+        elif mode.resident and surveyed.resident_bytes > room_bytes:
+            needs, has = format_size(surveyed.resident_bytes), format_size(room_bytes)
+            left_out.append(
+                SkippedMode(mode.name, f"it needs {needs} of memory and there are {has}")
+            )
+        else:
+            fitting.append(mode)
+    return fitting, left_out
+
+
+def in_parallel(
+    modes: Sequence[Mode], numbers: Sequence[int]
+) -> tuple[list[Mode], list[SkippedMode]]:
+    """The modes repeated for each number of texts, and those that decode one text at a time."""
+    alone = [mode for mode in modes if not mode.takes_several]
+    reason = "with --parallel its library is not measured: it decodes one text at a time here"
+    left_out = [SkippedMode(mode.name, reason) for mode in alone]
+    fitting = []
+    for mode in (mode.together(n) for n in numbers for mode in modes if mode not in alone):
+        if mode.draft and mode.draft.is_own and mode.n_texts != 1:
+            left_out.append(SkippedMode(mode.name, "the target's own layer guesses for one text"))
+        else:
+            fitting.append(mode)
+    return fitting, left_out

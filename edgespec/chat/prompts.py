@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import extras
 from edgespec.chat.call_marks import MARKS
-from edgespec.chat.channels import ChannelSplitter
 from edgespec.chat.continuing import content_of, continued, continues, is_reasoning
 from edgespec.chat.control_text import ControlTexts, new_seam
 from edgespec.chat.messages import Message
 from edgespec.chat.named_templates import RENDERED, named_template
-from edgespec.chat.reasoning import Marks, ReasoningSplitter, is_open, marks_of
+from edgespec.chat.reasoning import ChannelSplitter, Marks, ReasoningSplitter, is_open, marks_of
 from edgespec.chat.render_limits import TemplateLimitError, measured
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports.chat_format import ChatFormat

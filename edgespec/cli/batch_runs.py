@@ -11,9 +11,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from edgespec.batch.answered import Answered, KeySet
+from edgespec.batch.answered import Answered, KeySet, LineGroups
 from edgespec.batch.batch_run import BatchCounts, BatchRun, starting
-from edgespec.batch.grouping import LineGroups
 from edgespec.batch.lines import ENVELOPE_BYTES, BatchRequest, numbered_lines
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import settings_from

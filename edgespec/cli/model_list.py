@@ -1,23 +1,27 @@
 """The models of a server or a batch: names and kinds, what they need, how each is loaded.
 
-One list for the page, the routes and `batch`; the models share one budget.
+Needs are kept in the cache: planning a model opens its vocabulary, which takes a second or two
+with a large one. One list for the page, the routes and `batch`; the models share one budget.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import CommandSettings, model_path, settings_from
-from edgespec.cli.known_needs import KnownNeeds, ListedNeeds
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
+from edgespec.files import cache_folder
+from edgespec.files.json_file import JsonFile
 from edgespec.memory import heap, process, request_memory
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.units import format_size
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from edgespec.ports import Progress
     from edgespec.session.embedder import Embedder
     from edgespec.session.session import Session
+
 
 PARALLEL = "auto"
 """The default number of texts at once."""
@@ -307,3 +312,66 @@ def _files(path: Path) -> list[Path]:
     if _FIRST_PART in path.name:
         return list(path.parent.glob(path.name.replace("-00001-", "-*-")))
     return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+
+
+MAX_MODELS = 500
+_NEEDS = "needs of each kind"
+MAX_SETTINGS = 8
+"""Most settings of one model that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedNeeds:
+    """Memory that a model needs with some settings."""
+
+    smallest_bytes: int
+    """The smallest budget that it can be loaded with."""
+    beside_bytes: int
+    """Bytes of the model with all of its weights, without those of the process."""
+
+
+class KnownNeeds:
+    """The kind and the needs of one model, as long as its files do not change."""
+
+    def __init__(self, files: list[Path]) -> None:
+        """`files` are all of the model's. Raises OSError."""
+        content = [version("edgespec")]
+        for path in sorted(files):
+            status = path.stat()
+            content.append(f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}")
+        digest = hashlib.sha256("\n".join(content).encode(errors="surrogateescape")).hexdigest()
+        self._file = JsonFile(cache_folder.folder() / "needs", digest[:24], MAX_MODELS)
+        known = self._file.read()
+        self._known: dict[str, Any] = known if isinstance(known, dict) else {}
+
+    @property
+    def embeds(self) -> bool | None:
+        """True if the model turns texts into vectors; None if it is not known."""
+        found = self._known.get("embeds")
+        return found if isinstance(found, bool) else None
+
+    @embeds.setter
+    def embeds(self, value: bool) -> None:
+        self._known["embeds"] = value
+        self._file.write(self._known)
+
+    def needs(self, settings: CommandSettings) -> ListedNeeds | None:
+        """Needs of the model with these settings; None if they are not known."""
+        try:
+            return ListedNeeds(**self._known[_NEEDS][_key(settings)])
+        except (LookupError, TypeError):
+            return None
+
+    def keep(self, settings: CommandSettings, needs: ListedNeeds) -> None:
+        """Remember what the model needs with these settings."""
+        known = self._known.get(_NEEDS)
+        others = [*known.items()] if isinstance(known, dict) else []
+        kept = dict([*others, (_key(settings), asdict(needs))][-MAX_SETTINGS:])
+        self._known[_NEEDS] = kept
+        self._file.write(self._known)
+
+
+def _key(settings: CommandSettings) -> str:
+    load = settings.load.model_dump_json(exclude={"memory_budget", "model"})
+    told = load + settings.generate.model_dump_json()
+    return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]

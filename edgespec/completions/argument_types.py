@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
+
+from edgespec.completions.calls import no_number
 
 Schema = Mapping[str, Any]
 _PYTHON = {"True": True, "False": False, "None": None}
 _MAX_REFERENCES = 20
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def written(arguments: Any) -> str:
@@ -40,7 +38,7 @@ def typed_value(text: str, name: str, parameters: Schema | None) -> Any:
         value = _PYTHON[text.strip()]
     else:
         try:
-            value = json.loads(text, parse_constant=_no_number)
+            value = json.loads(text, parse_constant=no_number)
         except (ValueError, RecursionError):
             return text
     if kinds and "string" in kinds and _kind(value) not in kinds:

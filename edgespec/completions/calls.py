@@ -63,8 +63,9 @@ def json_at(text: str, at: int, is_last: bool) -> tuple[Any, int] | None:
         return None
 
 
-def _no_number(name: str) -> NoReturn:
+def no_number(name: str) -> NoReturn:
+    """Raise ValueError for a constant such as NaN, which Python reads and JSON lacks."""
     raise ValueError(f"{name} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)
+_DECODER = json.JSONDecoder(strict=False, parse_constant=no_number)

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from edgespec.completions.calls import no_number
 from edgespec.completions.refusals import Refusal
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -14,7 +15,7 @@ _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def decoded(data: bytes | bytearray, named: str = "the body") -> Any:
     """The JSON value in `data`. Raises Refusal, which calls it `named`, if it is invalid."""
     try:
-        content = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
+        content = json.loads(data.decode("utf-8-sig"), parse_constant=no_number)
         if _ESCAPED_SURROGATE.search(data):
             _check_text(content)
     except UnicodeDecodeError as error:
@@ -44,7 +45,3 @@ def _check_text(content: Any) -> None:
             for name, part in content.items():
                 _check_text(name)
                 _check_text(part)
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 from pydantic import BeforeValidator, Field, StrictInt, TypeAdapter, WithJsonSchema
 
-from edgespec.completions.protocols.request_parts import RequestPart
-from edgespec.completions.requests import RequestError, check_tokens, validated
+from edgespec.completions.requests import ParsedRequest, RequestError, check_tokens
 from edgespec.errors import ContextOverflow
 from edgespec.values import ModelInfo
 
@@ -31,7 +30,7 @@ def _as_texts(value: object) -> object:
     return value if is_list_of_texts else [value]
 
 
-class EmbeddingRequest(RequestPart):
+class EmbeddingRequest(ParsedRequest):
     """A request to `/v1/embeddings`."""
 
     model: str | None = None
@@ -46,11 +45,6 @@ class EmbeddingRequest(RequestPart):
     """Length of a vector, which the model decides: any other number is refused."""
     user: str | None = None
     """Accepted, without effect."""
-
-    @classmethod
-    def parse(cls, content: object) -> EmbeddingRequest:
-        """The request in decoded JSON. Raises RequestError."""
-        return validated(cls, content)
 
 
 class TurnsIntoVectors(Protocol):

@@ -160,7 +160,7 @@ class _OneAnswer:
 
         def prepare() -> Preparation | Refusal:
             try:
-                asked = dialect.read(decoded(self._body))
+                asked = dialect(decoded(self._body))
                 with asked_by(self._request.state.client):
                     return asked, asked.start()
             except Exception as error:  # noqa: BLE001 - its traceback would keep the request alive

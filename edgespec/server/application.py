@@ -1,4 +1,4 @@
-"""The server's routes, which answer HTTP requests with the models of a host.
+"""The server's routes, which answer HTTP requests with the models of a host, and its page.
 
 Knows HTTP; `completions` interprets requests, `answering` runs them, `front` and `guarding` check
 clients.
@@ -11,7 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
@@ -35,7 +36,6 @@ from edgespec.server.budget_request import budget_of
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
 from edgespec.server.openapi import openapi
-from edgespec.server.page import page
 from edgespec.server.serving import DOORS, ServedText, ServedVectors
 from edgespec.session.asynchronous import in_thread
 from edgespec.session.session import Session
@@ -244,3 +244,46 @@ def _allowed(request: Request) -> str:
         for method in route.methods
     }
     return ", ".join(sorted(found))
+
+
+_FILES = {
+    "index.html": "text/html",
+    "chat.css": "text/css",
+    "chat.js": "text/javascript",
+    "api.js": "text/javascript",
+    "conversation.js": "text/javascript",
+    "view.js": "text/javascript",
+    "library.js": "text/javascript",
+    "engine.js": "text/javascript",
+    "math.js": "text/javascript",
+    "origins.js": "text/javascript",
+    "marked.umd.js": "text/javascript",
+    "purify.min.js": "text/javascript",
+    "highlight.min.js": "text/javascript",
+    "temml.min.js": "text/javascript",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
+)
+"""Content security policy; only the sanitiser may turn text into elements."""
+
+
+async def page(request: Request) -> Response:
+    """Response with the page or one of its files. Raises Refusal for another path."""
+    name = request.path_params.get("name", "index.html")
+    if name not in _FILES:
+        raise Refusal(404, f"there is nothing at {request.url.path}", code="not_found")
+    headers = {
+        "Content-Security-Policy": POLICY,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
+    return Response(_content(name), headers=headers, media_type=_FILES[name])
+
+
+@cache
+def _content(name: str) -> bytes:
+    return files("edgespec.server").joinpath("static", name).read_bytes()

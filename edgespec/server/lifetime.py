@@ -1,15 +1,23 @@
-"""Serves models on a socket until it is stopped, and lets it end in an orderly way."""
+"""Serves models on a socket until it is stopped, and lets it end in an orderly way.
+
+While a model is loaded for the first time, every request is told when to come again.
+"""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
 from edgespec.completions.protocols.model_names import HostedModel
-from edgespec.completions.protocols.stored_responses import StoredResponses
+from edgespec.completions.protocols.response_replies import StoredResponses
+from edgespec.completions.refusals import overloaded
 from edgespec.memory import request_memory
 from edgespec.ports import Progress
 from edgespec.server.access_log import AccessLog
@@ -185,3 +193,27 @@ class Server:
         self._queue.is_ending = True
         self._server.should_exit = True
         self._host.stop()
+
+
+@contextmanager
+def answered_while_loading(
+    listener: socket.socket, guard: Guard, log: AccessLog, limits: ClientLimits
+) -> Iterator[None]:
+    """Answer in a thread in the block. The listener stays open; whoever connects between this and
+    the server that follows waits in the socket's queue."""
+    server = HttpServer(Front(_refuse, guard, log), limits, max_requests=0, shutdown_s=1)
+    thread = threading.Thread(
+        target=server.run, args=([listener.dup()],), name="edgespec-loading", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = overloaded("the model is loading", "loading")
+    headers = refusal.headers | {"Connection": "close"}
+    await JSONResponse(refusal.content, refusal.status, headers)(scope, receive, send)

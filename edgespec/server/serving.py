@@ -15,8 +15,11 @@ from edgespec.completions.protocols.dialect import (
     text_dialect,
 )
 from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
-from edgespec.completions.protocols.response_replies import responses_dialect, responses_error
-from edgespec.completions.protocols.stored_responses import StoredResponses
+from edgespec.completions.protocols.response_replies import (
+    StoredResponses,
+    responses_dialect,
+    responses_error,
+)
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import OnResult
 from edgespec.completions.service import Completions

@@ -6,8 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 
-from edgespec.batch.answered import Answered
-from edgespec.batch.grouping import LineGroups
+from edgespec.batch.answered import Answered, LineGroups
 from edgespec.batch.lines import BatchAnswer, BatchRequest, numbered_lines, request_key
 
 MODELS = ["", "a", "b"]

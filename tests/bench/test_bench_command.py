@@ -11,9 +11,8 @@ import pytest
 
 from bench_rows import report, row
 from edgespec.bench import charts
-from edgespec.bench.bench_runs import ModelSurvey
+from edgespec.bench.bench_runs import ModelSurvey, applicable, in_parallel, named_drafts
 from edgespec.bench.bench_settings import BenchSettings
-from edgespec.bench.mode_choice import applicable, in_parallel, named_drafts
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, known_modes, with_drafts
 from edgespec.cli import entry
 from edgespec.cli.commands import bench

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.chat.channels import ChannelSplitter
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.chat.reasoning import marks_of
+from edgespec.chat.reasoning import ChannelSplitter, marks_of
 from edgespec.completions.writing import MessageWriter
 
 THOUGHT = "<|channel|>analysis<|message|>Rome?<|end|>"

@@ -25,7 +25,7 @@ from edgespec.cli import fetching
 from edgespec.cli.commands import bench, demo, doctor
 from edgespec.cli.commands import tune as tune_command
 from edgespec.cli.commands.models import checking
-from edgespec.cli.commands.models.pair_report import MeasuredPair, SampledFit
+from edgespec.cli.commands.models.checking import MeasuredPair, SampledFit
 from edgespec.diagnosis.forecast import Forecast, Speedup
 from edgespec.errors import BudgetError
 from edgespec.memory import process

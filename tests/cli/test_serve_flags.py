@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edgespec.cli.commands import serve
-from edgespec.cli.commands.request_log import RequestLog
+from edgespec.cli.commands.serve import RequestLog
 from edgespec.cli.console import Console
 from edgespec.cli.entry import main
 from edgespec.cli.flags import parser

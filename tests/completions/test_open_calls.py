@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.completions.open_calls import JsonRewriter, OpenCall
-from edgespec.completions.writing import MessageWriter
+from edgespec.completions.writing import JsonRewriter, MessageWriter, OpenCall
 
 ARGUMENTS = {
     "city": 'Zürich "old" \\ town 🙂\n',

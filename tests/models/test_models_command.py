@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli import entry
-from edgespec.cli.commands.models import pair_report
+from edgespec.cli.commands.models import checking
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import embedded_pair, manifest
 from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
@@ -237,7 +237,7 @@ def test_drafts_that_are_compared_have_a_line_each() -> None:
     fit = PairFit(2, 50, 50, 40, trees, together)
     lookups = SourcesFit(4, 10, (SourceStats("text", 40, 5),))
     fits = {"small": fit, "head": fit}
-    table = pair_report.drafters_report(fits, lookups, {"other": "other tokens"}).lines()
+    table = checking.drafters_report(fits, lookups, {"other": "other tokens"}).lines()
     assert table[-1] == "other: left out, other tokens"
     assert [line.split() for line in table[2:-1]] == [
         ["draft", "top-1", "1", "4", "4,", "lookups", "too"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.cli.commands.models.pair_report import MeasuredPair, SampledFit
+from edgespec.cli.commands.models.checking import MeasuredPair, SampledFit
 from edgespec.errors import PairError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.pair_fit import TREE_SIZES, PairFit, SourcesFit, TreeFit, measure

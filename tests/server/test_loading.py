@@ -10,7 +10,7 @@ import pytest
 from edgespec.server.access_log import AccessLog
 from edgespec.server.connections import ClientLimits
 from edgespec.server.guarding import Guard
-from edgespec.server.while_loading import answered_while_loading
+from edgespec.server.lifetime import answered_while_loading
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from edgespec.cli.console import Console
-from edgespec.cli.flags import chat_templates, groups
+from edgespec.cli.flags import groups
+from edgespec.cli.flags.checked_values import template_from
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.model_list import PARALLEL, is_one
 from edgespec.errors import EdgespecError, UsageError
@@ -64,7 +65,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_context(parser)
     groups.add_parallel(parser, PARALLEL)
     groups.add_speculation(parser)
-    chat_templates.add_flags(parser)
+    groups.add_chat_template(parser)
     groups.add(parser.add_argument_group("requests"), groups.BodyLimit)
     groups.flag(parser, "--quiet", "print no notes or progress")
 
@@ -74,12 +75,11 @@ STREAM = "-"
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Answer all requests. Ctrl-C ends the run and keeps finished answers."""
-    from edgespec.batch.answered import KeySet
-    from edgespec.batch.answers_file import earlier_answers, writer
+    from edgespec.batch.answered import KeySet, earlier_answers, writer
     from edgespec.batch.batch_run import BatchCounts
     from edgespec.cli.batch_runs import BatchFiles, runs_of_one, runs_of_several
 
-    template = chat_templates.template_from(args)
+    template = template_from(args)
     body_bytes = groups.given(args, groups.BodyLimit).max_body
     console = Console(quiet="quiet" in args)
     counts = BatchCounts()

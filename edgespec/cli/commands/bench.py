@@ -21,9 +21,16 @@ from edgespec.bench.bench_report import (
     ModelFile,
     this_machine,
 )
-from edgespec.bench.bench_runs import Bench, Prompt, run_all, survey
+from edgespec.bench.bench_runs import (
+    Bench,
+    Prompt,
+    applicable,
+    in_parallel,
+    named_drafts,
+    run_all,
+    survey,
+)
 from edgespec.bench.bench_settings import QUICK, BenchSettings
-from edgespec.bench.mode_choice import applicable, in_parallel, named_drafts
 from edgespec.bench.modes import choose, known_modes, with_drafts
 from edgespec.bench.summary import spread, summaries
 from edgespec.cli import fetching

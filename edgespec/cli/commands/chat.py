@@ -19,7 +19,8 @@ from edgespec.cli import fetching
 from edgespec.cli.commands import chat_input
 from edgespec.cli.commands.generation_report import generation_report, sampling_line, speed_line
 from edgespec.cli.console import Console
-from edgespec.cli.flags import chat_templates, grammars, groups, prompt_caches
+from edgespec.cli.flags import groups
+from edgespec.cli.flags.checked_values import cache_from, grammar_from, template_from
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import EdgespecError, UsageError
@@ -67,9 +68,9 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_context(parser)
     groups.add_sampling(parser, chats=True)
     groups.add_speculation(parser)
-    grammars.add_flags(parser)
-    prompt_caches.add_flags(parser, keeps_text=True)
-    chat_templates.add_flags(parser)
+    groups.add_grammar(parser)
+    groups.add_prompt_cache(parser, keeps_text=True)
+    groups.add_chat_template(parser)
     group = parser.add_argument_group("conversation")
     groups.flag(group, "--system TEXT", "system message")
     groups.flag(group, "--load FILE", "continue a saved conversation")
@@ -90,8 +91,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     The exit code is that of the first failed message of a pipe; in a terminal, where the user saw
     the error, it is 0.
     """
-    template = chat_templates.template_from(args)
-    grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
+    template = template_from(args)
+    grammar, cache = grammar_from(args), cache_from(args)
     if "max_tokens" not in args:
         args.max_tokens = NO_LIMIT
     if not NAMES_A_MODEL & vars(args).keys():

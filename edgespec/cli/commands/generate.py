@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.commands.generation_report import generation_report
 from edgespec.cli.console import STDOUT, Console, report_failure, write_json
-from edgespec.cli.flags import grammars, groups, prompt_caches
-from edgespec.cli.flags.checked_values import check_output
+from edgespec.cli.flags import groups
+from edgespec.cli.flags.checked_values import cache_from, check_output, grammar_from
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.cli.invocation import read_prompt, settings_from
 from edgespec.errors import Cancelled, EdgespecError, UsageError
@@ -48,8 +48,8 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_memory(parser)
     groups.add_context(parser)
     groups.add_sampling(parser)
-    grammars.add_flags(parser)
-    prompt_caches.add_flags(parser, keeps_text=False)
+    groups.add_grammar(parser)
+    groups.add_prompt_cache(parser, keeps_text=False)
     groups.add_speculation(parser)
     output = parser.add_argument_group("output")
     groups.flag(
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Generate and report; Ctrl-C ends the text early."""
     from edgespec.memory import process
 
-    grammar, cache = grammars.grammar_from(args), prompt_caches.cache_from(args)
+    grammar, cache = grammar_from(args), cache_from(args)
     command, prompt = settings_from(args), read_prompt(args)
     settings = command.generate
     json_file = getattr(args, "json", None)

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from edgespec import extras
-from edgespec.cli.commands.request_log import RequestLog
 from edgespec.cli.console import Console
-from edgespec.cli.flags import chat_templates, groups
-from edgespec.cli.flags.checked_values import text_or_file
+from edgespec.cli.flags import groups
+from edgespec.cli.flags.checked_values import template_from, text_or_file
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.cli.model_list import PARALLEL, ModelList, is_one
 from edgespec.errors import EdgespecError
 from edgespec.memory import process
+from edgespec.server.access_log import AccessLog, AnsweredRequest
 from edgespec.settings.base import Flag, Settings
 from edgespec.settings.config import INT32_MAX, Count, GenerateSettings, LoadSettings, Sampling
 from edgespec.settings.parsing import MAX_PORT
@@ -101,7 +103,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_parallel(parser, PARALLEL)
     groups.add_sampling(parser, serves=True)
     groups.add_speculation(parser)
-    chat_templates.add_flags(parser)
+    groups.add_chat_template(parser)
     group = parser.add_argument_group("server")
     groups.add(group, ServeSettings)
     groups.add(group, groups.BodyLimit)
@@ -114,15 +116,11 @@ def add_to(parser: ArgumentParser) -> None:
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
-        from edgespec.server import (
-            lifetime,
-            serving,
-            while_loading,
-        )  # first, so that their memory is planned
+        from edgespec.server import lifetime, serving  # first, so that their memory is planned
 
     told = groups.given(args, ServeSettings)
     guard = _guard(args)
-    template = chat_templates.template_from(args)
+    template = template_from(args)
     reasoning = None if told.reasoning_budget == -1 else told.reasoning_budget
     console = Console(quiet="quiet" in args)
     log = RequestLog(console, is_json="log_json" in args, quiet="quiet" in args)
@@ -130,7 +128,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         listener = stack.enter_context(_listening(guard.host, told.port))
         args.spare_grammars = args.logprobs = args.keeps_one_text_fast = True
         args.most_body_bytes = guard.max_body_bytes or 0
-        with while_loading.answered_while_loading(listener, guard, log, lifetime.CLIENT_LIMITS):
+        with lifetime.answered_while_loading(listener, guard, log, lifetime.CLIENT_LIMITS):
             opened = (_one if is_one(args) else _several)(args, console, template, stack)
             server = lifetime.Server(
                 guard=replace(guard, max_body_bytes=opened.body_bytes or guard.max_body_bytes),
@@ -298,3 +296,41 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class RequestLog(AccessLog):
+    """Writes requests and failures to a console."""
+
+    def __init__(self, console: Console, is_json: bool = False, quiet: bool = False) -> None:
+        """With `quiet`, only failures are written."""
+        self._console = console
+        self._is_json = is_json
+        self._quiet = quiet
+
+    def request(self, answered: AnsweredRequest) -> None:
+        if self._quiet:
+            return
+        if self._is_json:
+            self._write(**asdict(answered) | {"seconds": round(answered.seconds, 6)})
+            return
+        tokens = ""
+        if answered.prompt_tokens is not None:
+            tokens = f" {answered.prompt_tokens} + {answered.completion_tokens} tokens"
+        self._console.log(
+            f"{_now()} {answered.id} {answered.method} {answered.route} {answered.status}"
+            f"{tokens} {answered.seconds:.3f} s"
+        )
+
+    def failure(self, request_id: str, traceback: str) -> None:
+        if self._is_json:
+            self._write(id=request_id, traceback=traceback)
+        else:
+            self._console.log(f"{_now()} {request_id} failed\n{traceback.rstrip()}")
+
+    def _write(self, **fields: Any) -> None:
+        self._console.log(json.dumps({"time": _now()} | fields, ensure_ascii=False))
+
+
+def _now() -> str:
+    """The local time with its offset, in ISO 8601."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")

@@ -1,14 +1,21 @@
-"""Validates files of flags: those to read, and those to write."""
+"""Values of flags that are no settings: texts and files, templates, grammars and caches."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec.errors import UsageError
 from edgespec.files.named_errors import named
 from edgespec.files.regular import read_regular
 from edgespec.settings.base import spell
+
+if TYPE_CHECKING:
+    from edgespec.grammar.specification import Grammar
+    from edgespec.state.prompt_cache import PromptCache
+
+MAX_TEMPLATE_BYTES = 4 << 20
 
 
 def read_text(flag: str, path: Path, max_bytes: int) -> str:
@@ -35,3 +42,51 @@ def check_output(path: Path) -> None:
         raise UsageError(f"{path} cannot be written: it is a folder")
     if not path.parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
+def template_from(args: argparse.Namespace) -> str | None:
+    """The chosen chat template; None leaves the model's own. Raises UsageError."""
+    from edgespec.chat import prompts  # with numpy, which flags do without
+
+    prompts.check_installed()
+    return text_or_file(args, "chat_template", MAX_TEMPLATE_BYTES)
+
+
+def grammar_from(args: argparse.Namespace) -> Grammar | None:
+    """The chosen grammar; `args.grammars` is set so that the plan keeps memory for it. Raises
+    UsageError and GrammarError."""
+    from edgespec.grammar import specification
+
+    makers = {
+        "json_schema": specification.json_schema,
+        "grammar": specification.lark_grammar,
+        "regex": specification.regular_expression,
+    }
+    names = sorted(name for name in vars(args) if name.removesuffix("_file") in makers)
+    if not names:
+        return None
+    specification.check_installed()
+    if len(names) > 1:
+        raise UsageError(f"give either {spell(names[0])} or {spell(names[1])}, not both")
+    name = names[0].removesuffix("_file")
+    grammar = makers[name](text_or_file(args, name, 4 * specification.MAX_CHARACTERS) or "")
+    args.grammars = True
+    return grammar
+
+
+def cache_from(args: argparse.Namespace) -> PromptCache | None:
+    """The prompt cache, or None. Sets `args.state_files`, so that the plan reserves memory for it.
+
+    Raises UsageError and StateError.
+    """
+    if "prompt_cache" not in args:
+        for name in ("prompt_cache_all", "prompt_cache_ro"):
+            if name in args:
+                raise UsageError(f"{spell(name)} needs --prompt-cache FILE")
+        return None
+    if "prompt_cache_all" in args and "prompt_cache_ro" in args:
+        raise UsageError("--prompt-cache-all contradicts --prompt-cache-ro: leave one of them out")
+    from edgespec.state.prompt_cache import PromptCache
+
+    args.state_files = True
+    return PromptCache(Path(args.prompt_cache).expanduser(), "prompt_cache_ro" in args)

@@ -130,6 +130,42 @@ def add_speculation(parser: ArgumentParser) -> None:
     add_no_lookup(group)
 
 
+def add_grammar(parser: ArgumentParser) -> None:
+    """Flags that constrain the text by a JSON schema, a grammar or a regular expression."""
+    group = parser.add_argument_group("structured output")
+    flag(group, "--json-schema JSON", "write JSON that fits this schema; {} is any JSON value")
+    flag(group, "--json-schema-file FILE", "the same, from a file")
+    flag(group, "--grammar TEXT", "write text of this Lark grammar, in llguidance's dialect")
+    flag(group, "--grammar-file FILE", "the same, from a file")
+    flag(group, "--regex TEXT", "write text that matches this regular expression as a whole")
+
+
+def add_prompt_cache(parser: ArgumentParser, keeps_text: bool) -> None:
+    """Flags for the prompt cache. With `keeps_text`, generated text is always cached, too."""
+    group = parser.add_argument_group("prompt cache")
+    what = "conversation" if keeps_text else "prompt"
+    flag(
+        group,
+        "--prompt-cache FILE",
+        f"save the model's state after the {what} to FILE, and continue from it next time",
+    )
+    if not keeps_text:
+        flag(group, "--prompt-cache-all", "save the state after the new text, too")
+    flag(group, "--prompt-cache-ro", "read FILE, never write it")
+
+
+def add_chat_template(parser: ArgumentParser) -> None:
+    """Flags that choose a chat template instead of the model's own, spelled as in llama.cpp."""
+    group = parser.add_argument_group("chat template")
+    flag(
+        group,
+        "--chat-template TEXT",
+        "Jinja or, for GGUF models, a name that llama.cpp knows (chatml, llama3, ...), instead "
+        "of the model's own template",
+    )
+    flag(group, "--chat-template-file FILE", "the same, from a UTF-8 file")
+
+
 def add_no_lookup(group: _ArgumentGroup) -> None:
     """The flag that leaves guessing to a draft model."""
     flag(group, "--no-lookup", "only a draft model guesses", action="store_false", dest="lookup")

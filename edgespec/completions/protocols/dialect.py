@@ -51,16 +51,8 @@ class Asked:
     reply: Reply
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """One route's protocol."""
-
-    read: Callable[[Any], Asked]
-    """Reads decoded JSON; raises RequestError."""
-    error: Callable[[Refusal, str], Answer]
-    """The body of an error response, given the request's id."""
-    names_events: bool = True
-    """False if the events of a stream have no names, and `[DONE]` follows the last one."""
+Dialect = Callable[[Any], Asked]
+"""One route's protocol: reads a request in decoded JSON; raises RequestError."""
 
 
 def openai_error(refusal: Refusal, request_id: str) -> Answer:
@@ -91,7 +83,7 @@ def chat_dialect(completions: Completions) -> Dialect:
         request = ChatRequest.parse(content)
         return _same(request, lambda: completions.chat(request))
 
-    return Dialect(read, openai_error, names_events=False)
+    return read
 
 
 def text_dialect(completions: Completions) -> Dialect:
@@ -101,7 +93,7 @@ def text_dialect(completions: Completions) -> Dialect:
         request = CompletionRequest.parse(content)
         return _same(request, lambda: completions.text(request))
 
-    return Dialect(read, openai_error, names_events=False)
+    return read
 
 
 def _same(request: CommonRequest, start: Callable[[], Completion]) -> Asked:

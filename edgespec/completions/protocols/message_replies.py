@@ -37,7 +37,7 @@ def messages_dialect(completions: Completions) -> Dialect:
         reply = MessagesReply(completions.model)
         return Asked(request.stream, lambda: completions.chat(chat), reply)
 
-    return Dialect(read, messages_error)
+    return read
 
 
 def messages_error(refusal: Refusal, request_id: str) -> Answer:

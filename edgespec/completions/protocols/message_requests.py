@@ -22,7 +22,7 @@ from edgespec.completions.protocols.contents import (
 )
 from edgespec.completions.protocols.request_parts import RequestPart
 from edgespec.completions.protocols.request_schemas import TURNS
-from edgespec.completions.requests import MAX_STOPS, ChatRequest, RequestError, validated
+from edgespec.completions.requests import MAX_STOPS, ChatRequest, ParsedRequest, RequestError
 from edgespec.settings.config import INT32_MAX
 
 _TEXT = ("text",)
@@ -59,7 +59,7 @@ class OutputSettings(RequestPart):
     format: OutputFormat | None = None
 
 
-class CountRequest(RequestPart):
+class CountRequest(ParsedRequest):
     """A request to `/v1/messages/count_tokens`."""
 
     model: str
@@ -73,11 +73,6 @@ class CountRequest(RequestPart):
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = Field(default=None, max_length=0)
-
-    @classmethod
-    def parse(cls, content: object) -> CountRequest:
-        """Validate decoded JSON. Raises RequestError."""
-        return validated(cls, content)
 
     def chat_request(self) -> ChatRequest:
         """The chat request. Raises RequestError."""
@@ -122,11 +117,6 @@ class MessagesRequest(CountRequest):
     service_tier: str | None = None
     inference_geo: str | None = None
     container: None = None
-
-    @classmethod
-    def parse(cls, content: object) -> MessagesRequest:
-        """Validate decoded JSON. Raises RequestError."""
-        return validated(cls, content)
 
     def _chat_fields(self) -> dict[str, Any]:
         names = ("max_tokens", "stream", "temperature", "top_k", "top_p")

@@ -1,17 +1,24 @@
-"""Answers in the format of OpenAI's `/v1/responses`: whole ones, and events in their order."""
+"""Answers in the format of OpenAI's `/v1/responses`: whole ones, and events in their order.
+
+Keeps the messages of answered responses in memory, for requests that go on from them.
+"""
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.answer_parts import AnswerPart, AnswerParts, Change
 from edgespec.completions.protocols.dialect import Asked, Dialect, Event
 from edgespec.completions.protocols.response_requests import ResponsesRequest
-from edgespec.completions.protocols.stored_responses import StoredResponses
 from edgespec.completions.refusals import Refusal
+from edgespec.completions.requests import RequestError
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 
@@ -33,7 +40,7 @@ def responses_dialect(completions: Completions, stored: StoredResponses) -> Dial
         reply = ResponsesReply(request, completions, stored)
         return Asked(request.stream, lambda: completions.chat(chat), reply)
 
-    return Dialect(read, responses_error)
+    return read
 
 
 def responses_error(refusal: Refusal, request_id: str) -> Answer:
@@ -253,3 +260,58 @@ def _usage(completion: Completion) -> Answer:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    previous: str | None
+    messages: bytes
+    """Messages that this response adds to those of the previous one, as JSON."""
+
+
+class StoredResponses:
+    """Messages by response, of `max_bytes` together: those not asked for longest go first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
+        self._stored: OrderedDict[str, _Stored] = OrderedDict()
+        self._lock = Lock()
+
+    def add(self, identity: str, previous: str | None, messages: Sequence[Any]) -> None:
+        """Keep the messages that a response adds to those of the previous one."""
+        content = json.dumps(messages, separators=(",", ":")).encode()
+        with self._lock:
+            self._stored[identity] = _Stored(previous, content)
+            self._n_bytes += _size(identity, content)
+            while self._n_bytes > self._max_bytes:
+                oldest, its = self._stored.popitem(last=False)
+                self._n_bytes -= _size(oldest, its.messages)
+
+    def messages(self, identity: str | None) -> list[dict[str, Any]]:
+        """The messages up to a response, its answer included; none for None.
+
+        Raises RequestError if the response, or one before it, is not kept any more.
+        """
+        found: list[_Stored] = []
+        with self._lock:
+            while identity is not None:
+                if identity not in self._stored:
+                    raise RequestError(
+                        f"no response {identity!r} is kept: this server keeps the latest ones in "
+                        "memory, if `store` is not false; send the whole conversation as input",
+                        "previous_response_id",
+                        "previous_response_not_found",
+                    )
+                self._stored.move_to_end(identity)
+                found.append(self._stored[identity])
+                identity = found[-1].previous
+        return [message for one in reversed(found) for message in json.loads(one.messages)]
+
+
+ENTRY_BYTES = 600
+"""Memory of an entry besides its id and content."""
+
+
+def _size(identity: str, content: bytes) -> int:
+    return ENTRY_BYTES + len(identity) + len(content)

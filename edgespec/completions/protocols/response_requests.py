@@ -23,10 +23,10 @@ from edgespec.completions.protocols.request_schemas import ITEMS
 from edgespec.completions.requests import (
     MAX_TOP_LOGPROBS,
     ChatRequest,
+    ParsedRequest,
     Reasoning,
     RequestError,
     StreamOptions,
-    validated,
 )
 from edgespec.settings.config import INT32_MAX
 
@@ -69,7 +69,7 @@ class TextSettings(RequestPart):
     verbosity: str | None = None
 
 
-class ResponsesRequest(RequestPart):
+class ResponsesRequest(ParsedRequest):
     """A request to `/v1/responses`."""
 
     model: str
@@ -108,11 +108,6 @@ class ResponsesRequest(RequestPart):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-
-    @classmethod
-    def parse(cls, content: object) -> ResponsesRequest:
-        """Validate decoded JSON. Raises RequestError."""
-        return validated(cls, content)
 
     @property
     def new_messages(self) -> list[dict[str, Any]]:

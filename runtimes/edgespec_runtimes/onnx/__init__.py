@@ -23,4 +23,5 @@ def __getattr__(name: str) -> object:
 
         library_pages.release()
         from edgespec_runtimes.onnx.entry import runtime
+    globals()["runtime"] = runtime  # the pages of libraries are read and released this once
     return runtime

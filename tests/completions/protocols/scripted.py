@@ -88,14 +88,14 @@ def completions(session: ScriptedSession) -> Completions:
 
 def whole(dialect: Dialect, content: Any) -> dict[str, Any]:
     """The whole answer to a request."""
-    asked = dialect.read(content)
+    asked = dialect(content)
     completion = asked.start()
     return asked.reply.whole(completion.whole(), completion)
 
 
 def events(dialect: Dialect, content: Any) -> list[dict[str, Any]]:
     """The events of the answer to a request, whose names are their types."""
-    asked = dialect.read(content | {"stream": True})
+    asked = dialect(content | {"stream": True})
     completion = asked.start()
     found: list[Event] = []
     for chunk in completion:

@@ -164,7 +164,7 @@ def test_tokens_of_a_conversation_are_counted() -> None:
 )
 def test_what_cannot_be_had_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        dialect(ScriptedSession("a")).read(asked(**fields)).start()
+        dialect(ScriptedSession("a"))(asked(**fields)).start()
     assert message in str(caught.value)
 
 

@@ -8,8 +8,12 @@ import pytest
 from scripted import TOOL_CALL, ScriptedSession, completions, events, whole
 
 from edgespec.completions.protocols.dialect import Dialect
-from edgespec.completions.protocols.response_replies import responses_dialect, responses_error
-from edgespec.completions.protocols.stored_responses import ENTRY_BYTES, StoredResponses
+from edgespec.completions.protocols.response_replies import (
+    ENTRY_BYTES,
+    StoredResponses,
+    responses_dialect,
+    responses_error,
+)
 from edgespec.completions.refusals import refusal_of
 from edgespec.completions.requests import RequestError
 
@@ -32,7 +36,7 @@ def asked(**fields: Any) -> dict[str, Any]:
 
 def refused(content: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        dialect(ScriptedSession()).read(content)
+        dialect(ScriptedSession())(content)
     return caught.value
 
 
@@ -148,7 +152,7 @@ def test_a_response_that_is_not_stored_cannot_be_gone_on_from() -> None:
     its = dialect(ScriptedSession("a"))
     answer = whole(its, asked(store=False))
     with pytest.raises(RequestError, match="no response") as caught:
-        its.read(asked(previous_response_id=answer["id"]))
+        its(asked(previous_response_id=answer["id"]))
     refusal = refusal_of(caught.value)
     assert refusal.code == "previous_response_not_found"
     assert responses_error(refusal, "")["error"]["param"] == "previous_response_id"
@@ -201,7 +205,7 @@ def test_what_cannot_be_had_is_refused_by_name(
     fields: dict[str, Any], param: str, message: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        dialect(ScriptedSession("a")).read(asked(**fields)).start()
+        dialect(ScriptedSession("a"))(asked(**fields)).start()
     error = responses_error(refusal_of(caught.value), "")["error"]
     assert error["param"] == param
     assert message in error["message"]
