@@ -7,7 +7,7 @@ least 48 tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.features import GivesFeatures
 from edgespec.tree import ROOT, TokenTree
 from port_calls import evaluate, prefill
-from port_contract import KeptOpen
+from port_contract import OpensModels
 
 TOKENS = tuple((7 * n * n + 3 * n + 1) % 40 for n in range(24))
 
@@ -59,31 +59,10 @@ def check_another_text_gives_none(model: Any, layers: Sequence[int]) -> None:
     assert received.positions == []
 
 
-class FeaturesContract:
+class FeaturesContract(OpensModels):
     layers: Sequence[int] = ()
     atol: float = 0.0
     """Largest difference of features when the same tokens are batched in another way."""
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        raise NotImplementedError("a runtime's test class says how to open its model")
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def kept_open(cls) -> Iterator[KeptOpen]:
-        kept = KeptOpen()
-        yield kept
-        kept.close()
-
-    @pytest.fixture
-    def model(
-        self,
-        request: pytest.FixtureRequest,
-        kept_open: KeptOpen,
-        model_factory: Callable[[], LanguageModel],
-    ) -> LanguageModel:
-        """A model with an empty KV cache, which successive tests share."""
-        return kept_open.model(request, model_factory)
 
     @pytest.fixture
     def received(self, model: LanguageModel) -> Received:

@@ -69,9 +69,8 @@ class KeptOpen:
             model.close()
 
 
-class PortContract:
-    atol: float = 0.0
-    """Largest difference of logits when the same tokens are batched in another way."""
+class OpensModels:
+    """Fixtures of contracts: models, each opened once for all tests of a class."""
 
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
@@ -94,6 +93,11 @@ class PortContract:
         """A model with an empty KV cache. It is opened once, since most tests are shorter than
         opening."""
         return kept_open.model(request, model_factory)
+
+
+class PortContract(OpensModels):
+    atol: float = 0.0
+    """Largest difference of logits when the same tokens are batched in another way."""
 
     @pytest.fixture
     def tokens(self, model: LanguageModel) -> list[int]:

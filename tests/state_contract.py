@@ -6,7 +6,7 @@ A suite inherits from `StateContract` and defines the fixture `model_factory`, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -17,7 +17,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from paging_contract import one_by_one
 from port_calls import prefill
-from port_contract import KeptOpen, parameters_of
+from port_contract import OpensModels, parameters_of
 
 N_KEPT, N_MORE = 23, 6
 
@@ -47,23 +47,12 @@ def pieces_of(model: LanguageModel) -> list[bytes]:
     return content
 
 
-class StateContract:
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        raise NotImplementedError("a runtime's test class says how to open its model")
-
+class StateContract(OpensModels):
     @pytest.fixture
     def texts(self) -> tuple[list[int], list[int]]:
         """The text whose state is saved, and the text that follows it."""
         tokens = [(7 * n * n + 3 * n + 1) % 40 for n in range(N_KEPT + N_MORE)]
         return tokens[:N_KEPT], tokens[N_KEPT:]
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def kept_open(cls) -> Iterator[KeptOpen]:
-        kept = KeptOpen()
-        yield kept
-        kept.close()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -87,14 +76,9 @@ class StateContract:
         return kept_states[kind]
 
     @pytest.fixture
-    def other(
-        self,
-        request: pytest.FixtureRequest,
-        kept_open: KeptOpen,
-        model_factory: Callable[[], LanguageModel],
-    ) -> LanguageModel:
+    def other(self, model: LanguageModel) -> LanguageModel:
         """A second model of the same files, which successive tests share."""
-        return kept_open.model(request, model_factory)
+        return model
 
     def test_another_model_goes_on_as_the_one_that_wrote(
         self,

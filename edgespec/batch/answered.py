@@ -1,5 +1,5 @@
-"""Which requests of a batch are answered, in its file of answers, and by which model the others
-are."""
+"""Requests of a batch: those that were seen, those with an answer in its file, and the model that
+answers each of the others."""
 
 from __future__ import annotations
 

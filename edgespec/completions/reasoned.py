@@ -10,7 +10,6 @@ from typing import Protocol
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.grammar.after_reasoning import AfterReasoning, ReasoningEnd
-from edgespec.grammar.reasoning_budget import ReasoningBudget
 from edgespec.ports.text_request import Constraint
 from edgespec.values import ModelInfo
 
@@ -50,41 +49,33 @@ class ReasonedAnswers:
         n_reasoning = most_tokens - max(MIN_ANSWER_TOKENS, most_tokens // 4)
         if prompt.marks is None or n_reasoning < MIN_REASONING_TOKENS:
             return None
-        end = self._end(prompt, prompt.marks.end)
+        end = self._end(prompt, prompt.marks.end, prompt.closing_tokens)
+        end.read_vocabulary()  # here, since the thread that computes serves others, too
         n_free = n_reasoning if budget is None else min(budget, n_reasoning)
 
         def wrapped(constraint: Constraint | None) -> Constraint | None:
-            return None if constraint is None else AfterReasoning(constraint, end, n_free)
+            return None if constraint is None else AfterReasoning(end, n_free, constraint)
 
         return wrapped
 
     def limit(self, prompt: ChatPrompt, budget: int) -> Wrap | None:
         """For a free answer with `budget` tokens of reasoning; None if there are no marks of it."""
-        marks, closing = prompt.marks, prompt.end_tokens
-        if marks is None or not closing or prompt.continued is not None:
+        marks = prompt.marks
+        if marks is None or not prompt.end_tokens or prompt.continued is not None:
             return None
         begin = None if prompt.closing else marks.begin
-        piece, n_vocab = self._shown(prompt), self._session.target.n_vocab
+        end = self._end(prompt, marks.end, prompt.end_tokens)
+        return lambda _: AfterReasoning(end, budget, begin=begin)
 
-        def limited(_: Constraint | None) -> Constraint:
-            return ReasoningBudget(begin, marks.end, closing, piece, n_vocab, budget)
+    def _end(self, prompt: ChatPrompt, mark: str, closing: tuple[int, ...]) -> ReasoningEnd:
+        if (mark, closing) not in self._ends:
+            session, hidden = self._session, dict(prompt.hidden_marks)
 
-        return limited
+            def shown(token: int) -> bytes:
+                """The bytes of a token, also of a mark that is a control token."""
+                return hidden[token].encode() if token in hidden else session.piece(token)
 
-    def _shown(self, prompt: ChatPrompt) -> Callable[[int], bytes]:
-        """Returns the bytes of a token, also of a mark that is a control token."""
-        session, hidden = self._session, dict(prompt.hidden_marks)
-        return lambda token: hidden[token].encode() if token in hidden else session.piece(token)
-
-    def _end(self, prompt: ChatPrompt, mark: str) -> ReasoningEnd:
-        session = self._session
-        key = (mark, prompt.closing_tokens)
-        if key not in self._ends:
-            self._ends[key] = ReasoningEnd(
-                mark,
-                prompt.closing_tokens,
-                self._shown(prompt),
-                session.target.n_vocab,
-                session.eog_tokens,
+            self._ends[mark, closing] = ReasoningEnd(
+                mark, closing, shown, session.target.n_vocab, session.eog_tokens
             )
-        return self._ends[key]
+        return self._ends[mark, closing]

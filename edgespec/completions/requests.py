@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictInt, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
 from edgespec.completions import llama_fields
-from edgespec.completions.protocols.request_parts import RequestPart
+from edgespec.completions.protocols.request_parts import RequestPart, told
 from edgespec.completions.protocols.request_schemas import CHAT_MESSAGES, STOPS, TEXTS
 from edgespec.errors import UsageError
 from edgespec.ports import check_token
-from edgespec.settings.base import nearest
 from edgespec.settings.config import INT32_MAX, SamplingParams
 
 MAX_CHOICES = 128
@@ -58,7 +57,7 @@ class ParsedRequest(RequestPart):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            raise _request_error(error, cls, content) from error
+            raise RequestError(*told(error, content, cls.known_fields())) from error
 
     @classmethod
     def known_fields(cls) -> list[str]:
@@ -341,61 +340,3 @@ def _function_name(tool: dict[str, Any], place: int) -> str:
     if not isinstance(name, str) or not name:
         raise RequestError(f"tools.{place}.function.name is missing", "tools")
     return name
-
-
-def _request_error(
-    error: ValidationError, request: type[ParsedRequest], content: object
-) -> RequestError:
-    """The first of pydantic's errors as a sentence that names the field.
-
-    Of the errors of a field that may have several types, the one that lies deepest is taken.
-    """
-    first, *others = [(_place(details, content), details) for details in error.errors()]
-    same = [other for other in others if first[0][:1] == other[0][:1] != []]
-    path, details = max([first, *same], key=lambda found: len(found[0]))
-    param = ".".join(path) if path else None
-    kind, reason = details["type"], details["msg"]
-    if kind == "extra_forbidden":
-        hint = nearest(str(param), request.known_fields()) if len(details["loc"]) == 1 else ""
-        return RequestError(f"unknown field {param!r}{hint}", param)
-    if kind == "missing":
-        return RequestError(f"{param} is missing", param)
-    if param is None and not isinstance(content, Mapping):
-        return RequestError("the request must be a JSON object")
-    if param is None:  # a validator of the whole request, whose message begins with the field
-        return RequestError(reason, reason.partition(":")[0])
-    return RequestError(f"{param}: {_REASONS.get(kind) or _plain(reason)}", param)
-
-
-_REASONS = {
-    "none_required": "only null can be had here",
-    "model_type": "it must be an object",
-    "model_attributes_type": "it must be an object",
-    "dict_type": "it must be an object",
-    "list_type": "it must be a list",
-    "string_type": "it must be text",
-}
-"""Messages that replace pydantic's, by error type."""
-
-
-def _plain(reason: str) -> str:
-    for pydantics, ours in (("Input should be", "it must be"), ("a valid integer", "an integer")):
-        reason = reason.replace(pydantics, ours)
-    return reason.replace("a valid ", "a ")
-
-
-def _place(details: ErrorDetails, content: object) -> list[str]:
-    """Path of an error in the request, without pydantic's own steps such as names of types."""
-    path, value = [], content
-    last = len(details["loc"]) - 1
-    for place, step in enumerate(details["loc"]):
-        if isinstance(value, Mapping) and (step in value or str(step) in map(str, value)):
-            value = next(part for key, part in value.items() if str(key) == str(step))
-        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
-            value = value[step]
-        elif not (place == last and details["type"] == "missing") and not (
-            place == 0 and isinstance(step, str) and isinstance(value, Mapping)
-        ):
-            continue
-        path.append(str(step))
-    return path

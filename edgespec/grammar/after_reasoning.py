@@ -1,4 +1,5 @@
-"""Lets a model reason freely up to the mark that ends it, and applies a grammar from there on.
+"""Lets a model reason freely up to the mark that ends it or a number of tokens, and applies a
+grammar from there on, if there is one.
 
 Knows tokens and their bytes, but no template and no grammar.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +23,7 @@ MAX_BLANKS = 2
 
 
 class ReasoningEnd:
-    """Tokens that may end reasoning, by their bytes. Reads the whole vocabulary once."""
+    """Tokens that may end reasoning, by their bytes. Reads the vocabulary once, for a grammar."""
 
     def __init__(
         self,
@@ -36,18 +38,34 @@ class ReasoningEnd:
         self.mark = mark.encode()
         self.closing = tuple(closing)
         self.piece = piece
-        self._free = np.ones(n_vocab, bool)
-        self._free[sorted(eog_tokens)] = False
-        self.blanks = np.zeros(n_vocab, bool)
-        self._overrunning: list[tuple[int, bytes]] = []
+        self.n_vocab = n_vocab
+        self._eog_tokens = eog_tokens
+
+    @property
+    def blanks(self) -> NDArray[np.bool_]:
+        """Mask of the tokens that are blanks, bool [n_vocab]."""
+        return self._vocabulary[0]
+
+    def read_vocabulary(self) -> None:
+        """Read the vocabulary now rather than before the first token under a grammar."""
+        _ = self._vocabulary
+
+    @cached_property
+    def _vocabulary(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_], list[tuple[int, bytes]]]:
+        """Masks of blanks and of tokens that are free in reasoning, and the tokens that may go on
+        behind the mark."""
+        blanks, free = np.zeros(self.n_vocab, bool), np.ones(self.n_vocab, bool)
+        free[sorted(self._eog_tokens)] = False
+        overrunning: list[tuple[int, bytes]] = []
         last = self.mark[-1:]
-        for token in range(n_vocab):
-            shown = piece(token)
-            self.blanks[token] = bool(shown) and not shown.strip()
+        for token in range(self.n_vocab):
+            shown = self.piece(token)
+            blanks[token] = bool(shown) and not shown.strip()
             if shown.partition(last)[2].strip():
-                self._overrunning.append((token, shown))
+                overrunning.append((token, shown))
             if self._spans(shown):
-                self._free[token] = False
+                free[token] = False
+        return blanks, free, overrunning
 
     def allowed(self, tail: bytes) -> NDArray[np.bool_]:
         """Mask of the tokens that may follow `tail` in reasoning, bool [n_vocab].
@@ -55,11 +73,10 @@ class ReasoningEnd:
         No token may contain the end of the mark and a part of the answer: the grammar would not see
         it.
         """
-        allowed = self._free.copy()
+        _, free, overrunning = self._vocabulary
+        allowed = free.copy()
         if any(tail.endswith(self.mark[:n]) for n in range(1, len(self.mark))):
-            allowed[[token for token, shown in self._overrunning if self._spans(tail + shown)]] = (
-                False
-            )
+            allowed[[token for token, shown in overrunning if self._spans(tail + shown)]] = False
         return allowed
 
     def _spans(self, text: bytes) -> bool:
@@ -85,14 +102,24 @@ class _Ahead:
 
 
 class AfterReasoning:
-    """A grammar that holds behind reasoning of a limited length; implements `Constraint`."""
+    """Reasoning of a limited length and what follows it; implements `Constraint`."""
 
-    def __init__(self, grammar: Constraint, end: ReasoningEnd, max_tokens: int) -> None:
-        """`max_tokens` of reasoning are free; then it is closed."""
-        self._grammar = grammar
+    def __init__(
+        self,
+        end: ReasoningEnd,
+        max_tokens: int,
+        grammar: Constraint | None = None,
+        begin: str | None = None,
+    ) -> None:
+        """`max_tokens` of reasoning are free; then it is closed. `grammar` holds behind it; without
+        one everything else is free. `begin` is the mark of reasoning that a text may begin with;
+        None: it begins inside."""
         self._end = end
         self._n_left = max_tokens
-        self._tail = b""
+        self._grammar = grammar
+        self._begin = None if begin is None else begin.encode()
+        self._text = b""
+        """The text until it is known whether it is reasoning, then its last bytes."""
         self._n_closed = 0
         """Number of closing tokens taken."""
         self._n_blanks = MAX_BLANKS
@@ -105,45 +132,62 @@ class AfterReasoning:
         """
         if ahead:
             later = copy(self)
-            later._grammar = _Ahead(self._grammar)
+            later._grammar = None if self._grammar is None else _Ahead(self._grammar)
             for token in ahead:
+                if later.forced(1) not in ([], [token]):
+                    return np.zeros(self._end.n_vocab, bool)
                 later.take(token)
             return later.allowed()
-        if self._is_answer:
-            allowed = self._grammar.allowed()
-            return allowed | self._end.blanks if self._n_blanks else allowed
-        if self._n_left > 0:
-            return self._end.allowed(self._tail)
-        only = np.zeros(len(self._end.blanks), bool)
-        only[self._end.closing[self._n_closed]] = True
-        return only
+        if self._closes:
+            only = np.zeros(self._end.n_vocab, bool)
+            only[self._end.closing[self._n_closed]] = True
+            return only
+        if self._grammar is None:
+            return np.ones(self._end.n_vocab, bool)
+        if not self._is_answer:
+            return self._end.allowed(self._text)
+        allowed = self._grammar.allowed()
+        return allowed | self._end.blanks if self._n_blanks else allowed
 
     def take(self, token: int) -> None:
         """Advance by the next token of the text. Raises GrammarError."""
-        if self._is_answer:
-            self._answer(token)
-        elif self._n_left > 0:
-            self._reason(token)
-        else:
+        if self._closes:
             self._n_closed += 1
             self._is_answer = self._n_closed == len(self._end.closing)
             self._n_blanks = 0
+        elif not self._is_answer:
+            self._reason(token)
+        elif self._grammar is not None:
+            self._answer(self._grammar, token)
 
     def forced(self, most: int) -> list[int]:
         """At most `most` tokens that must come next."""
-        if not self._is_answer:
-            return [] if self._n_left > 0 else [*self._end.closing[self._n_closed :][:most]]
-        return [] if self._n_blanks else self._grammar.forced(most)
+        if self._closes:
+            return [*self._end.closing[self._n_closed :][:most]]
+        if self._grammar is None or not self._is_answer or self._n_blanks:
+            return []
+        return self._grammar.forced(most)
+
+    @property
+    def _closes(self) -> bool:
+        return not self._is_answer and self._begin is None and self._n_left <= 0
 
     def _reason(self, token: int) -> None:
-        self._n_left -= 1
-        text = self._tail + self._end.piece(token)
-        self._is_answer = self._end.mark in text
-        self._tail = text[max(0, len(text) - len(self._end.mark) + 1) :]
+        text = self._text + self._end.piece(token)
+        if self._begin is None:
+            self._n_left -= 1
+            self._is_answer = self._end.mark in text
+            self._text = text[max(0, len(text) - len(self._end.mark) + 1) :]
+        elif (shown := text.lstrip()).startswith(self._begin):
+            self._text = shown[len(self._begin) :]
+            self._begin = None
+        else:
+            self._is_answer = not self._begin.startswith(shown)
+            self._text = text
 
-    def _answer(self, token: int) -> None:
+    def _answer(self, grammar: Constraint, token: int) -> None:
         if self._n_blanks and self._end.blanks[token]:
             self._n_blanks -= 1
         else:
             self._n_blanks = 0
-            self._grammar.take(token)
+            grammar.take(token)

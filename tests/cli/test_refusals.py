@@ -89,6 +89,30 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
     assert terminal.getvalue().endswith("edgespec: error: cut short\x1b[K\n")
 
 
+SUGGESTIONS = [
+    ("run llama3", "edgespec has no command 'run'; did you mean `edgespec chat -m MODEL`?"),
+    ("pull user/repo", "did you mean `edgespec models pull`?"),
+    ("list", "did you mean `edgespec models list`?"),
+    ("ls", "did you mean `edgespec models list`?"),
+    ("zzz", "edgespec has no command 'zzz': it is one of generate, chat, "),
+    ("models pul x", "edgespec models has no command 'pul'; did you mean 'pull'?"),
+    ("generate it's", """did you mean -p 'it'"'"'s'?"""),
+    ("chat llama3", "-m names a model's file, -hf fetches USER/REPO from Hugging Face"),
+    ("chat target", "did you mean -m target?"),
+    ("serve big.gguf", "did you mean -m big.gguf?"),
+    ("serve user/repo", "did you mean -hf user/repo?"),
+    ("generate -p x -m llama3.2:1b", "names of Ollama's library are not known here; -hf USER/REPO"),
+    ("generate -p x -m hf.co/user/repo:Q4_0", "is fetched with -hf user/repo:Q4_0, or by"),
+    ("plan --memory-budget 4", "--memory-budget 4: 4 alone means bytes; did you mean 4GiB?"),
+    ("plan --memory-budget auto:1-2", "auto:1-2: 1 alone means bytes; did you mean 1GiB?"),
+    ("plan --memory-budget auto:2GiB", "auto:2GiB: write auto, or auto:1GiB-4GiB"),
+    ("plan --memory-budget auto:50%-120%", "at most 100% of the memory can be used"),
+    ("plan --gpu-memory-budget auto:1-2", "auto:1-2: write auto, or 6GiB"),
+    ("plan --memory-budget 6000", "did you mean 6000MiB?"),
+]
+"""A newcomer's first words, as other programs of this kind are called, answered with ours."""
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -129,6 +153,7 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
         ("generate -p hi --logit-bias 7", "write a token's id and its bias like 15043+1.5"),
         ("generate -p hi --trace .", "it is a folder: name a file in it"),
         ("generate -f /dev/zero", "--file /dev/zero: it holds more than 16 MiB"),
+        *SUGGESTIONS,
     ],
 )
 def test_what_cannot_be_meant_is_refused(

@@ -45,10 +45,9 @@ def measured_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "library_memory", lambda: LibraryMemory(40 * MIB))
 
 
-def prepared(n_layers: int, owner: str = "target") -> PreparedGguf:
-    options = GgufOptions(flash_attn="on", n_gpu_layers=n_layers, n_gpu_layers_draft=n_layers)
-    path = PAIR.draft if owner == "draft" else PAIR.target
-    return runtime.prepare(ModelRequest(path, owner, 256, 17, 17, 2, options=options))
+def prepared(n_layers: int) -> PreparedGguf:
+    options = GgufOptions(flash_attn="on", n_gpu_layers=n_layers)
+    return runtime.prepare(ModelRequest(PAIR.target, "target", 256, 17, 17, 2, options=options))
 
 
 def resident(found: PreparedGguf) -> LanguageModel:
@@ -69,14 +68,6 @@ class TestATargetKeepsTheContract(PortContract):
     @pytest.fixture(params=[3, 99])
     def model_factory(self, request: pytest.FixtureRequest) -> Callable[[], LanguageModel]:
         return lambda: on_gpu(request.param)
-
-
-class TestADraftKeepsTheContract(PortContract):
-    atol = NEAR
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: resident(prepared(99, "draft"))
 
 
 class TestWhatStaysKeepsThePagingContract(PagingContract):

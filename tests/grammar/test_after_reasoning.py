@@ -50,7 +50,7 @@ class Braces:
 def started(most: int = 99) -> tuple[AfterReasoning, Braces]:
     grammar = Braces()
     end = ReasoningEnd("</t>", CLOSING, PIECES.__getitem__, len(PIECES), {EOG})
-    return AfterReasoning(grammar, end, most), grammar
+    return AfterReasoning(end, most, grammar), grammar
 
 
 def take(state: AfterReasoning, *tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.grammar.reasoning_budget import ReasoningBudget
+from edgespec.grammar.after_reasoning import AfterReasoning, ReasoningEnd
 
 PIECES = ["a", "b", " ", "\n", "<think>", "</think>", "<th", "ink>", "</thi", "nk>", ""]
 EOG = len(PIECES) - 1
@@ -13,13 +13,14 @@ def tokens(*pieces: str) -> list[int]:
     return [PIECES.index(piece) for piece in pieces]
 
 
-def budget(n_tokens: int, inside: bool = True) -> ReasoningBudget:
+def budget(n_tokens: int, inside: bool = True) -> AfterReasoning:
     begin = None if inside else "<think>"
     piece = [text.encode() for text in PIECES].__getitem__
-    return ReasoningBudget(begin, "</think>", CLOSING, piece, len(PIECES), n_tokens)
+    end = ReasoningEnd("</think>", CLOSING, piece, len(PIECES), {EOG})
+    return AfterReasoning(end, n_tokens, begin=begin)
 
 
-def after(its: ReasoningBudget, *pieces: str) -> ReasoningBudget:
+def after(its: AfterReasoning, *pieces: str) -> AfterReasoning:
     for token in tokens(*pieces):
         its.take(token)
     return its

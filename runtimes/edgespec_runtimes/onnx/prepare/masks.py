@@ -107,7 +107,7 @@ def _computed(
     nodes = [flow.nodes[i] for i in flow.ancestors(names, stop=tables)]
     read = {name for node in nodes for name in node.input}
     tensors = [tensor for tensor in flow.graph.initializer if tensor.name in read]
-    inputs = [value for value in flow.graph.input if value.name in read]
+    inputs = [found for found in flow.graph.input if found.name in read]
     embeddings = sorted(tables.keys() & read)  # [batch, tokens, any size]
     inputs += [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None, None])
