@@ -21,8 +21,6 @@ PATIENCE_S = 1.0
 _WAITING = b"\nedgespec: stopping; once more ends it at once\n"
 _ENDING = b"\nedgespec: error: interrupted\n"
 
-_Handler = Callable[[int, FrameType | None], object] | int | None
-
 
 class Interrupts:
     """Handlers of SIGINT and SIGTERM while a command runs.

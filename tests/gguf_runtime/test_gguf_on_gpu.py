@@ -1,4 +1,5 @@
 """Models on a GPU that llama.cpp finds here: contracts, texts and budgets at several layer counts.
+Places for two texts let trees branch; passes of one text are in `test_equal_passes`.
 
 `make test-vulkan` brings a device to machines that have none.
 """
@@ -47,7 +48,8 @@ def measured_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepared(n_layers: int) -> PreparedGguf:
     options = GgufOptions(flash_attn="on", n_gpu_layers=n_layers)
-    return runtime.prepare(ModelRequest(PAIR.target, "target", 256, 17, 17, 2, options=options))
+    request = ModelRequest(PAIR.target, "target", 256, 17, 17, 2, n_slots=2, options=options)
+    return runtime.prepare(request)
 
 
 def resident(found: PreparedGguf) -> LanguageModel:
@@ -118,9 +120,12 @@ PROMPTS = ["def gcd(a, b):", "Once upon a time", "for line in sys.stdin:\n    "]
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("n_layers", [0, 3, 99])
-def test_a_draft_changes_no_token_but_near_ties(n_layers: int, prompt: str):
+def test_a_draft_changes_no_token(n_layers: int, prompt: str):
+    """Nor near ties; only CUDA was tried, so elsewhere these may differ."""
     alone = tokens(None, n_layers, 0, prompt)
-    assert gap(alone, tokens(PAIR.draft, n_layers, 0, prompt), n_layers) < NEAR
+    drafted = tokens(PAIR.draft, n_layers, 0, prompt)
+    is_exact = not n_layers or ggml.backend_of(gpu.find() or 0) == "CUDA"
+    assert drafted == alone if is_exact else gap(alone, drafted, n_layers) < NEAR
 
 
 def test_a_draft_on_the_device_changes_no_token():

@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,13 @@ def test_a_gpu_budget_beyond_the_gpu_is_refused(
     use(STAND_IN, monkeypatch)
     with pytest.raises(UsageError, match="asks for 2,048 MiB, and the GPU has 1,024"):
         session.plan(settings(pair, gpu_memory_budget="2GiB"))
+
+
+@installed
+def test_what_a_gpus_libraries_take_of_the_process_is_planned_once(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an H200 a process took 267 MiB more than its plan once kernels were used."""
+    use(replace(STAND_IN, host_bytes=300 << 20), monkeypatch)
+    plan = session.plan(settings(pair), EngineSettings(draft_max=4))
+    assert [row.nbytes for row in plan.rows if row.what == "GPU library"] == [300 << 20]

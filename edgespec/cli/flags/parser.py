@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -81,6 +82,14 @@ _ELSEWHERE = {
     "-help": "--help shows the commands",
 }
 """Flags of other programs, and the equivalent here."""
+_COMMANDS_ELSEWHERE = {
+    "run": "chat -m MODEL",
+    "cli": "generate",
+    "ls": "models list",
+    "fetch": "models pull",
+    "download": "models pull",
+}
+"""Commands of other programs, such as Ollama's, and the equivalent here."""
 
 
 _NEGATIVE_NUMBER = re.compile(r"-\.?\d|-inf$|-nan$")
@@ -168,19 +177,40 @@ def _check_command(
 ) -> None:
     """Raise UsageError if the first argument is neither a command nor a flag."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        from edgespec.cli.flags import suggestions
-
-        suggestion = suggestions.by_command(arguments[0], commands, of_models)
+        suggestion = _command_meant(arguments[0], commands, of_models)
         raise UsageError(f"{program} has no command {arguments[0]!r}{suggestion}")
 
 
 def _refuse(argument: str, name: str, command: _Parser) -> NoReturn:
     if "--model" not in command.known_flags():
         command.error(f"unexpected argument {argument!r}")
-    from edgespec.cli.flags import suggestions
-
-    suggestion = suggestions.by_argument(argument, command.known_flags())
+    suggestion = _flag_meant(argument, command.known_flags())
     raise UsageError(f"edgespec {name}: the argument {argument!r} needs a flag{suggestion}")
+
+
+def _command_meant(name: str, commands: Iterable[str], of_models: Iterable[str]) -> str:
+    """Suggestion for an unknown command, as the end of an error message; `of_models` are the
+    commands of `edgespec models`."""
+    equivalent = f"models {name}" if name in of_models else _COMMANDS_ELSEWHERE.get(name)
+    if equivalent is not None:
+        return f"; did you mean `edgespec {equivalent}`?"
+    return nearest(name, commands) or f": it is one of {', '.join(commands)}"
+
+
+def _flag_meant(text: str, flags: Collection[str]) -> str:
+    """Suggestion for an argument without a flag, of a command that has these `flags`."""
+    from edgespec.models import catalogue
+
+    meant = shlex.quote(text)
+    if text.endswith((".gguf", ".onnx")) or catalogue.lookup(text) is not None:
+        return f"; did you mean -m {meant}?"
+    fetches = "-hf" in flags
+    if fetches and catalogue.repository(text):
+        return f"; did you mean -hf {meant}?"
+    if "-p" in flags:
+        return f"; did you mean -p {meant}?"
+    elsewhere = ", -hf fetches USER/REPO from Hugging Face" * fetches
+    return f": -m names a model's file{elsewhere}"
 
 
 def command_module(name: str) -> Any:

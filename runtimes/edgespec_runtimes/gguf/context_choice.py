@@ -18,7 +18,11 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH, TILE_ROWS
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
-from edgespec_runtimes.gguf.weights.rounding import has_prompt_tiles, least_batch_size
+from edgespec_runtimes.gguf.weights.rounding import (
+    expert_types,
+    has_prompt_tiles,
+    least_batch_size,
+)
 
 BATCH_SIZES = (512, MIN_TILED_BATCH)
 """Prompt batch sizes in tokens for every model; budgets that afford neither may have smaller ones
@@ -26,6 +30,8 @@ if the text does not depend on them."""
 MAX_LINE = 8
 """Most guesses in a line that a recurrent target verifies; if it can roll back, it keeps one state
 per guess."""
+PASS_ROWS, PROMPT_ROWS = 8, 16
+"""Rows of all passes and of all batches of prompts where a GPU computes (decision 0137)."""
 ONE_LINE = ("plamo2",)
 """Architectures for which llama.cpp aborts if a pass has several sequences."""
 MAX_LINES = 4
@@ -54,6 +60,7 @@ class ContextChoice:
         """True if servers compute the model."""
         self.n_window = model.n_window
         """Size of the sliding attention window in tokens; 0 if there is none."""
+        self._is_tree_capable = model.tree_capable
         self.info = self._describe(model)
         self.contexts = self._measured(model)
         """The contexts, largest first."""
@@ -97,6 +104,11 @@ class ContextChoice:
             longest = longest or wanted
             most = 1 if self._header.architecture in ONE_LINE else MAX_LINES
             n_lines = min(most, request.max_branches, (request.max_nodes - 1) // longest)
+        max_nodes, max_branches = request.max_nodes, request.max_branches
+        if not tree_capable:
+            max_nodes, max_branches = 1 + n_lines * longest, n_lines
+        elif self.passes_are_equal:
+            max_nodes, max_branches = PASS_ROWS, 1
         return ModelInfo(
             name=self._header.name or request.path.stem,
             architecture=self._header.architecture,
@@ -106,8 +118,8 @@ class ContextChoice:
             size_bytes=self._header.weight_bytes,
             tree_capable=tree_capable,
             max_rollback=longest,
-            max_nodes=request.max_nodes if tree_capable else 1 + n_lines * longest,
-            max_branches=request.max_branches if tree_capable else n_lines,
+            max_nodes=max_nodes,
+            max_branches=max_branches,
             n_slots=request.n_slots if self.may_hold_texts(tree_capable) else 1,
         )
 
@@ -122,6 +134,8 @@ class ContextChoice:
         request, info = self._request, self.info
         given = request.batch_size and max(request.batch_size, self._least_tiled_batch)
         batch_sizes = [given] if given else BATCH_SIZES
+        if self.passes_are_equal:
+            batch_sizes = [PROMPT_ROWS]
         numbers = self._numbers_of_nodes
         choices = [
             (max_nodes, n_batch)
@@ -147,6 +161,7 @@ class ContextChoice:
                 n_slots=info.n_slots,
                 frees_cells=self._frees_cells,
                 tile=self._tile,
+                pass_rows=PASS_ROWS if self.passes_are_equal else 0,
             )
             for max_nodes, n_batch in choices
         ]
@@ -173,6 +188,26 @@ class ContextChoice:
             and not self.n_window
             and (self.info.n_slots == 1 or not has_prompt_tiles(self._header))
             and self._is_on_cpu
+        )
+
+    @property
+    def passes_are_equal(self) -> bool:
+        """True if all passes have the same number of rows, on which the rounding of a GPU depends,
+        and guesses are a line, so that the cells of a text are those that it has without guesses.
+
+        Experts are chosen by row, several texts share their cells, and some models depend on the
+        number of cells.
+        """
+        request, header = self._request, self._header
+        return (
+            request.owner == "target"
+            and bool(self._n_gpu_layers)
+            and not self.is_remote
+            and self._is_tree_capable
+            and request.n_slots == 1
+            and self._options.flash_attn != "off"
+            and not expert_types(header)
+            and not any("rope_factors_long" in name for name in header.tensors_by_name)
         )
 
     @property
@@ -207,7 +242,7 @@ class ContextChoice:
 
         If tiles, which round differently, cannot be avoided, there are none that change the text.
         """
-        if not self._request.fewer_nodes:
+        if not self._request.fewer_nodes or self.passes_are_equal:
             return [self.info.max_nodes]
         if not self.info.tree_capable:
             return [*dict.fromkeys((self.info.max_nodes, 1 + self.info.max_rollback))]

@@ -120,7 +120,8 @@ class MeasuredGguf:
             ),
             shared=(*on_gpu.rows, *self._isolation_rows),
             text_bytes=held_bytes // n_slots if holds_texts else 0,
-            texts_alter_prompts=has_prompt_tiles(self._header) and not self._choice.can_align,
+            texts_alter_prompts=self.passes_are_equal
+            or (has_prompt_tiles(self._header) and not self._choice.can_align),
         )
         if not self.info.tree_capable:
             needs = replace(needs, state_bytes=kv_bytes)
@@ -225,6 +226,11 @@ class MeasuredGguf:
         return self._choice.is_remote
 
     @property
+    def passes_are_equal(self) -> bool:
+        """True if all passes have the same number of rows, as a GPU rounds by it."""
+        return self._choice.passes_are_equal
+
+    @property
     def _n_gpu_layers(self) -> int:
         return self._options.gpu_layers_of(self._request.owner)
 
@@ -242,9 +248,8 @@ class MeasuredGguf:
         if owner == "draft":
             return BatchNeeds(shape.n_batch, rows, max_nodes=shape.n_outputs)
         paged = MemoryRow(owner, "embedding rows", self._embedding_bytes(shape))
-        is_small = not self._request.batch_size and shape.n_batch < min(
-            self.info.n_ctx, *BATCH_SIZES
-        )
+        may_be_larger = not self._request.batch_size and not shape.pass_rows
+        is_small = may_be_larger and shape.n_batch < min(self.info.n_ctx, *BATCH_SIZES)
         return BatchNeeds(shape.n_batch, rows, (paged,), shape.n_outputs, is_small)
 
     def _logits_bytes(self, sizes: contexts.ContextSizes) -> int:

@@ -26,7 +26,7 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.mtp import has_layers, obstacle
 from edgespec_runtimes.gguf.file.trimmed_header import trimmed_bytes
 from edgespec_runtimes.gguf.kernels.invariant_products import can_replace_products
-from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.llama import gpu, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import NoTexts, TokenIds
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
@@ -127,7 +127,8 @@ class PreparedGguf:
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
         notes = [note] if note and (may_stay or request.owner == "draft") else []
         notes += [library.note] if library and library.note else []
-        if plan is not None and request.owner == "target" and request.max_nodes > 1:
+        is_uneven = not self._measured.passes_are_equal or not gpu.rounds_by_rows_alone()
+        if plan is not None and request.owner == "target" and request.max_nodes > 1 and is_uneven:
             notes += rounding_notes(
                 self._header,
                 self.info.name,
@@ -341,6 +342,7 @@ class PreparedGguf:
             "llama-cpp-python": loading.version(),
             "llama.cpp": loading.build(),
             "--ctx-size": str(shape.n_ctx),
+            "rows of a pass": str(shape.pass_rows or "any"),
             "--cache-type-k": shape.cache_type_k,
             "--cache-type-v": shape.cache_type_v,
             "--flash-attn": shape.flash_attn,

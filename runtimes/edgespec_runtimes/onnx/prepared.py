@@ -197,6 +197,7 @@ class PreparedOnnx:
             resident=rows.resident_rows(owner, deployed, self._source, measured),
             paged=rows.paged_rows(deployed, self._source, measured),
             cuts=rows.cuts(deployed, self._source, measured.sizes),
+            shared=rows.library_rows(deployed.device),
             text_bytes=self._cache_bytes,
         )
 

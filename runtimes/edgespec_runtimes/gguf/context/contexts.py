@@ -86,10 +86,15 @@ class ContextShape:
     """True if sliding-window layers free cells outside all windows."""
     tile: int = 1
     """Cells of a tile that each of several texts is aligned with; 1 if they need not be."""
+    pass_rows: int = 0
+    """Rows of every pass that is no batch of a prompt, and which are filled up where there are
+    fewer; 0 if passes may have any number. Batches of prompts have `n_batch` then."""
 
     @property
     def n_cells(self) -> int:
         n_filled = self.n_slots * self.tile if self.tile > 1 else 0
+        if self.pass_rows:
+            n_filled += self.largest_batch
         return self.n_slots * self.n_ctx + n_filled
 
     @property

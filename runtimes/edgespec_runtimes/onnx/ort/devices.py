@@ -44,6 +44,8 @@ class Device:
     """Bytes reserved for handles and workspaces of its libraries."""
     slack_bytes: int = 0
     """Bytes reserved per session for fragmentation of its arena."""
+    host_bytes: int = 0
+    """Bytes of the process that its libraries take when kernels are first used."""
 
     @property
     def is_cpu(self) -> bool:
@@ -61,6 +63,8 @@ class Device:
             options = {"device_id": "0", "arena_extend_strategy": "kSameAsRequested"}
             # other settings search algorithms of convolutions, which need large workspaces
             options["cudnn_conv_algo_search"] = "HEURISTIC"
+            # floats are not rounded to ten bits before they are multiplied
+            options["use_tf32"] = "0"
             if max_bytes:
                 options["gpu_mem_limit"] = str(max_bytes)
         elif self.provider == COREML_PROVIDER:
@@ -91,9 +95,16 @@ def find_cuda() -> Device | str:
     if isinstance(found, str):
         return found
     name, total_bytes, free_bytes = found
-    # 256 and 32 MiB are estimates, not confirmed on a GPU
     return Device(
-        CUDA_PROVIDER, f"{name} (CUDA)", "cuda", total_bytes, free_bytes, 256 * MIB, 32 * MIB
+        CUDA_PROVIDER,
+        f"{name} (CUDA)",
+        "cuda",
+        total_bytes,
+        free_bytes,
+        # estimates that an H200 confirmed with one pair; its process grew by up to 267 MiB
+        reserved_bytes=256 * MIB,
+        slack_bytes=32 * MIB,
+        host_bytes=320 * MIB,
     )
 
 

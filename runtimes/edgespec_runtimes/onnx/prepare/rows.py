@@ -17,6 +17,7 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 from edgespec_runtimes.onnx.memory import needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
+from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
 from edgespec_runtimes.onnx.prepare.measuring import MeasuredOnnx, SessionSize
@@ -46,6 +47,12 @@ def fixed_rows(owner: str, info: ModelInfo, cache_bytes: int) -> tuple[MemoryRow
     if info.n_slots > 1:
         tokens = f"{info.n_slots} texts of {tokens}"
     return (_late(owner, f"KV cache ({tokens})", info.n_slots * cache_bytes),)
+
+
+def library_rows(device: Device) -> tuple[MemoryRow, ...]:
+    """The row of the device's libraries, which both models share."""
+    row = MemoryRow("process", "GPU library", device.host_bytes)
+    return (row,) if device.host_bytes else ()
 
 
 def batch_needs(
