@@ -7,6 +7,7 @@ import os
 import sys
 
 _INTERRUPTED = 130
+_ENDING = b"edgespec: error: interrupted\n"
 _OPENSSL_HASHES = "_hashlib"
 _OWN_HASHES = ("_md5", "_sha1", "_sha3", "_blake2")
 """CPython's own modules of hashes, beside one or two for SHA-2; some builds leave them out."""
@@ -16,8 +17,9 @@ def main() -> int:
     """The command line; Ctrl-C and SIGTERM during its imports end it as later ones do."""
     ended: list[int] = []
     atexit.register(_end_at_once, ended)  # the first one is called last
+    exit_code = _INTERRUPTED
     try:
-        _mind_sigterm()
+        _mind_signals()
         if not _hashes_much(sys.argv[1:]):
             _leave_out_openssl()
         from edgespec.cli import entry
@@ -26,9 +28,7 @@ def main() -> int:
     except (KeyboardInterrupt, RuntimeError) as error:
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):  # made into another by 3.11
             raise
-        sys.stderr.write("edgespec: error: interrupted\n")
-        sys.stderr.flush()
-        exit_code = _INTERRUPTED
+        _end()
     if exit_code == _INTERRUPTED:
         # CPython remembers an interrupt of an import and would end by the signal, not by the code
         os._exit(exit_code)
@@ -43,12 +43,22 @@ def _end_at_once(ended: list[int]) -> None:
         os._exit(ended[0])
 
 
-def _mind_sigterm() -> None:
-    """Have SIGTERM interrupt as Ctrl-C does, unless it is ignored."""
+def _mind_signals() -> None:
+    """Have Ctrl-C and SIGTERM end the process, unless they are ignored. An exception would be lost
+    in a callback, of which each import has one."""
     import signal
 
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(*_: object) -> None:
+    try:
+        os.write(2, _ENDING)
+    finally:
+        os._exit(_INTERRUPTED)
 
 
 def _hashes_much(arguments: list[str]) -> bool:

@@ -33,15 +33,19 @@ mkdir -p build "$(dirname "$report")"
 	step "tests' environment" 580 make .venv/testable  # pip begins again with what was not finished
 	step "build" 580 make cuda CUDA_ARCHITECTURES=native WORKERS="$(nproc)"
 	step "what is found" 60 .venv/bin/edgespec doctor
-	step "GGUF: contracts, texts, budgets" 180 .venv/bin/python -m pytest -q \
-		tests/gguf_runtime/test_{gguf_on_gpu,gguf_gpu,gguf_offloading,gpu_trial}.py
+	step "GGUF: contracts, texts, budgets" 180 .venv/bin/python -m pytest -q -n "$(nproc)" --dist load \
+		tests/gguf_runtime/test_{equal_passes,gguf_on_gpu,gguf_gpu,gguf_offloading,gpu_trial}.py tests/test_end_to_end.py
 	test -e $big || step "a large target" 60 .venv/bin/edgespec models enlarge embedded $big --size 1GiB
 	on_gpu 0 0
 	on_gpu 99 99
 	on_gpu 12 99
 	on_gpu 0 99
 	on_gpu 99 0
-	step "CUDA for ONNX" 120 .venv/bin/python -m pip install -q 'onnxruntime-gpu[cuda,cudnn]'
-	step "ONNX: what is skipped elsewhere" 120 .venv/bin/python -m pytest -q \
+	if .venv/bin/edgespec doctor | grep -q 'onnxruntime: .*(CUDA)'; then
+		echo "-- onnxruntime finds CUDA's libraries"
+	else
+		step "CUDA for ONNX" 120 .venv/bin/python -m pip install -q 'onnxruntime-gpu[cuda,cudnn]'
+	fi
+	step "ONNX: what is skipped elsewhere" 120 .venv/bin/python -m pytest -q -n "$(nproc)" --dist load \
 		tests/onnx_runtime/test_onnx_{offloading,providers}.py
 } | tee "$report"

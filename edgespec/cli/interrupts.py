@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130
@@ -120,11 +120,8 @@ def _is_interrupted(handled: BaseException | None) -> bool:
 
 def _end_all() -> None:
     """End the process, and before it the processes that it has started."""
-    import psutil
+    from edgespec.concurrency.program import kill_started_by
 
-    with suppress(psutil.Error):
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                child.kill()
+    kill_started_by(os.getpid())
     os.write(2, _ENDING)
     os._exit(INTERRUPTED)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from tempfile import TemporaryFile
 
 from edgespec.concurrency.owning import POLL_S
@@ -40,6 +41,16 @@ def run_program(
                 process.kill()
                 raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def kill_started_by(pid: int) -> None:
+    """Kill the processes that a process has started, and those that they have."""
+    import psutil
+
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
 
 
 def _outputs(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes]:

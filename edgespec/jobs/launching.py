@@ -21,6 +21,7 @@ import psutil
 
 from edgespec.concurrency import exit_codes
 from edgespec.concurrency.interpreter import python
+from edgespec.concurrency.program import kill_started_by
 from edgespec.errors import EdgespecError
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.other_work import OtherWork
@@ -83,13 +84,18 @@ def drop_cache(path: Path) -> None:
 def _started(
     command: list[str], job_file: IO[bytes], out: IO[bytes], err: IO[bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, which Ctrl-C does not reach; it is killed at the end."""
+    """A process in a session of its own, which Ctrl-C does not reach; it is killed at the end, with
+    those that it has started."""
     process = subprocess.Popen(
         command, stdin=job_file, stdout=out, stderr=err, start_new_session=os.name == "posix"
     )
     try:
         yield process
     finally:
+        if process.poll() is None:
+            with suppress(psutil.Error):
+                psutil.Process(process.pid).suspend()  # so that it starts no more
+            kill_started_by(process.pid)
         process.kill()
         process.wait()
 

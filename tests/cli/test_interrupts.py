@@ -139,22 +139,31 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 
 
 IMPORTING = """
-import os, signal, sys
+import os, signal, sys, weakref
 from edgespec import __main__
 
 class Importing:
     def find_spec(self, name, path, target=None):
         if name == "edgespec.cli":
-            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+            {interrupt}
 
 sys.meta_path.insert(0, Importing())
 sys.exit(__main__.main())
 """
 
 
+INTERRUPT = "os.kill(os.getpid(), getattr(signal, sys.argv[1]))"
+IN_A_CALLBACK = f"weakref.ref(Importing(), lambda _: {INTERRUPT})"
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_during_imports_ends_the_command_like_a_later_one(name: str) -> None:
-    """SIGTERM had ended the process by the signal, without a word."""
-    command = [sys.executable, "-c", IMPORTING, name]
+@pytest.mark.parametrize("interrupt", [INTERRUPT, IN_A_CALLBACK])
+def test_a_signal_during_imports_ends_the_command_like_a_later_one(
+    name: str, interrupt: str
+) -> None:
+    """SIGTERM had ended the process by the signal, without a word; SIGINT was lost in a callback
+    that importlib has for each module."""
+    code = IMPORTING.replace("{interrupt}", interrupt)
+    command = [sys.executable, "-c", code, name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "edgespec: error: interrupted\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 
 PAIR = embedded_pair()
+ON_GPU = {"n_gpu_layers": 3, "equal_passes": True}
 PROMPT = "def gcd(a, b):\n    while b:\n        a, b = b, a % b\n    return a\n\ndef lcm(a, b):"
 
 
@@ -50,7 +52,7 @@ def n_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def model() -> Iterator[GgufModel]:
-    options = GgufOptions(n_gpu_layers=3)
+    options = GgufOptions(n_gpu_layers=3, equal_passes=True)
     request = ModelRequest(PAIR.target, "target", 256, 17, 17, 1, options=options)
     with closing(runtime.prepare(request)) as prepared, closing(prepared.load(None)) as model:
         assert isinstance(model, GgufModel)
@@ -119,7 +121,7 @@ def texts(draft: Path | None, prompts: list[str], temp: float, seeds: int = 1) -
             "draft": draft,
             "memory_budget": "2GiB",
             "ctx_size": 256,
-            "n_gpu_layers": 3,
+            **ON_GPU,
         }
     )
     with session.load(load) as loaded:
@@ -145,18 +147,21 @@ def test_a_note_on_rounding_is_left_out_where_it_was_tried(
 ):
     monkeypatch.setattr(ggml, "backend_of", lambda _: backend)
     load = LoadSettings.model_validate(
-        {"model": PAIR.target, "draft": PAIR.draft, "n_gpu_layers": 3, "memory_budget": "1GiB"}
+        {"model": PAIR.target, "draft": PAIR.draft, "memory_budget": "1GiB", **ON_GPU}
     )
     notes = " ".join(plan(load).notes)
     assert ("rounds several rows otherwise" in notes) is (backend != "CUDA")
 
 
-def test_several_texts_at_once_are_asked_for(monkeypatch: pytest.MonkeyPatch):
-    options = GgufOptions(n_gpu_layers=3)
+def test_several_texts_at_once_and_equal_passes_are_asked_for():
+    options = GgufOptions(n_gpu_layers=3, equal_passes=True)
     request = ModelRequest(PAIR.target, "target", 256, 17, 17, 1, n_slots=2, options=options)
     with closing(runtime.prepare(request)) as prepared:
         assert prepared.info.max_nodes == 17
-    load = {"model": PAIR.target, "ctx_size": 256, "n_gpu_layers": 3, "n_parallel": "auto"}
+    one = replace(request, n_slots=1, options=GgufOptions(n_gpu_layers=3))
+    with closing(runtime.prepare(one)) as prepared:
+        assert prepared.info.max_nodes == 17
+    load = {"model": PAIR.target, "ctx_size": 256, "n_parallel": "auto", **ON_GPU}
     found = plan(LoadSettings.model_validate({"memory_budget": "1GiB", **load}))
     assert found.n_parallel == 1
     assert "one text at a time" in " ".join(found.notes)

@@ -158,9 +158,8 @@ def test_a_draft_on_a_gpu_keeps_no_weights_and_no_cache_in_memory():
 
 def test_some_layers_leave_room_for_the_whole_cache():
     some, none = prepared(2), prepared(0)
-    (its_cache,), (whole,) = some.needs().fixed, none.needs().fixed
-    assert its_cache.what == whole.what
-    assert its_cache.nbytes > whole.nbytes  # for the rows that fill passes up
+    rows = [[row.as_dict() for row in one.needs().fixed] for one in (some, none)]
+    assert rows[0] == rows[1]
     some.close()
     none.close()
 

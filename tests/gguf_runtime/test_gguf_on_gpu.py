@@ -1,5 +1,4 @@
 """Models on a GPU that llama.cpp finds here: contracts, texts and budgets at several layer counts.
-Places for two texts let trees branch; passes of one text are in `test_equal_passes`.
 
 `make test-vulkan` brings a device to machines that have none.
 """
@@ -48,8 +47,7 @@ def measured_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepared(n_layers: int) -> PreparedGguf:
     options = GgufOptions(flash_attn="on", n_gpu_layers=n_layers)
-    request = ModelRequest(PAIR.target, "target", 256, 17, 17, 2, n_slots=2, options=options)
-    return runtime.prepare(request)
+    return runtime.prepare(ModelRequest(PAIR.target, "target", 256, 17, 17, 2, options=options))
 
 
 def resident(found: PreparedGguf) -> LanguageModel:
@@ -97,6 +95,7 @@ def tokens(draft: Path | None, n_layers: int, n_layers_draft: int, prompt: str) 
             "ctx_size": 256,
             "n_gpu_layers": n_layers,
             "n_gpu_layers_draft": n_layers_draft,
+            "equal_passes": True,
         }
     )
     rules = EngineSettings(fallback="fixed", step_aside=False)

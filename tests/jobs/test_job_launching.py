@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench_rows import row
@@ -107,6 +109,40 @@ def test_ctrl_c_ends_the_process_and_removes_its_limits(tmp_path: Path):
         thread.join()
         signal.signal(signal.SIGINT, before)
     assert left == ["removed"]
+
+
+def test_ctrl_c_ends_the_programs_of_the_process_too(tmp_path: Path):
+    """A trial of a library that a candidate of `tune` had started went on."""
+    path = tmp_path / "pid"
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True"
+    program = (
+        "import pathlib, subprocess, sys\n"
+        f"started = subprocess.Popen({sleeper})\n"
+        f"pathlib.Path({str(path)!r}).write_text(str(started.pid))\n"
+        "started.wait()"
+    )
+
+    def interrupt() -> None:
+        if path.exists() and path.read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(
+            partial(read_raw, tmp_path, 1),
+            limiter_of(sys.executable, "-c", program),
+            tick=interrupt,
+        )
+    pid, deadline = int(path.read_text()), time.monotonic() + 20
+    while is_at_work(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_at_work(pid)
+
+
+def is_at_work(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_ctrl_c_while_a_process_is_started_is_heard_afterwards():

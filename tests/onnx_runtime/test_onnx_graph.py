@@ -21,7 +21,15 @@ from edgespec_runtimes.onnx.graph.rewriting import BIAS, rewritten
 from edgespec_runtimes.onnx.prepare.masks import find_masks
 from onnx_files import save, write_llama
 
-KINDS = [{}, {"dtype": "float16"}, {"fused": True}, {"tied": True}, {"bits": 4}, {"layers": 1}]
+KINDS = [
+    {},
+    {"dtype": "float16"},
+    {"fused": True},
+    {"tied": True},
+    {"bits": 4},
+    {"bits": 8},
+    {"layers": 1},
+]
 
 
 def graph(folder: Path, **kind: object) -> onnx.ModelProto:

@@ -15,8 +15,12 @@ import edgespec
 from edgespec.memory import changed_budget
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import pager
+from edgespec.ports.adjusting import ContextSize
 from edgespec_runtimes.gguf.context import cache_memory
+from edgespec_runtimes.kit.segmented import SegmentedWeights
 from gguf_files import U32, tiny_llama
+from zoo_files import write_model
+from zoo_species import Species
 
 N_CTX = 2048
 PROGRAM = """
@@ -116,6 +120,53 @@ def test_texts_stay_while_memory_goes_back_and_forth(
         assert session.plan.paged
         for _ in range(2):
             assert written(session) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_a_context_in_columns_lends_nothing(tmp_path: Path) -> None:
+    """llama.cpp computes Grok without flash attention whatever it is asked for, and keeps values
+    in columns: pages of free rows had values of the texts."""
+    path = write_model(tmp_path / "grok.gguf", Species("grok", True))
+    load = edgespec.LoadSettings(model=path, memory_budget="2GiB", ctx_size=256, threads=1)
+    budget = edgespec.plan(load).smallest_bytes
+    with edgespec.load(load.model_copy(update={"memory_budget": budget})) as session:
+        weights = session._budget._weights
+        assert weights is not None
+        assert weights.context == ContextSize()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
+def test_nothing_is_read_before_the_pass_that_fills_a_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read that failed there left the cells of other texts in disorder, and none could be
+    stopped."""
+    monkeypatch.setattr(changed_budget, "LEAST_STEP_CELLS", 4)
+    monkeypatch.setattr(changed_budget, "N_STEPS", 64)
+    monkeypatch.setattr(changed_budget, "GROWTH_SHARE", 0)  # a segment before each pass
+    monkeypatch.setattr(cache_memory, "SLACK_CELLS", 0)
+    files = embedded_pair()
+    load = edgespec.LoadSettings(model=files.target, memory_budget="2GiB", ctx_size=256, threads=1)
+    budget = edgespec.plan(load).smallest_bytes + (1 << 20)
+    read, fill = pager.read_segment, SegmentedWeights.fill_context
+    seen, filling = list[bool](), list[bool]()
+
+    def filled(self: Any, n_cells: int) -> None:
+        filling.append(True)
+        fill(self, n_cells)
+        filling.clear()
+
+    def noted(reader: Any, segment: Any, memory: Any, *rest: Any) -> int:
+        seen.append(bool(filling))
+        return read(reader, segment, memory, *rest)
+
+    monkeypatch.setattr(SegmentedWeights, "fill_context", filled)
+    with edgespec.load(load.model_copy(update={"memory_budget": budget})) as session:
+        monkeypatch.setattr(pager, "read_segment", noted)
+        for prompt in ("hello", "the tea " * 30, "hello", "the tea " * 60):
+            session.generate(prompt, max_tokens=2)
+    assert seen
+    assert not any(seen)
 
 
 def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(

@@ -195,12 +195,13 @@ class ContextChoice:
         """True if all passes have the same number of rows, on which the rounding of a GPU depends,
         and guesses are a line, so that the cells of a text are those that it has without guesses.
 
-        Experts are chosen by row, several texts share their cells, and some models depend on the
-        number of cells.
+        It has to be asked for. Experts are chosen by row, several texts share their cells, and some
+        models depend on the number of cells.
         """
         request, header = self._request, self._header
         return (
             request.owner == "target"
+            and self._options.equal_passes
             and bool(self._n_gpu_layers)
             and not self.is_remote
             and self._is_tree_capable

@@ -150,7 +150,7 @@ class GgufModel(KeptTexts):
             self._context, spare + (shape.tile > 1), caches, is_hybrid=model.is_hybrid
         )
         fill = None
-        if caches is filled and filled is not None and weights is not None:
+        if caches is filled and filled and filled.is_active and weights:
             weights.context = filled.size
             fill = partial(_fill, filled, weights)
         cells = self._memory, self._windows, shape.tile, fill

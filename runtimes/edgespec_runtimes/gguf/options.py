@@ -55,6 +55,14 @@ class GgufOptions(RuntimeOptions):
     n_gpu_layers_draft: Annotated[
         Count, Flag(f"layers of the draft {_GPU}", "N", "-ngld", "draft")
     ] = 0
+    equal_passes: Annotated[
+        bool,
+        Flag(
+            "all passes over a target with layers on a GPU have as many rows: it rounds by their "
+            "number, so no draft and no earlier text changes a text, and passes take longer",
+            role="target",
+        ),
+    ] = False
 
     rpc: Annotated[
         str,

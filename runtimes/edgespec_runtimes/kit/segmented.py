@@ -105,13 +105,14 @@ class SegmentedWeights(Closeable, Generic[G]):
             return self._applied
 
     def fill_context(self, n_cells: int) -> None:
-        """Call before the first `n_cells` of the context are filled: gives their memory up. What
-        there is room for instead is pinned when the next pass begins."""
+        """Call before the first `n_cells` of the context are filled: gives their memory up, and
+        reads nothing. What there is room for is pinned when the next pass begins."""
         with self._changing:
-            before, self._n_cells = self._wanted, n_cells
+            self._n_cells = n_cells
             wanted = self._wanted
-        if wanted.pinned < before.pinned or wanted.expert_bytes < before.expert_bytes:
-            self.settle()
+        if wanted != self._present:
+            self._present = None
+            self._make_room(wanted)
 
     def settle(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Take a step towards the division that was asked for.
@@ -140,6 +141,19 @@ class SegmentedWeights(Closeable, Generic[G]):
     def _approach(self, wanted: WeightShares, is_stopped: Callable[[], bool]) -> WeightShares:
         """Let go what is pinned and not wanted, and pin some of what is missing; returns the
         division from now on. May be called again after it raised."""
+        shares = self._make_room(wanted)
+        for group in self._arranged.pinned_groups:
+            if not self._is_pinned(group):
+                self._pin(group, is_stopped)
+                if is_stopped():  # it was perhaps read in part
+                    self._let_go(group)
+                    raise Cancelled("the model was asked to stop")
+        self._stream(shares.ring_bytes)
+        return shares
+
+    def _make_room(self, wanted: WeightShares) -> WeightShares:
+        """Let go what is pinned and not wanted, and the ring; returns the next division, of which
+        some is not pinned yet."""
         groups = self._groups_of(wanted)
         sizes = [group.segment.slot_bytes for group in groups]
         shares = next_shares(sizes, self._held_of(groups), wanted)
@@ -150,13 +164,6 @@ class SegmentedWeights(Closeable, Generic[G]):
             if self._is_pinned(group) and group.segment.extents not in kept:
                 self._let_go(group)
         self._use(arranged)
-        for group in arranged.pinned_groups:
-            if not self._is_pinned(group):
-                self._pin(group, is_stopped)
-                if is_stopped():  # it was perhaps read in part
-                    self._let_go(group)
-                    raise Cancelled("the model was asked to stop")
-        self._stream(shares.ring_bytes)
         return shares
 
     def _free_stores(self, wanted: WeightShares) -> None:

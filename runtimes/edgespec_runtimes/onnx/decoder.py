@@ -34,6 +34,8 @@ class _Wiring:
     """Inputs from the cache: name, layer, KEY or VALUE."""
     fed: tuple[tuple[str, str], ...]
     """Inputs that are fed or come from other pieces: names in the piece and in the decoder."""
+    scales: Mapping[str, np.ndarray]
+    """Inputs that are the same in every run, by name in the piece."""
     new: tuple[tuple[str, int, int], ...]
     """Outputs for the cache: name, layer, KEY or VALUE."""
     passed: tuple[tuple[str, str], ...]
@@ -70,7 +72,7 @@ class Decoder(Closeable):
             for what, kind in (("key", KEY), ("value", VALUE))
             for name in (past_name, new_name)
         }
-        self._wiring = [_wired(piece, entries) for piece in cut.pieces]
+        self._wiring = [_wired(piece, entries, cut.scales) for piece in cut.pieces]
         self._kept_bound: KeyValueCache | None = None
         """The cache that is bound to the session of everything."""
         self._read_last: dict[str, int] = {}
@@ -148,7 +150,7 @@ class Decoder(Closeable):
     ) -> None:
         cache, n_past, n_new = self.caches[batch.text], batch.n_past, batch.ids.shape[1]
         located = cache.located
-        inputs: dict[str, Any] = dict(weights)
+        inputs: dict[str, Any] = {**weights, **wiring.scales}
         for short, name in wiring.fed:
             inputs[short] = values[name]
         outputs: dict[str, Bound | None] = {short: None for short, _ in wiring.passed}
@@ -191,11 +193,15 @@ def _buffers(cache: KeyValueCache, names: Sequence[tuple[str, int, int]]) -> dic
     return {short: cache.buffers[layer][kind] for short, layer, kind in names}
 
 
-def _wired(piece: Piece, entries: Mapping[str, tuple[int, int]]) -> _Wiring:
+def _wired(
+    piece: Piece, entries: Mapping[str, tuple[int, int]], scales: Mapping[str, np.ndarray]
+) -> _Wiring:
     """The wiring of a piece; `entries` has layer and KEY or VALUE by name in the decoder."""
+    known = entries.keys() | scales.keys()
     return _Wiring(
         past=tuple((short, *entries[name]) for short, name in piece.inputs if name in entries),
-        fed=tuple((short, name) for short, name in piece.inputs if name not in entries),
+        fed=tuple((short, name) for short, name in piece.inputs if name not in known),
+        scales={short: scales[name] for short, name in piece.inputs if name in scales},
         new=tuple((short, *entries[name]) for short, name in piece.outputs if name in entries),
         passed=tuple(
             (short, name) for short, name in piece.outputs if name not in entries and name != LOGITS

@@ -26,7 +26,7 @@ class OnnxOptions(RuntimeOptions):
     provider: Annotated[
         Provider,
         Flag(
-            "what computes ONNX models; CUDA and CoreML were never run on a real device yet "
+            "what computes ONNX models; CUDA was run on one card, CoreML never "
             "(default: auto, which is cuda where it can be used, else cpu)",
             f"{{{','.join(get_args(Provider))}}}",
         ),

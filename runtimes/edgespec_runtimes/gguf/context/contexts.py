@@ -281,12 +281,9 @@ def windows_of(model: Model, shape: ContextShape) -> WindowCells | None:
 
 
 def filled_cells(shape: ContextShape) -> FilledCells | None:
-    """The cells of a context whose memory is taken as they are filled; None if all is taken at
-    once."""
-    # without flash attention, a cell's values are no row
-    if not is_supported() or shape.flash_attn == "off":
-        return None
-    return FilledCells(shape.n_cells)
+    """The cells of a context whose memory is taken as they are filled, if pages can be given
+    back."""
+    return FilledCells(shape.n_cells) if is_supported() else None
 
 
 def new_context(

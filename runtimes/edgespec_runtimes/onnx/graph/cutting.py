@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import Roles
@@ -54,6 +55,9 @@ class Cut:
     the graph."""
     hidden_size: int = 0
     """Size of a hidden state."""
+    scales: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Scales and zero points of int8 weights that are inputs, by name in the decoder: as constants
+    they would give each layer a graph of its own."""
 
 
 def cut(
@@ -61,11 +65,12 @@ def cut(
     roles: Roles,
     weights: Mapping[str, tuple[int, ...]],
     where: str,
-    converts_halves: bool = True,
+    by_piece: bool = True,
 ) -> Cut:
     """Cut a rewritten decoder; `weights` has the shapes of weights, which become inputs.
 
-    `converts_halves`: half precision is computed in single precision, as on CPUs.
+    `by_piece`: a CPU runs each piece in a session of its graph. Half precision is converted one
+    weight at a time then, and scales of int8 weights become inputs.
     """
     model = with_blocks_by_row(model)
     flow = Flow(model)
@@ -79,7 +84,7 @@ def cut(
         set(weights),
         {*looked_up, *columns},
         where,
-        converts_halves,
+        by_piece,
     )
     graphs: dict[bytes, int] = {}
     pieces = []
@@ -93,6 +98,7 @@ def cut(
         tuple(looked_up.items()),
         tuple(columns.items()),
         *_layer_inputs(stages, known),
+        cutter.scales,
     )
 
 
@@ -136,14 +142,17 @@ class _Cutter:
         weights: set[str],
         looked_up: set[str],
         where: str,
-        converts_halves: bool,
+        by_piece: bool,
     ) -> None:
         self._where = where
-        self._converts_halves = converts_halves
+        self._by_piece = by_piece
         self._flow, self._stage_of = flow, stage_of
         self._known, self._weights = known, weights
         self._fed = flow.inputs | looked_up
         self._tensors = {tensor.name: tensor for tensor in flow.graph.initializer}
+        small = self._tensors.keys() - weights
+        scales = _weight_scales(flow) & small if by_piece else set()
+        self.scales = {name: numpy_helper.to_array(self._tensors[name]) for name in scales}
 
     def outputs(self, stage: int) -> list[str]:
         """Values of a stage that later ones read, or that the decoder returns."""
@@ -164,7 +173,7 @@ class _Cutter:
     ) -> Piece:
         """The part of the graph that computes `outputs`; equal pieces get equal names."""
         nodes, incoming = self._nodes(stage, outputs)
-        if self._converts_halves:
+        if self._by_piece:
             nodes = self._one_at_a_time(nodes, incoming)
         names: dict[str, str] = {}
         inputs, weights, tensors = [], [], []
@@ -172,7 +181,7 @@ class _Cutter:
             short = f"v{len(names)}"
             if value in self._weights:
                 weights.append((short, value))
-            elif value in self._tensors:
+            elif value in self._tensors and value not in self.scales:
                 tensor = TensorProto()
                 tensor.CopyFrom(self._tensors[value])
                 tensor.name = short
@@ -282,6 +291,21 @@ class _Cutter:
         # onnxruntime moves factors into products of known shapes alone, and rounds otherwise then
         known = self._known[value]
         return helper.make_tensor_value_info(short, known.kind, known.shape)
+
+
+def _weight_scales(flow: Flow) -> set[str]:
+    """Names of what may be scales and zero points of weights whose activations are quantised as
+    they come."""
+    found: set[str] = set()
+    for node in flow.nodes:
+        if node.op_type == "MatMulInteger":
+            found.update(node.input[3:])
+        elif node.op_type == "DynamicQuantizeMatMul":
+            found.update(node.input[2:4])
+        elif node.op_type == "DynamicQuantizeLinear":
+            users = (flow.nodes[user] for user in flow.consumers.get(node.output[1], ()))
+            found.update(name for user in users if user.op_type == "Mul" for name in user.input)
+    return found
 
 
 def _as_taken_branch(nodes: Sequence[NodeProto]) -> NodeProto:

@@ -63,7 +63,7 @@ class FittedDecoder:
         check_sizes(infer(self.model), roles.n_vocab, source.weight_bytes, where)
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
         self._cut = partial(cut, self.model, roles, shapes, where)
-        self.cut = self._cut(converts_halves=not device.has_memory)
+        self.cut = self._cut(by_piece=not device.has_memory)
         self.batches = needs.batch_sizes(
             self.model, roles, self.masks, self.cut, request, n_ctx, self.buffer_tokens
         )
@@ -83,7 +83,7 @@ class FittedDecoder:
     def whole_cut(self) -> Cut:
         """The cut whose pieces compute as they do in a session of all of them."""
         converts = any(name == ALWAYS for piece in self.cut.pieces for _, name in piece.inputs)
-        return self._cut(converts_halves=False) if converts else self.cut
+        return self._cut(by_piece=False) if converts or self.cut.scales else self.cut
 
     def fed_kinds(self, source: Source) -> dict[str, int]:
         """Embeddings that a whole session need not look up, because tables are read by row outside

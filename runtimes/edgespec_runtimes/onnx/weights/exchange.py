@@ -31,6 +31,8 @@ _PACKED = "prepacked_"
 """Prefix of the fields with packed forms: `name|offset;bytes;checksum|...`."""
 _ALIGNMENT = 64
 """Alignment that kernels give to what they pack; within a packed form they align by address."""
+_FILE_ALIGNMENT = 256
+"""Alignment in a file below which onnxruntime 1.32 copies packed forms instead of mapping them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def _align(piece: SavedPiece) -> None:
 
 def _moved(source: BinaryIO, target: BinaryIO, offset: int, nbytes: int) -> int:
     """Append a range of a file to another one, aligned; returns where."""
-    begin = target.tell() + -target.tell() % _ALIGNMENT
+    begin = target.tell() + -target.tell() % _FILE_ALIGNMENT
     source.seek(offset)
     target.seek(begin)
     target.write(source.read(nbytes))
