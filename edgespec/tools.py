@@ -1,4 +1,4 @@
-"""The tool that changes model files: quantises, removes or adds layers, adapts weights.
+"""The tool that changes model files: quantises, trims, adds layers, adapts weights.
 
 It comes from the entry point group `edgespec.tools`; no model library is imported before.
 """
@@ -41,16 +41,6 @@ class ModelTool(Protocol):
 
     def fit_head(self, head: Path, source: Path, enlarged: Path, out: Path) -> None:
         """Write `out`, the head of `source` adapted to the model enlarged from `source`."""
-
-    def n_layers(self, source: Path) -> int: ...
-
-    def weight_bytes(self, source: Path, layers: Sequence[int]) -> int:
-        """Bytes of `layers` and of all tensors outside layers."""
-
-    def subset(
-        self, source: Path, out: Path, layers: Sequence[int], progress: Progress | None = None
-    ) -> None:
-        """Write `out` with `layers` of `source`, which are ascending."""
 
     def check_trimmable(self, source: Path) -> None:
         """Raise ModelError for a model of which `trim` cannot write a draft."""

@@ -32,7 +32,7 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryRow, plan_memory
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
-from edgespec.models import draft_training, pair_fit, self_draft
+from edgespec.models import draft_training, pair_fit
 from edgespec.models.embedded import embedded_pair
 from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
 from edgespec.paging import disk_speed
@@ -340,17 +340,6 @@ def test_models_draft(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(own_draft, "make", lambda *args: OWN_DRAFT)
     words = ("models", "draft", "target", "own.gguf", *["--json"] * as_json)
     golden(f"models-draft-{'json' if as_json else 'text'}", *words)
-
-
-@JSON_FLAG
-def test_models_draft_of_fewer_layers(
-    golden: Golden, measured: None, as_json: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = tuple(self_draft.SelfDraft(kind, (0, 2), 9 * MIB, 0.7) for kind in ("Q8_0", "Q4_0"))
-    monkeypatch.setattr(session, "plan", lambda *args: PAGED)
-    monkeypatch.setattr(self_draft, "make", lambda *args: (made[0], made))
-    words = ("models", "draft", "target", "own.gguf", "--size", "9MiB", *["--json"] * as_json)
-    golden(f"models-draft-size-{'json' if as_json else 'text'}", *words)
 
 
 @JSON_FLAG

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,12 @@ from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.invocation import read_prompts
 from edgespec.errors import UsageError
 from edgespec.models import catalogue
-from edgespec.reports import Column, Report, Row, Table
-from edgespec.settings.config import LoadSettings
+from edgespec.reports import Report, Row
 from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from edgespec.models.draft_training import AdaptationResult
     from edgespec.models.pair_fit import PairFit
-    from edgespec.models.self_draft import DraftMemory, SelfDraft
     from edgespec.session.own_draft import OwnDraft
     from edgespec.values import EnlargeReport
 
@@ -39,8 +36,6 @@ examples:
   edgespec models enlarge embedded big.gguf --size 24GiB --type Q4_K"""
 
 
-DRAFT_TYPES = "Q8_0,Q4_0,Q2_K"
-
 _DRAFT = """\
 Make a draft for TARGET from TARGET itself, for a model without a small one of its family.
 
@@ -49,17 +44,12 @@ Its coarseness is chosen by expected tokens per second under the memory budget, 
 measured on a few texts. Nothing is written that would be slower than no draft. `-md self` does the
 same and keeps the draft in the cache.
 
-With --size or --types, OUT is a subset of the layers: layers are removed one by one, always the one
-whose removal keeps most of the target's tokens ranked first, until the rest fits the size in each
-of the types. The best draft is written and measured as in `models check`, on greedy texts.
-
 For an ONNX target, make the draft from a GGUF file of the same model: `models check` says whether
 their vocabularies are the same."""
 
 _DRAFT_EXAMPLES = """\
 examples:
   edgespec models draft big.gguf draft.gguf --memory-budget 4GiB
-  edgespec models draft big.gguf draft.gguf --size 700MiB --types Q4_0,Q2_K --memory-budget 4GiB
   edgespec models check big-onnx draft.gguf      (the draft comes from a GGUF file of big-onnx)"""
 
 _ADAPT = """\
@@ -111,21 +101,12 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _DRAFT_EXAMPLES
     parser.add_argument("target", metavar="TARGET", help="a GGUF file or a name")
     parser.add_argument("out", metavar="OUT", help="the GGUF file to write")
-    groups.flag(
-        parser, "--size SIZE", "largest size of OUT (default with --types: a quarter of TARGET)"
-    )
-    groups.flag(
-        parser,
-        "--types TYPES",
-        f"quantisations to compare, separated by commas (default with --size: {DRAFT_TYPES})",
-    )
     groups.flag(parser, "--force", "overwrite OUT")
     checking.add_measuring(parser)
 
 
 def run_draft(args: argparse.Namespace, console: Console) -> None:
-    from edgespec.models import self_draft
-    from edgespec.session import session
+    from edgespec.session import own_draft
 
     target, out = catalogue.find(args.target), Path(args.out)
     check_output(out)
@@ -133,32 +114,13 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"{out} exists: --force overwrites it")
     if out.exists() and out.samefile(target):
         raise UsageError(f"{out} is the target itself: write the draft elsewhere")
-    settings = checking.load_settings(args, target)
-    if not {"size", "types"} & vars(args).keys():
-        _make_copy(args, settings, out, console)
-        return
     told = groups.given(args, CheckSettings)
-    quarter = int(self_draft.SHARE * target.stat().st_size) if target.is_file() else 1
-    job = self_draft.DraftJob(
-        size_bytes=parse_size(args.size) if "size" in args else quarter,
-        types=_types(getattr(args, "types", DRAFT_TYPES), self_draft.BITS),
-        prompts=tuple(read_prompts(told.prompts)),
-        max_tokens=told.max_tokens,
-        load=settings,
-    )
-    alone = session.plan(settings)
-    best, compared = self_draft.make(target, out, job, console.progress)
-    if "json" not in args:
-        console.write("\n".join(drafts_table(compared, out)))
-    measured = checking.measured(args, target, out, job.prompts, console)
-    room = self_draft.draft_memory(alone, measured.plan)
-    report = Report(
-        Row("made", best),
-        Row("compared", compared),
-        Row("room", room, room_line),
-        Row(value=measured.report(out)),
-    )
-    console.result(args, report)
+    prompts = read_prompts(told.prompts) if told.prompts else own_draft.PROMPTS
+    n_tokens = told.max_tokens if "max_tokens" in args else own_draft.N_TOKENS
+    settings, show = checking.load_settings(args, target), console.progress_with_rest
+    made = own_draft.make(target, out, settings, show, prompts, n_tokens)
+    lines = own_draft_lines(made, target, out)
+    console.result(args, Report(Row("path", out), Row(value=made, format=lines)))
 
 
 def add_adapt(parser: argparse.ArgumentParser) -> None:
@@ -208,29 +170,6 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
     console.result(args, report)
 
 
-def _make_copy(
-    args: argparse.Namespace, settings: LoadSettings, out: Path, console: Console
-) -> None:
-    """Make a draft of all layers, chosen by expected tokens per second."""
-    from edgespec.session import own_draft
-
-    told = groups.given(args, CheckSettings)
-    prompts = read_prompts(told.prompts) if told.prompts else own_draft.PROMPTS
-    n_tokens = told.max_tokens if "max_tokens" in args else own_draft.N_TOKENS
-    show = console.progress_with_rest
-    made = own_draft.make(settings.model, out, settings, show, prompts, n_tokens)
-    lines = own_draft_lines(made, settings.model, out)
-    console.result(args, Report(Row("path", out), Row(value=made, format=lines)))
-
-
-def _types(text: str, known: Collection[str]) -> tuple[str, ...]:
-    types = tuple(dict.fromkeys(kind.strip().upper() for kind in text.split(",")))
-    for kind in types:
-        if kind not in known:
-            raise UsageError(f"--types {text}: {kind!r} is not one of {', '.join(known)}")
-    return types
-
-
 def _place(new: Path, out: Path) -> None:
     """Move a file without overwriting one that was created meanwhile."""
     try:
@@ -248,20 +187,6 @@ def enlarged_line(written: EnlargeReport) -> str:
     )
 
 
-def drafts_table(compared: Sequence[SelfDraft], out: Path) -> list[str]:
-    """Table of the candidate drafts, the best and written one first."""
-    columns: list[Column[SelfDraft]] = [
-        Column("type", "type", is_left=True),
-        Column("layers", "layers", lambda draft: len(draft.layers)),
-        Column("size_bytes", "size", format=format_size),
-        Column("agreement", "top-1 agreement", format="{:.1%}".format),
-    ]
-    best = compared[0]
-    kept = ", ".join(map(str, best.layers))
-    written = f"{out}: {best.type}, the target's layers {kept}"
-    return [*Table(columns, compared).lines(), written, ""]
-
-
 def own_draft_lines(made: OwnDraft, target: Path, out: Path) -> list[str]:
     """Lines about a draft made from its target, with what was measured."""
     return [
@@ -270,16 +195,6 @@ def own_draft_lines(made: OwnDraft, target: Path, out: Path) -> list[str]:
         f"{format_size(made.budget_bytes)}; {made.alone_tokens_per_s:.2f} without a draft",
         f"{made.missing_share:.1%} of the texts' tokens are not among those that it can guess",
     ]
-
-
-def room_line(room: DraftMemory) -> str:
-    """One line about the memory for a draft beside the target."""
-    return (
-        f"Of the budget of {format_size(room.budget_bytes)} the draft takes "
-        f"{format_size(room.draft_bytes)}, weights, KV and buffers; the target leaves room for "
-        f"{format_size(room.max_bytes)}. A pass reads {format_size(room.read_bytes)}, without "
-        f"the draft {format_size(room.read_alone_bytes)}.\n"
-    )
 
 
 def adapted_lines(

@@ -10,7 +10,6 @@ from edgespec.ports import Progress
 from edgespec_runtimes.adapt import adaptable
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.enlarge.gguf.enlarged_heads import fit_head
-from edgespec_runtimes.enlarge.gguf.subset import subset, subset_bytes
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, trim
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
@@ -25,8 +24,6 @@ class GgufTool:
     recognises = staticmethod(runtime.recognises)
     enlarge = staticmethod(enlarge)
     fit_head = staticmethod(fit_head)
-    subset = staticmethod(subset)
-    weight_bytes = staticmethod(subset_bytes)
     check_trimmable = staticmethod(check_trimmable)
     trim = staticmethod(trim)
 
@@ -42,9 +39,6 @@ class GgufTool:
 
     def is_head(self, draft: Path) -> bool:
         return is_head(read_header(draft))
-
-    def n_layers(self, source: Path) -> int:
-        return read_header(source).n_layers
 
     def check_adaptable(self, source: Path) -> None:
         adaptable.check(read_header(source))
