@@ -64,7 +64,7 @@ class Interrupting:
         if name == {name!r}:
             raise {error}
 sys.meta_path.insert(0, Interrupting())
-sys.argv = ["edgespec", "generate", "-p", "hi"]
+sys.argv = ["edgespec", "generate", "-p", "hi", "--quiet"]  # a slow start tells its progress
 from edgespec.__main__ import main
 sys.exit(main())
 """
