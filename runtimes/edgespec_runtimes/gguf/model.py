@@ -203,9 +203,9 @@ class GgufModel(KeptTexts):
                 self._texts.truncate({slot: start + begin})
             positions = range(branches.n_committed, branches.n_committed + size)
             is_tiled = in_tiles and size >= layout.tile > 1
-            layout.make_room(size, branches if is_tiled else None)
-            rows = Rows(chunk, [*positions], [[branches.home]] * size)
             is_filled = self._shape.pass_rows > 0
+            layout.make_room(n_batch if is_filled else size, branches if is_tiled else None)
+            rows = Rows(chunk, [*positions], [[branches.home]] * size)
             if is_filled:
                 rows.fill_up(n_batch, self._spare)
             n_all = len(rows)
@@ -236,7 +236,7 @@ class GgufModel(KeptTexts):
             return [self._evaluate_lines(parts[0])]
         with self._running():
             layout = self._texts.layout
-            layout.make_room(n_rows)
+            layout.make_room(self._shape.pass_rows or n_rows)
             committed = {p.slot: self._texts.all[p.slot].n_committed for p in parts}
             begin = layout.top
             try:
