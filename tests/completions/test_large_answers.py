@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,8 @@ def test_what_is_allowed_fits_into_the_row(n_others: int) -> None:
     json.dumps(said).encode()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.5 * request_memory.ANSWER_BYTES < peak <= request_memory.ANSWER_BYTES
+    least = 0.5 if sys.version_info < (3, 13) else 0.4  # its objects are smaller
+    assert least * request_memory.ANSWER_BYTES < peak <= request_memory.ANSWER_BYTES
 
 
 @pytest.mark.parametrize("more", [{}, {"max_tokens": MOST + 1}, {"stream": True, "tools": TOOLS}])
