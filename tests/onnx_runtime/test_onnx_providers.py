@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
 from edgespec.cli.commands.plan_report import plan_report
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.runtimes import OffersGpu
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
@@ -319,3 +319,16 @@ def test_what_a_gpus_libraries_take_of_the_process_is_planned_once(
     use(replace(STAND_IN, host_bytes=300 << 20), monkeypatch)
     plan = session.plan(settings(pair), EngineSettings(draft_max=4))
     assert [row.nbytes for row in plan.rows if row.what == "GPU library"] == [300 << 20]
+
+
+@installed
+def test_the_smallest_budget_beside_a_gpu_is_one(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger budgets ask for larger batches, and the smallest one named was refused."""
+    use(STAND_IN, monkeypatch)
+    with pytest.raises(BudgetError) as refused:
+        session.plan(settings(pair, memory_budget="16MiB"))
+    named = refused.value.smallest_bytes
+    assert session.plan(settings(pair)).smallest_bytes == named
+    assert session.plan(settings(pair, memory_budget=named)).planned_bytes <= named

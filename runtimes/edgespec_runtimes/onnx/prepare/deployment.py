@@ -54,18 +54,15 @@ class Deployment(Closeable):
 
     @property
     def batches(self) -> list[needs.BatchSizes]:
-        """Possible batch sizes.
-
-        On a GPU, whose memory is divided for the largest trees, they differ only in the number of
-        nodes.
-        """
+        """Possible batch sizes; on a GPU none that is larger than those that its memory is divided
+        for."""
         if not self.placement.uses_gpu:
             return self.fitted.batches
         chosen = self.fitted.sizes
         return [
             sizes
             for sizes in self.fitted.batches
-            if (sizes.chunk, sizes.max_rows) == (chosen.chunk, chosen.max_rows)
+            if sizes.chunk <= chosen.chunk and sizes.max_rows <= chosen.max_rows
         ]
 
     @property
