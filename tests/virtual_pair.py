@@ -20,7 +20,7 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import choose_slot
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
-from edgespec.ports import PassPart, Progress
+from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult, PagingStats, PassReport
@@ -146,9 +146,7 @@ class TimedTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def evaluate(
-        self, parts: Sequence[PassPart], progress: Progress | None = None
-    ) -> list[np.ndarray]:
+    def evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         if self._clock.running is None:
             self._clock.begin_pass(sum(part.n_rows for part in parts))
         return self._target.evaluate(parts)

@@ -21,11 +21,11 @@ from edgespec.concurrency.worker import Running, Worker
 from edgespec.engine.forest import Forest, Logits
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.prompt import parts_of, progress_of, take_part
+from edgespec.engine.prompt import parts_of, take_part
 from edgespec.engine.round import Round
 from edgespec.engine.slot import Slot
 from edgespec.errors import Cancelled
-from edgespec.ports import LanguageModel, PassPart, Progress
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.tracing.spans import Trace, Track
 
 
@@ -100,7 +100,7 @@ class Loop(Closeable):
             if not parts:
                 return
             n_rows = sum(part.n_rows for part in parts)
-            logits = self._verify(parts, forest.beside(n_rows), check, progress_of(slots, parts))
+            logits = self._verify(parts, forest.beside(n_rows), check)
         except Cancelled:
             for slot in slots:
                 slot.start_again()
@@ -205,14 +205,13 @@ class Loop(Closeable):
         parts: Sequence[PassPart],
         beside: Callable[[Running[Logits]], None] | None,
         check: Callable[[], None],
-        progress: Progress | None,
     ) -> Logits:
         """Make one pass and return its logits; `beside` runs during the pass, which is then made in
         a worker thread while `check` is called repeatedly, which may raise."""
         n_rows = sum(part.n_rows for part in parts)
         with self._trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
             if beside is None:
-                logits = self.target.evaluate(parts, progress)
+                logits = self.target.evaluate(parts)
             else:
                 evaluate = partial(self.target.evaluate, parts)
                 with self.worker.running(evaluate, self.target.cancel) as running:

@@ -234,13 +234,6 @@ def _next_part(slot: Slot, most: int) -> PassPart:
     return PassPart(slot.number, tree, range(len(tree)))
 
 
-def progress_of(slots: Sequence[Slot], parts: Sequence[PassPart]) -> Progress | None:
-    """Callback for the progress of a pass that reads the prompt of the only text."""
-    if len(slots) > 1 or not slots[0].reads_prompt:
-        return None
-    return _progress_of(slots[0].request, len(slots[0].committed), parts[0].n_rows)
-
-
 def take_part(slot: Slot, part: PassPart, logits: np.ndarray) -> None:
     """Commit a part of a prompt that a pass has read.
 

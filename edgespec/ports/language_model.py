@@ -96,8 +96,7 @@ class LanguageModel(Protocol):
         share a pass only if `info.prompts_share_passes`.
 
         A single part without nodes is a prompt of any length: it takes passes of up to
-        `info.prompt_batch` tokens. `progress` is called while prompt tokens are read. Raises
-        UsageError past the context's end.
+        `info.prompt_batch` tokens, which call `progress`. Raises UsageError past the context's end.
         """
 
     def commit(

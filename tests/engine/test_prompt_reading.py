@@ -113,20 +113,6 @@ def test_a_rest_of_any_length_that_fits_a_pass_is_read_in_one(max_nodes: int) ->
     assert target.evaluations[before] == max_nodes
 
 
-def test_a_prompt_that_may_share_passes_gives_the_first_token_in_its_last() -> None:
-    """Its progress is told as in passes of its own."""
-    target, shares = TwoKernels(tile=0, max_nodes=8), list[float]()
-    target.info = replace(target.info, prompts_share_passes=True, prompt_batch=8)
-    engine = Engine(target, None, EngineSettings())
-    request = engine.generate(
-        [0, 1] * 10, GREEDY, 1, progress=lambda _, share: shares.append(share)
-    )
-    finish(request)
-    assert target.n_passes == 3
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-
-
 def test_what_was_generated_is_read_again_in_tiles() -> None:
     target = TwoKernels()
     with Engine(target) as engine:

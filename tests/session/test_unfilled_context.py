@@ -179,12 +179,12 @@ def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(
     with edgespec.load(load) as session:
         expected = session.generate(prompt, max_tokens=12).tokens
     with edgespec.load(load.model_copy(update={"memory_budget": budget})) as session:
-        planned = session.budget.pinned_bytes
+        target, planned = session._budget._target, session.budget.pinned_bytes
 
         def read_and_stop(reader: Any, segment: Any, memory: Any, *rest: Any) -> int:
             if memory.nbytes == segment.slot_bytes and not stopped_at:  # to be pinned
                 stopped_at.append(segment.name)
-                generation.cancel()
+                target.cancel()
             return read(reader, segment, memory, *rest)
 
         monkeypatch.setattr(pager, "read_segment", read_and_stop)

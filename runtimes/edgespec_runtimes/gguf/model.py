@@ -46,6 +46,8 @@ from edgespec_runtimes.gguf.node_features import NodeTap
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
 
 _ABORTED = 2
+_LOGITS_OF_ALL = ("cogvlm",)
+"""Architectures whose graph gives logits of the first rows where those of the last are asked for."""
 _address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
     ("llama_get_logits", lib._lib)
 )
@@ -98,7 +100,13 @@ class GgufModel(KeptTexts):
             info,
             prompt_batch=shape.n_batch,
             n_slots=shape.n_slots,
-            prompts_share_passes=is_draft or (prompts_are_invariant and not feature_layers),
+            prompts_share_passes=is_draft
+            or (
+                (shape.n_slots > 1 or not info.tree_capable)
+                and prompts_are_invariant
+                and not feature_layers
+                and info.architecture not in _LOGITS_OF_ALL
+            ),
             used_share=weights.used_share if weights else info.used_share,
         )
         self._token_bytes, self._narrowest = token_bytes, model.n_window
@@ -250,8 +258,7 @@ class GgufModel(KeptTexts):
                 first = 0
             n_all = len(rows)
             self._kernels.prepare(n_all, begin + n_all, in_tiles=False)
-            report = self._progress and partial(self._progress, "reading the prompt")
-            self._decode(rows, range(first, n_all), committed, report)
+            self._decode(rows, range(first, n_all), committed)
             if self._tap is not None:
                 self._tap.hand_over_rows(committed.get(0, 0), rows.first_reads, n_all)
                 self._tap.keep_rows(rows.row_of_key, n_all)

@@ -128,6 +128,9 @@ class PreparedGguf:
         notes = [note] if note and (may_stay or request.owner == "draft") else []
         notes += [library.note] if library and library.note else []
         is_uneven = not self._measured.passes_are_equal or not gpu.rounds_by_rows_alone()
+        where = self._measured.offloading.where
+        if where and not self._measured.is_remote:
+            where += " without --equal-passes"
         if plan is not None and request.owner == "target" and request.max_nodes > 1 and is_uneven:
             notes += rounding_notes(
                 self._header,
@@ -137,7 +140,7 @@ class PreparedGguf:
                 and can_replace_products(),
                 is_packed=self.enforced or not plan.paged,
                 tiles_are_avoidable=sys.platform == "linux",
-                on_device=self._measured.offloading.where,
+                on_device=where,
             )
         notes += self._measured.offloading.notes
         notes += self._cache_notes(plan)

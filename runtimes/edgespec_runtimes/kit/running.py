@@ -58,8 +58,6 @@ class RunningModel(ABC):
         self._paging: PagingStats | None = None
         """Final totals, set when the model is closed."""
         self._n_passes = self._n_rows = 0
-        self._progress: Progress | None = None
-        """Told of the prompt tokens that `_evaluate` reads together with nodes."""
         self._is_running = False
         self._state = threading.Lock()
 
@@ -77,7 +75,6 @@ class RunningModel(ABC):
         if len(parts) == 1 and not parts[0].nodes:
             self._read(parts[0].reads, parts[0].slot, progress)
             return [np.empty((0, self.info.n_vocab), np.float32)]
-        self._progress = progress
         return self._evaluate(parts)
 
     @abstractmethod

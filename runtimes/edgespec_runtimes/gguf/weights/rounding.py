@@ -56,7 +56,7 @@ def rounding_notes(
             f"{n_tiled} of its matrices go through tiles here from {PRODUCT_TILE_ROWS} rows on"
         )
     if on_device:
-        reasons.append(f"layers of it are computed by {on_device} without --equal-passes")
+        reasons.append(f"layers of it are computed by {on_device}")
     if flash_attn == "off":
         reasons.append("flash attention is off")
     return [
