@@ -47,7 +47,7 @@ from edgespec_runtimes.gguf.weights.paged import PagedWeights
 
 _ABORTED = 2
 _LOGITS_OF_ALL = ("cogvlm",)
-"""Architectures whose graph gives logits of the first rows where those of the last are asked for."""
+"""Architectures whose graph gives logits of the first rows where the last ones are asked for."""
 _address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
     ("llama_get_logits", lib._lib)
 )
