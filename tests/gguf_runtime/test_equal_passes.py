@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_gguf_turns import n_rows
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import PassPart
@@ -19,12 +20,13 @@ from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context.rows import RowBatch
 from edgespec_runtimes.gguf.context_choice import PASS_ROWS, PROMPT_ROWS
 from edgespec_runtimes.gguf.llama import ggml, gpu
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
+
+__all__ = ["n_rows"]
 
 PAIR = embedded_pair()
 ON_GPU = {"n_gpu_layers": 3, "equal_passes": True}
@@ -34,20 +36,6 @@ PROMPT = "def gcd(a, b):\n    while b:\n        a, b = b, a % b\n    return a\n\
 @pytest.fixture(autouse=True)
 def device(gpu_device: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "library_memory", lambda: LibraryMemory(40 << 20))
-
-
-@pytest.fixture
-def n_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each pass of a target; drafts have none on a GPU here."""
-    counted: list[int] = []
-    compute = RowBatch.compute
-
-    def counting(batch: RowBatch, context: object) -> int:
-        counted.append(batch.n_rows)
-        return compute(batch, context)
-
-    monkeypatch.setattr(RowBatch, "compute", counting)
-    return counted
 
 
 @pytest.fixture

@@ -193,3 +193,12 @@ def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(
         assert stopped_at
         assert session.generate(prompt, max_tokens=12).tokens == expected
         assert session.budget.pinned_bytes > planned
+
+
+@pytest.mark.parametrize(("flash_attn", "is_lent"), [("auto", True), ("off", False)])
+def test_a_plan_lends_what_lies_in_rows(flash_attn: str, is_lent: bool) -> None:
+    """Without flash attention a cell's values are no row, and nothing is lent."""
+    given = {"model": embedded_pair().target, "memory_budget": "1GiB", "flash_attn": flash_attn}
+    plan = edgespec.plan(edgespec.LoadSettings.model_validate(given))
+    caches = [row for row in plan.rows if row.what.startswith("KV cache")]
+    assert [row.is_lent for row in caches] == [is_lent]

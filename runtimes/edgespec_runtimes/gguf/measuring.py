@@ -144,7 +144,7 @@ class MeasuredGguf:
         shape, _ = self.contexts[0]
         is_whole = self._request.owner == "target" and not self.offloading.names
         has_windows = contexts.window_shape(self.n_window, shape) is not None
-        fills = contexts.filled_cells(shape) is not None
+        fills = contexts.filled_cells(shape) is not None and shape.flash_attn != "off"
         return is_whole and self.info.tree_capable and fills and not has_windows
 
     @cached_property

@@ -345,7 +345,6 @@ class PreparedGguf:
             "llama-cpp-python": loading.version(),
             "llama.cpp": loading.build(),
             "--ctx-size": str(shape.n_ctx),
-            "rows of a pass": str(shape.pass_rows or "any"),
             "--cache-type-k": shape.cache_type_k,
             "--cache-type-v": shape.cache_type_v,
             "--flash-attn": shape.flash_attn,
@@ -356,4 +355,6 @@ class PreparedGguf:
         }
         if contexts.window_shape(self._measured.n_window, shape):
             settings["layers with windows"] = "hold what a text may still see"
+        if shape.pass_rows:
+            settings["--equal-passes"] = "on"
         return StateOrigin(self._header.paths, settings)
