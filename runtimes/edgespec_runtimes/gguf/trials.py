@@ -22,7 +22,7 @@ from edgespec.memory import process
 from edgespec_runtimes.gguf.kernels.batch_invariance import distinct_values
 from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 from edgespec_runtimes.gguf.llama.cpu import PACKED, PLAIN, WRONG
-from edgespec_runtimes.gguf.llama.devices import NO_ANSWER
+from edgespec_runtimes.gguf.llama.device_memory import NO_ANSWER
 
 N_IN, N_OUT, N_ROWS = 256, 64, 9
 """Shape of the test product, weights [N_OUT, N_IN] times N_ROWS rows, which covers all packed
