@@ -30,12 +30,12 @@ def row(
     prompt: str = "a",
     repetition: int = 0,
     tokens: Sequence[int] = (1, 2, 3, 4),
-    accepted: Sequence[int] = (0, 0, 0, 0),
+    accepted: Sequence[int] | None = None,
     pass_bytes: int = 100 * MB,
     sources: Sequence[SourceStats] = (),
 ) -> FinishedRun:
-    """A run with a round for each entry of `accepted`."""
-    rounds = tuple(round_cost(n) for n in accepted)
+    """A run with a round for each entry of `accepted`, by default for each token."""
+    rounds = tuple(round_cost(n) for n in (accepted or [0] * len(tokens)))
     decoded = Decoded(
         tokens=tuple(tokens),
         n_prompt_tokens=5,

@@ -20,8 +20,14 @@ class Decoded(BaselineRun):
     """Passes shared by the texts; None: the passes of `rounds` are counted."""
 
     @property
+    def n_decoded(self) -> int:
+        """Tokens of the passes that are counted and timed: not the first one of a single text, if
+        the pass over its prompt's end gave it."""
+        return len(self.tokens) if self.texts else sum(cost.n_tokens for cost in self.rounds)
+
+    @property
     def tokens_per_s(self) -> float:
-        return len(self.tokens) / self.decode_s if self.decode_s > 0 else 0.0
+        return self.n_decoded / self.decode_s if self.decode_s > 0 else 0.0
 
     @property
     def passes(self) -> int:

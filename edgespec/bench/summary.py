@@ -170,7 +170,7 @@ def _summarise(
 ) -> ModeSummary:
     """The summary of a mode without its agreement."""
     runs = [row.decoded for row in rows]
-    n_tokens, n_passes = sum(len(run.tokens) for run in runs), sum(run.passes for run in runs)
+    n_tokens, n_passes = sum(run.n_decoded for run in runs), sum(run.passes for run in runs)
     tokens_per_pass = n_tokens / max(n_passes, 1)
     pass_bytes = sum(run.bytes_read for run in runs) / max(n_passes, 1)
     rates = spread([run.tokens_per_s for run in runs])

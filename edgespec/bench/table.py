@@ -15,7 +15,7 @@ MB = 1e6
 def run_line(row: FinishedRun, number: int, n_runs: int, left_s: float) -> str:
     """The line of a finished run."""
     run = row.decoded
-    passes = f"{len(run.tokens) / max(run.passes, 1):.2f} per pass"
+    passes = f"{run.n_decoded / max(run.passes, 1):.2f} per pass"
     read = f"{run.bytes_read / MB / run.decode_s:.0f} MB/s" if run.decode_s else "-"
     return (
         f"{counter(number, n_runs)} {row.mode:<14} {row.prompt:<16} "

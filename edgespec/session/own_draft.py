@@ -85,11 +85,14 @@ class _Speed:
 
     tokens: tuple[int, ...]
     seconds: float
+    """Time of rounds."""
     rounds: int
+    n_of_rounds: int
+    """Tokens of rounds: the first one of a text may come from the pass over its prompt."""
 
     @property
     def tokens_per_s(self) -> float:
-        return len(self.tokens) / self.seconds if self.seconds else math.inf
+        return self.n_of_rounds / self.seconds if self.seconds else math.inf
 
 
 def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
@@ -200,7 +203,7 @@ def make(
             kind=kind,
             size_bytes=draft.stat().st_size,
             budget_bytes=plan.budget_bytes,
-            tokens_per_pass=len(speed.tokens) / max(1, speed.rounds),
+            tokens_per_pass=speed.n_of_rounds / max(1, speed.rounds),
             tokens_per_s=speed.tokens_per_s,
             alone_tokens_per_s=speed_alone.tokens_per_s,
             missing_share=sum(t not in rated for t in speed.tokens) / max(1, len(speed.tokens)),
@@ -272,7 +275,7 @@ def _measured(
 ) -> _Speed:
     """Speed of a pair, or a target alone, while it continues `prompts` greedily."""
     tokens: list[int] = []
-    seconds, rounds, began = 0.0, 0, time.monotonic()
+    seconds, rounds, n_of_rounds, began = 0.0, 0, 0, time.monotonic()
     # what it learns about the pair is kept for the first text
     with session.Session(models, EngineSettings(step_aside=False)) as loaded:
         for n, prompt in enumerate(prompts):
@@ -283,7 +286,8 @@ def _measured(
             tokens += result.tokens
             seconds += result.timings.decode_s
             rounds += result.speculation.rounds
-    return _Speed(tuple(tokens), seconds, rounds)
+            n_of_rounds += sum(cost.n_tokens for cost in result.speculation.round_costs)
+    return _Speed(tuple(tokens), seconds, rounds, n_of_rounds)
 
 
 def _choices(digest: str) -> JsonFile:

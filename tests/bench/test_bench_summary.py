@@ -57,6 +57,13 @@ def test_several_texts_count_together_and_each():
     ]
 
 
+def test_a_first_token_that_came_with_its_prompt_is_in_no_rate():
+    """A model without guesses had more than one token per pass."""
+    [summary] = summarise([row("none", 1.0, accepted=(0, 0, 0))], ["none"], 1.0)
+    assert summary.tokens_per_pass == 1.0
+    assert summary.tokens_per_s.median == 0.75, "three tokens in four seconds"
+
+
 def test_a_run_without_its_pair_has_no_ratio():
     rows = [row("mmap", 1.0, prompt="a"), row("auto", 4.0, prompt="b")]
     assert summarise(rows, ["mmap", "auto"], 1.0)[1].ratio is None
