@@ -41,10 +41,14 @@ class ModelInfo:
     """Most prompt tokens in one pass."""
     prompt_tile: int = 0
     """Prompts with at least this many tokens are computed by kernels for tiles, which round
-    differently from those for shorter prompts and for passes; 0 if all tokens round the same."""
+    differently from those for shorter prompts and for passes; 0 if all tokens round the same. The
+    last token counts if `prompts_give_logits`."""
     prompts_share_passes: bool = False
     """True if prompts shorter than `prompt_tile` round the same whatever else is in their pass, or
     if rounding does not matter, as in a draft."""
+    prompts_give_logits: bool = False
+    """True if the pass over the end of a prompt can also give the logits of its last token, which
+    are those of a pass of its own or, in a prompt of tiles, of a tile."""
     max_nodes: int = 64
     """Most nodes of one `evaluate` call."""
     max_branches: int = 32
@@ -312,9 +316,13 @@ class Timings:
 
     load_s: float = 0.0
     prompt_s: float = 0.0
+    """Reading the prompt by the target and by drafters."""
     first_token_s: float = 0.0
+    """Time to the first token, which the pass over the prompt's end mostly gives."""
     decode_s: float = 0.0
+    """Rounds, each of which has a pass."""
     tokens_per_s: float = 0.0
+    """Tokens of rounds per second of `decode_s`."""
 
 
 _TOP = struct.Struct("<id")

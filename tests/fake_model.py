@@ -112,6 +112,7 @@ class FakeModel:
         n_texts: int = 1,
         tree_capable: bool = True,
         max_rollback: int = 0,
+        gives_first: bool = False,
         stall_share: float = 0.0,
         hook: Callable[[FakeModel], None] | None = None,
         cost: Callable[[int], PassReport] | None = None,
@@ -130,6 +131,7 @@ class FakeModel:
             max_branches=max_branches,
             n_slots=n_texts,
             prompts_share_passes=n_texts > 1,
+            prompts_give_logits=gives_first,
         )
         self.vocabulary: Vocabulary = FakeVocabulary(n_vocab, eog_tokens, pieces)
         self.last_report = PassReport()
@@ -170,7 +172,10 @@ class FakeModel:
         if len(parts) == 1 and not parts[0].nodes:
             self._read(parts[0].reads, parts[0].slot, progress)
             return [np.empty((0, self.info.n_vocab), np.float32)]
-        return self._evaluate(parts)
+        logits = self._evaluate(parts)
+        if progress is not None:
+            progress("prompt", 1.0)
+        return logits
 
     def _read(self, tokens: Sequence[int], slot: int, progress: Progress | None) -> None:
         of = self._texts[slot]
@@ -193,6 +198,8 @@ class FakeModel:
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         committed = [self.committed_of(part.slot) for part in parts]
+        if len(parts) == 1 and committed[0] + parts[0].n_rows > self.info.n_ctx and parts[0].reads:
+            raise UsageError("past the end of the context")
         self._begin()
         try:
             self._check_batch(parts)
@@ -359,8 +366,10 @@ class FakeModel:
         assert all(part.n_rows for part in parts), "an empty batch"
         assert not any(part.reads and len(part.nodes) > 1 for part in parts), "a tree in a prompt"
         assert n_nodes <= info.max_nodes, f"{n_nodes} nodes in one batch"
-        assert n_rows <= info.max_rows, f"{n_rows} rows in one batch"
-        assert n_nodes == n_rows or info.prompts_share_passes, "a prompt that rounds by its pass"
+        is_prompt = len(parts) == 1 and info.prompts_give_logits
+        assert is_prompt or n_rows <= info.max_rows, f"{n_rows} rows in one batch"
+        shares = is_prompt or info.prompts_share_passes
+        assert n_nodes == n_rows or shares, "a prompt that rounds by its pass"
         deepest = max((int(p.tree.depth[node]) for p in parts for node in p.nodes), default=0)
         assert info.tree_capable or deepest <= info.max_rollback, "too long to drop again"
         assert len({part.slot for part in parts}) == len(parts), "a text twice"

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import Cancelled, UsageError
-from edgespec.ports import LanguageModel
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PagingStats
 from port_calls import evaluate, prefill
@@ -169,6 +169,47 @@ class PortContract(OpensModels):
         prefill(model, tokens[:4])
         with pytest.raises(UsageError):
             prefill(model, tokens[:1] * model.info.n_ctx)
+        assert model.committed_of(0) == 4
+
+    def test_the_pass_over_a_prompts_end_gives_its_last_tokens_logits(
+        self, model: LanguageModel, tokens: list[int]
+    ) -> None:
+        """They are those of a pass of its own, to the bit."""
+        if not model.info.prompts_give_logits:
+            pytest.skip("the last token of its prompts has a pass of its own")
+        shares: list[float] = []
+        prefill(model, tokens[:7])
+        expected = [evaluate(model, TokenTree(tokens[7]), [ROOT])]
+        model.truncate(0)
+        prefill(model, tokens[:8])
+        expected.append(evaluate(model, TokenTree(tokens[8]), [ROOT]))
+        model.truncate(0)
+        for begin in (0, 3):
+            prefill(model, tokens[:begin])
+            part = PassPart(0, TokenTree(tokens[7]), [ROOT], tokens[begin:7])
+            [logits] = model.evaluate([part], lambda what, share: shares.append(share))
+            assert logits.dtype == np.float32
+            assert self.same(logits, expected[0])
+            assert begin or np.array_equal(logits, expected[0])
+            assert model.last_report.passes == 1
+            assert model.committed_of(0) == 7
+            model.commit(part.tree, [ROOT])
+            assert model.committed_of(0) == 8
+            assert self.same(evaluate(model, TokenTree(tokens[8]), [ROOT]), expected[1])
+            assert shares == sorted(shares)
+            assert shares[-1] == pytest.approx(1.0)
+            model.truncate(0)
+            shares.clear()
+
+    def test_a_prompt_past_the_context_gives_no_logits_and_changes_nothing(
+        self, model: LanguageModel, tokens: list[int]
+    ) -> None:
+        if not model.info.prompts_give_logits:
+            pytest.skip("the last token of its prompts has a pass of its own")
+        prefill(model, tokens[:4])
+        reads = tokens[:1] * (model.info.n_ctx - 4)
+        with pytest.raises(UsageError):
+            model.evaluate([PassPart(0, TokenTree(tokens[1]), [ROOT], reads)])
         assert model.committed_of(0) == 4
 
     def test_truncate_leaves_a_prefix_that_can_be_continued(

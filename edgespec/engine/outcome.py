@@ -101,13 +101,15 @@ class Tally:
     acceptance: str = AcceptanceName.EXACT_REPLAY
     keeps: str = Keeps.DRAWS
     """Acceptance rule and its guarantee: the target's draws, its distribution, or neither."""
-    first_came_with_prompt: bool = False
-    """True if the pass over the end of the prompt also produced the first token."""
+    first_token_s: float | None = None
+    """Seconds until the first token, if the pass over the end of the prompt gave it."""
 
-    def read_first_token(self, seconds: float) -> None:
-        """Record that the pass over the end of the prompt produced the first token."""
+    def read_prompt(self, seconds: float, gave_token: bool) -> None:
+        """Record that the prompt was read for `seconds` more, which perhaps gave the first
+        token."""
         self.prompt_s += seconds
-        self.first_came_with_prompt = True
+        if gave_token and self.first_token_s is None:
+            self.first_token_s = self.prompt_s
 
     def note(self, text: str, subject: str = "") -> None:
         """Add a note for the user, at most one for each subject."""
@@ -133,13 +135,18 @@ class Tally:
 
     def timings(self) -> Timings:
         """Times of the prompt and of decoding: rounds and context shifts, without the caller's own
-        time between tokens."""
+        time between tokens.
+
+        The rate is that of the tokens of rounds.
+        """
         decode_s = self.shift_s + sum(outcome.wall_s for outcome in self.outcomes)
+        first_token_s = self.first_token_s
+        if first_token_s is None:
+            first_token_s = self.prompt_s + sum(outcome.wall_s for outcome in self.outcomes[:1])
         n_tokens = sum(outcome.n_tokens for outcome in self.outcomes)
         return Timings(
             prompt_s=self.prompt_s,
-            first_token_s=self.prompt_s
-            + sum(outcome.wall_s for outcome in self.outcomes[: not self.first_came_with_prompt]),
+            first_token_s=first_token_s,
             decode_s=decode_s,
             tokens_per_s=n_tokens / decode_s if decode_s > 0 else 0.0,
         )

@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.engine.request import ActiveRequest
 from edgespec.ports import PassPart, Progress
 from edgespec.tracing.spans import Track
-from edgespec.tree import TokenTree, common_length
+from edgespec.tree import ROOT, TokenTree, common_length
 from edgespec.values import ModelInfo, PassReport
 
 if TYPE_CHECKING:
@@ -33,10 +33,11 @@ MIN_PROMPT_ROWS = 64
 
 
 def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[Literal[False]]:
-    """Commit the prompt without its last token, reusing the KV that the target holds.
+    """Commit the prompt without its last token, reusing the KV that the target holds; with its last
+    token, if the model can read that, too, and give the first one of the text.
 
-    With `n_others` other active texts, yields False between passes. A rest that fits into one pass,
-    or that passes can read together with trees of other texts, is left to `parts_of`. Drafters
+    Yields False between passes if there are `n_others` other active texts, and after the first
+    token. What passes can read together with trees of other texts is left to `parts_of`. Drafters
     read the prompt if guesses are planned.
     """
     request = slot.request
@@ -46,47 +47,86 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[Literal[False]]:
     keeper = request.terms.keeper if request.held is None else None
     if keeper is not None:
         keeper.before_prompt(prompt, request.tally.note)
-    _reuse(slot, prompt[:-1])
+    _reuse(slot, prompt)
     reused = len(slot.committed)
-    if request.held is None:
-        slot.n_known = reused
     _tell(request, reused)
-    unread = prompt[reused:-1]
-    report = None
-    info = slot.target.info
-    shares = info.prompts_share_passes
-    if shares and not info.tree_capable and request.terms.keeper is None:
-        unread = unread[: max(0, len(unread) - N_LEFT)]
-    n_own_passes = _n_passes(slot, len(unread))
-    if info.tree_capable and not _is_tiled(slot, prompt[:-1]):
-        if (reused or shares) and _fits_a_pass(slot, len(unread) + 1 + n_others):
-            unread, n_own_passes = [], 0
-        elif shares and keeper is None:
-            unread = []
-    if unread:
-        for end in _portions(slot, unread) if n_others else [len(unread)]:
-            n_read = len(slot.committed) - reused
-            if n_read:
-                yield False
-            slot.prefill(unread[n_read:end], _progress_of(request, reused + n_read, end - n_read))
-            report = _sum(report, slot.target.last_report)
-    _draft_reads(slot, report, n_others)
-    now = slot.clock()
+    unread, n_passes = _own_part(slot, prompt, n_others)
     if request.held is None:
-        request.tally.prompt_s = now - begun
-        request.tally.reused_tokens = reused
-        request.tally.saved_passes = _n_passes(slot, len(prompt) - 1) - n_own_passes
-    else:
-        request.tally.shift_s += now - begun
+        slot.n_known = request.tally.reused_tokens = reused
+        request.tally.saved_passes = _n_passes(slot, len(prompt)) - n_passes
+    report = None
+    for end in _portions(slot, unread) if n_others else [len(unread)] * bool(unread):
+        n_read = len(slot.committed) - reused
+        if n_read:
+            yield False
+        _read(slot, unread[n_read:end])
+        report = _sum(report, slot.target.last_report)
+    gave_first = not slot.n_left
+    if gave_first and keeper is None:
+        _end_reading(slot, begun, reused)
+        yield False
+        begun = slot.clock()
+    _draft_reads(slot, report, n_others)
+    _end_reading(slot, begun, reused)
     if keeper is not None:
         keeper.after_prompt(len(unread), request.tally.note)
-    slot.trace.add(Track.ENGINE, "prompt", begun, now, tokens=len(prompt), reused=reused)
+        if gave_first:
+            yield False
 
 
-def _reuse(slot: Slot, text: Sequence[int]) -> None:
-    """Keep the prefix of `text` that the slot holds, or load a longer one that is stored."""
+def _own_part(slot: Slot, prompt: Sequence[int], n_others: int) -> tuple[Sequence[int], int]:
+    """The next tokens of a prompt, which passes of its own read, and the number of passes until its
+    first token."""
+    info, reused = slot.target.info, len(slot.committed)
+    shares, keeper = info.prompts_share_passes, slot.request.terms.keeper
+    rest = prompt[reused:]
+    if not info.tree_capable:
+        n_left = 1 + N_LEFT * (shares and keeper is None)
+        unread = rest[: max(0, len(rest) - n_left)]
+        return unread, _n_passes(slot, 1 + len(unread))
+    gives_first = info.prompts_give_logits and len(rest) > 1
+    if not _is_tiled(slot, prompt):
+        fits = len(rest) + n_others <= info.max_nodes
+        if fits and (shares or reused) and (n_others or not gives_first):
+            return [], 1
+        if shares and (keeper is None or slot.request.held is not None):
+            return [], _n_passes(slot, len(rest))
+    return rest if gives_first else rest[:-1], _n_passes(slot, len(rest))
+
+
+def _read(slot: Slot, tokens: Sequence[int]) -> None:
+    """Read the next tokens of a prompt in passes of their own. Its last token gives the first one
+    of the text."""
+    part = PassPart(slot.number, reads=tokens)
+    if len(tokens) == slot.n_left:
+        part = PassPart(slot.number, TokenTree(tokens[-1], 1), [ROOT], tokens[:-1])
+    progress = _progress_of(slot.request, len(slot.committed), len(tokens))
+    [logits] = slot.target.evaluate([part], progress)
+    take_part(slot, part, logits)
+    if 0 < slot.target.info.prompt_tile <= len(slot.committed):
+        slot.n_tiled = len(slot.committed)
+
+
+def _end_reading(slot: Slot, begun: float, reused: int) -> None:
+    """Count and trace the seconds since `begun` as those of reading the prompt."""
+    _charge(slot, begun)
+    n_tokens = len(slot.request.reading)
+    slot.trace.add(Track.ENGINE, "prompt", begun, slot.clock(), tokens=n_tokens, reused=reused)
+
+
+def _charge(slot: Slot, begun: float) -> None:
+    """Count the seconds since `begun` as those of reading the prompt."""
+    request, seconds = slot.request, slot.clock() - begun
+    if request.held is None:
+        request.tally.read_prompt(seconds, gave_token=not slot.n_left)
+    else:
+        request.tally.shift_s += seconds
+
+
+def _reuse(slot: Slot, prompt: Sequence[int]) -> None:
+    """Keep the prefix of `prompt` that the slot holds, or load a longer one that is stored."""
     request = slot.request
-    n_held, prefixes = reusable(slot, text, request.terms.client), slot.prefixes
+    n_held, prefixes = reusable(slot, prompt, request.terms.client), slot.prefixes
     if n_held < len(slot.committed):
         while slot.store_block():
             request.check_cancelled()
@@ -97,10 +137,10 @@ def _reuse(slot: Slot, text: Sequence[int]) -> None:
     if trouble := prefixes.take_trouble():
         request.tally.note(trouble)
     prefixes.begin(slot.client)
-    is_tiled = _is_tiled(slot, text)
+    is_tiled = _is_tiled(slot, prompt)
     if slot.target.info.prompt_tile and not is_tiled:
         return
-    text = text[: _most_reusable(slot, text)]
+    text = prompt[: _most_reusable(slot, prompt)]
     n_available = prefixes.n_available(text)
     if n_available <= n_held:
         return
@@ -131,7 +171,7 @@ def _portions(slot: Slot, unread: Sequence[int]) -> list[int]:
     """Ends of the passes over a prompt. They are of equal size, and none is smaller than a tile,
     which would round differently."""
     n_tiles = len(unread) // max(1, slot.target.info.prompt_tile)
-    n_passes = min(_n_passes(slot, len(unread)), max(1, n_tiles))
+    n_passes = min(-(-len(unread) // slot.target.info.prompt_batch), max(1, n_tiles))
     return [len(unread) * (n + 1) // n_passes for n in range(n_passes)]
 
 
@@ -164,7 +204,7 @@ def _draft_reads(slot: Slot, report: PassReport | None, n_others: int) -> None:
     if not n_others:
         _time_sizes(slot)
     if planner.choose():
-        slot.grower.prepare(slot.committed, slot.request.reading[-1])
+        slot.grower.prepare(slot.committed, int(slot.tree.token[ROOT]))
         begun = slot.clock()
         slot.catch_up(slot.grower)
         planner.see_reading(slot.clock() - begun)
@@ -235,61 +275,57 @@ def _next_part(slot: Slot, most: int) -> PassPart:
 
 
 def take_part(slot: Slot, part: PassPart, logits: np.ndarray) -> None:
-    """Commit a part of a prompt that a pass has read.
-
-    The last one also gives the first token, so that the next turn of a conversation may take one
-    pass instead of two.
-    """
+    """Commit a part of a prompt that a pass has read. Its last node also gives the first token."""
     request, event = slot.request, None
-    if part.n_rows == slot.n_left:
-        token = request.sampler.pick(logits[-1])
-        event = request.transcript.take(token, "target", 0, request.sampler.latest_logprobs)
+    if part.nodes and part.n_rows == slot.n_left:
+        token, round_ = request.sampler.pick(logits[-1]), len(request.tally.outcomes)
+        event = request.transcript.take(token, "target", round_, request.sampler.latest_logprobs)
     slot.committed += part.reads
     if part.nodes:
         slot.commit(part.tree, part.nodes)
-    if event is not None:
-        assert slot.joined_at is not None
-        seconds = slot.clock() - slot.joined_at
-        if request.held is None:
-            request.tally.read_first_token(seconds)
-        else:
-            request.tally.shift_s += seconds
+    if event is not None and slot.joined_at is not None:
+        _charge(slot, slot.joined_at)
     _tell(request, len(slot.committed))
     if event is not None:
         slot.events.append(event)
         slot.tree = TokenTree(event.token, slot.tree.capacity)
 
 
-def reusable(slot: Slot, text: Sequence[int], client: str) -> int:
-    """Number of leading tokens of a text of `client` whose KV the target holds exactly as reading
-    all of `text` would compute it, so that earlier texts do not change the output."""
+def reusable(slot: Slot, prompt: Sequence[int], client: str) -> int:
+    """Number of leading tokens of a prompt of `client` whose KV the target holds exactly as reading
+    all of the prompt would compute it, so that earlier texts do not change the output."""
     if slot.client != client:
         return 0
-    reused = common_length(slot.committed, text)
-    if _is_tiled(slot, text):
-        reused = min(reused, slot.n_tiled)
-        if reused < len(text):
-            reused = min(reused, _most_reusable(slot, text))
-    elif slot.n_tiled:
-        reused = 0
-    return reused
+    held = common_length(slot.committed, prompt[:-1])
+    if _is_tiled(slot, prompt):
+        held = min(held, slot.n_tiled)
+        whole = len(prompt) - 1
+        is_whole = held == whole and not slot.target.info.prompts_give_logits
+        return whole if is_whole else min(held, _most_reusable(slot, prompt))
+    return 0 if slot.n_tiled else held
 
 
-def _most_reusable(slot: Slot, text: Sequence[int]) -> int:
-    """Most leading tokens of `text` after which the rest is computed as a part of all of it."""
-    return len(text) - slot.target.info.prompt_tile if _is_tiled(slot, text) else len(text)
+def _most_reusable(slot: Slot, prompt: Sequence[int]) -> int:
+    """Most leading tokens of `prompt` after which the rest is computed as a part of all of it."""
+    if _is_tiled(slot, prompt):
+        return _n_as_prompt(slot, prompt) - slot.target.info.prompt_tile
+    return len(prompt) - 1
 
 
-def _is_tiled(slot: Slot, text: Sequence[int]) -> bool:
+def _is_tiled(slot: Slot, prompt: Sequence[int]) -> bool:
     """True if a prompt is computed in tiles, unlike generated tokens."""
-    return 0 < slot.target.info.prompt_tile <= len(text)
+    return 0 < slot.target.info.prompt_tile <= _n_as_prompt(slot, prompt)
+
+
+def _n_as_prompt(slot: Slot, prompt: Sequence[int]) -> int:
+    """Number of tokens that are computed as a prompt's: without the last one, if it needs a pass of
+    its own."""
+    return len(prompt) - (not slot.target.info.prompts_give_logits)
 
 
 def _n_passes(slot: Slot, n_tokens: int) -> int:
-    """Number of passes that read `n_tokens` of a prompt."""
-    return -(-n_tokens // slot.target.info.prompt_batch)
-
-
-def _fits_a_pass(slot: Slot, n_tokens: int) -> bool:
-    """True if one pass can evaluate `n_tokens` and return logits."""
-    return n_tokens <= slot.target.info.max_nodes
+    """Number of passes over the last `n_tokens` of a prompt, until the first token."""
+    info = slot.target.info
+    if info.prompts_give_logits:
+        return -(-n_tokens // info.prompt_batch)
+    return 1 - (1 - n_tokens) // info.prompt_batch

@@ -17,7 +17,7 @@ from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.prompt import read_prompt, reusable
 from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round
-from edgespec.ports import LanguageModel, PassPart, Progress
+from edgespec.ports import LanguageModel
 from edgespec.ports.prefixes import PrefixPlace
 from edgespec.rules.acceptance import AcceptanceRule
 from edgespec.rules.tree_limits import Limits
@@ -110,13 +110,6 @@ class Slot:
     def is_full(self) -> bool:
         """True if the target's context is full."""
         return len(self.committed) >= self.target.info.n_ctx
-
-    def prefill(self, tokens: Sequence[int], progress: Progress | None) -> None:
-        """Commit `tokens` to the target in batches of the prompt size."""
-        self.target.evaluate([PassPart(self.number, reads=tokens)], progress)
-        self.committed += tokens
-        if 0 < self.target.info.prompt_tile <= len(self.committed):
-            self.n_tiled = len(self.committed)
 
     def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
         """Make the target's KV of `path` final."""
@@ -222,22 +215,28 @@ class Slot:
         self.reads_prompt, self.round = False, None
         request = self.request
         with self.ending_on_error():
+            if not self._has_read(n_others):
+                return
             if self.is_growing and request.n_keep is not None and self.is_full:
                 request.shift_context([*self.committed, int(self.tree.token[ROOT])])
                 self._reading = self.joined_at = None
-            if self.joined_at is None:
-                if self._reading is None:
-                    self.tree = TokenTree(request.reading[-1], self.limits.tree_capacity)
-                    self._reading = read_prompt(self, n_others)
-                is_read = next(self._reading, True)
-                if not is_read:
+                if not self._has_read(n_others):
                     return
-                self.joined_at = self.clock()
             if self.is_growing:
                 self.round = Round(self, self.tree, self.clock())
             else:
                 request.check_cancelled()
                 self.reads_prompt = True
+
+    def _has_read(self, n_others: int) -> bool:
+        """Make the next passes of the prompt's own; True if none are left."""
+        if self.joined_at is None:
+            if self._reading is None:
+                self.tree = TokenTree(self.request.reading[-1], self.limits.tree_capacity)
+                self._reading = read_prompt(self, n_others)
+            if next(self._reading, True):
+                self.joined_at = self.clock()
+        return self.joined_at is not None
 
     @contextmanager
     def ending_on_error(self) -> Iterator[None]:
@@ -265,7 +264,7 @@ def choose_slot(slots: Sequence[Slot], request: ActiveRequest) -> Slot:
     then shares the longest prefix of the prompt that any slot has."""
     if len(slots) == 1 or request.terms.keeper is not None:
         return slots[0]
-    prompt, client = request.prompt[:-1], request.terms.client
+    prompt, client = request.prompt, request.terms.client
     best = max(slots, key=lambda slot: reusable(slot, prompt, client))
     n_shared = reusable(best, prompt, client)
     oldest = min((slot for slot in slots if slot.is_free), key=lambda slot: slot.begun)

@@ -96,7 +96,9 @@ class LanguageModel(Protocol):
         share a pass only if `info.prompts_share_passes`.
 
         A single part without nodes is a prompt of any length: it takes passes of up to
-        `info.prompt_batch` tokens, which call `progress`. Raises UsageError past the context's end.
+        `info.prompt_batch` tokens, which call `progress`. So is a single part whose only node is
+        the root, the prompt's last token, if `info.prompts_give_logits`. Raises UsageError past the
+        context's end.
         """
 
     def commit(

@@ -37,6 +37,8 @@ class CachedPrompt:
         self._cache = cache
         self._keeper = keeper
         self._n_replaced = 0
+        self._has_all = False
+        """True if the file holds the whole prompt."""
 
     def before_prompt(self, prompt: Sequence[int], note: Callable[[str], None]) -> None:
         """Load the file if it covers more of the prompt than the models' caches."""
@@ -45,17 +47,19 @@ class CachedPrompt:
         if not check_place(path):
             return
         kept = self._keeper.peek(path)
-        n_alike = common_length(kept.tokens, prompt[:-1])
+        usable = prompt if self._keeper.can_rewind else prompt[:-1]
+        n_alike = common_length(kept.tokens, usable)
+        self._has_all = n_alike == len(prompt)
         if n_alike < len(kept.tokens):
             self._n_replaced = len(kept.tokens)
             if not self._keeper.can_rewind:
                 return
-        if n_alike > common_length(self._keeper.held, prompt[:-1]):
+        if n_alike > common_length(self._keeper.held, usable):
             self._keeper.load(path)
 
     def after_prompt(self, n_prefilled: int, note: Callable[[str], None]) -> None:
         """Save the state if prefill computed tokens of the prompt."""
-        if not n_prefilled or self._cache.read_only:
+        if not n_prefilled or self._has_all or self._cache.read_only:
             return
         path = self._cache.path
         try:

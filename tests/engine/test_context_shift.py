@@ -48,7 +48,9 @@ def test_a_shift_keeps_the_beginning_and_half_of_what_follows(length: int, n_kee
     assert n_first >= min({-1: 9, 0: FIRST_TOKENS}.get(n_keep, n_keep), length - 1 - FIRST_TOKENS)
 
 
-@pytest.mark.parametrize("options", [{}, {"tree_capable": False, "max_rollback": 4}])
+@pytest.mark.parametrize(
+    "options", [{}, {"gives_first": True}, {"tree_capable": False, "max_rollback": 4}]
+)
 def test_after_a_shift_the_text_is_what_the_model_writes_after_what_is_left(
     options: dict[str, Any],
 ) -> None:

@@ -43,7 +43,7 @@ from state_contract import StateContract
 class TestFakeModelKeepsTheContract(PortContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
-        return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64)
+        return lambda: FakeModel(random_language(0, 50, order=6), 50, n_ctx=64, gives_first=True)
 
 
 class TestFakeModelWithThreeSlots(SlotsContract):

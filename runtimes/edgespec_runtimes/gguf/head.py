@@ -42,7 +42,7 @@ class HiddenStateReader(GgufModel):
         """Open the head like a `GgufModel`; takes ownership of `borrowed`."""
         super().__init__(*parts, **settings)
         # llama.cpp computes logits of all rows of a head's pass, or of none
-        self.info = replace(self.info, prompts_share_passes=False)
+        self.info = replace(self.info, prompts_share_passes=False, prompts_give_logits=False)
         self._borrowed = borrowed
         self.feature_layers: Sequence[int] = head.layers
         self._n_fused = len(head.layers) * head.n_values

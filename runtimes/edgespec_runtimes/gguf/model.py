@@ -21,7 +21,7 @@ from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.ports import PassPart, Progress, Vocabulary
 from edgespec.ports.state import StateOrigin
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec.tree import TokenTree
+from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.cache_memory import FilledCells
@@ -96,17 +96,16 @@ class GgufModel(KeptTexts):
         self._weights = weights
         self._clock = clock
         self._trace = trace
+        gives_logits = prompts_are_invariant and info.architecture not in _LOGITS_OF_ALL
         self.info = replace(
             info,
             prompt_batch=shape.n_batch,
             n_slots=shape.n_slots,
             prompts_share_passes=is_draft
             or (
-                (shape.n_slots > 1 or not info.tree_capable)
-                and prompts_are_invariant
-                and not feature_layers
-                and info.architecture not in _LOGITS_OF_ALL
+                gives_logits and (shape.n_slots > 1 or not info.tree_capable) and not feature_layers
             ),
+            prompts_give_logits=gives_logits and info.tree_capable,
             used_share=weights.used_share if weights else info.used_share,
         )
         self._token_bytes, self._narrowest = token_bytes, model.n_window
@@ -191,9 +190,22 @@ class GgufModel(KeptTexts):
                 if not self.info.tree_capable:
                     self._recurrent.end_prompt()
 
+    def _read_to_root(self, part: PassPart, progress: Progress | None) -> np.ndarray:
+        tokens, start = [*part.reads, int(part.tree.token[ROOT])], self.committed_of(part.slot)
+        self._check_room(start + len(tokens))
+        with self._running():
+            self._read_in_batches(tokens, start, progress, part.slot, part.tree)
+            return self._logits(1)
+
     def _read_in_batches(
-        self, tokens: Sequence[int], start: int, progress: Progress | None, slot: int
+        self,
+        tokens: Sequence[int],
+        start: int,
+        progress: Progress | None,
+        slot: int,
+        tree: TokenTree | None = None,
     ) -> None:
+        """Append `tokens` to a text, but for the last one if it is the root of `tree`."""
         tile = self.info.prompt_tile
         in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_invariant
         is_part = self.info.prompts_share_passes and not in_tiles
@@ -202,7 +214,7 @@ class GgufModel(KeptTexts):
             branches.ends.add(start)
         n_batch = self._shape.n_batch
         if not in_tiles:
-            n_batch = self._shape.pass_rows or n_batch
+            n_batch = self._shape.pass_rows or (n_batch if tree is None else self.info.max_rows)
         prompt = self._prompt_batches(tokens, n_batch, progress, tile if in_tiles else 0)
         for begin, chunk, report in prompt:
             size = len(chunk)
@@ -217,16 +229,21 @@ class GgufModel(KeptTexts):
             if is_filled:
                 rows.fill_up(n_batch, self._spare)
             n_all = len(rows)
+            n_read = size - (tree is not None and begin + size == len(tokens))
             self._kernels.prepare(n_all, layout.top + n_all, in_tiles and not is_filled)
-            self._decode(rows, range(0), {slot: start}, report)
+            self._decode(rows, range(n_read, size), {slot: start}, report)
             if is_part:
-                branches.read(size)
+                branches.read(n_read)
             else:
-                branches.extend(size)
+                branches.extend(n_read)
+            if tree is not None and n_read < size:
+                branches.place(tree, [ROOT])
             if self._tap is not None and slot == 0:
                 n_known = max(n_again, min(size, max(0, len(self._recurrent.lag) - begin)))
-                known = range(n_known, size)
+                known = range(n_known, n_read)
                 self._tap.hand_over_rows(positions.start + n_known, known, n_all)
+                if tree is not None and n_read < size:
+                    self._tap.keep_rows({int(tree.key[ROOT]): n_read}, n_all)
         if not is_part:
             branches.ends.add(branches.n_committed)
 

@@ -72,14 +72,22 @@ class RunningModel(ABC):
 
         Raises UsageError for more nodes or branches than `info` allows.
         """
-        if len(parts) == 1 and not parts[0].nodes:
-            self._read(parts[0].reads, parts[0].slot, progress)
-            return [np.empty((0, self.info.n_vocab), np.float32)]
-        return self._evaluate(parts)
+        part = parts[0]
+        if len(parts) > 1 or (part.nodes and not (part.reads and self.info.prompts_give_logits)):
+            return self._evaluate(parts)
+        if part.nodes:
+            return [self._read_to_root(part, progress)]
+        self._read(part.reads, part.slot, progress)
+        return [np.empty((0, self.info.n_vocab), np.float32)]
 
     @abstractmethod
     def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
         """Append `tokens` to the committed prefix."""
+
+    def _read_to_root(self, part: PassPart, progress: Progress | None) -> np.ndarray:
+        """Append the tokens of a prompt and evaluate the root behind them; its logits, float32
+        [1, n_vocab]. Called if `info.prompts_give_logits`."""
+        raise NotImplementedError
 
     @abstractmethod
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:

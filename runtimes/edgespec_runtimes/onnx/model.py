@@ -18,7 +18,7 @@ from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import PassPart, Progress, Vocabulary
 from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec.tree import TokenTree
+from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo
 from edgespec_runtimes.kit.running import RunningModel
 from edgespec_runtimes.onnx.batches import Batch, Batcher
@@ -52,7 +52,7 @@ class OnnxModel(RunningModel):
     ) -> None:
         """`layer_inputs` is the object that the decoder fills; `files` are those that onnxruntime
         has mapped."""
-        self.info = replace(info, prompt_batch=tokens_per_pass)
+        self.info = replace(info, prompt_batch=tokens_per_pass, prompts_give_logits=True)
         super().__init__(vocabulary, origin, decoder.stop, Users("the model"))
         self._decoder = decoder
         self._caches = decoder.caches
@@ -68,17 +68,35 @@ class OnnxModel(RunningModel):
 
     def _read(self, tokens: Sequence[int], slot: int = 0, progress: Progress | None = None) -> None:
         """Append `tokens` to the committed prefix, with the planned number of tokens per pass."""
-        start, cache = self.committed_of(slot), self._caches[slot]
-        self._check_room(start + len(tokens))
-        with self._computing(len(tokens), {slot: start}):
+        self._read_part(PassPart(slot, reads=tokens), progress)
+
+    def _read_to_root(self, part: PassPart, progress: Progress | None) -> np.ndarray:
+        """The root has a batch of its own, in which it rounds as in a pass of its own."""
+        return self._read_part(part, progress)
+
+    def _read_part(self, part: PassPart, progress: Progress | None) -> np.ndarray:
+        """Append the tokens of a prompt; logits of its node, if it has one."""
+        slot, tokens = part.slot, part.reads
+        start, cache, n_nodes = self.committed_of(slot), self._caches[slot], len(part.nodes)
+        self._check_room(start + part.n_rows)
+        logits = np.empty((0, self.info.n_vocab), np.float32)
+        with self._computing(part.n_rows, {slot: start}):
             cache.truncate(start)
             prompt = self._prompt_batches(tokens, self._tokens_per_pass, progress)
             for begin, chunk, report in prompt:
-                batches = self._batcher.prompt(chunk, cache.n_committed)
-                self._pass([batch.of(slot) for batch in batches], 0, report)
+                batches = [*self._batcher.prompt(chunk, cache.n_committed)]
                 cache.extend(len(chunk))
+                is_last = begin + len(chunk) == len(tokens)
+                if n_nodes and is_last:
+                    batches += self._batches(part._replace(reads=()))
+                mine = [batch.of(slot) for batch in batches]
+                logits = self._pass(mine, n_nodes * is_last, report)
                 if self._layer_inputs and slot == 0:
-                    self._layer_inputs.hand_over(start + begin, self._layer_inputs.rows)
+                    rows = self._layer_inputs.rows
+                    self._layer_inputs.hand_over(start + begin, rows[: len(chunk)])
+                    if n_nodes and is_last:
+                        self._layer_inputs.keep({int(part.tree.key[ROOT]): rows[-1]})
+        return logits
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         n_nodes = sum(len(part.nodes) for part in parts)
