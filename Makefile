@@ -58,7 +58,7 @@ cuda vulkan: %: build/%/bin/libllama.so
 check: $(TESTABLE)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	for system in linux darwin win32; do $(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system || exit 1; done
 	$(BIN)/python tests/check_wheel.py
 	$(MAKE) docs
 	$(TEST)

@@ -23,9 +23,9 @@ def main() -> int:
         atexit.register(_end_at_once, ended)  # the first one is called last
         if not _hashes_much(sys.argv[1:]):
             _leave_out_openssl()
-        from edgespec.cli import entry
+        from edgespec.cli import command_line
 
-        exit_code = entry.main()
+        exit_code = command_line.main()
     except (KeyboardInterrupt, RuntimeError) as error:
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):  # made into another by 3.11
             raise

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 
 
 @dataclass(frozen=True)
@@ -33,5 +33,5 @@ def run_here(*arguments: object, stdin: str = "") -> Done:
     stdout, stderr = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
         patch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = entry.main([str(argument) for argument in arguments])
+        code = command_line.main([str(argument) for argument in arguments])
     return Done(code, stdout.getvalue(), stderr.getvalue())

@@ -13,7 +13,7 @@ import psutil  # noqa: F401 - tests that change sys.platform would import anothe
 import pytest
 from hypothesis import settings
 
-from edgespec.cli.entry import let_idle_threads_sleep
+from edgespec.cli.command_line import let_idle_threads_sleep
 from edgespec.memory import heap, library_pages, process
 
 pytest.register_assert_rewrite(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgespec import UsageError
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
@@ -80,8 +80,8 @@ def test_a_rule_that_nobody_adds_is_unknown() -> None:
 
 
 def test_a_command_runs(added: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main(["hello", "--to", "you"]) == 7
-    assert entry.main(["--help"]) == 0
+    assert command_line.main(["hello", "--to", "you"]) == 7
+    assert command_line.main(["--help"]) == 0
     assert "say hello" in capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import runtimes
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.cli.commands import doctor
 from edgespec.diagnosis import forecast, machine
 from edgespec.errors import BudgetError, WeightReadError
@@ -46,13 +46,13 @@ def settings(**more: object) -> LoadSettings:
 
 
 def test_it_runs_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main(["doctor"]) == 0
+    assert command_line.main(["doctor"]) == 0
     shown = capsys.readouterr().out
     assert all(topic in shown for topic in ("processor", "memory", "storage", "libraries", "cache"))
 
 
 def test_programs_get_findings_with_levels(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main(["doctor", "--json"]) == 0
+    assert command_line.main(["doctor", "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert {finding["level"] for finding in findings} <= {"fine", "note", "problem"}
 
@@ -62,7 +62,10 @@ def test_with_a_model_it_says_what_limits_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "N_TOKENS", 2)
-    assert entry.main(["doctor", "-m", str(embedded_pair().target), "--memory-budget", "1GiB"]) == 0
+    assert (
+        command_line.main(["doctor", "-m", str(embedded_pair().target), "--memory-budget", "1GiB"])
+        == 0
+    )
     assert "computing limits the speed" in capsys.readouterr().out
 
 
@@ -80,7 +83,7 @@ def test_a_flag_of_models_is_not_ignored_without_a_name(
     flags: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It measures the pair that comes with edgespec, as the help says; only -m counted."""
-    assert entry.main(["doctor", *flags]) == code
+    assert command_line.main(["doctor", *flags]) == code
     assert said in capsys.readouterr().err
 
 
@@ -91,7 +94,7 @@ def test_a_pair_is_measured_in_a_process_within_its_budget(
     monkeypatch.setattr(trial, "own_bytes", lambda: 0)  # that of the tests is larger
     pair = embedded_pair()
     models = ["-m", str(pair.target), "-md", str(pair.draft), "-c", "256"]
-    assert entry.main(["doctor", *models, "--memory-budget", "200MiB", "--json"]) == 0
+    assert command_line.main(["doctor", *models, "--memory-budget", "200MiB", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["pair"]
     assert told["predicted_tokens_per_s"] > 0 and told["measured_tokens_per_s"] > 0
     assert told["measured_peak_bytes"] <= 200 << 20

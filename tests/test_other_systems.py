@@ -73,7 +73,7 @@ for package in map(importlib.import_module, ("edgespec", "edgespec_runtimes")):
                 raise
 """
 COMMANDS = """
-from edgespec.cli.entry import main
+from edgespec.cli.command_line import main
 for command in commands:
     if code := main(command):
         sys.exit(f"{command[0]} ended with {code}")

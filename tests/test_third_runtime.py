@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec import runtimes
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
@@ -116,12 +116,12 @@ def test_a_session_runs_it_with_and_without_a_draft(model: str) -> None:
 
 def test_the_command_line_runs_it(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "-m", model, "-md", model, "-p", "abcd", "-n", "10", "--json"]
-    assert entry.main([*arguments, "--memory-budget", "1GiB"]) == 0
+    assert command_line.main([*arguments, "--memory-budget", "1GiB"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "acegibdfhj"
 
 
 def test_its_rows_are_in_the_plan(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main(["plan", "-m", model, "--memory-budget", "1GiB"]) == 0
+    assert command_line.main(["plan", "-m", model, "--memory-budget", "1GiB"]) == 0
     assert "letters" in capsys.readouterr().out
 
 
@@ -129,12 +129,12 @@ def test_its_own_option_is_a_flag_and_reaches_it(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["generate", "-m", model, "-p", "abcd", "-n", "10", "--letters", "capital"]
-    assert entry.main([*arguments, "--memory-budget", "1GiB", "--json"]) == 0
+    assert command_line.main([*arguments, "--memory-budget", "1GiB", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "ACEGIBDFHJ"
 
 
 def test_its_own_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main(["generate", "--help"]) == 0
+    assert command_line.main(["generate", "--help"]) == 0
     told = capsys.readouterr().out
     assert "for a model of letters:" in told
     flags = "-l3 KIND, --letters KIND" if sys.version_info < (3, 13) else "-l3, --letters KIND"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.entry import main
+from edgespec.cli.command_line import main
 from edgespec.diagnosis.imagined_models import usual_budget, what_if
 from edgespec.errors import BudgetError, UsageError
 from edgespec.memory.budget import MIB

@@ -14,7 +14,7 @@ from edgespec.bench import charts
 from edgespec.bench.bench_runs import ModelSurvey, applicable, in_parallel, named_drafts
 from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, known_modes, with_drafts
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.cli.commands import bench
 from edgespec.cli.commands.bench import chosen_prompts, settings_from_flags
 from edgespec.cli.flags import parser as flags
@@ -50,7 +50,7 @@ KNOWN = known_modes(
     ],
 )
 def test_what_cannot_be_meant_is_refused(capsys, words: str, message: str):
-    assert entry.main(["bench", *words.split()]) == 2
+    assert command_line.main(["bench", *words.split()]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
@@ -59,12 +59,12 @@ def test_what_cannot_be_meant_is_refused(capsys, words: str, message: str):
 def test_an_unknown_mode_is_refused_before_anything_is_made(capsys, monkeypatch):
     pytest.importorskip("llama_cpp")
     monkeypatch.setattr(bench.demo, "enlarged", lambda *args: pytest.fail("made a model"))
-    assert entry.main(["bench", "--modes", "mmap,pagd"]) == 2
+    assert command_line.main(["bench", "--modes", "mmap,pagd"]) == 2
     assert "unknown mode 'pagd'; did you mean 'paged'?" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_exit_code_3(capsys):
-    assert entry.main(["bench", "-m", "/nonexistent.gguf"]) == 3
+    assert command_line.main(["bench", "-m", "/nonexistent.gguf"]) == 3
     assert "/nonexistent.gguf does not exist" in capsys.readouterr().err
 
 
@@ -241,7 +241,10 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     pytest.importorskip("llama_cpp")
     words = "--memory unlimited --modes mmap,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
     picture, data = tmp_path / "a.svg", tmp_path / "a.json"
-    assert entry.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)]) == 0
+    assert (
+        command_line.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)])
+        == 0
+    )
     out, err = capsys.readouterr()
     assert "nothing was limited" in out
     assert "[5/5]" in err
@@ -267,7 +270,7 @@ def test_sampled_texts_of_all_modes_are_equal(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
     words = "--memory unlimited --modes mmap,paged,lookup,auto -n 16 --n-prompts 1 --temp 1"
     words += " --repetitions 1 --baseline-tokens 16 -t 1"
-    assert entry.main(["bench", *words.split(), "--json"]) == 0
+    assert command_line.main(["bench", *words.split(), "--json"]) == 0
     mmap, *ours = json.loads(capsys.readouterr().out)["modes"][4:]
     assert mmap["agreement"] is None
     assert [mode["agreement"] for mode in ours] == 3 * [{"tokens": 16, "compared": 16}]
@@ -282,7 +285,7 @@ def test_a_target_that_guesses_for_itself_needs_no_draft(tmp_path: Path, capsys)
     words = "--memory unlimited --modes llama-linear,auto -n 4"
     words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0"
     command = ["bench", "-m", str(target), *words.split(), "--json", str(data)]
-    assert entry.main(command) == 0
+    assert command_line.main(command) == 0
     content = json.loads(data.read_text())
     assert [mode["name"] for mode in content["modes"]] == ["auto"]
     assert [draft["file"] for draft in content["drafts"]] == [target.name]
@@ -298,7 +301,7 @@ def test_a_layer_that_was_left_out_is_not_named_as_the_draft(tmp_path: Path, cap
     words = "--memory unlimited --modes paged,auto -n 2"
     words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0 --json"
     command = ["bench", "-m", str(target), "--parallel", "2", *words.split()]
-    assert entry.main(command) == 0
+    assert command_line.main(command) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["drafts"] == []
     assert [mode["name"] for mode in content["modes"]] == ["paged x2"]
@@ -317,7 +320,7 @@ def test_several_drafts_stand_side_by_side(tmp_path: Path, capsys):
     drafts = [word for path in (pair.draft, pair.target, other) for word in ("-md", str(path))]
     words = "--memory 300MiB --modes paged,linear -n 8"
     words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0 --json"
-    assert entry.main(["bench", "-m", str(pair.target), *drafts, *words.split()]) == 0
+    assert command_line.main(["bench", "-m", str(pair.target), *drafts, *words.split()]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
     names = [pair.draft.stem, pair.target.stem]
@@ -340,7 +343,7 @@ def test_a_curve_of_texts_at_once(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
     words = "--memory unlimited --modes mmap --parallel 1,3 -n 4"
     words += " --n-prompts 1 --repetitions 1 -t 1 --temp 0"
-    assert entry.main(["bench", *words.split(), "--json"]) == 0
+    assert command_line.main(["bench", *words.split(), "--json"]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
     assert [(mode["name"], mode["n_texts"]) for mode in content["modes"]] == (
@@ -367,7 +370,10 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, capsys):
         "-c 64 -t 1 --temp 0"
     )
     picture, data = tmp_path / "a.svg", tmp_path / "a.json"
-    assert entry.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)]) == 0
+    assert (
+        command_line.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)])
+        == 0
+    )
     content = json.loads(data.read_text())
     assert "onnxruntime" in content["versions"]
     mmap, auto = content["modes"]
@@ -380,7 +386,7 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, capsys):
 @pytest.mark.slow
 def test_a_budget_that_cannot_work_is_exit_code_4(unenlarged: None, capsys):
     pytest.importorskip("llama_cpp")
-    assert entry.main(["bench", "--memory", "50%", "--modes", "auto", "--quick"]) == 4
+    assert command_line.main(["bench", "--memory", "50%", "--modes", "auto", "--quick"]) == 4
     assert "raise --memory " in capsys.readouterr().err
 
 
@@ -392,7 +398,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_json_on_stdout_is_alone_there(measured: None, capsys):
-    assert entry.main(["bench", "--json"]) == 0
+    assert command_line.main(["bench", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["reference"] == "mmap"
     assert "tokens/s" in err
@@ -414,6 +420,6 @@ def test_engine_modes_are_named_once():
 def test_a_limit_below_any_process_is_refused_before_anything_is_made(
     own_cache_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert entry.main(["bench", "--memory", "1KiB"]) == 2
+    assert command_line.main(["bench", "--memory", "1KiB"]) == 2
     assert "--memory 1KiB: a run takes 80.0 MiB" in capsys.readouterr().err
     assert not own_cache_folder.exists()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.cli.console import CLEAR_REST
 from edgespec.models.embedded import embedded_pair
 
@@ -30,7 +30,7 @@ def hold(
 ) -> None:
     """Run a command and compare its exit code, stdout and stderr with the file of this name."""
     capsys.readouterr()
-    exit_code = entry.main(list(words))
+    exit_code = command_line.main(list(words))
     out, err = capsys.readouterr()
     parts = [f"exit code {exit_code}", *_part("stdout", out, place), *_part("stderr", err, place)]
     found, path = "\n".join(parts) + "\n", FOLDER / f"{name}.txt"
@@ -51,7 +51,7 @@ def hold_width(words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", str(width))
     for stream in ("stdout", "stderr"):
         monkeypatch.setattr(sys, stream, shown)
-    entry.main(list(words))
+    command_line.main(list(words))
     assert not [
         line
         for line in shown.getvalue().replace(CLEAR_REST, "").splitlines()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.files.line_log import LineLog
 from edgespec.session import session
 from edgespec.session.session import Session
@@ -53,7 +53,7 @@ def names(path: str) -> list[str]:
 
 
 def test_a_file_is_answered(loads: list[Any], files: tuple[str, str], capsys) -> None:
-    assert entry.main(["batch", *files]) == 0
+    assert command_line.main(["batch", *files]) == 0
     assert names(files[1]) == ["r0", "r1", "r2", "r3"]
     out, err = capsys.readouterr()
     assert out == ""
@@ -67,20 +67,20 @@ def test_a_number_of_texts_that_is_asked_for_is_taken(
     loads: list[Any], files: tuple[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "it.toml").write_text("parallel = 3\n")
-    assert entry.main(["batch", *files, "--config", str(tmp_path / "it.toml")]) == 0
-    assert entry.main(["batch", *files, "-np", "2"]) == 0
+    assert command_line.main(["batch", *files, "--config", str(tmp_path / "it.toml")]) == 0
+    assert command_line.main(["batch", *files, "-np", "2"]) == 0
     assert [settings.n_parallel for settings in loads] == [3, 2]
 
 
 def test_wherever_a_run_was_killed_the_next_one_goes_on(
     loads: list[Any], files: tuple[str, str], capsys
 ) -> None:
-    assert entry.main(["batch", *files]) == 0
+    assert command_line.main(["batch", *files]) == 0
     whole = Path(files[1]).read_bytes()
     for n_bytes in range(0, len(whole), 401):
         Path(files[1]).write_bytes(whole[:n_bytes])
         n_kept = whole[:n_bytes].count(b"\n")
-        assert entry.main(["batch", *files]) == 0
+        assert command_line.main(["batch", *files]) == 0
         assert names(files[1]) == ["r0", "r1", "r2", "r3"]
         kept = b"".join(whole.splitlines(True)[:n_kept])
         assert Path(files[1]).read_bytes().startswith(kept)
@@ -96,7 +96,7 @@ def test_lines_with_errors_decide_the_exit_code_in_later_runs_too(
         file.write("nonsense\n")
     said = f"error: 1 of 5 requests have an error, which their lines in {files[1]} tell"
     for _ in range(2):
-        assert entry.main(["batch", *files, "--quiet"]) == 1
+        assert command_line.main(["batch", *files, "--quiet"]) == 1
         assert said in capsys.readouterr().err
     assert len(names(files[1])) == 5
 
@@ -108,7 +108,7 @@ def test_through_pipes(
     path.write_text(request("a") + request("b"))
     with path.open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert entry.main(["batch", "-", "-"]) == 0
+        assert command_line.main(["batch", "-", "-"]) == 0
     assert [json.loads(line)["custom_id"] for line in capfd.readouterr().out.splitlines()] == (
         ["a", "b"]
     )
@@ -143,7 +143,7 @@ def test_mistakes_are_refused_before_anything_is_loaded(
     foreign = answer + '"error": null}\nmy diary\n'
     Path("foreign").write_text(foreign)
     Path("begun").write_text("my diary")
-    assert entry.main(command) == 2
+    assert command_line.main(command) == 2
     assert message in capsys.readouterr().err
     assert not loads
     assert Path("foreign").read_text() == foreign
@@ -173,7 +173,7 @@ def test_ctrl_c_keeps_what_is_finished(
 
     monkeypatch.setattr(session, "load", load)
     monkeypatch.setattr(LineLog, "append", append)
-    assert entry.main(["batch", *files]) == 130
+    assert command_line.main(["batch", *files]) == 130
     assert names(files[1]) == ["r0", "r1"]
     err = capsys.readouterr().err
     assert f"{files[1]} has 2 answers; the same command goes on" in err
@@ -187,7 +187,7 @@ def test_a_full_disk_is_one_error(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(LineLog, "append", full)
-    assert entry.main(["batch", *files]) == 1
+    assert command_line.main(["batch", *files]) == 1
     err = capsys.readouterr().err
     assert err.endswith(f"error: OUT {files[1]} cannot be written: No space left on device\n")
 
@@ -207,7 +207,7 @@ def test_an_input_that_cannot_be_read_to_its_end_is_one_error(
 
     content = Path(files[0]).read_bytes()
     monkeypatch.setattr("edgespec.cli.commands.batch.open_regular", lambda path: Failing(content))
-    assert entry.main(["batch", *files]) == 1
+    assert command_line.main(["batch", *files]) == 1
     assert capsys.readouterr().err.endswith(
         f"error: IN {files[0]} cannot be read: Input/output error\n"
     )
@@ -225,7 +225,7 @@ def test_a_reader_that_leaves_ends_the_run(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LineLog, "stdout", stdout)
-        assert entry.main(["batch", files[0], "-"]) == 1
+        assert command_line.main(["batch", files[0], "-"]) == 1
 
 
 @pytest.mark.slow

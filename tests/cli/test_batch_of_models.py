@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.session import session
 from embedding_files import write_encoder
 from gguf_files import tiny_llama
@@ -54,7 +54,7 @@ def test_each_model_is_loaded_once_and_the_next_run_loads_only_what_is_missing(
     lines = [request(f"r{n}", model) for n, model in enumerate(named)]
     (tmp_path / "in").write_text("".join([*lines, request("r0", "one")]))
     command = ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--models-dir", str(folder)]
-    assert entry.main([*command, *BUDGET]) == 1
+    assert command_line.main([*command, *BUDGET]) == 1
     assert loads == ["one", "two"]
     written = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
     answers = {line["custom_id"]: line["response"] for line in written if line["response"]}
@@ -65,7 +65,7 @@ def test_each_model_is_loaded_once_and_the_next_run_loads_only_what_is_missing(
     assert [line["error"]["line"] for line in written if line["error"]] == [9]
     with (tmp_path / "in").open("a") as more:
         more.write(request("r9", "two"))
-    assert entry.main([*command, *BUDGET]) == 1
+    assert command_line.main([*command, *BUDGET]) == 1
     assert loads == ["one", "two", "two"]
     assert "requests answered: 2, by earlier runs: 8\n" in capsys.readouterr().err
 
@@ -77,5 +77,5 @@ def test_a_pipe_is_refused_because_it_is_read_once(
     with os.fdopen(reading, "rb") as pipe, os.fdopen(writing, "wb"):
         monkeypatch.setattr("sys.stdin", pipe)
         command = ["batch", "-", str(tmp_path / "out"), "--models-dir", str(folder)]
-        assert entry.main(command) == 2
+        assert command_line.main(command) == 2
     assert "is a pipe" in capsys.readouterr().err

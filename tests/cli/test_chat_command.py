@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 
 TEMPLATE = """\
 {%- for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}
@@ -32,7 +32,7 @@ def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     def run(lines: str | bytes, *arguments: str, code: int = 0) -> tuple[str, str]:
         read = lines.encode() if isinstance(lines, str) else lines
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(read)))
-        ended = entry.main([*CHAT[3:], "--no-draft", *arguments])
+        ended = command_line.main([*CHAT[3:], "--no-draft", *arguments])
         out, said = capsys.readouterr()
         assert ended == code, said
         return out, said
@@ -105,7 +105,7 @@ def test_a_line_that_is_no_text_ends_a_pipe_and_is_said(chat):
 
 def test_a_model_without_a_template_is_refused_before_anything_is_asked(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\n")))
-    assert entry.main(["chat", "-m", "embedded", "--quiet"]) == 3
+    assert command_line.main(["chat", "-m", "embedded", "--quiet"]) == 3
     (said,) = capsys.readouterr().err.splitlines()
     assert "has no chat template" in said
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from golden_output import Terminal
 
-from edgespec.cli import entry, fetching
+from edgespec.cli import command_line, fetching
 from edgespec.cli.console import Console
 from edgespec.errors import UsageError
 from edgespec.files import cache_folder
@@ -67,5 +67,5 @@ def test_a_pipe_is_told_what_to_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n"))
-    assert entry.main(["chat"]) == 2
+    assert command_line.main(["chat"]) == 2
     assert "edgespec models pull smollm2" in capsys.readouterr().err

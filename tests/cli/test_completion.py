@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from edgespec.cli.entry import main
+from edgespec.cli.command_line import main
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

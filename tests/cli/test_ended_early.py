@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.cli.commands import generate
 from edgespec.errors import ModelError
 from edgespec.values import GenerationResult, SpeculationStats, TokenEvent
@@ -42,7 +42,7 @@ def interrupt_after_the_first_word(fake: FakeSession) -> None:
 def test_ctrl_c_keeps_the_text_so_far_and_its_summary(fake: FakeSession, capsys):
     """The end of the text was held back, because a stop string may have begun there."""
     interrupt_after_the_first_word(fake)
-    assert entry.main(["generate", "-p", "hi", "--temp", "1", "--seed", "5"]) == 130
+    assert command_line.main(["generate", "-p", "hi", "--temp", "1", "--seed", "5"]) == 130
     out, err = capsys.readouterr()
     assert out == "one tw"
     assert "2 tokens in" in err and "ended by cancelled" in err and "seed: 5" in err
@@ -52,7 +52,7 @@ def test_ctrl_c_keeps_the_text_so_far_and_its_summary(fake: FakeSession, capsys)
 
 def test_ctrl_c_keeps_the_json_too(fake: FakeSession, capsys):
     interrupt_after_the_first_word(fake)
-    assert entry.main(["generate", "-p", "hi", "--json", "--seed", "5"]) == 130
+    assert command_line.main(["generate", "-p", "hi", "--json", "--seed", "5"]) == 130
     report = json.loads(capsys.readouterr().out)
     assert (report["text"], report["finish_reason"], report["seed"]) == ("one tw", "cancelled", 5)
 
@@ -97,7 +97,7 @@ def test_an_error_after_ctrl_c_is_an_interrupt(monkeypatch: pytest.MonkeyPatch, 
         raise ModelError("the model is of no installed runtime")
 
     monkeypatch.setattr(generate, "run", failing)
-    assert entry.main(["generate", "-p", "hi"]) == 130
+    assert command_line.main(["generate", "-p", "hi"]) == 130
     assert capsys.readouterr().err == "edgespec: error: interrupted\n"
 
 
@@ -132,7 +132,7 @@ def test_sigterm_is_like_ctrl_c(fake: FakeSession):
 
     before = signal.getsignal(signal.SIGTERM)
     fake.instead = terminate
-    assert entry.main(["generate", "-p", "hi"]) == 130
+    assert command_line.main(["generate", "-p", "hi"]) == 130
     assert fake.is_closed
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -144,7 +144,7 @@ def test_a_reader_that_leaves_ends_the_generation_quietly(
     os.close(read_end)
     with os.fdopen(write_end, "w") as closed_pipe:
         monkeypatch.setattr(sys, "stdout", closed_pipe)
-        assert entry.main(["generate", "-p", "hi"]) == 1
+        assert command_line.main(["generate", "-p", "hi"]) == 1
     assert fake.is_closed
     assert capsys.readouterr().err == ""
 
@@ -155,14 +155,14 @@ def test_a_full_disk_behind_stdout_is_an_error(
 ):
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert entry.main(["generate", "-p", "hi"]) == 1
+        assert command_line.main(["generate", "-p", "hi"]) == 1
     assert "the output cannot be written: No space left" in capsys.readouterr().err
 
 
 def test_a_closed_stdout_is_an_error(fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys):
     """The text had gone nowhere, with exit code 0, where a shell closes it by `>&-`."""
     monkeypatch.setattr(sys, "stdout", None)
-    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert command_line.main(["generate", "-p", "hi"]) == 1
     assert "is stdout closed?" in capsys.readouterr().err
     sys.stdout.close()
 
@@ -171,5 +171,5 @@ def test_a_closed_stdout_is_an_error(fake: FakeSession, monkeypatch: pytest.Monk
 def test_a_version_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys):
     with Path("/dev/full").open("wb", buffering=0) as full:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
-        assert entry.main(["--version"]) == 1
+        assert command_line.main(["--version"]) == 1
     assert "No space left" in capsys.readouterr().err

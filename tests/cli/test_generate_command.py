@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import TargetLost
 from edgespec.rules.sampling import SamplingParams
@@ -15,7 +15,7 @@ from fake_session import MIB, FakeSession
 
 
 def test_the_text_and_nothing_else_goes_to_stdout(fake: FakeSession, capsys):
-    assert entry.main(["generate", "-p", "hi"]) == 0
+    assert command_line.main(["generate", "-p", "hi"]) == 0
     out, err = capsys.readouterr()
     assert out == "one two"
     assert "3 tokens in 1.50 s" in err
@@ -25,32 +25,32 @@ def test_the_text_and_nothing_else_goes_to_stdout(fake: FakeSession, capsys):
 
 
 def test_quiet_says_nothing_but_the_text(fake: FakeSession, capsys):
-    assert entry.main(["generate", "-m", "m.gguf", "-p", "hi", "--quiet"]) == 0
+    assert command_line.main(["generate", "-m", "m.gguf", "-p", "hi", "--quiet"]) == 0
     assert capsys.readouterr() == ("one two", "")
 
 
 def test_color_marks_what_the_draft_had_guessed(fake: FakeSession, capsys):
-    assert entry.main(["generate", "-p", "hi", "--color", "always"]) == 0
+    assert command_line.main(["generate", "-p", "hi", "--color", "always"]) == 0
     assert capsys.readouterr().out == "one\x1b[32m two\x1b[0m"
 
 
 def test_json_in_a_file_leaves_the_text_on_stdout(fake: FakeSession, tmp_path: Path, capsys):
     file = tmp_path / "report.json"
-    assert entry.main(["generate", "-p", "hi", "--json", str(file)]) == 0
+    assert command_line.main(["generate", "-p", "hi", "--json", str(file)]) == 0
     assert capsys.readouterr().out == json.loads(file.read_text())["text"]
-    assert entry.main(["generate", "-p", "hi", "--json", str(tmp_path)]) == 2
+    assert command_line.main(["generate", "-p", "hi", "--json", str(tmp_path)]) == 2
 
 
 def test_json_keeps_the_text_before_a_failure(fake: FakeSession, capsys):
     fake.fails = TargetLost("the server was lost")
-    assert entry.main(["generate", "-p", "hi", "--json"]) == 1
+    assert command_line.main(["generate", "-p", "hi", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["text"] == "one two"
     assert report["error"]["type"] == "TargetLost"
 
 
 def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):
-    assert entry.main(["generate", "-p", "hi", "--json", "--seed", "5"]) == 0
+    assert command_line.main(["generate", "-p", "hi", "--json", "--seed", "5"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {key: report[key] for key in ("text", "prompt_tokens", "tokens", "finish_reason")} == {
         "text": "one two",
@@ -80,7 +80,7 @@ def test_flags_reach_the_session(fake: FakeSession):
     command += " --temp 0.5 --top-k 7 --seed 3 --stop A --stop B --pacer linear --fallback fixed"
     command += " --draft-max 5 --no-overlap --draft-depth 4 --acceptance exact-replay"
     command += " --frequency-penalty 0.5 --presence-penalty -0.25 -l 7+1.5 --logit-bias 8-inf"
-    assert entry.main([*command.split(), "-p", "hi"]) == 0
+    assert command_line.main([*command.split(), "-p", "hi"]) == 0
     load = fake.load_settings
     assert (load.model, load.draft) == (Path("big.gguf"), Path("small.gguf"))
     assert (load.ctx_size, load.threads) == (128, 3)
@@ -101,37 +101,37 @@ def test_flags_reach_the_session(fake: FakeSession):
 
 
 def test_no_limit_is_none(fake: FakeSession):
-    assert entry.main(["generate", "-p", "hi", "-n", "-1"]) == 0
+    assert command_line.main(["generate", "-p", "hi", "-n", "-1"]) == 0
     assert fake.max_tokens is None
 
 
 def test_the_seed_is_random_and_reported(fake: FakeSession, capsys):
-    assert entry.main(["generate", "-p", "hi", "--temp", "1"]) == 0
+    assert command_line.main(["generate", "-p", "hi", "--temp", "1"]) == 0
     assert fake.sampling is not None
     assert f"seed: {fake.sampling.seed}" in capsys.readouterr().err
 
 
 def test_seed_minus_one_is_a_random_one_that_is_reported(fake: FakeSession, capsys):
-    assert entry.main(["generate", "-p", "hi", "--temp", "1", "--seed", "-1"]) == 0
+    assert command_line.main(["generate", "-p", "hi", "--temp", "1", "--seed", "-1"]) == 0
     assert fake.sampling is not None
     assert f"seed: {fake.sampling.seed}" in capsys.readouterr().err
 
 
 def test_no_guesses_are_no_draft(fake: FakeSession, capsys):
     command = "generate -m m.gguf -md d.gguf --draft-max 0 -p hi"
-    assert entry.main(command.split()) == 0
+    assert command_line.main(command.split()) == 0
     assert fake.load_settings.draft is None
     assert "no draft is loaded, because --draft-max is 0" in capsys.readouterr().err
 
 
 def test_names_of_models_work_as_paths_do(fake: FakeSession):
-    assert entry.main(["generate", "-m", "target", "-md", "edgespec-draft", "-p", "hi"]) == 0
+    assert command_line.main(["generate", "-m", "target", "-md", "edgespec-draft", "-p", "hi"]) == 0
     assert fake.load_settings.model.name.startswith("edgespec-target")
     assert fake.load_settings.draft.name.startswith("edgespec-draft")
 
 
 def test_without_a_command_the_next_steps_are_shown(capsys):
-    assert entry.main([]) == 2
+    assert command_line.main([]) == 2
     out, err = capsys.readouterr()
     assert "edgespec demo" in out and "edgespec generate -p" in out and "--help" in out
     assert max(map(len, out.splitlines())) < 90
@@ -139,11 +139,11 @@ def test_without_a_command_the_next_steps_are_shown(capsys):
 
 
 def test_without_models_the_embedded_pair_is_used(fake: FakeSession):
-    assert entry.main(["generate", "-p", "hi"]) == 0
+    assert command_line.main(["generate", "-p", "hi"]) == 0
     assert fake.load_settings.model.name.startswith("edgespec-target")
     assert fake.load_settings.draft.name.startswith("edgespec-draft")
 
 
 def test_a_target_without_a_draft_is_told_so(fake: FakeSession, capsys):
-    assert entry.main(["generate", "-m", "m.gguf", "-p", "hi"]) == 0
+    assert command_line.main(["generate", "-m", "m.gguf", "-p", "hi"]) == 0
     assert "no draft" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from edgespec.cli.entry import let_idle_threads_sleep
+from edgespec.cli.command_line import let_idle_threads_sleep
 from edgespec.concurrency.spinning import SHORT
 
 
@@ -27,6 +27,7 @@ def test_idle_threads_sleep_soon_unless_the_user_chose_otherwise(
 
 def test_importing_the_library_changes_no_environment() -> None:
     code = (
-        "import os; a = dict(os.environ); import edgespec.cli.entry; assert a == dict(os.environ)"
+        "import os; before = dict(os.environ); import edgespec.cli.command_line; "
+        "assert before == dict(os.environ)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)

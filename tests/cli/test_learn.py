@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.diagnosis import machine
 from edgespec.engine.settings import EngineSettings
 from edgespec.files.training_texts import TrainingTexts
@@ -35,33 +35,33 @@ def told() -> list[Finding]:
 
 @pytest.mark.slow
 def test_a_text_is_kept_shown_and_forgotten(learnt: Path, capsys: pytest.CaptureFixture[str]):
-    assert entry.main(["generate", "-p", "def add(", "-n", "8", "--quiet"]) == 0
+    assert command_line.main(["generate", "-p", "def add(", "-n", "8", "--quiet"]) == 0
     assert not learnt.exists() and not told()
-    assert entry.main(["generate", "-p", "def add(", "-n", "8", "--quiet", "--learn"]) == 0
+    assert command_line.main(["generate", "-p", "def add(", "-n", "8", "--quiet", "--learn"]) == 0
     (path,) = learnt.iterdir()
     head, text = map(json.loads, path.read_text().splitlines())
     assert head["target_path"] == str(PAIR.target) and len(text["tokens"]) == text["prompt"] + 8
     (finding,) = told()
     assert "models forget" in (finding.advice or "")
     capsys.readouterr()
-    assert entry.main(["models", "forget", "--json"]) == 0
+    assert command_line.main(["models", "forget", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["deleted_bytes"] > 0
     assert not TrainingTexts(learnt).nbytes and not told()
-    assert entry.main(["models", "forget"]) == 0
+    assert command_line.main(["models", "forget"]) == 0
     assert "no texts are kept" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "batch"])
 def test_the_help_says_that_texts_are_kept(command: str, capsys: pytest.CaptureFixture[str]):
-    assert entry.main([command, "--help"]) == 0
+    assert command_line.main([command, "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "--learn keep ALL TEXTS, prompts and answers" in said
 
 
 def test_the_flag_reaches_the_engine(fake: FakeSession):
-    assert entry.main(["generate", "-p", "hi", "--learn"]) == 0
+    assert command_line.main(["generate", "-p", "hi", "--learn"]) == 0
     assert fake.engine_settings.learn
-    assert entry.main(["generate", "-p", "hi"]) == 0
+    assert command_line.main(["generate", "-p", "hi"]) == 0
     assert not fake.engine_settings.learn
 
 
@@ -75,13 +75,13 @@ def test_the_flag_reaches_the_engine(fake: FakeSession):
 def test_without_a_draft_nobody_would_learn(
     models: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ):
-    assert entry.main(["generate", "-p", "hi", "--learn", *models]) == 2
+    assert command_line.main(["generate", "-p", "hi", "--learn", *models]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_lookups_do_not_learn(capsys: pytest.CaptureFixture[str]):
     words = ["generate", "-p", "hi", "--learn", "--lookup", "-m", str(PAIR.target)]
-    assert entry.main(words) == 2
+    assert command_line.main(words) == 2
     assert "name one with --model-draft" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ from edgespec.models import embedded
 WITHOUT = """
 import importlib, os, sys, tempfile
 import edgespec.session.session
-from edgespec.cli.entry import main
+from edgespec.cli.command_line import main
 
 def without(packages, arguments):
     assert not set(packages) & set(sys.modules), "imported before it is needed"
@@ -38,7 +38,7 @@ that is None cannot be imported."""
 
 ALONE = (
     "import sys; sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(',')));"
-    "from edgespec.cli.entry import main; sys.exit(main(sys.argv[1:]))"
+    "from edgespec.cli.command_line import main; sys.exit(main(sys.argv[1:]))"
 )
 
 Refused = Callable[..., tuple[int, str]]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec.bench.bench_settings import BenchSettings
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.errors import BudgetError
 from edgespec.session import session
 from fake_session import MIB, PLAN, refuse_to_load
@@ -16,11 +16,11 @@ from fake_session import MIB, PLAN, refuse_to_load
 
 def test_plan_prints_who_gets_what(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(session, "plan", lambda *args: PLAN)
-    assert entry.main(["plan"]) == 0
+    assert command_line.main(["plan"]) == 0
     out = capsys.readouterr().out
     assert "interpreter" in out
     assert "40.0 MiB" in out
-    assert entry.main(["plan", "--json"]) == 0
+    assert command_line.main(["plan", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["planned_bytes"] == 90 * MIB
 
 
@@ -32,16 +32,16 @@ def test_plan_tells_how_many_texts_fit(monkeypatch: pytest.MonkeyPatch, capsys):
         return replace(PLAN, n_parallel=3)
 
     monkeypatch.setattr(session, "plan", plan)
-    assert entry.main(["plan", "-np", "auto"]) == 0
+    assert command_line.main(["plan", "-np", "auto"]) == 0
     assert "Up to 3 texts are generated at once." in capsys.readouterr().out
-    assert entry.main(["plan", "--parallel", "3", "--json"]) == 0
+    assert command_line.main(["plan", "--parallel", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["n_parallel"] == 3
     assert asked == ["auto", 3]
 
 
 def test_a_bandwidth_means_the_same_in_plan_and_in_bench(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(session, "plan", lambda *args: PLAN)
-    assert entry.main(["plan", "--disk-bandwidth", "300M", "--json"]) == 0
+    assert command_line.main(["plan", "--disk-bandwidth", "300M", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["disk_bytes_per_s"] == 300_000_000
     assert BenchSettings(disk_bandwidth="300M").disk_bandwidth == 300_000_000  # type: ignore[arg-type]
 
@@ -49,6 +49,6 @@ def test_a_bandwidth_means_the_same_in_plan_and_in_bench(monkeypatch: pytest.Mon
 def test_a_budget_that_large_trees_break_says_so(monkeypatch: pytest.MonkeyPatch, capsys):
     refuse_to_load(monkeypatch, BudgetError("too small; lower --ctx-size", 77))
     for command in ("plan --draft-max 500", "generate -p hi --draft-max 500"):
-        assert entry.main(command.split()) == 4
+        assert command_line.main(command.split()) == 4
         said = "lower --ctx-size, or --draft-max: buffers hold 500 nodes, usually 48"
         assert said in capsys.readouterr().err

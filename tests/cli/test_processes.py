@@ -17,8 +17,8 @@ from fake_session import MIB
 
 def test_help_and_version_need_no_model_library():
     code = (
-        "import sys; from edgespec.cli import entry; entry.main(['generate', '--help']);"
-        "entry.main(['--version']);"
+        "import sys; from edgespec.cli.command_line import main; main(['generate', '--help']);"
+        "main(['--version']);"
         "sys.exit(any(name in sys.modules for name in ('llama_cpp', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.errors import BudgetError, ModelError, PairError, WeightReadError
 from edgespec.session import session
 from fake_session import PLAN, FakeSession, raising, refuse_to_load
@@ -29,7 +29,7 @@ def test_an_error_is_one_line_and_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys, error: Exception, exit_code: int
 ):
     refuse_to_load(monkeypatch, error)
-    assert entry.main(["generate", "-p", "hi"]) == exit_code
+    assert command_line.main(["generate", "-p", "hi"]) == exit_code
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("edgespec: error: ")
@@ -39,7 +39,7 @@ def test_an_error_is_one_line_and_its_exit_code(
 
 def test_an_error_with_json_is_an_object_too(monkeypatch: pytest.MonkeyPatch, capsys):
     refuse_to_load(monkeypatch, BudgetError("too small", 77))
-    assert entry.main(["plan", "--json"]) == 4
+    assert command_line.main(["plan", "--json"]) == 4
     out, err = capsys.readouterr()
     assert json.loads(out) == {
         "error": {
@@ -55,7 +55,7 @@ def test_an_error_with_json_is_an_object_too(monkeypatch: pytest.MonkeyPatch, ca
 def test_a_traceback_is_shown_on_request_only(monkeypatch: pytest.MonkeyPatch, capsys):
     refuse_to_load(monkeypatch, RuntimeError("a surprise"))
     monkeypatch.setenv("EDGESPEC_DEBUG", "1")
-    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert command_line.main(["generate", "-p", "hi"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -63,19 +63,19 @@ def test_a_traceback_is_shown_on_request_only(monkeypatch: pytest.MonkeyPatch, c
 def test_a_traceback_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, capsys, value: str):
     refuse_to_load(monkeypatch, RuntimeError("a surprise"))
     monkeypatch.setenv("EDGESPEC_DEBUG", value)
-    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert command_line.main(["generate", "-p", "hi"]) == 1
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_an_error_while_generating_closes_the_session(fake: FakeSession, capsys):
     fake.instead = raising(WeightReadError("cut short"))
-    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert command_line.main(["generate", "-p", "hi"]) == 1
     assert fake.is_closed
 
 
 def test_ctrl_c_closes_the_session(fake: FakeSession, capsys):
     fake.instead = raising(KeyboardInterrupt())
-    assert entry.main(["generate", "-p", "hi"]) == 130
+    assert command_line.main(["generate", "-p", "hi"]) == 130
     assert fake.is_closed
     assert capsys.readouterr().err == "edgespec: error: interrupted\n"
 
@@ -85,7 +85,7 @@ def test_an_error_takes_the_place_of_a_progress_line(monkeypatch: pytest.MonkeyP
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    assert entry.main(["generate", "-p", "hi"]) == 1
+    assert command_line.main(["generate", "-p", "hi"]) == 1
     assert terminal.getvalue().endswith("edgespec: error: cut short\x1b[K\n")
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_meant_is_refused(
     fake: FakeSession, monkeypatch: pytest.MonkeyPatch, capsys, command: str, message: str
 ):
     monkeypatch.setattr(session, "plan", lambda *args: PLAN)
-    assert entry.main(command.split()) == 2
+    assert command_line.main(command.split()) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
@@ -177,27 +177,27 @@ def test_what_cannot_be_meant_is_refused(
     ],
 )
 def test_an_empty_value_is_refused_by_the_name_of_its_flag(arguments, name, capsys):
-    assert entry.main(arguments) == 2
+    assert command_line.main(arguments) == 2
     assert f"error: {name} is empty: give it a value" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["-p", "--stop", "--grammar", "--json-schema"])
 def test_text_that_is_not_utf_8_is_refused_by_the_name_of_its_flag(flag, capsys):
-    assert entry.main(["generate", "-p", "hi", flag, "a\udcff"]) == 2
+    assert command_line.main(["generate", "-p", "hi", flag, "a\udcff"]) == 2
     assert "is not UTF-8: convert it first" in capsys.readouterr().err
 
 
 def test_utf_8_is_understood_in_a_locale_without_it(fake: FakeSession):
     """Python hands over the bytes of such an argument as surrogates."""
     prompt = "grüße €".encode().decode("ascii", "surrogateescape")
-    assert entry.main(["generate", "-p", prompt]) == 0
+    assert command_line.main(["generate", "-p", prompt]) == 0
     assert fake.prompt == "grüße €"
 
 
 def test_an_error_goes_to_the_file_of_json(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path):
     refuse_to_load(monkeypatch, BudgetError("too small", 77))
     out = tmp_path / "out.json"
-    assert entry.main(["generate", "--json", str(out), "-p", "hi"]) == 4
+    assert command_line.main(["generate", "--json", str(out), "-p", "hi"]) == 4
     assert json.loads(out.read_text())["error"]["smallest_bytes"] == 77
     assert capsys.readouterr().out == ""
 
@@ -214,4 +214,4 @@ def test_an_error_goes_to_the_file_of_json(monkeypatch: pytest.MonkeyPatch, caps
     ],
 )
 def test_json_has_a_place_before_the_arguments_are_understood(arguments, place):
-    assert entry.json_place(arguments) == place
+    assert command_line.json_place(arguments) == place

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.server.guarding import is_local
 from rpc_servers import free_port, needs_rpc, running
 
@@ -22,7 +22,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     """Runs the command, and gives its exit code and last line."""
 
     def run(*flags: str) -> tuple[int, str]:
-        code = entry.main(["rpc-server", *flags])
+        code = command_line.main(["rpc-server", *flags])
         return code, capsys.readouterr().err.strip().splitlines()[-1]
 
     return run

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from edgespec.cli.command_line import main
 from edgespec.cli.commands import serve
 from edgespec.cli.commands.serve import RequestLog
 from edgespec.cli.console import Console
-from edgespec.cli.entry import main
 from edgespec.cli.flags import parser
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import UsageError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.gguf.file.header import read_header
@@ -99,7 +99,7 @@ def test_the_command_writes_what_it_reports(
 ) -> None:
     source, out = tiny_llama().write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
     command = ["models", "enlarge", str(source), str(out)]
-    assert entry.main([*command, "--size", "5MiB", "--type", "Q4_0", "--json"]) == 0
+    assert command_line.main([*command, "--size", "5MiB", "--type", "Q4_0", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["size_bytes"] == out.stat().st_size
     assert sorted(tmp_path.iterdir()) == [out, source]

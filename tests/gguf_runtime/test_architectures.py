@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.entry import main
+from edgespec.cli.command_line import main
 from edgespec.errors import ModelError
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.cli.entry import main
+from edgespec.cli.command_line import main
 from edgespec.errors import ModelError, StateError, UsageError
 from edgespec.ports.features import GuessesBlocks, WantsFeatures
 from edgespec.tree import ROOT, TokenTree

@@ -16,7 +16,7 @@ from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import measuring, runtime
-from edgespec_runtimes.gguf.features import SHOW_INPUTS, OutputTap
+from edgespec_runtimes.gguf.feature_tap import SHOW_INPUTS, OutputTap
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.model import GgufModel

@@ -21,8 +21,8 @@ from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import abi, devices, ggml, gpu, loading
-from edgespec_runtimes.gguf.llama.devices import DeviceMemory
+from edgespec_runtimes.gguf.llama import abi, device_memory, ggml, gpu, loading
+from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.llama.lazy_mapping import Mappings
 from edgespec_runtimes.gguf.options import GgufOptions
@@ -126,7 +126,9 @@ def test_more_layers_than_its_budget_holds_are_refused_with_the_number_that_fits
 
 
 def test_a_model_larger_than_the_device_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(devices, "of_gpus", lambda: [DeviceMemory("small", MIB // 2, MIB // 2)])
+    monkeypatch.setattr(
+        device_memory, "of_gpus", lambda: [DeviceMemory("small", MIB // 2, MIB // 2)]
+    )
     with pytest.raises(
         BudgetError, match="where 0 are left for the draft: leave n_gpu_layers_draft out"
     ):

@@ -22,7 +22,7 @@ from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context import state
+from edgespec_runtimes.gguf.context import state_pieces
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
 
@@ -40,7 +40,7 @@ PROMPTS = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "MAX_BLOCK_TOKENS", 8)
+    monkeypatch.setattr(state_pieces, "MAX_BLOCK_TOKENS", 8)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context import state
+from edgespec_runtimes.gguf.context import state_pieces
 from paging_contract import load_paged
 from zoo_species import EXPERTS_ONLY, Species
 
@@ -43,7 +43,7 @@ WINDOWED = [
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "MAX_BLOCK_TOKENS", 8)
+    monkeypatch.setattr(state_pieces, "MAX_BLOCK_TOKENS", 8)
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from edgespec.settings.config import LoadSettings
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import devices, trial_process
-from edgespec_runtimes.gguf.llama.devices import DeviceMemory
+from edgespec_runtimes.gguf.llama import device_memory, trial_process
+from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import to_servers
@@ -273,7 +273,7 @@ def test_what_answers_otherwise_is_an_error(said: bytes, error: str):
 
 @needs_rpc
 def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(devices, "ANSWER_S", 0.5)
+    monkeypatch.setattr(device_memory, "ANSWER_S", 0.5)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(ModelError, match=r"has not answered for 0\.5 s: .* end the other"),
@@ -286,24 +286,24 @@ def test_the_process_that_asks_may_take_longer_to_start_than_a_server_to_answer(
     rpc_server: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Beside a score of other programs its start alone took the 20 s of an answer."""
-    monkeypatch.setattr(devices, "ANSWER_S", 1.0)
-    (found,) = devices.of_servers((rpc_server,))
+    monkeypatch.setattr(device_memory, "ANSWER_S", 1.0)
+    (found,) = device_memory.of_servers((rpc_server,))
     assert found.free_bytes > 0
 
 
 @needs_rpc
 def test_a_machine_too_busy_to_ask_blames_no_server(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(devices, "START_S", 0.05)
-    monkeypatch.setattr(devices, "ANSWER_S", 0.05)
+    monkeypatch.setattr(device_memory, "START_S", 0.05)
+    monkeypatch.setattr(device_memory, "ANSWER_S", 0.05)
     with pytest.raises(ModelError, match=r"could not be asked .* too busy"):
-        devices.of_servers(("127.0.0.1:1",))
+        device_memory.of_servers(("127.0.0.1:1",))
 
 
 @pytest.mark.slow
 def test_a_round_trip_to_a_server_is_counted_once(rpc_server: str):
     """Each question made a connection of its own, which is a round trip more."""
     with delayed(rpc_server, 0.3) as address:
-        (found,) = devices.of_servers((address,))
+        (found,) = device_memory.of_servers((address,))
     assert 0.3 <= found.round_trip_s < 0.58
 
 
@@ -432,7 +432,7 @@ def test_a_server_may_be_killed_at_any_moment(moment: int):
 @needs_rpc
 def test_a_server_lends_what_its_budget_leaves():
     with running("120MiB") as (address, _):
-        (found,) = devices.of_servers([address])
+        (found,) = device_memory.of_servers([address])
         assert found.name == address
         assert found.free_bytes < 120 * MIB - 40 * MIB
 

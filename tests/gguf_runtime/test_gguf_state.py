@@ -17,7 +17,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
-from edgespec_runtimes.gguf.context import state
+from edgespec_runtimes.gguf.context import state_pieces
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import load_paged, one_by_one
@@ -48,7 +48,7 @@ class TestResident(StateContract):
 class TestPagedInManyPieces(StateContract):
     @pytest.fixture
     def model_factory(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[], LanguageModel]:
-        monkeypatch.setattr(state, "PIECE_BYTES", 1 << 14)
+        monkeypatch.setattr(state_pieces, "PIECE_BYTES", 1 << 14)
         return lambda: load_paged(runtime.prepare(request(TARGET)))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.cli.entry import main
+from edgespec.cli.command_line import main
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError, UsageError

@@ -18,7 +18,7 @@ import pytest
 
 import edgespec
 from edgespec import runtimes
-from edgespec.cli.entry import main
+from edgespec.cli.command_line import main
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError

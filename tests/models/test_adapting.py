@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import extras
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.training_texts import TrainingText, TrainingTexts
@@ -62,7 +62,7 @@ def keep(texts: TrainingTexts, target: Path, n: int = N_TEXTS) -> None:
 
 def adapt(out: Path, *more: str) -> int:
     words = ["models", "adapt", "draft", "-o", str(out), "-n", "4", "-c", "128", "-t", "1"]
-    return entry.main([*words, *more])
+    return command_line.main([*words, *more])
 
 
 def test_a_tenth_is_held_out(kept: TrainingTexts) -> None:
@@ -182,9 +182,11 @@ def test_other_architectures_are_refused_by_name(
     model = tiny_llama()
     model.metadata["general.architecture"] = (STRING, "qwen3")
     path = model.write(tmp_path / "q.gguf")
-    assert entry.main(["models", "adapt", str(path), "-o", str(tmp_path / "n.gguf")]) == 3
+    assert command_line.main(["models", "adapt", str(path), "-o", str(tmp_path / "n.gguf")]) == 3
     assert "of the architecture qwen3" in capsys.readouterr().err
-    assert entry.main(["models", "adapt", str(tmp_path), "-o", str(tmp_path / "n.gguf")]) == 3
+    assert (
+        command_line.main(["models", "adapt", str(tmp_path), "-o", str(tmp_path / "n.gguf")]) == 3
+    )
 
 
 def test_without_pytorch_it_says_how_to_install_it(

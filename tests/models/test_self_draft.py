@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.models.embedded import embedded_pair
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.gguf"
     out.write_bytes(b"mine")
-    assert entry.main(["models", "draft", str(embedded_pair().target), str(out), "--quiet"]) == 2
+    assert (
+        command_line.main(["models", "draft", str(embedded_pair().target), str(out), "--quiet"])
+        == 2
+    )
     assert "--force" in capsys.readouterr().err
     assert out.read_bytes() == b"mine"

@@ -44,7 +44,7 @@ CHILD = """
 import contextlib, io, json, resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
-from edgespec.cli.entry import main
+from edgespec.cli.command_line import main
 from edgespec.memory import library_pages, process
 library_pages.release = lambda: None  # half of the time of a plan, after which nothing is loaded
 for line in sys.stdin:

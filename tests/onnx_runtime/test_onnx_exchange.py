@@ -30,7 +30,7 @@ from edgespec_runtimes.onnx.ort.sessions import OrtSession
 from edgespec_runtimes.onnx.prepare import measuring
 from edgespec_runtimes.onnx.weights import artifacts, exchange
 from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights
-from edgespec_runtimes.onnx.weights.packing import PackedWeights
+from edgespec_runtimes.onnx.weights.packed import PackedWeights
 from onnx_files import write_llama
 from onnx_models import open_paged, request
 from paging_contract import PagingContract, one_by_one

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 from edgespec.errors import Cancelled
 from edgespec_runtimes.onnx import prepared as prepared_onnx
 from edgespec_runtimes.onnx import runtime
-from edgespec_runtimes.onnx.ort.loading import watched
+from edgespec_runtimes.onnx.ort.load_progress import watched
 from onnx_files import write_llama
 from onnx_models import open_paged, open_resident, request
 

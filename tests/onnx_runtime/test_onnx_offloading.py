@@ -20,7 +20,7 @@ from edgespec.errors import EdgespecError
 from edgespec.memory.budget import plan_memory
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.ort.devices import CUDA_PROVIDER, Device, find_cuda
-from edgespec_runtimes.onnx.weights import offloading
+from edgespec_runtimes.onnx.weights import offloaded
 from onnx_devices import GIB, STAND_IN, open_offloaded, open_whole, place_share, prepare, use
 from onnx_models import ContractOfKind, made_in
 from onnx_reference import WholeModel
@@ -164,14 +164,14 @@ def test_what_is_taken_on_the_device_is_what_was_planned(
     models: Callable[..., Path], kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
-    real = offloading.room_on
+    real = offloaded.room_on
 
     def counted(device: Device, element: int, shape: tuple[int, ...]) -> Any:
         value = real(device, element, shape)
         taken.append(value.tensor_size_in_bytes())
         return value
 
-    monkeypatch.setattr(offloading, "room_on", counted)
+    monkeypatch.setattr(offloaded, "room_on", counted)
     prepared = prepare(models(**kind))
     gpu_bytes = place_share(prepared, 0.4)
     rows = prepared.place(gpu_bytes)
@@ -273,7 +273,7 @@ def test_a_device_that_takes_less_than_planned_is_an_error_with_a_next_step(
     def full(*_: object) -> Any:
         raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : out of memory")
 
-    monkeypatch.setattr(offloading, "room_on", full)
+    monkeypatch.setattr(offloaded, "room_on", full)
     prepared = prepare(models())
     place_share(prepared, 0.4)
     with pytest.raises(EdgespecError, match="out of memory; lower --gpu-memory-budget"):

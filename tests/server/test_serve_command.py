@@ -9,7 +9,7 @@ import sys
 import httpx
 import pytest
 
-from edgespec.cli import console, entry
+from edgespec.cli import command_line, console
 from server_running import TEMPLATE
 
 ASK = {"messages": [{"role": "user", "content": "write gcd"}], "max_tokens": 6}
@@ -77,7 +77,7 @@ def test_a_key_may_come_from_the_environment_and_a_stream_ends_with_the_server()
 )
 def test_what_cannot_be_meant_is_one_line(arguments, exit_code, complaint, capsys, monkeypatch):
     monkeypatch.setattr(console, "PATIENCE_S", 60.0)  # a busy machine would show progress
-    assert entry.main(["serve", "--port", "0", *arguments]) == exit_code
+    assert command_line.main(["serve", "--port", "0", *arguments]) == exit_code
     said = capsys.readouterr().err
     assert complaint in said
     assert len(said.splitlines()) == 1

@@ -9,7 +9,7 @@ import pytest
 
 import edgespec
 from edgespec import EngineSettings, LoadSettings, SamplingParams, UsageError
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.base import Names
 from edgespec.settings.config import GenerateSettings
@@ -46,7 +46,7 @@ def test_a_refused_budget_keeps_its_figure() -> None:
 
 
 def test_the_command_line_reads_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main(["plan", "-m", "target", "--memory-budget", "20MiB"]) == 4
+    assert command_line.main(["plan", "-m", "target", "--memory-budget", "20MiB"]) == 4
     assert "raise --memory-budget or lower --ctx-size" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.errors import BudgetError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
@@ -53,18 +53,21 @@ def test_a_config_file_names_it_too(tmp_path: Path) -> None:
 def test_the_command_line_makes_it_of_the_model_it_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert entry.main(["plan", "-m", str(TARGET), "-md", "self", "--memory-budget", "1GiB"]) == 2
+    assert (
+        command_line.main(["plan", "-m", str(TARGET), "-md", "self", "--memory-budget", "1GiB"])
+        == 2
+    )
     assert "would hardly be faster than none" in capsys.readouterr().err
-    assert entry.main(["bench", "-m", str(TARGET), "-md", "self", "--memory", "1GiB"]) == 2
+    assert command_line.main(["bench", "-m", str(TARGET), "-md", "self", "--memory", "1GiB"]) == 2
     assert "would hardly be faster than none" in capsys.readouterr().err
-    assert entry.main(["models", "show", "self"]) == 3
+    assert command_line.main(["models", "show", "self"]) == 3
     assert "edgespec models draft TARGET OUT" in capsys.readouterr().err
 
 
 def test_the_command_line_deletes_it(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draft = cache / "big-self-Q2_K-0123456789ab.gguf"
     draft.write_bytes(b"12345")
-    assert entry.main(["models", "forget", draft.stem, "--json"]) == 0
+    assert command_line.main(["models", "forget", draft.stem, "--json"]) == 0
     assert '"deleted_bytes": 5' in capsys.readouterr().out
     assert not draft.exists()
 
@@ -172,10 +175,10 @@ def test_the_command_line_uses_one_that_was_made_for_such_a_budget(
     JsonFile(cache_folder.drafts(), digest).write({"8/8": {"kind": "q2_k"}})
     plan = ["plan", "-m", str(TARGET), "--memory-budget"]
     for budget, is_used in (("1GiB", True), ("1MiB", False)):
-        entry.main([*plan, budget])
+        command_line.main([*plan, budget])
         said = "".join(capsys.readouterr())
         assert (f"{draft.stem} guesses for" in said) == is_used
-        entry.main([*plan, budget, "--no-draft"])
+        command_line.main([*plan, budget, "--no-draft"])
         assert draft.stem not in "".join(capsys.readouterr())
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError, WeightReadError
@@ -280,7 +280,7 @@ def test_the_command_line_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureF
     pytest.importorskip("llama_cpp")
     path = tmp_path / "trace.json"
     command = ["generate", "-p", "def f(", "-n", "6", "-c", "256", "-t", "1", "--trace", str(path)]
-    assert entry.main(command) == 0
+    assert command_line.main(command) == 0
     assert f"trace: {path}" in capsys.readouterr().err
     events = read(path.read_bytes())
     for name in ("load", "planning", "target: weights", "draft: context", "prompt", "generation"):
@@ -343,7 +343,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_loading(
     if content is not None:
         path.write_text(content)
     command = ["generate", "-m", "no-such-model.gguf", "-p", "hi", "--trace", str(path)]
-    assert entry.main(command) == code
+    assert command_line.main(command) == code
     out, err = capsys.readouterr()
     assert out == "" and says in err and "no-such-model" not in err
     assert content is None or path.read_text() == content

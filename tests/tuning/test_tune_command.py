@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli import entry
+from edgespec.cli import command_line
 from edgespec.cli.commands import tune as tune_command
 from edgespec.cli.console import Console
 from edgespec.cli.flags import parser
@@ -50,7 +50,7 @@ TUNE = ("tune", "--memory-budget", "200MiB")
 def test_what_cannot_be_meant_is_one_sentence(
     flags: str, exit_code: int, says: str, capsys: pytest.CaptureFixture[str]
 ):
-    assert entry.main(["tune", *flags.split()]) == exit_code
+    assert command_line.main(["tune", *flags.split()]) == exit_code
     assert says in capsys.readouterr().err
 
 
@@ -59,7 +59,7 @@ def test_a_place_that_may_not_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     tmp_path.chmod(0o500)
-    assert entry.main(["tune", "--out", str(tmp_path / "preset.toml")]) == 1
+    assert command_line.main(["tune", "--out", str(tmp_path / "preset.toml")]) == 1
     assert "--out FILE" in capsys.readouterr().err
 
 
@@ -99,7 +99,7 @@ def test_interrupted_tuning_leaves_nothing(
     synthetic.speed = interrupt
     out = tmp_path / "folder" / "preset.toml"
     out.parent.mkdir()
-    assert entry.main([*TUNE, "--out", str(out)]) == 130
+    assert command_line.main([*TUNE, "--out", str(out)]) == 130
     assert not list(out.parent.iterdir())
 
 
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_is_said_after_the_table(
 
     monkeypatch.setattr(presets, "check_writable", lambda *_: None)
     monkeypatch.setattr(presets, "unfinished_file", full)
-    assert entry.main([*TUNE, "--out", str(tmp_path / "preset.toml")]) == 1
+    assert command_line.main([*TUNE, "--out", str(tmp_path / "preset.toml")]) == 1
     told = capsys.readouterr()
     assert "No space left on device" in told.err and "to defaults" in told.out
 
@@ -123,7 +123,7 @@ def test_a_disk_that_is_full_is_said_after_the_table(
 @pytest.mark.slow
 def test_the_preset_gives_its_reasons(synthetic: FormulaTrialRunner, tmp_path: Path):
     out = tmp_path / "preset.toml"
-    assert entry.main([*TUNE, "--out", str(out)]) == 0
+    assert command_line.main([*TUNE, "--out", str(out)]) == 0
     text = out.read_text()
     assert "tokens/s" in text and "draft-max = 8" in text
     assert read_config(out)["memory_budget"] == 200 << 20
@@ -204,7 +204,7 @@ def test_the_embedded_pair_is_tuned_within_its_budget(
 ):
     """Its preset is found again, and the text stays what it is."""
     tuning = ["tune", "--memory-budget", BUDGET, "-c", "256", "--seconds", "10", "--json"]
-    assert entry.main(tuning) == 0
+    assert command_line.main(tuning) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["peak_bytes"] <= told["budget_bytes"]
     assert told["trials"][0]["draft"] == str(embedded_pair().draft)

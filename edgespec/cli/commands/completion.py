@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edgespec.cli.console import Console
-from edgespec.cli.flags import parser as command_line
+from edgespec.cli.flags import parser as flag_parser
 from edgespec.cli.interrupts import Interrupts
 
 _EXAMPLES = """\
@@ -21,5 +21,5 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
-    Console().write(command_line.completion(args.shell))
+    Console().write(flag_parser.completion(args.shell))
     return 0

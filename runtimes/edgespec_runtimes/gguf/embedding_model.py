@@ -36,11 +36,11 @@ from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
-from edgespec_runtimes.gguf.weights.experts import expert_sizes
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from edgespec_runtimes.gguf.weights.paged import PagedWeights
+from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
 
 MAX_CTX = 512
 """Longest text unless a longer context is asked for, as in llama.cpp: buffers grow with its

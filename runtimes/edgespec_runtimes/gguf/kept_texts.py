@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 from edgespec.ports.state import Read, Write
-from edgespec_runtimes.gguf.context import state
+from edgespec_runtimes.gguf.context import state_pieces
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
@@ -37,7 +37,7 @@ class KeptTexts(RunningModel):
     @property
     def state_bytes(self) -> int:
         with self._users.use():
-            return state.state_bytes(self._memory, self.info.tree_capable)
+            return state_pieces.state_bytes(self._memory, self.info.tree_capable)
 
     def write_state(self, hand_over: Write) -> None:
         if self._recurrent.lag:
@@ -46,13 +46,15 @@ class KeptTexts(RunningModel):
             self._texts.layout.put_in_order()
             text, windows = self._texts.all[0], self._windows
             held = windows.runs_of(text.cells) if windows else ()
-            state.write(self._memory, text.n_committed, self.info.tree_capable, hand_over, held)
+            state_pieces.write(
+                self._memory, text.n_committed, self.info.tree_capable, hand_over, held
+            )
 
     def read_state(self, n_tokens: int, read: Read) -> None:
         with self._users.use():
             try:
                 self._empty()
-                state.read(self._memory, n_tokens, self.info.tree_capable, read, self._texts)
+                state_pieces.read(self._memory, n_tokens, self.info.tree_capable, read, self._texts)
             except BaseException:
                 self._forget_first()
                 raise
@@ -61,28 +63,28 @@ class KeptTexts(RunningModel):
     def block_tokens(self) -> int:
         if not self.info.tree_capable and not (self._keeps_checkpoints and self._has_attention):
             return 0
-        return state.block_tokens(self._token_bytes, self._narrowest)
+        return state_pieces.block_tokens(self._token_bytes, self._narrowest)
 
     def write_block(self, begin: int, slot: int) -> memoryview:
         with self._users.use():
             home, layout = self._texts.all[slot].home, self._texts.layout
             if layout.tile == 1:  # otherwise cells are saved through a sequence of their own
                 layout.put_in_order()
-            block = state.write_block(self._memory, home, begin, begin + self.block_tokens)
-            return block if self.is_whole(begin, slot) else state.without_zeros(block)
+            block = state_pieces.write_block(self._memory, home, begin, begin + self.block_tokens)
+            return block if self.is_whole(begin, slot) else state_pieces.without_zeros(block)
 
     def read_block(self, content: memoryview, slot: int) -> None:
         self._append(content, slot, is_whole=True)
 
     def read_hollow(self, content: memoryview, slot: int) -> None:
-        self._append(state.with_zeros(content), slot, is_whole=False)
+        self._append(state_pieces.with_zeros(content), slot, is_whole=False)
 
     def _append(self, content: memoryview, slot: int, is_whole: bool) -> None:
         with self._users.use():
             text, n_tokens = self._texts.all[slot], self.block_tokens
             self._texts.layout.make_room_to_restore(n_tokens, text)
             begin = text.n_committed
-            state.read_block(self._memory, text.home, begin, begin + n_tokens, content)
+            state_pieces.read_block(self._memory, text.home, begin, begin + n_tokens, content)
             self._texts.take_block(slot, n_tokens, is_whole)
 
     @property
@@ -107,19 +109,19 @@ class KeptTexts(RunningModel):
         with self._users.use():
             kept = self._recurrent.checkpoint(n_tokens)
             if piece:
-                return state.slice_of(kept, piece - 1)
+                return state_pieces.slice_of(kept, piece - 1)
             begin = self._end_of_blocks(n_tokens)
             rest = self._memory.save(HOME, begin, n_tokens) if begin < n_tokens else b""
-            return state.head_of(kept, rest)
+            return state_pieces.head_of(kept, rest)
 
     def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:
         with self._users.use():
-            n_bytes, rest = state.read_head(next(pieces), self._recurrent.most_bytes)
+            n_bytes, rest = state_pieces.read_head(next(pieces), self._recurrent.most_bytes)
             begin = self._end_of_blocks(n_tokens)
             if begin < n_tokens:
-                state.read_block(self._memory, HOME, begin, n_tokens, rest)
+                state_pieces.read_block(self._memory, HOME, begin, n_tokens, rest)
             self._texts.take_block(HOME, n_tokens - self._texts.all[HOME].n_committed)
-            self._recurrent.adopt(n_tokens, state.joined(pieces, n_bytes))
+            self._recurrent.adopt(n_tokens, state_pieces.joined(pieces, n_bytes))
 
     def expect_end(self, n_tokens: int, slot: int) -> None:
         if self.info.prompts_share_passes:  # otherwise a part would round unlike the whole

@@ -21,18 +21,17 @@ from edgespec.runtimes import GpuMemory, ModelRequest
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
 from edgespec_runtimes.gguf.context_choice import BATCH_SIZES, ContextChoice
-from edgespec_runtimes.gguf.features import gives_inputs
+from edgespec_runtimes.gguf.feature_tap import gives_inputs
 from edgespec_runtimes.gguf.file.architectures import WHOLE_TEXT, unfit
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.mtp import can_guess, skipped
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES
-from edgespec_runtimes.gguf.llama import devices, loading
+from edgespec_runtimes.gguf.llama import device_memory, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights import row_tables
-from edgespec_runtimes.gguf.weights.experts import expert_sizes
 from edgespec_runtimes.gguf.weights.mapped_weights import MappedWeights
 from edgespec_runtimes.gguf.weights.offloading import (
     Offloading,
@@ -41,6 +40,7 @@ from edgespec_runtimes.gguf.weights.offloading import (
     to_servers,
 )
 from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
+from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
 from edgespec_runtimes.gguf.weights.rounding import has_prompt_tiles
 
 ID_STEP_BYTES = 64 << 10
@@ -153,7 +153,7 @@ class MeasuredGguf:
         with the process."""
         on_gpu = self.offloading
         has_gpu = on_gpu.names and not on_gpu.placement.servers and on_gpu.has_own_memory
-        return devices.memory_of_gpus() if has_gpu else None
+        return device_memory.memory_of_gpus() if has_gpu else None
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         """Place the requested layers; returns their rows. Raises BudgetError if they do not fit."""
@@ -193,7 +193,7 @@ class MeasuredGguf:
             return offloading(self._header, self._n_gpu_layers)
         return to_servers(
             self._header,
-            devices.of_servers(servers),
+            device_memory.of_servers(servers),
             self._n_gpu_layers or None,
             max(sizes.kv_bytes for _, sizes in self.contexts),
             max(sizes.compute_bytes for _, sizes in self.contexts),

@@ -29,7 +29,7 @@ from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.recurrent import RecurrentText
 from edgespec_runtimes.gguf.context.rows import ForestRows, RowBatch, Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts
-from edgespec_runtimes.gguf.features import FeatureTap, OutputTap
+from edgespec_runtimes.gguf.feature_tap import FeatureTap, OutputTap
 from edgespec_runtimes.gguf.kept_texts import KeptTexts
 from edgespec_runtimes.gguf.kernels.invariant_products import InvariantProducts
 from edgespec_runtimes.gguf.kernels.reference_kernels import (

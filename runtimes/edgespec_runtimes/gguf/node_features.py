@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec_runtimes.gguf.features import FeatureTap, OnNode
+from edgespec_runtimes.gguf.feature_tap import FeatureTap, OnNode
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib
 

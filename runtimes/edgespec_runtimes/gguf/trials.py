@@ -22,7 +22,7 @@ from edgespec.memory import process
 from edgespec_runtimes.gguf.kernels.batch_invariance import distinct_values
 from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
 from edgespec_runtimes.gguf.llama.cpu import PACKED, PLAIN, WRONG
-from edgespec_runtimes.gguf.llama.devices import NO_ANSWER
+from edgespec_runtimes.gguf.llama.device_memory import NO_ANSWER
 
 N_IN, N_OUT, N_ROWS = 256, 64, 9
 """Shape of the test product, weights [N_OUT, N_IN] times N_ROWS rows, which covers all packed
@@ -80,10 +80,11 @@ def _close(found: list[float], expected: list[float]) -> bool:
 
 def _leave_no_core_dump() -> None:
     """Suppress core dumps and error dialogues, because a crash is an expected result."""
-    with suppress(ImportError, OSError, ValueError):
+    if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         set_dumpable = 4
         ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)

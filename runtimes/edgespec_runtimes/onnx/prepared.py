@@ -48,14 +48,14 @@ from edgespec_runtimes.onnx.graph.flow import (
 from edgespec_runtimes.onnx.graph.lookups import with_blocks_by_row, with_rows_fed
 from edgespec_runtimes.onnx.graph.rewriting import compacted, pruned
 from edgespec_runtimes.onnx.layer_inputs import LayerInputs
-from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.options import OnnxOptions
 from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
-from edgespec_runtimes.onnx.ort.loading import watched
+from edgespec_runtimes.onnx.ort.load_progress import watched
 from edgespec_runtimes.onnx.ort.sessions import OrtSession, StopFlag
-from edgespec_runtimes.onnx.prepare import rows
+from edgespec_runtimes.onnx.prepare import plan_rows
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.details import context_length
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
@@ -69,8 +69,8 @@ from edgespec_runtimes.onnx.prepare.notes import (
 from edgespec_runtimes.onnx.prepare.providers import choose
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights, records
-from edgespec_runtimes.onnx.weights.offloading import OffloadedWeights
-from edgespec_runtimes.onnx.weights.packing import PackedWeights
+from edgespec_runtimes.onnx.weights.offloaded import OffloadedWeights
+from edgespec_runtimes.onnx.weights.packed import PackedWeights
 from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights, open_tables
 
 SMALL_MODEL_BYTES = 64 * MIB
@@ -150,7 +150,7 @@ class PreparedOnnx:
         """Place a draft on the GPU whole or not at all, a target part by part."""
         gpu_needs = self._gpu_needs()
         self._deployed.place(gpu_bytes, gpu_needs)
-        return rows.gpu_rows(self._request.owner, self._deployed, gpu_needs)
+        return plan_rows.gpu_rows(self._request.owner, self._deployed, gpu_needs)
 
     def _gpu_needs(self) -> GpuNeeds:
         can_be_cut = self._request.owner == "target" and not self._source.unbound
@@ -190,15 +190,17 @@ class PreparedOnnx:
         deployed, owner = self._deployed, self._request.owner
         n_layers, measured = len(self._feature_layers), self._measured
         return ModelNeeds(
-            fixed=rows.fixed_rows(owner, self.info, self._cache_bytes),
+            fixed=plan_rows.fixed_rows(owner, self.info, self._cache_bytes),
             batches=tuple(
-                rows.batch_needs(owner, self.info, sizes, n_layers, deployed.fitted.cut.hidden_size)
+                plan_rows.batch_needs(
+                    owner, self.info, sizes, n_layers, deployed.fitted.cut.hidden_size
+                )
                 for sizes in deployed.batches
             ),
-            resident=rows.resident_rows(owner, deployed, self._source, measured),
-            paged=rows.paged_rows(deployed, self._source, measured),
-            cuts=rows.cuts(deployed, self._source, measured.sizes),
-            shared=rows.library_rows(deployed.device),
+            resident=plan_rows.resident_rows(owner, deployed, self._source, measured),
+            paged=plan_rows.paged_rows(deployed, self._source, measured),
+            cuts=plan_rows.cuts(deployed, self._source, measured.sizes),
+            shared=plan_rows.library_rows(deployed.device),
             text_bytes=self._cache_bytes,
         )
 
@@ -322,7 +324,7 @@ class PreparedOnnx:
                 folder,
                 self._stop,
             )
-            expected = sum(map(needs.resident_bytes, self._source.weights.values()))
+            expected = sum(map(decoder_needs.resident_bytes, self._source.weights.values()))
             session = on_failure.enter_context(
                 watched(make, self.cancel, "reading weights", expected, progress)
             )

@@ -16,8 +16,8 @@ from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.weights import segments
-from edgespec_runtimes.gguf.weights.experts import Mixture, mixtures
 from edgespec_runtimes.gguf.weights.offloading import Offloading
+from edgespec_runtimes.gguf.weights.paged_experts import Mixture, mixtures
 
 
 class MappedWeights:

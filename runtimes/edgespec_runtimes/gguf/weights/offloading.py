@@ -14,7 +14,7 @@ from edgespec.errors import BudgetError
 from edgespec.memory.budget import MIB, MemoryRow
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.llama import ggml, gpu
-from edgespec_runtimes.gguf.llama.devices import DeviceMemory
+from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
 from edgespec_runtimes.gguf.llama.loading import NOWHERE, LayerPlacement
 from edgespec_runtimes.gguf.weights.segments import TracedWeight
 

@@ -28,8 +28,8 @@ from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.weights.arrangement import Arrangement, offsets
-from edgespec_runtimes.gguf.weights.experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.weights.packing import packed_fields
+from edgespec_runtimes.gguf.weights.paged_experts import Mixture, PagedExperts
 from edgespec_runtimes.gguf.weights.row_tables import LOOKUP, RowTable, rows_named
 from edgespec_runtimes.gguf.weights.segments import (
     MATMULS,

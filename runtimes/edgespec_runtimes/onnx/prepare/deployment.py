@@ -14,7 +14,7 @@ from edgespec.memory.budget import MIB
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.process import round_up_to_step
 from edgespec_runtimes.onnx.files.source import Source
-from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds, PieceSize, Placement, place
 from edgespec_runtimes.onnx.ort.devices import CPU, Device
 from edgespec_runtimes.onnx.ort.sessions import OrtSession
@@ -53,7 +53,7 @@ class Deployment(Closeable):
         return self._choice.device
 
     @property
-    def batches(self) -> list[needs.BatchSizes]:
+    def batches(self) -> list[decoder_needs.BatchSizes]:
         """Possible batch sizes; on a GPU none that is larger than those that its memory is divided
         for."""
         if not self.placement.uses_gpu:
@@ -104,13 +104,17 @@ class Deployment(Closeable):
         The KV cache is in the process's memory; a session's inputs from it are copied in each run.
         """
         fitted, sizes, n = self.fitted, self.fitted.sizes, len(self.fitted.cut.graphs)
-        unpacked = needs.unpacked_bytes(fitted.model)
-        weights = needs.device_bytes(list(source.weights.values()))
-        whole = needs.held_bytes(self.device, sizes.compute_bytes + cache_bytes + unpacked, 1)
+        unpacked = decoder_needs.unpacked_bytes(fitted.model)
+        weights = decoder_needs.device_bytes(list(source.weights.values()))
+        whole = decoder_needs.held_bytes(
+            self.device, sizes.compute_bytes + cache_bytes + unpacked, 1
+        )
         each = -(-cache_bytes // n_layers) + unpacked
-        sessions = needs.held_bytes(self.device, sizes.nbytes + n * each, n)
+        sessions = decoder_needs.held_bytes(self.device, sizes.nbytes + n * each, n)
         pieces = (
-            PieceSize(fitted.cut.pieces[group.piece].graph, needs.device_bytes(group.weights))
+            PieceSize(
+                fitted.cut.pieces[group.piece].graph, decoder_needs.device_bytes(group.weights)
+            )
             for group in (fitted.groups if can_be_cut else ())
         )
         fixed_bytes = fitted.small_bytes + sessions

@@ -20,7 +20,7 @@ from edgespec_runtimes.onnx.graph.fusing import can_be_fused, export_shapes, wit
 from edgespec_runtimes.onnx.graph.rewriting import appends_in_place, compacted, rewritten
 from edgespec_runtimes.onnx.graph.shapes import check_sizes, infer
 from edgespec_runtimes.onnx.graph.variants import is_merged
-from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.prepare.folding import folded, sizes_to_compare
 from edgespec_runtimes.onnx.prepare.masks import find_masks
@@ -46,7 +46,7 @@ class FittedDecoder:
         # CUDA's fused attention does not support a bias, as which masks are given
         self.refuses_masks = device.has_memory and _has(graph, [FUSED_ATTENTION])
         self.masks = () if self.refuses_masks else find_masks(graph, roles, capacity, where)
-        max_new = max(needs.CHUNKS[0], request.max_nodes)
+        max_new = max(decoder_needs.CHUNKS[0], request.max_nodes)
         if device.is_cpu and can_be_fused(graph, roles, self.masks):
             fused = with_fused_attention(_shapes_folded(graph, roles), roles, self.masks)
             bias = find_masks(fused, roles, capacity, where) if fused else ()
@@ -64,7 +64,7 @@ class FittedDecoder:
         shapes = {weight.name: weight.shape for weight in source.weights.values()}
         self._cut = partial(cut, self.model, roles, shapes, where)
         self.cut = self._cut(by_piece=not device.has_memory)
-        self.batches = needs.batch_sizes(
+        self.batches = decoder_needs.batch_sizes(
             self.model, roles, self.masks, self.cut, request, n_ctx, self.buffer_tokens
         )
         most = request.budget_bytes or 1 << 62
@@ -76,7 +76,7 @@ class FittedDecoder:
         self.layouts: Layouts = {}
         self.small_bytes = sum(weight.nbytes for weight in small_weights(self.cut, source))
 
-        self.dequantised = needs.dequantised_bytes(self.model, self.cut, source)
+        self.dequantised = decoder_needs.dequantised_bytes(self.model, self.cut, source)
         """Bytes of floats that each piece makes of its weights in every run."""
 
     @cached_property

@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.graph.rewriting import LOGIT_ROWS, MaskForm, pruned
 from edgespec_runtimes.onnx.graph.shapes import Described, infer
-from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.memory import decoder_needs
 
 Shape = tuple[int, ...]
 Numbers = np.ndarray[Any, Any]
@@ -36,7 +36,7 @@ def sizes_to_compare(
     several = 1 if masks else 3
     sizes = ((1, 1, 0, 0), (several, 3, 7, 2), (1, max_new, max_past, max_new))
     return [
-        needs.feed_shapes(roles, masks, n_rows, n_new, n_past, buffer_tokens)
+        decoder_needs.feed_shapes(roles, masks, n_rows, n_new, n_past, buffer_tokens)
         | {LOGIT_ROWS: (n_chosen,)}
         for n_rows, n_new, n_past, n_chosen in sizes
     ]

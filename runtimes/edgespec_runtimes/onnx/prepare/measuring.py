@@ -34,7 +34,7 @@ from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.ort.telemetry import silent_environment
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.exchange import Constant, Layout
-from edgespec_runtimes.onnx.weights.packing import is_packed, with_constants
+from edgespec_runtimes.onnx.weights.packed import is_packed, with_constants
 
 MEASURED_BYTES = 32 << 20
 """Size of weights below which measuring is not worth a process."""

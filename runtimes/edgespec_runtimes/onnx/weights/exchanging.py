@@ -26,7 +26,7 @@ from edgespec_runtimes.onnx.graph.cutting import Cut
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.exchange import ExchangedSession, Layout, SavedPiece, save
-from edgespec_runtimes.onnx.weights.packing import PackedWeights, is_packed, with_constants
+from edgespec_runtimes.onnx.weights.packed import PackedWeights, is_packed, with_constants
 from edgespec_runtimes.onnx.weights.paged import PieceWeights
 
 Layouts = Mapping[int, Layout]

@@ -15,14 +15,14 @@ from edgespec.memory.pinning import SegmentSize
 from edgespec.ports.kept_features import feature_bytes
 from edgespec.values import ModelInfo
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight
-from edgespec_runtimes.onnx.memory import needs
+from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.prepare.deployment import Deployment
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
 from edgespec_runtimes.onnx.prepare.measuring import MeasuredOnnx, SessionSize
 from edgespec_runtimes.onnx.weights.exchanging import single_pieces
-from edgespec_runtimes.onnx.weights.packing import is_packed
+from edgespec_runtimes.onnx.weights.packed import is_packed
 
 GRAPH_COPIES = 4
 """Bytes that onnxruntime keeps per byte of a serialised graph; 3 to 5 were measured."""
@@ -56,15 +56,19 @@ def library_rows(device: Device) -> tuple[MemoryRow, ...]:
 
 
 def batch_needs(
-    owner: str, info: ModelInfo, sizes: needs.BatchSizes, n_layers: int = 0, n_values: int = 0
+    owner: str,
+    info: ModelInfo,
+    sizes: decoder_needs.BatchSizes,
+    n_layers: int = 0,
+    n_values: int = 0,
 ) -> BatchNeeds:
     """Needs of a batch size on the CPU, also for operators that a GPU leaves to the CPU.
 
     A head reads the inputs of `n_layers` layers, each of `n_values`.
     """
-    further_bytes = int((1 + needs.ARENA_SHARE) * sizes.other_sessions_bytes)
+    further_bytes = int((1 + decoder_needs.ARENA_SHARE) * sizes.other_sessions_bytes)
     others = _late(owner, "compute buffers of further sessions", further_bytes)
-    buffer_bytes = int((1 + needs.ARENA_SHARE) * sizes.compute_bytes)
+    buffer_bytes = int((1 + decoder_needs.ARENA_SHARE) * sizes.compute_bytes)
     buffers = _late(owner, "compute buffers", buffer_bytes)
     # onnxruntime's output, and the engine's copy
     logits_bytes = 2 * 4 * sizes.max_nodes * info.n_vocab
@@ -98,14 +102,18 @@ def resident_rows(
     fitted, sizes = deployment.fitted, measured.sizes
     others = unmeasured(fitted, source, sizes)
     kept = [size.kept_bytes for size in sizes]
-    kept.append(sum(map(needs.resident_bytes, others)))
+    kept.append(sum(map(decoder_needs.resident_bytes, others)))
     if not sizes:
-        kept.append(int(PACKED_SURPLUS * sum(map(needs.resident_bytes, _packed(fitted, others)))))
+        kept.append(
+            int(PACKED_SURPLUS * sum(map(decoder_needs.resident_bytes, _packed(fitted, others))))
+        )
     if sizes:
         kept.append(GRAPH_COPIES * fitted.model.ByteSize() + int(UNCERTAINTY * sum(kept)))
     dequantised = sum(fitted.dequantised)
     loading = (
-        _loading_bytes(fitted, source, measured, others) if sizes else needs.loading_bytes(others)
+        _loading_bytes(fitted, source, measured, others)
+        if sizes
+        else decoder_needs.loading_bytes(others)
     )
     found = (
         MemoryRow(owner, "weights", sum(kept)),
@@ -138,7 +146,7 @@ def _loading_bytes(
     pieces without such have taken nothing then.
     """
     kept_names = {weight.name for weight in kept}
-    early = needs.folded_weights(fitted.model)
+    early = decoder_needs.folded_weights(fitted.model)
     early |= {name for name, one in source.weights.items() if one.kind == TensorProto.FLOAT16}
     sizes, packing_bytes, folding = measured.sizes, [], []
     total_bytes = sum(size.kept_bytes for size in sizes)
@@ -187,7 +195,7 @@ def paged_rows(
     if deployment.placement.uses_gpu:
         kept = (group.segment.slot_bytes for group in deployment.on_gpu)
         return (small, MemoryRow("target", "a part on its way to the GPU", max(kept, default=0)))
-    converted = needs.converted_bytes(fitted.model, fitted.cut, source, fitted.dequantised)
+    converted = decoder_needs.converted_bytes(fitted.model, fitted.cut, source, fitted.dequantised)
     sessions = MemoryRow("target", "sessions", deployment.sessions_bytes)
     rows = (small, sessions, _late("target", "weights in single precision", converted))
     if not fitted.layouts:
