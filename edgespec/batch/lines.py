@@ -134,11 +134,14 @@ def parse_answer(line: bytes) -> BatchAnswer | None:
         error = content["error"]
         if error is not None:
             number, code, message = error["line"], error["code"], error["message"]
-            return BatchAnswer(error_key(int(number), LineError(message, code)), 400)
-        custom_id, status = content["custom_id"], content["response"]["status_code"]
-        return BatchAnswer(request_key(custom_id), int(status))
-    except (ValueError, LookupError, TypeError, RecursionError):
+            found = BatchAnswer(error_key(int(number), LineError(message, code)), 400)
+        else:
+            custom_id, status = content["custom_id"], content["response"]["status_code"]
+            found = BatchAnswer(request_key(custom_id), int(status))
+        found.key.encode()  # half a character is no text
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None
+    return found
 
 
 def is_begun_answer(torn: bytes) -> bool:

@@ -108,6 +108,20 @@ def test_other_files_are_not_taken_for_answers(foreign: bytes) -> None:
     assert not is_begun_answer(foreign + b" ")
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        '"custom_id": "a", "error": null, "response": {"status_code": 1e999}',
+        '"custom_id": "\\ud800", "error": null, "response": {"status_code": 200}',
+        '"error": {"line": 1e999, "code": "a", "message": "b"}',
+        '"error": {"line": 1, "code": "a", "message": "\\ud800"}',
+    ],
+)
+def test_damaged_answers_are_none(damage: str) -> None:
+    """They had ended the next run with an unexpected error that named no line."""
+    assert parse_answer(f'{{"id": "batch_req_a", {damage}}}'.encode()) is None
+
+
 def test_every_beginning_of_an_answer_is_one() -> None:
     written = answer_line("good", 200, {"choices": []})
     assert all(is_begun_answer(written[:n]) for n in range(len(written)))

@@ -49,10 +49,10 @@ def copy_mapped(file: Path) -> None:
     written to changes weights there. Others may read the mapping meanwhile: the kernel exchanges it
     in one step. Raises WeightReadError.
     """
-    if sys.platform != "linux":
+    ranges = mapped_ranges(f" {file.resolve()}")
+    if sys.platform != "linux" or not ranges:
         return
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    ranges = mapped_ranges(f" {file.resolve()}")
     try:
         with file.open("rb", buffering=0) as opened:
             for address, offset, nbytes in ranges:
