@@ -1,18 +1,21 @@
-"""The installed version, and errors for features whose optional packages are not.
+"""The installed version, what other packages add, and what to install for optional parts.
 
 Knows names of packages and extras, not their uses.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib import metadata
+from importlib.metadata import EntryPoints, PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import UsageError
 
@@ -50,6 +53,28 @@ def find(package: str, extra: str, why: str) -> None:
             is_installed = False
         if not is_installed:
             raise ModuleNotFoundError(f"No module named {package!r}")
+
+
+@functools.cache
+def entry_points(group: str) -> EntryPoints:
+    """Everything that installed packages declare in a group. Looked up once per process, since all
+    packages are asked."""
+    return metadata.entry_points(group=group)
+
+
+def added(group: str) -> dict[str, Any]:
+    """Objects that other packages add to a group, by name in its order. Raises UsageError for one
+    that cannot be imported."""
+    found: dict[str, Any] = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        try:
+            found[entry.name] = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"'{entry.name}' of {group} cannot be imported ({error}): repair or remove the "
+                "package that adds it"
+            ) from error
+    return found
 
 
 def _source(extra: str) -> list[str]:

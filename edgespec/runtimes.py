@@ -20,6 +20,7 @@ from typing import NoReturn, Protocol, runtime_checkable
 from edgespec import extras
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import ModelError
+from edgespec.extras import entry_points
 from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
@@ -27,7 +28,7 @@ from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.ports.findings import Finding
 from edgespec.settings.config import DEFAULT_CTX_SIZE
-from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions, entry_points
+from edgespec.settings.options import ENTRY_POINTS, RuntimeOptions
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelDetails, ModelInfo
 

@@ -7,14 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgespec import UsageError
+from edgespec import UsageError, extras
 from edgespec.cli import command_line
 from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import Vocabulary
 from edgespec.rules.acceptance import ExactReplay
-from edgespec.settings import options
 from edgespec.settings.rule_names import Keeps
 from edgespec.values import ModelInfo
 from engine_cases import GREEDY, PROMPT, counting, finish
@@ -51,9 +50,9 @@ ADDED = {
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = options.entry_points
+    real = extras.entry_points
     found = {group: [entry_point] for group, entry_point in ADDED.items()}
-    monkeypatch.setattr(options, "entry_points", lambda group: found.get(group) or real(group))
+    monkeypatch.setattr(extras, "entry_points", lambda group: found.get(group) or real(group))
 
 
 def sources(settings: EngineSettings) -> dict[str, int]:
@@ -87,6 +86,6 @@ def test_a_command_runs(added: None, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_part_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken", "no_such_module:made", "edgespec.drafters")
-    monkeypatch.setattr(options, "entry_points", lambda group: [broken])
+    monkeypatch.setattr(extras, "entry_points", lambda group: [broken])
     with pytest.raises(UsageError, match=r"'broken' of edgespec\.drafters cannot be imported"):
         Engine(counting(), counting())

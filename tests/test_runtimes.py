@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec import runtimes
+from edgespec import extras, runtimes
 from edgespec.errors import ModelError
 from edgespec.settings import options
 
@@ -75,14 +75,14 @@ def test_a_runtime_that_is_not_wanted_is_not_imported(model: Path, monkeypatch) 
 
 def test_what_is_installed_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(options.metadata, "entry_points", lambda group: asked.append(group) or ())
-    options.entry_points.cache_clear()
+    monkeypatch.setattr(extras.metadata, "entry_points", lambda group: asked.append(group) or ())
+    extras.entry_points.cache_clear()
     try:
         for _ in range(2):
             assert options.declared() == {}
             assert list(runtimes.installed()) == []
     finally:
-        options.entry_points.cache_clear()
+        extras.entry_points.cache_clear()
     assert asked == [runtimes.ENTRY_POINTS]
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 import pytest
 
 import edgespec
-from edgespec import runtimes
+from edgespec import extras, runtimes
 from edgespec.cli import command_line
 from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
@@ -93,7 +93,7 @@ LETTERS = LetterRuntime()
 def only_letters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = (EntryPoint("letters", f"{__name__}:LETTERS", runtimes.ENTRY_POINTS),)
     by_group = {runtimes.ENTRY_POINTS: found}
-    for asking in (options, runtimes):
+    for asking in (extras, options, runtimes):
         monkeypatch.setattr(asking, "entry_points", lambda group: by_group.get(group, ()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

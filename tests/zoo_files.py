@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.settings.options import ENTRY_POINTS, entry_points
+from edgespec.extras import entry_points
+from edgespec.settings.options import ENTRY_POINTS
 from edgespec_runtimes import gguf
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from edgespec.errors import UsageError
+from edgespec.extras import added
 from edgespec.rules.acceptance import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.rules.pacer import PACERS, LinearPacer, Pacer
 from edgespec.rules.stop_rules import STOP_RULES, StopRule
@@ -18,7 +19,6 @@ from edgespec.settings.config import (
     GenerateSettings,
     Speculation,
 )
-from edgespec.settings.options import added
 from edgespec.settings.rule_names import ADDED_ACCEPTANCE
 from edgespec.values import ModelInfo
 

@@ -115,9 +115,12 @@ class Service:
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        message = f"there is nothing at {request.method} {request.url.path}"
-        headers = {"Allow": allowed} if (allowed := _allowed(request)) else None
-        refusal = Refusal(status, message, code="not_found", headers=headers)
+        message, code = f"there is nothing at {request.method} {request.url.path}", "not_found"
+        headers = None
+        if status == 405 and (allowed := _allowed(request)):
+            message = f"{request.url.path} takes {allowed}, not {request.method}"
+            code, headers = "method_not_allowed", {"Allow": allowed}
+        refusal = Refusal(status, message, code=code, headers=headers)
         return self._shared.failures.refuse(refusal, request)
 
     async def _health(self, request: Request) -> Response:

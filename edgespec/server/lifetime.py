@@ -94,12 +94,11 @@ class Server:
         self.named = model if len(models) < 2 else f"{len(models)} models"
         """Name of the model, or number of models, for people."""
         if not models:
-            info = session.target if session else None
-            models = [
-                HostedModel(
-                    model, isinstance(session, Embedder), size_bytes=info.size_bytes if info else 0
-                )
-            ]
+            only = HostedModel(model, isinstance(session, Embedder))
+            if session is not None:
+                only.size_bytes = session.target.size_bytes
+                only.smallest_bytes = session.plan.smallest_bytes
+            models = [only]
 
         def load_served(one: HostedModel, beside: bool, progress: Progress) -> Served:
             assert load is not None

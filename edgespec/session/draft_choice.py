@@ -144,7 +144,10 @@ def buffer_bytes(plan: MemoryPlan) -> int:
 
 
 def hint(plan: MemoryPlan, trimmed_bytes: Callable[[float], int]) -> Sequence[str]:
-    """A note about what a draft made from the target would bring; none if it would be slower."""
+    """A note about what a draft made from the target would bring; none if it would be slower, or if
+    no guesses are wanted."""
+    if plan.max_nodes == 1:
+        return []
     found = candidates(plan, trimmed_bytes, Speed.of(plan))
     if not found or min(found[0].speedup) < MIN_SPEEDUP:
         return []

@@ -236,12 +236,14 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> DraftCandidate:
         plan, trimmed_bytes, Speed.of(plan, disk_speed.bytes_per_second(target))
     )
     if not found:
-        least = min(trimmed_bytes(one.bits) for one in draft_choice.COARSENESSES)
-        smallest = plan.smallest_bytes + least + draft_choice.buffer_bytes(plan)
+        weight_bytes = min(trimmed_bytes(one.bits) for one in draft_choice.COARSENESSES)
+        least = weight_bytes + draft_choice.buffer_bytes(plan)
+        smallest = plan.smallest_bytes + least
         raise BudgetError(
             f"a draft made from {target.name} takes at least {format_size(least)} beside "
             f"{format_size(plan.smallest_bytes)} for the target, more than "
-            f"{format_size(plan.budget_bytes)}: --memory-budget {format_size(smallest)} has room",
+            f"{format_size(plan.budget_bytes)}: a --memory-budget of {format_size(smallest)} has "
+            "room for both",
             smallest,
         )
     if max(found[0].speedup) < MIN_SPEEDUP:

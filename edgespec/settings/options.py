@@ -5,14 +5,14 @@ Defines no options itself, and imports no model library.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
-from importlib import import_module, metadata
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from edgespec.errors import UsageError
+from edgespec.extras import entry_points
 from edgespec.settings.base import Flag, Names, Role, Settings, spell
 
 if TYPE_CHECKING:
@@ -54,28 +54,6 @@ class RuntimeOptions(Settings):
             default = type(self).model_fields[name].default
             if flag.role in (role, None) and getattr(self, name) != default:
                 yield name
-
-
-@functools.cache
-def entry_points(group: str) -> EntryPoints:
-    """Everything that installed packages declare in a group. Looked up once per process, since all
-    packages are asked."""
-    return metadata.entry_points(group=group)
-
-
-def added(group: str) -> dict[str, Any]:
-    """Objects that other packages add to a group, by name in its order. Raises UsageError for one
-    that cannot be imported."""
-    found: dict[str, Any] = {}
-    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
-        try:
-            found[entry.name] = entry.load()
-        except (ImportError, AttributeError) as error:
-            raise UsageError(
-                f"'{entry.name}' of {group} cannot be imported ({error}): repair or remove the "
-                "package that adds it"
-            ) from error
-    return found
 
 
 def declared() -> dict[str, type[RuntimeOptions]]:

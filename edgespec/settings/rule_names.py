@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-from edgespec.settings.options import added
+from edgespec.extras import added
 
 
 class RuleName(StrEnum):

@@ -46,6 +46,20 @@ def test_a_list_keeps_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[at + 1].startswith(" " * lines[at].index("the model"))
 
 
+def test_each_command_stands_beside_its_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two longest had a line of their own."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = parser._parsers(None)[0].format_help()
+    assert all(
+        re.search(rf"^ +{name} +{re.escape(text)}$", shown, re.MULTILINE)
+        for name, text in parser.COMMANDS.items()
+    )
+
+
+def test_the_greeting_fits() -> None:
+    assert max(map(len, parser.GREETING.splitlines())) <= 80
+
+
 def test_switches_show_their_defaults() -> None:
     shown = " ".join(ALL["generate"].format_help().split())
     assert "do not draft while the target verifies (default: off)" in shown

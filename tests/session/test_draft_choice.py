@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session.draft_choice import DraftCandidate, Speed, candidates, hint
@@ -17,7 +19,15 @@ def plan(budget_mib: int, weights_mib: int = 1800, smallest_mib: int = 150) -> M
     pinned = frozenset(range(n_pinned))
     is_paged = n_pinned < len(segments)
     return MemoryPlan(
-        budget_mib * MIB, rows, segments, pinned, 0, is_paged, smallest_mib * MIB, ctx_size=4096
+        budget_mib * MIB,
+        rows,
+        segments,
+        pinned,
+        0,
+        is_paged,
+        smallest_mib * MIB,
+        ctx_size=4096,
+        max_nodes=17,
     )
 
 
@@ -59,6 +69,11 @@ def test_the_hint_names_the_flag_and_what_it_brings() -> None:
     (line,) = hint(plan(900), sizes)
     assert line.startswith("-md self makes a draft from the target")
     assert "times as many tokens per second" in line
+
+
+def test_who_wants_no_guesses_is_not_told_of_a_draft() -> None:
+    """The demo's text without a draft began with how to make one."""
+    assert hint(replace(plan(900), max_nodes=1), sizes) == []
 
 
 def test_the_bytes_of_copies_that_pinned_weights_replace_pin_more() -> None:

@@ -103,7 +103,7 @@ def choose(size_mib: int, monkeypatch: pytest.MonkeyPatch, disk: float = 1e8) ->
 def test_a_draft_that_does_not_fit_is_refused_with_the_budget_that_would(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(BudgetError, match="--memory-budget 636 MiB has room") as caught:
+    with pytest.raises(BudgetError, match="a --memory-budget of 636 MiB has room") as caught:
         choose(500, monkeypatch)
     assert caught.value.smallest_bytes == 636 * MIB
 

@@ -50,7 +50,7 @@ examples:
 
 Enter sends, Alt+Enter starts a new line, Ctrl-C stops an answer, Ctrl-D ends.
 Commands, also in a pipe with --commands:
-  /system [TEXT]  set the system message, or remove it, and start a new conversation
+  /system [TEXT]  set or remove the system message, in a new conversation
   /reset          start a new conversation
   /save FILE      save the conversation as JSON
   /load FILE      continue a saved conversation

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 4 << 20
 COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
+HOW_TO_END = "Ctrl-D or /exit ends the conversation"
 
 
 def is_terminal(stdin: TextIO | None) -> bool:
@@ -69,12 +70,13 @@ def _from_pipe(stdin: BinaryIO) -> Iterator[str]:
 
 def _from_terminal(session: PromptSession[str]) -> Iterator[str]:
     """Messages typed in a terminal: Enter sends, Alt+Enter starts a new line, Ctrl-C discards the
-    input, Ctrl-D ends."""
+    input, or says on an empty line that Ctrl-D ends."""
     while True:
         try:
             yield session.prompt("> ")
         except KeyboardInterrupt:
-            continue
+            if not session.default_buffer.text:
+                print(HOW_TO_END, file=sys.stderr, flush=True)
         except EOFError:
             return
 

@@ -172,10 +172,10 @@ def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) ->
             "when this draft was made"
         )
     elif best.n_rows > 1:
-        guesser = "this draft" if has_draft else "guesses from the text"
+        guesser = "this draft if it yields" if has_draft else "guesses from the text if they yield"
         guessed = (
-            f", {best.seconds / high:.2f} to {best.seconds / low:.2f} s with {guesser} if it "
-            f"yields {low:g} to {high:g} tokens a pass, as with real models"
+            f", {best.seconds / high:.2f} to {best.seconds / low:.2f} s with {guesser} "
+            f"{low:g} to {high:g} tokens a pass, as with real models"
         )
     return (
         f"{_pass_s(plan, disk_bytes_per_s):.2f} s per token alone{guessed}.\n"

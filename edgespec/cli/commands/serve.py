@@ -286,8 +286,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
         raise EdgespecError(
-            f"cannot listen at {host}, port {port}: {error}; --port 0 takes a free one"
+            f"cannot listen at {host}, port {port}: {reason}; --port 0 takes a free one"
         ) from error
     with listener:
         yield listener

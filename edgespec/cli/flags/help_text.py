@@ -22,6 +22,14 @@ _WORD = re.compile(r"(?:--?[\w-]+ (?!-))?(?:'[^']*'|\"[^\"]*\"|\S)+")
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps descriptions at words, and shows the defaults of switches."""
 
+    def add_argument(self, action: argparse.Action) -> None:
+        """Add an action to the help; unlike argparse's, it counts the margin of its subcommands."""
+        super().add_argument(action)
+        if action.help is not argparse.SUPPRESS:
+            for part in self._iter_indented_subactions(action):
+                n_columns = len(self._format_action_invocation(part)) + self._current_indent
+                self._action_max_length = max(self._action_max_length, n_columns)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(line for block in _blocks(text) for line in _fitted(block, width))
 

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from edgespec import extras
 from edgespec.cli.flags.help_text import HelpFormatter
 from edgespec.errors import UsageError
-from edgespec.settings.base import nearest
-from edgespec.settings.options import added
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -64,13 +62,13 @@ The environment variable EDGESPEC_DEBUG=1 shows the traceback of an error."""
 GREETING = """\
 edgespec runs a language model that does not fit in memory.
 
-  edgespec demo                               see it work on models that come along
-  edgespec generate -p 'def gcd(a, b):'       let them continue a text
-  edgespec generate -m big.gguf -md small.gguf --memory-budget 4GiB -p 'Once upon a time'
-  edgespec chat -hf USER/REPO:Q4_K_M          download a model and chat with it
-  edgespec serve -m big.gguf -md small.gguf   run a server with OpenAI's API
-  edgespec batch requests.jsonl answers.jsonl answer a file of requests
-  edgespec --help                             list all commands
+  edgespec demo                              see it work, without a download
+  edgespec generate -p 'def gcd(a, b):'      let the same models continue a text
+  edgespec plan -m big.gguf                  show how memory would be divided
+  edgespec chat -hf USER/REPO:Q4_K_M         download a model and chat with it
+  edgespec serve -m big.gguf -md small.gguf  run a server with OpenAI's API
+  edgespec batch requests.jsonl out.jsonl    answer a file of requests
+  edgespec --help                            list all commands
 """
 """Text shown without a command."""
 
@@ -137,7 +135,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if unknown:
         flag = unknown[0].partition("=")[0]
         if flag.startswith("-"):
-            raise UsageError(f"unknown flag {flag}{nearest(flag, command.known_flags())}")
+            raise UsageError(f"unknown flag {flag}{_nearest(flag, command.known_flags())}")
         _refuse(unknown[0], args.command, command)
     _check_values(args, command)
     return args
@@ -194,7 +192,13 @@ def _command_meant(name: str, commands: Iterable[str], of_models: Iterable[str])
     equivalent = f"models {name}" if name in of_models else _COMMANDS_ELSEWHERE.get(name)
     if equivalent is not None:
         return f"; did you mean `edgespec {equivalent}`?"
-    return nearest(name, commands) or f": it is one of {', '.join(commands)}"
+    return _nearest(name, commands) or f": it is one of {', '.join(commands)}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    from edgespec.settings.base import nearest  # imports pydantic, which `--help` does without
+
+    return nearest(name, known)
 
 
 def _flag_meant(text: str, flags: Collection[str]) -> str:
@@ -216,7 +220,7 @@ def _flag_meant(text: str, flags: Collection[str]) -> str:
 def command_module(name: str) -> Any:
     """The module of a command, with its flags (`add_to`) and what it does (`run`)."""
     if name not in COMMANDS:
-        return added(ADDED_COMMANDS)[name]
+        return extras.added(ADDED_COMMANDS)[name]
     return import_module(f"edgespec.cli.commands.{name.replace('-', '_')}")
 
 
@@ -239,10 +243,12 @@ def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dic
     if chosen in COMMANDS:  # other packages are asked only if ours do not have it
         known = {chosen: COMMANDS[chosen]}
     else:
-        known = COMMANDS | {name: module.HELP for name, module in added(ADDED_COMMANDS).items()}
+        known = COMMANDS | {
+            name: module.HELP for name, module in extras.added(ADDED_COMMANDS).items()
+        }
     commands = {name: adder.add_parser(name, help=text) for name, text in known.items()}
     of_models: dict[str, _Parser] = {}
-    is_unknown = bool(chosen) and chosen not in {*commands, ALL}
+    is_unknown = chosen is not None and chosen not in {*commands, ALL} and chosen[:1] != "-"
     for name, command in commands.items():
         if chosen in (name, ALL) or (is_unknown and name == "models"):
             of_models = command_module(name).add_to(command) or of_models

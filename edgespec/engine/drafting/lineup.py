@@ -15,9 +15,9 @@ from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.drafting.recycling import RecyclingDrafter
 from edgespec.engine.drafting.text_index import History
 from edgespec.engine.settings import EngineSettings
+from edgespec.extras import added
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GuessesBlocks, ReadsFeatures
-from edgespec.settings.options import added
 from edgespec.settings.rule_names import Keeps
 
 DRAFTERS = "edgespec.drafters"
