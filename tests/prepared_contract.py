@@ -17,8 +17,8 @@ import pytest
 
 from edgespec.memory import cgroups
 from edgespec.memory.budget import LOADING, MemoryPlan, loaded_last, plan_memory
+from edgespec.memory.division import HEADROOM_BYTES
 from edgespec.memory.heap import trim_heap
-from edgespec.memory.needs import HEADROOM_BYTES
 from edgespec.memory.process import process_rss_bytes
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import PreparedModel

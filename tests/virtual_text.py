@@ -17,8 +17,9 @@ PASSAGE = 16
 """Tokens of a text that are about equally hard to guess."""
 
 
+@functools.lru_cache(maxsize=1 << 16, typed=True)
 def chance(*what: object) -> float:
-    """A number from 0 to 1 that depends on `what` alone."""
+    """A number from 0 to 1 that depends on `what` alone; target and draft ask for the same ones."""
     digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 

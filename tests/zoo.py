@@ -7,41 +7,50 @@ out some. The tests use `verdicts`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO, cast
 
 from edgespec.memory.process import usable_cores
-from edgespec_runtimes.gguf.llama.bindings import lib
-from zoo_files import warm_up
 from zoo_species import all_species
-from zoo_trials import WAYS, Verdict, ZooRun, try_out, verdict_of
+from zoo_trials import WAYS, Verdict, ZooRun, try_out, verdict_of, warm_up
 
 
-def verdicts(names: Sequence[str] = ()) -> list[Verdict]:
-    """Run the named species or all, by name; as many at once as there are cores."""
-    parts = usable_cores()
-    with ThreadPoolExecutor(parts) as pool:
-        found = pool.map(lambda part: _part(part, parts, names), range(parts))
-        return sorted((verdict for one in found for verdict in one), key=lambda v: v.name)
-
-
-def _part(part: int, parts: int, names: Sequence[str]) -> list[Verdict]:
-    command = [sys.executable, __file__, "--part", f"{part}/{parts}", *names]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
-    )
-    return [verdict_of(json.loads(line)) for line in done.stdout.splitlines()]
+def verdicts(names: Sequence[str] = ()) -> Iterator[Verdict]:
+    """Verdicts on the named species or all, in their order, each as soon as it is found; as many
+    species are tried at once as there are cores. Raises CalledProcessError."""
+    n_parts = usable_cores()
+    command = [sys.executable, __file__, *names, "--part"]
+    with ExitStack() as running:
+        parts = [
+            running.enter_context(
+                subprocess.Popen(
+                    [*command, f"{part}/{n_parts}"],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+            for part in range(n_parts)
+        ]
+        for part in itertools.cycle(parts):
+            if not (line := cast(IO[str], part.stdout).readline()):
+                break
+            yield verdict_of(json.loads(line))
+    for part in parts:
+        if part.returncode:
+            raise subprocess.CalledProcessError(part.returncode, part.args)
 
 
 def work(part: int, parts: int, names: Sequence[str]) -> None:
     """Try out every `parts`th species; one line of JSON each."""
-    lib.llama_backend_init()
     warm_up()
     chosen = [species for species in all_species() if not names or species.name in names]
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +108,7 @@ def main() -> None:
         part, parts = map(int, arguments.part.split("/"))
         work(part, parts, arguments.names)
         return
-    found = verdicts(arguments.names)
+    found = sorted(verdicts(arguments.names), key=lambda verdict: verdict.name)
     if arguments.table:
         print("\n".join(table(found)))
     for verdict in found:

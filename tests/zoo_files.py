@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.extras import entry_points
-from edgespec.settings.options import ENTRY_POINTS
-from edgespec_runtimes import gguf
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib
 from gguf_files import (
@@ -140,13 +137,6 @@ def write_impostor(path: Path, architecture: str) -> Path:
     return impostor(architecture).write(path)
 
 
-def warm_up() -> None:
-    """Before forking: what every child would import and compute anew."""
-    entry_points(group=ENTRY_POINTS)
-    _ = gguf.runtime
-    _pool()
-
-
 def _metadata(species: Species, changes: dict[str, Any]) -> dict[str, tuple]:
     name = species.architecture
     tokens, merges = byte_level_vocabulary()
@@ -241,7 +231,7 @@ POOL_BLOCKS, BLOCK = 1 << 16, 32
 
 
 @functools.cache
-def _pool() -> tuple[np.ndarray, np.ndarray]:
+def weights_pool() -> tuple[np.ndarray, np.ndarray]:
     """Normal numbers, float32 [POOL_BLOCKS * BLOCK], and the same in Q8_0, [POOL_BLOCKS, bytes]:
     weights are taken from them, because drawing and quantising each anew takes minutes."""
     normal = np.random.default_rng(0).standard_normal(POOL_BLOCKS * BLOCK, np.float32)
@@ -257,10 +247,10 @@ def _weights(name: str, shape: tuple[int, ...], seed: int, tied: bool) -> tuple[
     spread = _spread(name, shape[0], is_matrix, tied)
     is_quantised = is_matrix and not name.endswith(".bias")
     if is_quantised and not any(part in name for part in UNQUANTISED):
-        blocks = _drawn(_pool()[1], begin, size // BLOCK)
+        blocks = _drawn(weights_pool()[1], begin, size // BLOCK)
         scales = blocks[:, :2].copy().view("<f2") * np.float16(spread)
         return "Q8_0", np.concatenate([scales.view(np.uint8), blocks[:, 2:]], axis=1).tobytes()
-    values = _drawn(_pool()[0], BLOCK * begin, size)
+    values = _drawn(weights_pool()[0], BLOCK * begin, size)
     if "rope_freqs" in name or "rope_factors" in name:
         values = 1 + np.abs(values)
     elif "ssm_a" in name:

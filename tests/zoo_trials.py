@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,14 +20,16 @@ import numpy as np
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
-from edgespec.memory import process
+from edgespec.memory import library_pages, process
 from edgespec.memory.process import peak_rss_bytes
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
+from edgespec.settings.options import ENTRY_POINTS, entry_points
 from edgespec_runtimes.gguf.kernels.reference_kernels import ReferenceKernels, captured_backends
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib
-from zoo_files import write_impostor, write_model
+from gguf_files import tiny_llama
+from zoo_files import weights_pool, write_impostor, write_model
 from zoo_species import NEVER_PAGED, NO_TEXT, Species
 
 N_CTX, N_BATCH, N_TOKENS = 128, 32, 24
@@ -36,6 +39,8 @@ CUTS = ((7, 7), (N_BATCH, N_BATCH), (N_BATCH, 1))
 WEIGHTS_SHARE = 0.15
 """Share of the weights for which a paged trial's budget has room beyond the smallest."""
 TIME_LIMIT_S = 120
+DENSE = "llama"
+"""Species of quantised matrices alone, whose rounding is measured even if no token differs."""
 
 Draft = Path | None
 WAYS = {
@@ -77,7 +82,7 @@ class Verdict:
     """edgespec's sentence, if it takes no such model."""
     rounding: float = 0.0
     """Largest difference of llama.cpp's own logits, between batches and single tokens and
-    between its kernels."""
+    between its kernels; measured if a token differs, and for DENSE."""
 
     @property
     def peak_share(self) -> float:
@@ -106,6 +111,17 @@ def verdict_of(fields: dict[str, Any]) -> Verdict:
     return Verdict(**{**fields, "runs": runs})
 
 
+def warm_up() -> None:
+    """Before forking: what every child would import, try out on this processor and draw anew."""
+    entry_points(group=ENTRY_POINTS)
+    weights_pool()
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_llama().write(Path(folder) / "model.gguf")
+        settings = LoadSettings(model=model, draft=model, ctx_size=N_CTX, threads=1)
+        with session.load(settings, EngineSettings(remember=False)) as running:
+            running.generate(PROMPT, max_tokens=2)
+
+
 def try_out(species: Species, folder: Path) -> Verdict:
     """Write the species' model and a draft for it, and try them out."""
     model, draft = folder / "model.gguf", folder / "draft.gguf"
@@ -124,7 +140,7 @@ def try_out(species: Species, folder: Path) -> Verdict:
         else:
             failures[way] = ended.told
     texts = [list(text) for text in {tuple(run.tokens) for run in runs.values()}]
-    asked = in_child(lambda: judge(model, texts))
+    asked = in_child(lambda: judge(model, texts, species.name == DENSE))
     if asked.how != "ok":
         return Verdict(species.name, runs, {**failures, "llama.cpp": asked.told})
     gaps, rounding = asked.value
@@ -156,6 +172,8 @@ def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, A
         process.footprint_bytes = lambda: taken_bytes
         budget_bytes = int(smallest_bytes + weights_share * model.stat().st_size)
         settings = settings.model_copy(update={"memory_budget": budget_bytes})
+    else:
+        library_pages.release = lambda: None  # a text without a budget may take what it likes
     with session.load(settings, EngineSettings(remember=False, step_aside=False)) as running:
         result = running.generate(PROMPT, max_tokens=N_TOKENS)
         return {
@@ -184,19 +202,25 @@ def _smallest_budget(settings: LoadSettings) -> tuple[int, int]:
     raise AssertionError("a budget of one byte was planned")
 
 
-def judge(model: Path, texts: Sequence[list[int]]) -> tuple[list[list[float]], float]:
-    """For each text the gap of each token, every one decoded alone; and how llama.cpp rounds."""
+def judge(
+    model: Path, texts: Sequence[list[int]], measures_rounding: bool
+) -> tuple[list[list[float]], float]:
+    """For each text the gap of each token, every one decoded alone; and how llama.cpp rounds, if
+    asked or if there is a gap."""
     gaps, rounding = [], 0.0
-    for text in texts:
-        with _LlamaCpp(model) as reference:
-            single = reference.logits(text, 1, 1)
-            others = [reference.logits(text, *cut) for cut in CUTS]
-        with _LlamaCpp(model, plain_kernels=True) as reference:
-            others.append(reference.logits(text, 1, 1))
-        rows = single[len(PROMPT) - 1 : -1]
-        chosen = rows[np.arange(len(text)), text]
-        gaps.append([float(gap) for gap in rows.max(axis=1) - chosen])
-        rounding = max(rounding, *(float(np.abs(moved - single).max()) for moved in others))
+    with _LlamaCpp(model) as reference:
+        alone = [reference.logits(text, 1, 1) for text in texts]
+        for text, single in zip(texts, alone, strict=True):
+            rows = single[len(PROMPT) - 1 : -1]
+            chosen = rows[np.arange(len(text)), text]
+            gaps.append([float(gap) for gap in rows.max(axis=1) - chosen])
+        if not measures_rounding and not any(map(any, gaps)):
+            return gaps, rounding
+        moved = [reference.logits(text, *cut) for cut in CUTS for text in texts]
+    with _LlamaCpp(model, plain_kernels=True) as reference:
+        moved += [reference.logits(text, 1, 1) for text in texts]
+    for single, other in zip(alone * (len(CUTS) + 1), moved, strict=True):
+        rounding = max(rounding, float(np.abs(other - single).max()))
     return gaps, rounding
 
 

@@ -75,8 +75,8 @@ class Mode:
     @property
     def is_slow(self) -> bool:
         """True if passes read weights for about one token each; such modes run for fewer tokens."""
-        guesses = self.engine is not None and (self.drafts or bool(self.engine.lookup))
-        return not self.resident and not guesses
+        looks_up = self.engine is not None and bool(self.engine.lookup)
+        return not (self.resident or self.drafts or looks_up)
 
 
 def _rules(pacer: Pacer, fallback: Fallback) -> EngineSettings:

@@ -15,7 +15,8 @@ from typing import Self
 
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
-from edgespec.memory.needs import BatchNeeds, ModelNeeds, plan_models
+from edgespec.memory.division import plan_models
+from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session import draft_choice
 from edgespec.session.draft_choice import Speed

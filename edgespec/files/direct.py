@@ -44,9 +44,10 @@ class DirectBuffer:
             if size > max_bytes:
                 raise OSError(errno.EFBIG, f"it has {size:,} bytes", str(path))
             buffer = self.room(size + 1)
-            n_read = 0
-            while n_read < size and (n_more := os.readv(descriptor, [buffer[n_read:]])):
-                n_read += n_more
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                n_read = 0
+                while n_read < size and (n_more := file.readinto(buffer[n_read:])):
+                    n_read += n_more
             return buffer[:n_read]
         finally:
             os.close(descriptor)

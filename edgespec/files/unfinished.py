@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,11 +19,8 @@ from typing import BinaryIO
 
 from edgespec.errors import UsageError
 
-try:
-    import fcntl
-except ImportError:  # on Windows nothing is locked, and abandoned parts are not deleted
-    fcntl = None  # type: ignore[assignment]
-
+CAN_LOCK = sys.platform != "win32"
+"""False on Windows, where nothing is locked and abandoned parts are not deleted."""
 SUFFIX = ".edgespec-part"
 """Suffix of unfinished files and folders; their names begin with a dot."""
 PRIVATE_MODE = 0o600
@@ -75,7 +73,7 @@ def quick_file(out: Path) -> Iterator[Callable[[int], int]]:
 
     try:
         yield create
-        if fcntl is None:
+        if not CAN_LOCK:
             os.close(opened.pop())
         part.replace(out)
     except BaseException:
@@ -96,7 +94,7 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
         part.mkdir(exist_ok=True)
         return _open(part, os.O_RDONLY)
 
-    if fcntl is None:
+    if not CAN_LOCK:
         part.mkdir()
         descriptor = None
     else:
@@ -120,13 +118,11 @@ def claim(descriptor: int, out: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Delete unfinished files and folders in `folder` whose processes have ended."""
-    if fcntl is None:
-        return
-    for part in folder.glob(f".*{SUFFIX}"):
+    for part in folder.glob(f".*{SUFFIX}") if CAN_LOCK else ():
         with suppress(OSError):
             descriptor = _open(part, os.O_RDONLY)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_or_fail(descriptor)
                 if _is_at(descriptor, part):
                     _remove(part)
             finally:
@@ -180,14 +176,19 @@ def _lock(descriptor: int) -> None:
 
     Raises BlockingIOError if another process holds the lock.
     """
-    if fcntl is None:
-        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_or_fail(descriptor)
     except BlockingIOError:
         raise
     except OSError:
         return
+
+
+def _lock_or_fail(descriptor: int) -> None:
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _open(path: Path, flags: int, mode: int = 0o666) -> int:
@@ -213,5 +214,5 @@ def _remove(path: Path) -> None:
 
 def _close_on_windows(file: BinaryIO) -> None:
     """Close the file on Windows, which can neither move nor delete an open one."""
-    if fcntl is None:
+    if sys.platform == "win32":
         file.close()

@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -74,7 +75,7 @@ def launch(
 
 def drop_cache(path: Path) -> None:
     """Drop a file from the page cache, if it exists and the OS can."""
-    if hasattr(os, "posix_fadvise"):
+    if sys.platform == "linux":
         with suppress(FileNotFoundError), path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -78,6 +79,8 @@ def device_of(path: Path, root: Path = _ROOT) -> str:
 
     Raises EdgespecError if the file system has no block device.
     """
+    if sys.platform == "win32":
+        raise EdgespecError("reads can be limited on Linux only")
     number = path.stat().st_dev
     name = f"{os.major(number)}:{os.minor(number)}"
     if not os.major(number):  # btrfs, overlayfs: the mount names what it lies on
@@ -91,6 +94,8 @@ def device_of(path: Path, root: Path = _ROOT) -> str:
 
 
 def _mounted_device(number: str, root: Path) -> str | None:
+    if sys.platform == "win32":
+        return None
     for line in (root / "proc/self/mountinfo").read_text(errors="replace").splitlines():
         left, _, right = line.partition(" - ")
         if left.split()[2] == number:
@@ -198,7 +203,7 @@ def _write_if_possible(path: Path, text: str) -> None:
 
 def _systemd(limits: ProcessLimits, path: Path, root: Path) -> Binding:
     words = ["systemd-run", "--scope", "--quiet", "--collect"]
-    if os.geteuid():
+    if sys.platform != "win32" and os.geteuid():
         words.append("--user")
     if limits.memory_bytes is not None:
         words += ["-p", f"MemoryMax={limits.memory_bytes}", "-p", "MemorySwapMax=0"]

@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def collapse_resident(is_stopped: Callable[[], bool] = lambda: False, root: Path
 
 def _resident(pagemap: int, begin: int, end: int, huge_bytes: int) -> Iterator[int]:
     """Addresses of the huge pages within a mapping all of whose pages are resident."""
+    if sys.platform == "win32":
+        return
     n_pages = huge_bytes // mmap.PAGESIZE
     step = max(1, _WINDOW_PAGES // n_pages) * huge_bytes
     end = end // huge_bytes * huge_bytes

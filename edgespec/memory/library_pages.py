@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MIB = 1 << 20
 LARGE_LIBRARY_BYTES = 48 * MIB
@@ -92,10 +93,10 @@ def release() -> None:
     clean = [m for m in mappings() if not m.changed_bytes and m.access[1::2] == "-p"]
     begins, ends = [m.begin for m in clean], [m.end for m in clean]  # in order, as they lie
 
-    def let_go(info: object, *_: object) -> int:
+    def let_go(info: Any, *_: object) -> int:
         """Called with each library while the loader's lock keeps it mapped."""
         # all at first: the headers themselves lie in such a segment
-        for begin, end in list(_constant_segments(info.contents)):  # type: ignore[attr-defined]
+        for begin, end in list(_constant_segments(info.contents)):
             for one in clean[bisect_left(begins, begin) : bisect_right(ends, end)]:
                 libc.madvise(one.begin, one.nbytes, _MADV_DONTNEED)
                 _cut(libc, one)

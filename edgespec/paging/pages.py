@@ -37,7 +37,7 @@ def move_pages(source: int, target: int, nbytes: int) -> bool:
 
     Both are page-aligned private memory, which stays mapped.
     """
-    if _QUICK is None:
+    if sys.platform != "linux" or _QUICK is None:
         return False
     flags = _MAYMOVE | _FIXED | _DONTUNMAP
     if _QUICK.mremap(source, nbytes, nbytes, flags, target) == target:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -110,15 +111,14 @@ class AlignedMemory(Closeable):
 
     def __init__(self, nbytes: int, sparse: bool = False) -> None:
         self.nbytes = block_ceil(max(nbytes, 1))
-        if hasattr(mmap, "MAP_PRIVATE"):
+        if sys.platform != "win32":
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
             self._map = mmap.mmap(-1, self.nbytes, flags=flags)
         else:
             self._map = mmap.mmap(-1, self.nbytes)
-        advice = getattr(mmap, "MADV_NOHUGEPAGE" if sparse else "MADV_HUGEPAGE", None)
-        if advice is not None:
+        if sys.platform == "linux":
             with suppress(OSError):  # a kernel without huge pages
-                self._map.madvise(advice)
+                self._map.madvise(mmap.MADV_NOHUGEPAGE if sparse else mmap.MADV_HUGEPAGE)
         self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
 
     def view(self, start: int, nbytes: int) -> memoryview:
@@ -126,7 +126,7 @@ class AlignedMemory(Closeable):
 
     def forget(self, start: int = 0, nbytes: int | None = None) -> None:
         """Free all pages, or those of a range of whole blocks; the address range stays mapped."""
-        if hasattr(mmap, "MADV_DONTNEED"):
+        if sys.platform != "win32":
             nbytes = self.nbytes - start if nbytes is None else nbytes
             self._map.madvise(mmap.MADV_DONTNEED, start, nbytes)
 
@@ -257,7 +257,7 @@ class DirectReader(Closeable):
             n += got
             if got == 0 or n % BLOCK_BYTES:
                 break
-        if n and not self._direct[run.file_index] and hasattr(os, "posix_fadvise"):
+        if sys.platform == "linux" and n and not self._direct[run.file_index]:
             os.posix_fadvise(descriptor, offset, n, os.POSIX_FADV_DONTNEED)
         return n
 
@@ -281,29 +281,27 @@ _SEEKING = threading.Lock()
 
 def read_at(descriptor: int, into: memoryview, offset: int) -> int:
     """Read at an offset of a file and return the number of bytes. Raises OSError."""
-    if hasattr(os, "preadv"):
+    if sys.platform != "win32":
         return os.preadv(descriptor, [into], offset)
-    with _SEEKING, FileIO(descriptor, closefd=False) as file:  # Windows
+    with _SEEKING, FileIO(descriptor, closefd=False) as file:
         file.seek(offset)
-        return file.readinto(into)
+        return file.readinto(into) or 0
 
 
 def _open_direct(path: Path) -> tuple[int, bool]:
-    if hasattr(os, "O_DIRECT"):
+    if sys.platform == "linux":
         try:
             return os.open(path, os.O_RDONLY | os.O_DIRECT), True
         except OSError as exc:
             if exc.errno != errno.EINVAL:
                 raise
     descriptor = os.open(path, os.O_RDONLY)
-    try:
+    if sys.platform == "darwin":
         import fcntl
 
-        if hasattr(fcntl, "F_NOCACHE"):
+        with suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
             return descriptor, True
-    except (ImportError, OSError):
-        pass
     return descriptor, False
 
 

@@ -19,7 +19,7 @@ from edgespec.concurrency.worker import Worker
 from edgespec.errors import BudgetError, ModelError, SessionClosed, UsageError
 from edgespec.memory import heap, library_pages, process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.needs import plan_models
+from edgespec.memory.division import plan_models
 from edgespec.memory.stable_count import stable_count
 from edgespec.ports import Progress, check_token
 from edgespec.ports.embedding import EmbeddingModel

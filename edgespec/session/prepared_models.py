@@ -18,7 +18,8 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError
 from edgespec.memory import heap, library_pages, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.needs import ModelNeeds, plan_models, tree_sizes
+from edgespec.memory.division import plan_models
+from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.memory.stable_count import stable_count
 from edgespec.ports.features import OffersFeatures, WantsFeatures
 from edgespec.ports.reduced_head import CanBeTrimmed

@@ -15,7 +15,13 @@ from edgespec.ports.baselines import Baseline
 from edgespec.settings.base import Names
 from edgespec.settings.units import format_duration
 
-KNOWN = known_modes([Baseline("mmap", "mapped"), Baseline("resident", "kept", resident=True)])
+KNOWN = known_modes(
+    [
+        Baseline("mmap", "mapped"),
+        Baseline("resident", "kept", resident=True),
+        Baseline("line", "a line of guesses", drafts=True),
+    ]
+)
 
 
 def test_every_mode_and_the_raw_reads_have_a_turn_per_prompt_and_repetition():

@@ -33,7 +33,6 @@ DRAFT = blend(TARGET, random_language(4, N_VOCAB, sharpness=1.5), 0.9)
 LINES = ("rejection", "block")
 TREES = ("specinfer", "sequoia", "spectr")
 SETTINGS = [
-    pytest.param({"temperature": 0.6}, id="T=0.6", marks=pytest.mark.slow),
     pytest.param({"temperature": 1.0}, id="T=1", marks=pytest.mark.slow),
     pytest.param({"temperature": 0.6, "top_k": 4}, id="T=0.6 top-k"),
     pytest.param({"temperature": 1.0, "top_p": 0.8}, id="T=1 top-p", marks=pytest.mark.slow),

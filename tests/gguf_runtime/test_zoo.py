@@ -3,7 +3,8 @@ and paged, alone and with a draft, or is refused with a sentence; none ends the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
@@ -11,7 +12,7 @@ from edgespec_runtimes.gguf.file.architectures import PURPOSES
 from edgespec_runtimes.gguf.llama import loading
 from zoo import verdicts
 from zoo_species import NO_TEXT, all_species
-from zoo_trials import WAYS, Verdict
+from zoo_trials import DENSE, WAYS, Verdict
 
 pytestmark = pytest.mark.long
 
@@ -24,31 +25,42 @@ REFUSED = [
 WRITING = [name for name in SPECIES if name not in REFUSED]
 
 
+Found = Callable[[str], Verdict]
+
+
 @pytest.fixture(scope="module")
-def found() -> Mapping[str, Verdict]:
-    return {verdict.name: verdict for verdict in verdicts()}
+def found() -> Iterator[Found]:
+    """Waits for the verdict on a species: all take minutes, and no test may wait that long."""
+    known: dict[str, Verdict] = {}
+    with closing(verdicts()) as coming:
+
+        def verdict_on(name: str) -> Verdict:
+            while name not in known:
+                verdict = next(coming)
+                known[verdict.name] = verdict
+            return known[name]
+
+        yield verdict_on
 
 
 @pytest.mark.parametrize("name", WRITING)
-def test_it_writes_llama_cpps_text_within_its_budget(
-    name: str, found: Mapping[str, Verdict]
-) -> None:
-    verdict = found[name]
+def test_it_writes_llama_cpps_text_within_its_budget(name: str, found: Found) -> None:
+    verdict = found(name)
     assert not verdict.refusal
     assert set(verdict.runs) == set(WAYS)
     assert not verdict.complaints
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_with_a_sentence(name: str, found: Mapping[str, Verdict]) -> None:
-    assert found[name].refusal
-    assert "\n" not in found[name].refusal
+def test_it_is_refused_with_a_sentence(name: str, found: Found) -> None:
+    assert found(name).refusal
+    assert "\n" not in found(name).refusal
 
 
-def test_only_what_is_not_quantised_rounds(found: Mapping[str, Verdict]) -> None:
+def test_only_what_is_not_quantised_rounds(found: Found) -> None:
     """A dense model of quantised matrices differs in no token, and llama.cpp's own logits not in a
     bit, unless llamafile's kernel for AVX alone adds up several rows otherwise than one."""
-    verdict = found["llama"]
+    verdict = found(DENSE)
     loading.start()
     extensions = loading.build().split()
     if "AVX" not in extensions or "AVX2" in extensions:
@@ -56,13 +68,13 @@ def test_only_what_is_not_quantised_rounds(found: Mapping[str, Verdict]) -> None
     assert not any(run.differences for run in verdict.runs.values())
 
 
-def test_drafts_are_right_now_and_then(found: Mapping[str, Verdict]) -> None:
+def test_drafts_are_right_now_and_then(found: Found) -> None:
     """Otherwise the zoo would show little: nothing accepted, or nothing rejected."""
-    drafted = [verdict.runs["paged, drafted"] for verdict in map(found.get, WRITING) if verdict]
+    drafted = [found(name).runs["paged, drafted"] for name in WRITING]
     accepted, verified = sum(r.accepted for r in drafted), sum(r.drafted for r in drafted)
     assert 0.01 * verified < accepted < 0.9 * verified
 
 
-def test_texts_are_not_all_of_one_token(found: Mapping[str, Verdict]) -> None:
-    n_kinds = [len(set(found[name].runs["resident"].tokens)) for name in WRITING]
+def test_texts_are_not_all_of_one_token(found: Found) -> None:
+    n_kinds = [len(set(found(name).runs["resident"].tokens)) for name in WRITING]
     assert sum(n_kinds) / len(n_kinds) > 12

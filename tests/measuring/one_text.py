@@ -23,7 +23,7 @@ from typing import Any
 import edgespec
 import zoo_trials
 from edgespec.files import cache_folder
-from zoo_files import warm_up, write_model
+from zoo_files import write_model
 from zoo_species import NO_TEXT, all_species
 
 ZOO = "zoo"
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> None:
     zoo_trials.TIME_LIMIT_S = TIME_LIMIT_S
-    warm_up()
+    zoo_trials.warm_up()
     done = {line["model"] for line in _lines(options.log)}
     with tempfile.TemporaryDirectory() as folder, options.log.open("a") as log:
         for name, models in _all_models(options, Path(folder)):

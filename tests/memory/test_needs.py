@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow
-from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable, plan_models
+from edgespec.memory.division import plan_models
+from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session.plan_score import expected_rate
 

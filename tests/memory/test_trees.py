@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 from edgespec import theory
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
-from edgespec.memory.needs import (
-    TREE_SIZES,
-    BatchNeeds,
-    ModelNeeds,
-    plan_models,
-)
+from edgespec.memory.division import plan_models
+from edgespec.memory.needs import TREE_SIZES, BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session.plan_score import expected_rate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,7 @@ def test_a_table_that_lies_by_column_is_looked_up_by_row(
 def test_a_table_is_read_without_preadv_as_on_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.delattr(os, "preadv", raising=False)
     values = np.arange(24, dtype=np.float16).reshape(6, 4)
     path = tmp_path / "model.onnx"

@@ -83,6 +83,7 @@ def test_a_run_that_is_longer_than_one_read_arrives_whole(
 def test_without_preadv_as_on_windows_the_file_is_read_from_where_it_should(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.delattr(os, "preadv", raising=False)
     monkeypatch.delattr(os, "O_DIRECT", raising=False)
     with DirectReader([weights]) as reader:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,8 @@ class Lost(Exception):
 class Channel:
     """Transfers messages and arrays between parent and child."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Any) -> None:
+        """`connection` is an end of a `multiprocessing.Pipe`, whose type differs on Windows."""
         self.poll, self.close = connection.poll, connection.close
         self._connection = connection
 

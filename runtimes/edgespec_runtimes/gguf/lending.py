@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import threading
 from typing import NoReturn
 
@@ -82,6 +83,8 @@ class LentMemory:
         return max(0, self.nbytes - sum(self._sizes.values()))
 
     def _answer(self, name: int) -> int:
+        if sys.platform == "win32":
+            return 0
         with self._lock:
             if name == os.sysconf_names["SC_PHYS_PAGES"]:
                 return self.free_bytes // mmap.PAGESIZE

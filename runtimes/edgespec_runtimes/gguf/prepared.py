@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
+from edgespec.errors import UsageError
 from edgespec.memory import heap
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.changed_budget import shares_of
@@ -209,6 +210,8 @@ class PreparedGguf:
 
     def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
         """Load the model in a child process; the vocabulary is also kept here."""
+        if sys.platform == "win32":
+            raise UsageError("--rpc needs Linux or macOS: leave it out")
         from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
 
         self._measured.mapped.close()

@@ -80,10 +80,11 @@ def _close(found: list[float], expected: list[float]) -> bool:
 
 def _leave_no_core_dump() -> None:
     """Suppress core dumps and error dialogues, because a crash is an expected result."""
-    with suppress(ImportError, OSError, ValueError):
+    if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         set_dumpable = 4
         ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)

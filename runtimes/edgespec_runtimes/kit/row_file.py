@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from edgespec.concurrency.owning import Closeable
@@ -21,7 +22,7 @@ class RowFile(Closeable):
         self._offset = extent.offset
         self._file = os.open(path, os.O_RDONLY)
         self._watch = FileWatch(path, self._file)
-        if hasattr(os, "posix_fadvise"):
+        if sys.platform == "linux":
             os.posix_fadvise(self._file, extent.offset, extent.nbytes, os.POSIX_FADV_RANDOM)
 
     def read(self, row: int, into: memoryview) -> None:

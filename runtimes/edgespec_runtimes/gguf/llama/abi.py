@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def _called(name: str, *args: int | bytes) -> int:
 
 
 def _is_loaded(file: Path) -> bool:
-    if not hasattr(os, "RTLD_NOLOAD"):
+    if sys.platform == "win32":
         return False
     try:
         ctypes.CDLL(str(file), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)

@@ -89,6 +89,8 @@ class Import:
 
 def _make_writable(address: int) -> bool:
     """Make the page writable if full RELRO made it read-only; False if that fails."""
+    if sys.platform == "win32":
+        return False
     page = address & ~(mmap.PAGESIZE - 1)
     size, protection = ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
     return not ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), size, protection)
@@ -106,6 +108,8 @@ class _LinkMap(ctypes.Structure):
 
 def _link_map(library: str) -> _LinkMap | None:
     """The link map of a library; None if it is not loaded or the loader has none."""
+    if sys.platform == "win32":
+        return None
     found = ctypes.POINTER(_LinkMap)()
     try:
         handle = ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)._handle
