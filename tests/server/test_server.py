@@ -236,15 +236,12 @@ def test_rubbish_gets_one_error_and_the_server_goes_on(client, body, complaint):
 def test_what_is_nowhere_is_not_found(client):
     assert "there is nothing at GET /v2" in refused(client.get("/v2"), 404)
     assert refused(client.get(CHAT), 405) == f"{CHAT} takes POST, not GET"
-<<<<<<< HEAD
 
 
 def test_the_only_model_tells_its_smallest_budget(client, session):
     """It was told to be 0."""
     (listed,) = client.get("/v1/models").json()["data"]
     assert listed["smallest_budget_bytes"] == session.plan.smallest_bytes > 0
-=======
->>>>>>> 5491f6c2579b27b0c78b81f7b3fb1dbdbd37796e
 
 
 @pytest.mark.parametrize(
