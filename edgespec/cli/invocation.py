@@ -25,6 +25,7 @@ from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
+from edgespec.settings import arguments
 from edgespec.settings.base import Names, Settings, expanded, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
@@ -218,12 +219,12 @@ def _prompt_of(line: str, source: str) -> str:
     """The prompt in a line of JSON."""
     try:
         content = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{source} is not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{source} is not JSON: {error}") from error
     prompt = content.get("prompt") if isinstance(content, dict) else None
     if not isinstance(prompt, str) or not prompt:
         raise UsageError(f'{source} is not an object with a text "prompt"')
-    return prompt
+    return arguments.text(f'{source}: its "prompt"', prompt)
 
 
 def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:

@@ -73,7 +73,7 @@ def json_schema(schema: str | Mapping[str, Any]) -> Grammar:
             raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     try:
         read = json.loads(schema)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(read, dict | bool):
         raise GrammarError('the JSON schema must be an object such as {"type": "object"}')

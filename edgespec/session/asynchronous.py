@@ -267,8 +267,11 @@ async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
 
     thread = threading.Thread(target=run, name="edgespec-generation", daemon=True)
     thread.start()
+    waiting = asyncio.wrap_future(done)
+    # asyncio complains of errors that nobody sees, as those of a call whose task was cancelled
+    waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
-        return await asyncio.shield(asyncio.wrap_future(done))
+        return await asyncio.shield(waiting)
     except asyncio.CancelledError:
         cancel()
         await _until_done(thread)

@@ -194,7 +194,8 @@ class _Prepared(Closeable):
         needs = self._model.needs()
         heap.trim_heap_top()
         library_pages.release()
-        footprint_bytes = stable_count(process.footprint_bytes())
+        command = repr(settings.model_dump(exclude={"memory_budget"}))
+        footprint_bytes = stable_count(process.footprint_bytes(), command)
         try:
             return plan_models(
                 budget_bytes,

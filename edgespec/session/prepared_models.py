@@ -240,6 +240,12 @@ class PreparedModels(Closeable):
             return 0
         return sum(prepared.needs().text_bytes for prepared in self.prepared)
 
+    @property
+    def _command(self) -> str:
+        """Settings of what is loaded, whatever the budget, the same in processes alike."""
+        settings = self.settings.model_dump(exclude={"memory_budget"})
+        return repr((settings, self.engine_settings.model_dump()))
+
     def _divided_with(
         self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow], grammars: bool
     ) -> MemoryPlan:
@@ -249,7 +255,7 @@ class PreparedModels(Closeable):
         others = reserving.reserved_rows(settings, self.engine_settings, target, needs, grammars)
         library_pages.release()
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
-        footprint_bytes = stable_count(process.footprint_bytes())
+        footprint_bytes = stable_count(process.footprint_bytes(), self._command)
         n_threads = settings.threads or process.usable_cores()
         try:
             return plan_models(

@@ -106,6 +106,9 @@ def test_a_file_of_json_lines_has_a_prompt_an_object(tmp_path: Path):
         ("p.jsonl", '{"text": "one"}', 'line 1 is not an object with a text "prompt"'),
         ("p.jsonl", '["prompt"]', 'line 1 is not an object with a text "prompt"'),
         ("p.jsonl", '{"prompt": ""}', 'line 1 is not an object with a text "prompt"'),
+        ("p.jsonl", "[" * 100_000, "line 1 is not JSON"),
+        ("p.jsonl", "9" * 5000, "line 1 is not JSON"),
+        ("p.jsonl", '{"prompt": "\\ud800"}', 'line 1: its "prompt" has half a character'),
     ],
 )
 def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, content: str, message: str):

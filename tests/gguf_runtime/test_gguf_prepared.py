@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from edgespec.errors import WeightReadError
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.options import GgufOptions
+from gguf_files import tiny_llama
 from prepared_contract import PreparedContract
 
 REQUEST = ModelRequest(
@@ -27,3 +31,18 @@ class TestPreparedGgufKeepsTheContract(PreparedContract):
     @pytest.fixture
     def prepare(self) -> Callable[[], PreparedModel]:
         return lambda: runtime.prepare(REQUEST)
+
+
+def test_a_file_written_to_while_it_is_loaded_is_an_error(tmp_path: Path) -> None:
+    """Some weights were those of before, others not, and the texts of neither."""
+    path = tiny_llama().write(tmp_path / "model.gguf")
+    prepared = runtime.prepare(replace(REQUEST, path=path, ctx_size=64))
+
+    def write(what: str, share: float) -> None:
+        with path.open("r+b") as file:
+            file.seek(-64, 2)
+            file.write(bytes(64))
+
+    with pytest.raises(WeightReadError, match="written to while it was in use"):
+        prepared.load(None, write)
+    prepared.close()

@@ -296,3 +296,9 @@ def test_references_that_branch_cost_no_more_than_they_are_long() -> None:
     schema = json_schema({"const": LARGE, "$defs": definitions | {f"d{n}": {"const": LARGE}}})
     assert len(schema.source) < MAX_CHARACTERS
     assert fits(schema, str(LARGE))
+
+
+@pytest.mark.parametrize("schema", ["", "{", "[" * 100_000, '{"maximum": ' + "9" * 5000 + "}"])
+def test_a_schema_that_is_no_json_is_refused(schema: str) -> None:
+    with pytest.raises(GrammarError, match="is not JSON"):
+        json_schema(schema)

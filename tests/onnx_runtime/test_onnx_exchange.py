@@ -165,7 +165,7 @@ def open_at(folder: Path, level: int) -> None:
 def test_where_mappings_are_not_told_each_layer_has_its_session(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "_mappings", lambda _: [])
+    monkeypatch.setattr(exchange, "mapped_ranges", lambda _: [])
     logits(folders["floats"], PackedWeights)
 
 

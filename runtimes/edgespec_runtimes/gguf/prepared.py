@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import UsageError
+from edgespec.errors import UsageError, WeightReadError
 from edgespec.memory import heap
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.needs import ModelNeeds
-from edgespec.paging.reader import DirectReader
+from edgespec.paging.reader import DirectReader, WatchedFiles
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
@@ -231,7 +231,7 @@ class PreparedGguf:
         self, shape: contexts.ContextShape, progress: Progress | None
     ) -> LanguageModel:
         self._measured.mapped.close()
-        with self._phase("weights"):
+        with self._phase("weights"), WatchedFiles(self._header.paths) as files:
             model = loading.load_resident(
                 self._header.path,
                 self._measured.offloading.placement,
@@ -241,6 +241,11 @@ class PreparedGguf:
                 self._token_ids,
             )
             heap.trim_heap()  # what the file's metadata took, before the context needs its own
+            try:
+                files.check()
+            except WeightReadError:
+                model.close()
+                raise
         return self._open(model, shape, None)
 
     def _load_paged(

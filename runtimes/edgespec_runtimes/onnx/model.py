@@ -180,7 +180,10 @@ class OnnxModel(RunningModel):
             self._weights.passes += 1
         n_tokens = sum(len(batch.slots) for batch in batches)
         with self._trace.span(Track.TARGET, "pass").note(tokens=n_tokens):
-            return self._decoder.run(batches, n_logits, on_piece)
+            logits = self._decoder.run(batches, n_logits, on_piece)
+        if self._files:
+            self._files.check()  # what was written to meanwhile has told in the logits
+        return logits
 
     @contextmanager
     def _computing(self, n_tokens: int, committed: Mapping[int, int]) -> Iterator[None]:

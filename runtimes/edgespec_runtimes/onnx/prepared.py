@@ -52,6 +52,7 @@ from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.options import OnnxOptions
+from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
 from edgespec_runtimes.onnx.ort.load_progress import watched
 from edgespec_runtimes.onnx.ort.sessions import OrtSession, StopFlag
 from edgespec_runtimes.onnx.prepare import plan_rows
@@ -328,6 +329,8 @@ class PreparedOnnx:
                 watched(make, self.cancel, "reading weights", expected, progress)
             )
             self._deployed.hear_from(session)
+            for file in self._source.files:
+                copy_mapped(file)
             collapse_resident(self._stop.is_set)
             inputs = tuple((name, name) for name in session.inputs)
             outputs = tuple((name, name) for name in session.outputs)

@@ -8,10 +8,8 @@ file is mapped.
 from __future__ import annotations
 
 import ctypes
-import re
 import secrets
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +21,9 @@ from onnx import TensorProto
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError
 from edgespec_runtimes.onnx.ort.devices import CPU
+from edgespec_runtimes.onnx.ort.file_mappings import mapped_ranges
 from edgespec_runtimes.onnx.ort.sessions import SAVED_WEIGHTS, OrtSession
 
-_MAPS = Path("/proc/self/maps")
-_MAPPED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) ")
 _PACKED = "prepacked_"
 """Prefix of the fields with packed forms: `name|offset;bytes;checksum|...`."""
 _ALIGNMENT = 64
@@ -182,7 +179,7 @@ class ExchangedSession(Closeable):
         )
         self._copies: list[tuple[int, int, int]] = []
         """Address, place in the record and bytes of each copy."""
-        mapped = _mappings(saved.weights)
+        mapped = mapped_ranges(f"/{saved.weights.name}")
         for begin, constant in layout.places():
             addresses = list(_addresses(mapped, saved.offsets[constant], constant.nbytes))
             if not addresses:
@@ -205,21 +202,3 @@ def _addresses(mapped: Iterable[tuple[int, int, int]], offset: int, nbytes: int)
     for start, first, size in mapped:
         if first <= offset and offset + nbytes <= first + size:
             yield start + offset - first
-
-
-def _mappings(file: Path) -> Sequence[tuple[int, int, int]]:
-    """Address, offset in the file and bytes of each private writable mapping of a file.
-
-    It is found by its name, as some file systems report other numbers of devices.
-    """
-    if sys.platform != "linux":
-        return []
-    found = []
-    for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        if not line.endswith(f"/{file.name}"):
-            continue
-        matched = _MAPPED.match(line)
-        if matched and matched[3] == "rw-p":
-            start, end, offset = (int(matched[i], 16) for i in (1, 2, 4))
-            found.append((start, offset, end - start))
-    return found

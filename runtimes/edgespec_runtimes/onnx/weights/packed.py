@@ -18,10 +18,12 @@ import onnx
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.memory.heap import trim_heap
+from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import Progress
 from edgespec.ports.adjusting import WeightShares
 from edgespec_runtimes.onnx.files.source import refer
 from edgespec_runtimes.onnx.graph.flow import PACKED
+from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, value
 from edgespec_runtimes.onnx.weights.paged import OnnxWeights, PieceWeights, located
 
@@ -65,6 +67,7 @@ class PackedWeights(OnnxWeights):
     def __init__(self, *arguments: Any) -> None:
         """Takes the arguments of `OnnxWeights`."""
         super().__init__(*arguments)
+        self._files = WatchedFiles(self._source.files)
         self._pinned_sessions: dict[int, OrtSession] = {}
 
     def fill(self, progress: Progress | None) -> None:
@@ -108,7 +111,7 @@ class PackedWeights(OnnxWeights):
         self._forget_next()
         worker = (self._worker.shutdown,) if self._worker else ()
         sessions = (session.close for session in self._pinned_sessions.values())
-        close_all(*worker, *sessions, super().close)
+        close_all(*worker, *sessions, self._files.close, super().close)
 
     def _approach(self, wanted: WeightShares, is_stopped: Callable[[], bool]) -> WeightShares:
         self._forget_next()
@@ -140,7 +143,11 @@ class PackedWeights(OnnxWeights):
         graph = with_constants(
             self._cut.graphs[piece.graph], {short: places[name] for short, name in piece.weights}
         )
-        return self._sessions[piece.graph].like(graph, folder)
+        session = self._sessions[piece.graph].like(graph, folder)
+        for file in self._source.files:
+            copy_mapped(file)
+        self._files.check()
+        return session
 
     def _take(self, segment: int) -> _Ready:
         assert self.pager is not None
