@@ -184,9 +184,10 @@ def test_a_file_name_occurs_once_in_each_part(part: str) -> None:
 
 def test_a_file_name_occurs_in_two_parts_only_where_each_runtime_has_it() -> None:
     """`edgespec` may have it, too: the port or the base that the runtimes implement."""
+    names = {part: file_names(part) for part in PARTS}
     parts = {
-        name: {part for part in PARTS if file_names(part)[name]}
-        for name in set().union(*map(file_names, PARTS))
+        name: {part for part in PARTS if name in names[part]}
+        for name in set().union(*names.values())
     }
     shared = {name: found for name, found in parts.items() if len(found) > 1}
     assert shared.keys() == OF_EACH_RUNTIME

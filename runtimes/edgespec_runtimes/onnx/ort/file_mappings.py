@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import WeightReadError
+from edgespec.paging.reader import read_at
 
 _MAPS = Path("/proc/self/maps")
 _MAPPED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p ([0-9a-f]+) ")
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if sys.platform != "win32" else 0
 _MOVE_TO = 7
 """MREMAP_MAYMOVE, MREMAP_FIXED, and MREMAP_DONTUNMAP of Linux 5.7: no other thread's memory comes
 to lie where the pieces were."""
@@ -50,13 +49,14 @@ def copy_mapped(file: Path) -> None:
     written to changes weights there. Others may read the mapping meanwhile: the kernel exchanges it
     in one step. Raises WeightReadError.
     """
-    ranges = mapped_ranges(f" {file.resolve()}")
-    if not ranges:
+    if sys.platform != "linux":
         return
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    ranges = mapped_ranges(f" {file.resolve()}")
     try:
         with file.open("rb", buffering=0) as opened:
             for address, offset, nbytes in ranges:
-                with mmap.mmap(-1, nbytes, flags=_FLAGS) as copy:
+                with mmap.mmap(-1, nbytes, flags=flags) as copy:
                     _exchange(address, offset, copy, opened.fileno())
     except OSError as error:
         raise WeightReadError(f"reading {file} failed: {error.strerror}") from error
@@ -75,7 +75,7 @@ def _exchange(address: int, offset: int, copy: mmap.mmap, descriptor: int) -> No
     for begin in range(0, len(copy), _PIECE_BYTES):
         with memoryview(copy)[begin : begin + _PIECE_BYTES] as into:
             n, done = len(into), 0
-            while done < n and (got := os.preadv(descriptor, [into[done:]], offset + begin + done)):
+            while done < n and (got := read_at(descriptor, into[done:], offset + begin + done)):
                 done += got
         if libc.mremap(source + begin, n, n, _MOVE_TO, address + begin) != address + begin:
             return  # an older kernel: the file stays mapped
