@@ -117,6 +117,7 @@ SUGGESTIONS = [
     ("command", "message"),
     [
         ("", "no command given"),
+        ("models", "no command given: choose one of list, show"),
         ("genrate", "edgespec has no command 'genrate'; did you mean 'generate'?"),
         ("generate --pacre linear -p hi", "unknown flag --pacre; did you mean '--pacer'?"),
         ("generate hi", "the argument 'hi' needs a flag; did you mean -p hi?"),
