@@ -142,7 +142,6 @@ SUGGESTIONS = [
         ("generate -p hi --json --color always", "--color always cannot apply to --json"),
         ("generate -p hi --config memory-9gb", "did you mean 'memory-"),
         ("plan --disk-bandwidth fast", "--disk-bandwidth fast: write bytes a second like 300M"),
-        ("models", "COMMAND"),
         ("models enlarge embedded out.gguf", "--size"),
         ("demo -n -7", "--n-predict -7"),
         ("demo --size -1", "--size -1: '-1' is not a size"),
