@@ -20,11 +20,12 @@ import numpy as np
 
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
+from edgespec.extras import entry_points
 from edgespec.memory import library_pages, process
 from edgespec.memory.process import peak_rss_bytes
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.settings.options import ENTRY_POINTS, entry_points
+from edgespec.settings.options import ENTRY_POINTS
 from edgespec_runtimes.gguf.kernels.reference_kernels import ReferenceKernels, captured_backends
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib

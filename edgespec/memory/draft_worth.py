@@ -40,8 +40,10 @@ def note_on_draft(plan: MemoryPlan, speculation: SpeculationStats) -> str | None
 def note_before_loading(name: str, paired: MemoryPlan, alone: MemoryPlan, gain: float) -> str:
     """A sentence about the draft `name`, without which `gain` times the speed is expected."""
     reads = format_size(alone.bytes_per_pass) if alone.bytes_per_pass else "nothing"
-    speed = "no speed is expected to be gained"
-    if gain >= MIN_GAIN:
+    speed = "all weights stay in memory then"
+    if gain < MIN_GAIN:
+        speed = "no speed is expected to be gained"
+    elif alone.bytes_per_pass:
         speed = f"{gain:.1f} times the speed is expected without it"
     return (
         f"{name} takes {format_size(_draft_bytes(paired))}, with which a pass reads "

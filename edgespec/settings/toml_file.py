@@ -13,6 +13,10 @@ from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.draft_name import SELF
 
 MAX_CONFIG_BYTES = 1 << 20
+NO_SETTING = (
+    ": keys are settings of models and texts, other flags such as --port stand on the command line"
+)
+"""Advice about a key that resembles none."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -36,7 +40,8 @@ def read_config(path: Path) -> dict[str, Any]:
     for key, value in content.items():
         name = names.get(key.replace("_", "-"))
         if name is None:
-            raise UsageError(f"--config {path}: unknown key {key!r}{nearest(key, names)}")
+            advice = nearest(key, names) or NO_SETTING
+            raise UsageError(f"--config {path}: unknown key {key!r}{advice}")
         if name in settings:
             raise UsageError(f"--config {path}: {key!r} is given twice, under two spellings")
         is_path = name in _PATHS and isinstance(value, str) and (name, value) != ("draft", SELF)

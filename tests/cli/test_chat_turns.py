@@ -91,6 +91,14 @@ def test_an_answer_that_was_stopped_before_its_first_word_leaves_no_turn():
     assert dialogue.turns == []
 
 
+def test_an_answer_that_was_stopped_before_its_first_word_has_no_speed():
+    err = io.StringIO()
+    console = Console("never", stdout=io.StringIO(), stderr=err)
+    session = Talker(ScriptedAnswer((), "cancelled"))
+    Chat(session, Dialogue(), GenerateSettings(), None, console).take("Is it?")
+    assert err.getvalue() == "stopped before the first token\n"
+
+
 @pytest.mark.parametrize(
     "answer", [ScriptedAnswer(("Ye",), "cancelled"), ScriptedAnswer((), "stop")]
 )

@@ -326,6 +326,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path):
         ("temp = 1\ntemperature = 1", "given twice"),
         ("temp = ", "not TOML"),
         ("[load]\nctx-size = 1", "unknown key 'load'"),
+        ("port = 80", "unknown key 'port': keys are settings of models and texts, other flags"),
         ("ctx-size = " + "[" * 100_000, "nested too deep"),
     ],
 )

@@ -117,6 +117,7 @@ SUGGESTIONS = [
     ("command", "message"),
     [
         ("", "no command given"),
+        ("models", "no command given: choose one of list, show"),
         ("genrate", "edgespec has no command 'genrate'; did you mean 'generate'?"),
         ("generate --pacre linear -p hi", "unknown flag --pacre; did you mean '--pacer'?"),
         ("generate hi", "the argument 'hi' needs a flag; did you mean -p hi?"),
@@ -141,7 +142,6 @@ SUGGESTIONS = [
         ("generate -p hi --json --color always", "--color always cannot apply to --json"),
         ("generate -p hi --config memory-9gb", "did you mean 'memory-"),
         ("plan --disk-bandwidth fast", "--disk-bandwidth fast: write bytes a second like 300M"),
-        ("models", "COMMAND"),
         ("models enlarge embedded out.gguf", "--size"),
         ("demo -n -7", "--n-predict -7"),
         ("demo --size -1", "--size -1: '-1' is not a size"),

@@ -78,7 +78,7 @@ def test_offline_the_cache_is_used_and_said(hub, pulled):
     [
         (("models", "pull", "user/nothing"), 1, "has no model user/nothing, or it is private"),
         (("models", "pull", f"{REPO}:Q2_K"), 3, "has no Q2_K; it has: Q4_0 (4 bytes), Q8_0"),
-        (("models", "pull", "nothing"), 2, "write USER/REPO or USER/REPO:QUANT"),
+        (("models", "pull", "nothing"), 2, "by name there are smollm2, qwen2.5-coder; for a model"),
         (("generate", "-p", "a", "-hf", REPO, "-m", "x.gguf"), 2, "-hf and -m both name a model"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.draft_worth import note_on_draft
+from edgespec.memory.draft_worth import note_before_loading, note_on_draft
 from edgespec.memory.pinning import SegmentSize
 from edgespec.values import SourceStats, SpeculationStats
 
@@ -55,3 +55,12 @@ def test_nothing_is_said_without_a_draft_without_paging_or_of_a_short_text(
 def test_a_target_that_would_fit_without_it_says_so() -> None:
     note = note_on_draft(plan(draft_mib=30, streamed_mib=30), stats(0))
     assert note is not None and "would read nothing" in note
+
+
+def test_a_ratio_to_reading_nothing_is_not_told() -> None:
+    """A target that fits without its head was told 603.2 times the speed."""
+    paired, fits = plan(draft_mib=50, streamed_mib=40), plan(draft_mib=0, streamed_mib=0)
+    note = note_before_loading("head", paired, fits, 603.2)
+    assert note.endswith("without it nothing: all weights stay in memory then")
+    note = note_before_loading("head", paired, plan(draft_mib=0, streamed_mib=10), 4.0)
+    assert note.endswith("4.0 times the speed is expected without it")

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -63,6 +64,16 @@ def test_a_key_may_come_from_the_environment_and_a_stream_ends_with_the_server()
             assert [line for line in lines if line][-1] == "data: [DONE]"
         process.stderr.read()
         assert process.wait(60) == 0
+
+
+def test_a_port_that_is_taken_is_told_once(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert command_line.main(["serve", "--port", str(port)]) == 1
+    assert capsys.readouterr().err.endswith(
+        f"cannot listen at 127.0.0.1, port {port}: Address already in use; "
+        "--port 0 takes a free one\n"
+    )
 
 
 @pytest.mark.parametrize(

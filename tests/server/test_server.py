@@ -238,6 +238,12 @@ def test_what_is_nowhere_is_not_found(client):
     assert refused(client.get(CHAT), 405) == f"{CHAT} takes POST, not GET"
 
 
+def test_the_only_model_tells_its_smallest_budget(client, session):
+    """It was told to be 0."""
+    (listed,) = client.get("/v1/models").json()["data"]
+    assert listed["smallest_budget_bytes"] == session.plan.smallest_bytes > 0
+
+
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [(CHAT, "POST"), ("/v1/models", "GET, HEAD"), ("/v1/budget", "GET, HEAD, POST")],

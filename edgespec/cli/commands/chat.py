@@ -300,7 +300,10 @@ class Chat:
         for part in splitter.finish():
             self._show(part.kind, part.text, said)
         self._console.end_of_answer()
-        self._console.note(speed_line(self._last))
+        was_begun = self._last.tokens or not self._is_cancelled
+        self._console.note(
+            speed_line(self._last) if was_begun else "stopped before the first token"
+        )
         if self._last.finish_reason == "context":
             self._console.note(
                 "the context is full: /reset starts a new conversation, --context-shift goes on"

