@@ -12,6 +12,9 @@ READY := $(VENV)/ready
 TESTABLE := $(VENV)/testable
 DOCUMENTABLE := $(VENV)/documentable
 
+# A module is compiled when it is first imported, not by every process.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Built by GCC, llama.cpp's AMX code ends the process at its first product of several rows. Only x86-64
 # has it, and only compilers that know AMX can leave it out.
 NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
@@ -135,7 +138,7 @@ $(CREATED):
 
 $(READY): pyproject.toml | $(CREATED)
 	@test -n "$(LLAMA_CPP_WHEEL)" || command -v c++ >/dev/null || { echo "a C++ compiler is needed to build llama.cpp: apt install g++, or xcode-select --install; or WHEELS=FOLDER with a wheel of it" >&2; exit 1; }
-	$(PIP_INSTALL) -e ".[gguf,dev]"
+	$(PIP_INSTALL) -e ".[gguf]"
 	@# pip's cache does not look at flags: it may hold a wheel that was built without them
 	@wrong="$$(env -u LLAMA_CPP_LIB_PATH $(BIN)/python -c "$$WRONG_BUILD" "$(BUILD_FLAGS)")"; if test -n "$$wrong"; then \
 		echo "this llama.cpp was built $$wrong: building it again"; \
@@ -144,11 +147,12 @@ $(READY): pyproject.toml | $(CREATED)
 	fi
 	@touch $@
 
-# The ONNX runtime is a download of 250 MB, which the demo does without.
+# The demo does without tools, clients and the ONNX runtime, a download of 250 MB. Most of their modules are never
+# imported; Python compiles those that are.
 $(TESTABLE): $(READY)
-	$(PIP_INSTALL) -e ".[gguf,onnx,chat,completion,grammar,hub,serve,dev]"
+	$(PIP_INSTALL) --no-compile -e ".[gguf,onnx,chat,completion,grammar,hub,serve,dev]"
 	@touch $@
 
 $(DOCUMENTABLE): $(READY)
-	$(BIN)/python -m pip install -e ".[docs]"
+	$(BIN)/python -m pip install -e ".[dev,docs]"
 	@touch $@

@@ -37,6 +37,7 @@ cp /etc/resolv.conf "$root/etc/resolv.conf"
 
 if [ $# -eq 0 ]; then
 	set -- sh -c "make /root/venv/ready PYTHON=python3.11 VENV=/root/venv WHEELS=$wheels &&
+		/root/venv/bin/python -m pip install --no-compile -e '.[dev]' &&
 		/root/venv/bin/edgespec demo --size 64MiB -n 8 &&
 		/root/venv/bin/python -m pytest -q -p no:cacheprovider -m 'not slow' tests/paging tests/memory \
 			tests/gguf_runtime/test_abi.py tests/gguf_runtime/test_invariant_products.py"
