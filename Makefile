@@ -12,6 +12,9 @@ READY := $(VENV)/ready
 TESTABLE := $(VENV)/testable
 DOCUMENTABLE := $(VENV)/documentable
 
+# A module is compiled when it is first imported, not by every process.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Built by GCC, llama.cpp's AMX code ends the process at its first product of several rows. Only x86-64
 # has it, and only compilers that know AMX can leave it out.
 NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
