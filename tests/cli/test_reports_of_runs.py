@@ -63,7 +63,7 @@ def test_without_a_draft_it_says_what_the_text_itself_would_bring():
     text = "\n".join(
         plan_report(replace(PAGED, rows=PAGED.rows[1:]), 100 * MIB, "as given").lines()
     )
-    assert "1.00 to 2.73 s with guesses from the text if it yields 1.1 to 3 tokens a pass" in text
+    assert "1.00 to 2.73 s with guesses from the text if they yield 1.1 to 3 tokens a pass" in text
 
 
 def test_it_says_where_every_row_reads_experts_of_its_own():
