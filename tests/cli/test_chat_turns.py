@@ -185,4 +185,4 @@ def test_a_long_prompt_shows_the_time_that_remains():
     console = Console("never", stdout=io.StringIO(), stderr=err, clock=lambda: session.now_s)
     Chat(session, Dialogue(), GenerateSettings(), None, console).take("Is it?")
     shown = err.getvalue().splitlines()
-    assert shown == ["reading the prompt: 25%, about 30 s left", "1 token, 0.0 tokens/s"]
+    assert shown == ["reading the prompt: 25%, about 30 s left", "1 token"]

@@ -18,7 +18,7 @@ def test_the_text_and_nothing_else_goes_to_stdout(fake: FakeSession, capsys):
     assert command_line.main(["generate", "-p", "hi"]) == 0
     out, err = capsys.readouterr()
     assert out == "one two"
-    assert "3 tokens in 1.50 s" in err
+    assert "3 tokens, the first after 0.20 s, 2.0 tokens/s; ended by" in err
     assert "1 of 3 verified guesses accepted" in err
     assert "a note" in err
     assert fake.is_closed

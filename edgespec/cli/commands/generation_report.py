@@ -26,7 +26,7 @@ def generation_report(
 ) -> Report:
     """Report of a generation, with `more` rows; a note with the text `untold` is told elsewhere."""
     timings, guesses = result.timings, result.speculation
-    n_tokens, n_prompt = len(result.tokens), len(result.prompt_tokens)
+    n_prompt = len(result.prompt_tokens)
     # notes of the plan were told when the model was loaded
     on_draft = note_on_draft(plan, guesses)
     notes = [*result.notes, *([on_draft] if on_draft else [])]
@@ -38,8 +38,7 @@ def generation_report(
         Row(
             "tokens",
             result.tokens,
-            f"{n_tokens} tokens in {timings.decode_s:.2f} s: {timings.tokens_per_s:.1f} tokens/s; "
-            f"ended by {result.finish_reason}",
+            f"{_count_and_rate(result, timings.first_token_s)}; ended by {result.finish_reason}",
         ),
         Row(
             "prompt_tokens",
@@ -68,8 +67,19 @@ def speed_line(result: GenerationResult) -> str:
     """The closing line of an answer: `64 tokens, 26.7 tokens/s, 3.10 per pass`."""
     guesses = result.speculation
     a_pass = f", {guesses.tokens_per_pass:.2f} per pass" if guesses.verified else ""
+    return _count_and_rate(result) + a_pass
+
+
+def _count_and_rate(result: GenerationResult, first_token_s: float = 0.0) -> str:
+    """`64 tokens, the first after 1.20 s, 26.7 tokens/s`; a first token that came with its prompt
+    has no rate."""
     n_tokens, rate = len(result.tokens), result.timings.tokens_per_s
-    return f"{n_tokens} token{'s' * (n_tokens != 1)}, {rate:.1f} tokens/s{a_pass}"
+    parts = [f"{n_tokens} token{'s' * (n_tokens != 1)}"]
+    if n_tokens and first_token_s:
+        parts.append(f"the first after {first_token_s:.2f} s")
+    if rate:
+        parts.append(f"{rate:.1f} tokens/s")
+    return ", ".join(parts)
 
 
 def sampling_line(sampling: SamplingParams) -> str:
