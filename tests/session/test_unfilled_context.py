@@ -195,10 +195,22 @@ def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(
         assert session.budget.pinned_bytes > planned
 
 
+def lent_caches(model: Path, flash_attn: str) -> list[bool]:
+    """What a plan says of the target's caches."""
+    given = {"model": model, "memory_budget": "1GiB", "flash_attn": flash_attn}
+    plan = edgespec.plan(edgespec.LoadSettings.model_validate(given))
+    return [row.is_lent for row in plan.rows if row.what.startswith("KV cache")]
+
+
 @pytest.mark.parametrize(("flash_attn", "is_lent"), [("auto", True), ("off", False)])
 def test_a_plan_lends_what_lies_in_rows(flash_attn: str, is_lent: bool) -> None:
     """Without flash attention a cell's values are no row, and nothing is lent."""
-    given = {"model": embedded_pair().target, "memory_budget": "1GiB", "flash_attn": flash_attn}
-    plan = edgespec.plan(edgespec.LoadSettings.model_validate(given))
-    caches = [row for row in plan.rows if row.what.startswith("KV cache")]
-    assert [row.is_lent for row in caches] == [is_lent]
+    assert lent_caches(embedded_pair().target, flash_attn) == [is_lent]
+
+
+@pytest.mark.parametrize(("architecture", "is_lent"), [("dbrx", True), ("grok", False)])
+def test_a_plan_knows_that_grok_is_computed_without(
+    architecture: str, is_lent: bool, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "m.gguf", Species(architecture, True))
+    assert lent_caches(model, "on") == [is_lent]

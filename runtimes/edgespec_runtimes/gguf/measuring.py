@@ -144,7 +144,9 @@ class MeasuredGguf:
         shape, _ = self.contexts[0]
         is_whole = self._request.owner == "target" and not self.offloading.names
         has_windows = contexts.window_shape(self.n_window, shape) is not None
-        fills = contexts.filled_cells(shape) is not None and shape.flash_attn != "off"
+        # llama.cpp computes Grok without flash attention, whatever it is asked for
+        is_flash = shape.flash_attn != "off" and self._header.architecture != "grok"
+        fills = contexts.filled_cells(shape) is not None and is_flash
         return is_whole and self.info.tree_capable and fills and not has_windows
 
     @cached_property
