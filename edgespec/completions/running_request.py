@@ -48,6 +48,8 @@ class Delivery:
     """Additional fields of the response that are known before its texts."""
     tells_origins: bool = False
     """True if a stream tells of each token who had guessed it."""
+    check_open: Callable[[], None] = lambda: None
+    """Raises SessionClosed if texts are cut short because their session is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,9 @@ class Completion(Closeable):
             self._delivery.on_result(result)
 
     def _finish_reason(self, has_calls: bool = False) -> str:
+        """The reason in OpenAI's format, which has none for a session that is closed."""
+        if self.is_cut and not self._is_ending:
+            self._delivery.check_open()
         if self._is_expired and self.result.finish_reason == "cancelled":
             return "length"
         return answers.finish_reason(self.result, has_calls)

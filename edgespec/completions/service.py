@@ -104,6 +104,7 @@ class Completions:
         fingerprint: str | None = None,
         writes_ahead: bool = False,
         reasoning_budget: int | None = None,
+        check_open: Callable[[], None] = lambda: None,
     ) -> None:
         """`sampling` has defaults for requests, by fields of `SamplingParams`.
 
@@ -115,7 +116,8 @@ class Completions:
         characters of echoed prompts. No text has more than `max_tokens` tokens, whatever a request
         asks for. `fingerprint` names what decides about a text besides its request. With
         `writes_ahead`, the texts of streams do not wait for whoever takes their chunks. Reasoning
-        has at most `reasoning_budget` tokens, unless a request names another number.
+        has at most `reasoning_budget` tokens, unless a request names another number. `check_open`
+        raises SessionClosed once the session is being closed.
         """
         self._session = session
         self.model = model or session.target.name
@@ -132,6 +134,7 @@ class Completions:
         self._fingerprint = fingerprint
         self._writes_ahead = writes_ahead
         self._reasoning_budget = reasoning_budget
+        self._check_open = check_open
 
     def now(self) -> float:
         """Seconds since 1970."""
@@ -354,6 +357,7 @@ class Completions:
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
             answers.grammar_marks(grammar),
             bool(request.stream and request.return_origins),
+            self._check_open,
         )
 
 

@@ -57,6 +57,8 @@ class Service:
         self._answers = Answers(shared)
         self._embedding = asyncio.Lock()
         """Held while vectors are computed, whose answer has memory of its own in the plan."""
+        self._changing_budget = asyncio.Lock()
+        """Held so that the budget told last is the session's."""
         self._created = int(time.time())
 
     def application(self) -> Starlette:
@@ -210,9 +212,15 @@ class Service:
     async def _set_budget(self, request: Request) -> Response:
         async with self._shared.bodies.of(request) as body:
             size = budget_of(decoded(body))
-        plan = await in_thread(partial(self._loaded.set_memory_budget, size), lambda: None)
-        self._shared.on_budget(plan.budget_bytes)
-        return await self._budget(request)
+        session = self._loaded
+
+        def change() -> None:
+            self._shared.on_budget(session.set_memory_budget(size).budget_bytes)
+
+        with self._shared.host.staying():  # the next model is loaded with the new budget
+            async with self._changing_budget:
+                await in_thread(change, lambda: None)
+            return await self._budget(request)
 
     @property
     def _loaded(self) -> Session:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -101,8 +101,7 @@ class ModelHost:
     @property
     def current(self) -> Any:
         """The loaded model that writes texts, otherwise any; None if there is none."""
-        seats = sorted(self._seats.values(), key=lambda seat: seat.model.embeds)
-        return seats[0].served if seats else None
+        return self._first.served if self._seats else None
 
     @property
     def paging(self) -> PagingStats:
@@ -155,6 +154,16 @@ class ModelHost:
         finally:
             self._leave(seat)
 
+    @contextmanager
+    def staying(self) -> Iterator[None]:
+        """Context manager in which `current`, of which there is one, stays in memory."""
+        seat = self._first
+        seat.n_users += 1
+        try:
+            yield
+        finally:
+            self._leave(seat)
+
     def stop(self) -> None:
         """End what is being loaded and computed, from any thread; nobody waits any longer."""
         self._is_ending = True
@@ -168,6 +177,10 @@ class ModelHost:
         """Close the loaded models, once the event loop has ended."""
         self._is_ending = True
         close_all(*self._taken_out(list(self._seats)))
+
+    @property
+    def _first(self) -> _Seat:
+        return min(self._seats.values(), key=lambda seat: seat.model.embeds)
 
     async def _seated(self, model: HostedModel, wait_s: float | None) -> _Seat:
         if model.is_unusable:

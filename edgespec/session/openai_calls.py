@@ -38,7 +38,7 @@ class OpenAICalls(ABC):
 
         Returns a dictionary in OpenAI's format; with `stream` an iterator of chunks, which can be
         cancelled and closed. `fields` are those of the request: temperature, max_tokens, tools, ...
-        Raises UsageError for invalid fields.
+        Raises UsageError for invalid fields, and SessionClosed if the session is closed meanwhile.
         """
         from edgespec.completions.requests import ChatRequest
 

@@ -341,7 +341,11 @@ class Session(OpenAICalls, InOneProcess):
     def _completions(self) -> Completions:
         from edgespec.completions.service import Completions
 
-        return Completions(self)
+        def check_open() -> None:
+            with self._engine.use():
+                pass
+
+        return Completions(self, check_open=check_open)
 
     def warn_with(self, tell: Callable[[str], None]) -> None:
         """Call `tell`, in any thread, with warnings that are about no single text; otherwise they

@@ -1,12 +1,20 @@
 """`/v1/budget`: the memory budget of a running server."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from edgespec.completions.protocols.model_names import HostedModel
+from edgespec.errors import ModelError
+from edgespec.memory.budget import MemoryPlan
 from edgespec.server.guarding import Guard
-from edgespec.server.lifetime import Server
+from edgespec.server.lifetime import LoadedModel, Server
 from edgespec.session.session import Session
 from server_running import pair
 
@@ -67,3 +75,77 @@ def test_a_key_is_asked_for(client: TestClient) -> None:
     wrong = {"X-Api-Key": "wrong"}
     assert client.get("/v1/budget", headers=wrong).status_code == 401
     assert client.post("/v1/budget", json={}, headers=wrong).status_code == 401
+
+
+def test_the_next_model_is_loaded_with_the_budget_that_was_given_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was loaded with the one before that if it was asked for while the memory was given up."""
+    told: list[int] = []
+    known: list[list[int]] = []
+    is_changed, is_loading = threading.Event(), threading.Event()
+
+    def load(*_: Any) -> LoadedModel:
+        known.append([*told])
+        is_loading.set()
+        raise ModelError("nobody asks it for more")
+
+    with pair(memory_budget="1GiB", adjustable_budget=True) as session:
+        change = session.set_memory_budget
+
+        def slow(size: int | str) -> MemoryPlan:
+            plan = change(size)
+            is_changed.set()
+            is_loading.wait(1)
+            return plan
+
+        monkeypatch.setattr(session, "set_memory_budget", slow)
+        models = [HostedModel("one"), HostedModel("two")]
+        guard = Guard("127.0.0.1")
+        server = Server(session, guard, "one", 4, models=models, load=load, on_budget=told.append)
+        transport = httpx.ASGITransport(server._server.config.app)
+
+        async def steps() -> None:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as of:
+                post = of.post("/v1/budget", json={"memory_budget": 700 * MIB})
+                given = asyncio.create_task(post)
+                await asyncio.to_thread(is_changed.wait)
+                asked = {"model": "two", "prompt": "a"}
+                assert (await of.post("/v1/completions", json=asked)).status_code == 500
+                answer = await given
+                assert (answer.status_code, answer.json()["budget_bytes"]) == (200, 700 * MIB)
+
+        asyncio.run(steps())
+    assert known == [[700 * MIB]]
+
+
+def test_of_two_budgets_at_once_the_next_model_is_loaded_with_the_one_that_is_kept(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    is_changed, is_changed_again = threading.Event(), threading.Event()
+    change = session.set_memory_budget
+
+    def slow(size: int | str) -> MemoryPlan:
+        plan = change(size)
+        if is_changed.is_set():
+            is_changed_again.set()
+        else:
+            is_changed.set()
+            is_changed_again.wait(0.5)
+        return plan
+
+    monkeypatch.setattr(session, "set_memory_budget", slow)
+    app = Server(session, Guard("127.0.0.1"), "one", 4, on_budget=told.append)._server.config.app
+
+    async def steps() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            post = partial(client.post, "/v1/budget")
+            first = asyncio.create_task(post(json={"memory_budget": 800 * MIB}))
+            await asyncio.to_thread(is_changed.wait)
+            await asyncio.gather(first, post(json={"memory_budget": 700 * MIB}))
+
+    asyncio.run(steps())
+    assert told == [800 * MIB, 700 * MIB]
+    assert session.plan.budget_bytes == 700 * MIB

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from edgespec.completions.requests import ChatRequest, CompletionRequest
 from edgespec.errors import EdgespecError, SessionClosed, UsageError
 from edgespec.session.session import Session
 from engine_cases import PROMPT, counting
@@ -98,6 +99,29 @@ def test_closing_ends_what_another_thread_is_at(
     session.close()
     assert tokens.result() == []
     assert generation.result.finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_an_answer_is_no_whole_one_if_the_session_is_closed_during_it(
+    target: FakeModel, elsewhere: ThreadPoolExecutor, is_chat: bool, streams: bool
+) -> None:
+    """OpenAI's format has no finish reason for it: a part with two choices ended as one, with
+    "stop"."""
+    session = open_session(target)
+    session.use_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    begun, _ = holds_passes(target)
+    fields = {"n": 2, "temperature": 1.0}
+    if is_chat:
+        request = ChatRequest.parse({"messages": [{"role": "user", "content": "a"}]} | fields)
+        answer = session._completions().chat(request)
+    else:
+        answer = session._completions().text(CompletionRequest.parse({"prompt": "a"} | fields))
+    said = elsewhere.submit(list, answer) if streams else elsewhere.submit(answer.whole)
+    begun.wait()
+    session.close()
+    with pytest.raises(SessionClosed, match="the session is closed"):
+        said.result()
 
 
 def test_closing_turns_away_who_waits(target: FakeModel, elsewhere: ThreadPoolExecutor) -> None:
