@@ -196,7 +196,7 @@ def test_a_pass_is_stopped_while_weights_are_read_into_the_contexts_memory(
 
 
 def lent_caches(model: Path, flash_attn: str) -> list[bool]:
-    """What a plan says of the target's caches."""
+    """For each row of keys and values, whether the plan lends it."""
     given = {"model": model, "memory_budget": "1GiB", "flash_attn": flash_attn}
     plan = edgespec.plan(edgespec.LoadSettings.model_validate(given))
     return [row.is_lent for row in plan.rows if row.what.startswith("KV cache")]
