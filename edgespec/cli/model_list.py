@@ -23,6 +23,7 @@ from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 from edgespec.memory import heap, process, request_memory
+from edgespec.memory.division import HEADROOM_SHARE
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.units import format_size
 
@@ -162,6 +163,8 @@ class ModelList:
         heap.trim_heap()
         room_bytes = model.beside_bytes + process.STEP_BYTES if self.together else self.room_bytes
         base_bytes = process.round_up_to_step(process.footprint_bytes())
+        # a plan's headroom has a share of the models that are already in the process
+        base_bytes += int(HEADROOM_SHARE * base_bytes)
         in_room = {"memory_budget": base_bytes + room_bytes}
         if model.embeds:
             load = self.settings(model).load

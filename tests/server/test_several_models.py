@@ -16,6 +16,7 @@ import pytest
 from edgespec.cli.console import Console
 from edgespec.cli.model_list import ModelList
 from edgespec.errors import BudgetError, UsageError
+from edgespec.memory import process
 from embedding_files import write_encoder
 from gguf_files import tiny_llama
 from server_running import serving_list
@@ -189,6 +190,21 @@ def test_an_embedding_model_answers_beside_a_model_that_writes(url: str) -> None
     body = {"model": "vectors", "input": [[2, 5, 3]]}
     assert httpx.post(f"{url}/v1/embeddings", json=body, timeout=60).status_code == 200
     assert "Server-Timing" not in ask(url, "one").headers
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_model_comes_beside_one_that_takes_much_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """The headroom has a share of the process, for which there was no room: weights were streamed,
+    and all vectors refused beside a model of 1 GiB."""
+    models = listed(models_dir=str(folder))
+    models.together = together
+    vectors = next(one for one in models.models if one.name == "vectors")
+    monkeypatch.setattr(process, "footprint_bytes", lambda root=None: 2 << 30)
+    loaded, _ = models.load(vectors, lambda *_: None, beside=True)
+    with loaded:
+        assert loaded.plan.streamed_bytes == 0
 
 
 @pytest.mark.parametrize(
