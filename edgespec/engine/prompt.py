@@ -66,8 +66,11 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[Literal[False]]:
         _end_reading(slot, begun, reused)
         yield False
         begun = slot.clock()
-    _draft_reads(slot, report, n_others)
-    _end_reading(slot, begun, reused)
+        _draft_reads(slot, report, n_others)
+        _charge(slot, begun)
+    else:
+        _draft_reads(slot, report, n_others)
+        _end_reading(slot, begun, reused)
     if keeper is not None:
         keeper.after_prompt(len(unread), request.tally.note)
         if gave_first:

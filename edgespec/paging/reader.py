@@ -296,12 +296,13 @@ def _open_direct(path: Path) -> tuple[int, bool]:
             if exc.errno != errno.EINVAL:
                 raise
     descriptor = os.open(path, os.O_RDONLY)
-    if sys.platform == "darwin":
+    if sys.platform != "win32":
         import fcntl
 
-        with suppress(OSError):
-            fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
-            return descriptor, True
+        if hasattr(fcntl, "F_NOCACHE"):
+            with suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
+                return descriptor, True
     return descriptor, False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ def test_rows_are_dropped_before_there_are_too_many(path: Path) -> None:
 def test_rows_are_read_without_preadv_as_on_windows(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.delattr(os, "preadv", raising=False)
     table = entry(path)
     n = table.nbytes // table.shape[1]

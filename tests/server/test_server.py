@@ -344,7 +344,7 @@ def test_metrics_tell_the_passes_that_were_saved(client):
         told = next(line for line in lines if line.startswith("edgespec_saved_passes_total "))
         return int(told.split()[1])
 
-    asked = {"prompt": "def f(x):\n    return x + 1\n" * 12, "max_tokens": 2}
+    asked = {"prompt": "def f(x):\n    return x + 1\n" * 60, "max_tokens": 2}
     client.post("/v1/completions", json=asked)
     before = saved()
     client.post("/v1/completions", json=asked)

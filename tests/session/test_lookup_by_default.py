@@ -46,7 +46,7 @@ def least() -> int:
 
 @pytest.mark.usefixtures("_fixed_process")
 def test_a_paged_target_keeps_room_for_guesses() -> None:
-    budget = least() + MIB
+    budget = least() + MIB // 2
     plan = planned(budget)
     assert plan.paged and plan.max_nodes - 1 in prepared_models.LOOKUPS
     assert plan.smallest_bytes == planned(budget, lookup=False).smallest_bytes
@@ -55,14 +55,14 @@ def test_a_paged_target_keeps_room_for_guesses() -> None:
 @pytest.mark.usefixtures("_fixed_process")
 def test_a_resident_target_or_one_that_is_told_not_to_keeps_none() -> None:
     assert planned("4GiB").max_nodes == 1
-    assert planned(least() + MIB, lookup=False).max_nodes == 1
+    assert planned(least() + MIB // 2, lookup=False).max_nodes == 1
 
 
 @pytest.mark.usefixtures("_fixed_process")
 def test_limits_of_guesses_need_no_draft() -> None:
     """`--draft-max 5` was refused without a draft, although such a target guesses."""
     rules = EngineSettings(draft_max=5)
-    plan = edgespec.plan(load_settings(least() + MIB), rules)
+    plan = edgespec.plan(load_settings(least() + MIB // 2), rules)
     assert plan.max_nodes == 6 and not any("draft_max" in note for note in plan.notes)
     told = edgespec.plan(load_settings("4GiB"), rules).notes
     assert any("for draft_max to have an effect, name a draft with draft" in note for note in told)
@@ -89,7 +89,7 @@ def test_what_was_prepared_before_is_let_go(monkeypatch: pytest.MonkeyPatch) -> 
         prepared.append(weakref.ref(model))
         return adopt(self, model)
 
-    budget = least() + MIB
+    budget = least() + MIB // 2
     monkeypatch.setattr(prepared_models, "ChangesNodes", weakref.WeakSet)  # of no runtime
     monkeypatch.setattr(prepared_models.PreparedModels, "_adopt", counted)
     monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", 0.0)
@@ -101,7 +101,7 @@ def test_what_was_prepared_before_is_let_go(monkeypatch: pytest.MonkeyPatch) -> 
 def test_near_the_smallest_budget_nothing_is_prepared_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    budget = least() + MIB
+    budget = least() + MIB // 2
     monkeypatch.setattr(prepared_models, "ChangesNodes", weakref.WeakSet)  # of no runtime
     taken = iter((0, 2 * MIB + 4096))
     monkeypatch.setattr(heap, "allocated_bytes", lambda: next(taken))
@@ -113,7 +113,7 @@ def test_near_the_smallest_budget_nothing_is_prepared_again(
 def test_both_plans_are_made_from_one_reading(
     most_for_lookups: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget, read = least() + MIB, []
+    budget, read = least() + MIB // 2, []
     monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", most_for_lookups)
     monkeypatch.setattr(entry, "read_header", lambda path: read.append(path) or read_header(path))
     assert planned(budget).max_nodes > 1 or not most_for_lookups

@@ -95,7 +95,8 @@ class OnnxModel(RunningModel):
                     rows = self._layer_inputs.rows
                     self._layer_inputs.hand_over(start + begin, rows[: len(chunk)])
                     if n_nodes and is_last:
-                        self._layer_inputs.keep({int(part.tree.key[ROOT]): rows[-1]})
+                        keys = (int(part.tree.key[ROOT]),)
+                        self._layer_inputs.keep(dict(zip(keys, rows[len(chunk) :], strict=False)))
         return logits
 
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
