@@ -13,7 +13,7 @@ _OWN_HASHES = ("_md5", "_sha1", "_sha3", "_blake2")
 
 
 def main() -> int:
-    """The command line; Ctrl-C and SIGTERM during its imports end it as later ones do."""
+    """The command line; Ctrl-C, SIGTERM and SIGHUP during its imports end it as later ones do."""
     ended: list[int] = []
     exit_code = _INTERRUPTED
     try:
@@ -45,14 +45,16 @@ def _end_at_once(ended: list[int]) -> None:
 
 
 def _mind_signals() -> None:
-    """Have Ctrl-C and SIGTERM end the process, unless they are ignored. An exception would be lost
-    in a callback, of which each import has one."""
+    """Have Ctrl-C, SIGTERM and SIGHUP end the process, unless they are ignored. An exception would
+    be lost in a callback, of which each import has one."""
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end)
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
 
 
 def _end(*_: object) -> None:

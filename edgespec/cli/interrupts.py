@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM: the first stops the command, the second ends it at once."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first stops the command, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+from edgespec.concurrency.exit_codes import ENDING_SIGNALS
 
 INTERRUPTED = 130
 ECHO_S = 0.5
@@ -23,7 +25,7 @@ _ENDING = b"\nedgespec: error: interrupted\n"
 
 
 class Interrupts:
-    """Handlers of SIGINT and SIGTERM while a command runs.
+    """Handlers of the signals that end a command, while it runs.
 
     The first signal raises KeyboardInterrupt in the main thread; within `stopping` it calls a stop
     function instead, so that partial results are kept. The second ends the process and those that
@@ -45,7 +47,7 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         before = {number: was for number, was in before.items() if was is not signal.SIG_IGN}
         for number in before:
             signal.signal(number, self._hear)
@@ -63,7 +65,7 @@ class Interrupts:
         """In the block, a signal calls `stop` in a thread of its own and raises nothing.
 
         As many as `n_orderly` signals do so, before one ends the process. With `repeatable`, every
-        SIGINT only calls `stop`, which ends one answer of a conversation; SIGTERM still ends the
+        SIGINT only calls `stop`, which ends one answer of a conversation; the others still end the
         command.
         """
         self._stop, self._is_repeatable, self._n_orderly = stop, repeatable, n_orderly
@@ -78,7 +80,7 @@ class Interrupts:
             if not _is_interrupted(sys.exc_info()[1]):
                 raise KeyboardInterrupt
             return
-        if self._is_repeatable and number == signal.SIGTERM:
+        if self._is_repeatable and number != signal.SIGINT:
             self._stop = None
         elif self._is_repeatable and self._stop is not None:
             threading.Thread(target=self._stop, daemon=True).start()
@@ -104,7 +106,7 @@ class Interrupts:
         and onnxruntime makes it an ImportError."""
         if self._over.wait(PATIENCE_S):
             return
-        os.write(2, _WAITING)
+        _tell(_WAITING)
         while self.has_raised and not self._over.is_set():
             self._is_echo = True
             _thread.interrupt_main()
@@ -123,5 +125,10 @@ def _end_all() -> None:
     from edgespec.concurrency.program import kill_started_by
 
     kill_started_by(os.getpid())
-    os.write(2, _ENDING)
+    _tell(_ENDING)
     os._exit(INTERRUPTED)
+
+
+def _tell(message: bytes) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, message)

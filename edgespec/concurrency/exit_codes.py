@@ -1,4 +1,4 @@
-"""Explains the exit code of a process that ended early.
+"""Signals that ask a process to end, and explanations of the exit code of one that ended early.
 
 Knows signals and how shells report them; not which process it was.
 """
@@ -6,6 +6,12 @@ Knows signals and how shells report them; not which process it was.
 from __future__ import annotations
 
 import signal
+import sys
+
+ENDING_SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, a service manager's wish, and outside Windows a terminal that is gone."""
+if sys.platform != "win32":
+    ENDING_SIGNALS += (signal.SIGHUP,)
 
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 _SHELL = 128

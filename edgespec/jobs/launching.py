@@ -138,13 +138,14 @@ def _closed_despite_signals() -> Iterator[ExitStack]:
 
 @contextmanager
 def deferring_signals() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM to the end of the block; none is lost."""
+    """Defer signals that end the process to the end of the block; none is lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     heard: list[int] = []
     before = {
-        number: signal.signal(number, lambda number, _: heard.append(number)) for number in _SIGNALS
+        number: signal.signal(number, lambda number, _: heard.append(number))
+        for number in exit_codes.ENDING_SIGNALS
     }
     try:
         yield
@@ -153,6 +154,3 @@ def deferring_signals() -> Iterator[None]:
             signal.signal(number, handler)
         if heard:
             signal.raise_signal(heard[0])
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)

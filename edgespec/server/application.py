@@ -139,11 +139,13 @@ class Service:
         )
 
     async def _metrics(self, request: Request) -> Response:
+        served = self._shared.host.current
         lines = self._shared.figures.lines(
             self._shared.queue,
             self._shared.host.paging,
             process.peak_rss_bytes(),
             self._shared.host.n_loads,
+            None if served is None else served.model.plan.budget_bytes,
         )
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 

@@ -202,9 +202,16 @@ class ServerFigures:
             self._totals[name] += of(result)
 
     def lines(
-        self, queue: Queue, paging: PagingStats, peak_bytes: int, n_loads: int = 0
+        self,
+        queue: Queue,
+        paging: PagingStats,
+        peak_bytes: int,
+        n_loads: int = 0,
+        budget_bytes: int | None = None,
     ) -> Iterator[str]:
-        """The metrics in Prometheus's text format."""
+        """The metrics in Prometheus's text format; `budget_bytes` is None while no model is
+        loaded."""
+        budget = ("memory_budget_bytes", "gauge", "Most memory of the process", budget_bytes)
         for name, kind, text, value in (
             ("uptime_seconds", "gauge", "Since the server began", time.monotonic() - self._began_s),
             ("requests_in_progress", "gauge", "Answered or waiting", queue.n_in_progress),
@@ -220,6 +227,7 @@ class ServerFigures:
             ("stall_seconds_total", "counter", "Compute waited for weights", paging.stall_s),
             ("model_loads_total", "counter", "Models loaded since the server began", n_loads),
             ("peak_memory_bytes", "gauge", "Peak resident memory", peak_bytes),
+            *([] if budget_bytes is None else [budget]),
         ):
             yield f"# HELP edgespec_{name} {text}."
             yield f"# TYPE edgespec_{name} {kind}"

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from edgespec.cli.interrupts import Interrupts
+from edgespec.concurrency.exit_codes import ENDING_SIGNALS
 
 PROCESS = """
 import os, signal, subprocess, sys, time
@@ -50,7 +51,7 @@ def run(body: str, closing: str = "pass", last: str = "pass", number: str = "SIG
     )
 
 
-@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_the_first_one_is_raised(number: str) -> None:
     ended = run("interrupt()", number=number)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "interrupted\n", "")
@@ -133,10 +134,10 @@ def test_what_can_stop_in_good_order_is_asked_to() -> None:
 
 
 def test_handlers_are_as_before_afterwards() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    before = [*map(signal.getsignal, ENDING_SIGNALS)]
     with Interrupts().heard():
         pass
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert [*map(signal.getsignal, ENDING_SIGNALS)] == before
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
@@ -167,7 +168,7 @@ INTERRUPT = "os.kill(os.getpid(), getattr(signal, sys.argv[1]))"
 IN_A_CALLBACK = f"weakref.ref(Importing(), lambda _: {INTERRUPT})"
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("interrupt", [INTERRUPT, IN_A_CALLBACK])
 def test_a_signal_during_imports_ends_the_command_like_a_later_one(
     name: str, interrupt: str

@@ -14,7 +14,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file import architectures
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.validation import validate
-from gguf_files import ARRAY, BOOL, U32, tiny_llama
+from gguf_files import ARRAY, BOOL, STRING, U32, tiny_llama
 from zoo_files import impostor, write_impostor, write_model
 from zoo_species import Species, has_property
 from zoo_species import architectures as architectures_of_llama_cpp
@@ -48,6 +48,14 @@ def test_attention_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     model.metadata["llama.attention.causal"] = (BOOL, False)
     with pytest.raises(ModelError, match="its attention is not causal"):
         validate(read_header(model.write(tmp_path / "m.gguf")))
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    """It was said to have no llama.block_count."""
+    adapter = tiny_llama()
+    adapter.metadata["general.type"] = (STRING, "adapter")
+    with pytest.raises(ModelError, match="is an adapter, which changes another model"):
+        validate(read_header(adapter.write(tmp_path / "m.gguf")))
 
 
 @pytest.mark.parametrize(("pooling", "name"), [(1, "mean"), (3, "last token")])

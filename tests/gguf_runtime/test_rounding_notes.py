@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from test_gguf_types import quantised
 
+from edgespec.errors import UsageError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models import catalogue
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
+from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading
@@ -138,3 +140,10 @@ def test_tiles_of_k_quants_are_told_where_they_cannot_be_avoided(
     told = notes(replace(REQUEST, path=path), PAGED)
     assert len(told) == n_notes
     assert all("tiles" in note for note in told)
+
+
+def test_passes_of_equal_size_are_for_a_gpu() -> None:
+    """On a CPU they did nothing, without a word."""
+    with pytest.raises(UsageError, match="equal_passes is for a target with layers on a GPU"):
+        LoadSettings(model="a.gguf", equal_passes=True)
+    LoadSettings(model="a.gguf", equal_passes=True, n_gpu_layers=1)

@@ -47,6 +47,7 @@ def test_another_budget(client: TestClient, size: object) -> None:
     answer = client.post("/v1/budget", json={"memory_budget": size})
     assert (answer.status_code, answer.json()["budget_bytes"]) == (200, 700 * MIB)
     assert client.get("/budget").json()["budget_bytes"] == 700 * MIB
+    assert f"\nedgespec_memory_budget_bytes {700 * MIB}\n" in client.get("/metrics").text
 
 
 def test_a_budget_below_the_smallest_is_refused_with_it(client: TestClient) -> None:

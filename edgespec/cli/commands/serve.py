@@ -8,7 +8,7 @@ import os
 import socket
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -182,7 +182,7 @@ def _one(
     name = _name(args)
     settings = settings_from(args, n_parallel=PARALLEL)
     loaded = stack.enter_context(settings.opened(console, template))
-    loaded.warn_with(console.note)
+    loaded.warn_with(Teller(console))
     sampling = _sampling(settings.generate, loaded.chat_sampling)
     options = {"session": loaded, "model": name or loaded.target.name, "sampling": sampling}
     return _Opened(options, settings)
@@ -193,7 +193,7 @@ def _several(
 ) -> _Opened:
     """Several models, with the first one loaded that has been named."""
     known = ModelList(args, console, template, n_parallel=PARALLEL)
-    load = loader(known, console.note)
+    load = loader(known, Teller(console))
     options: dict[str, Any] = {
         "session": None,
         "model": "",
@@ -299,8 +299,20 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """Writes notes to a console, as far as it can be written: the engine's thread calls it."""
+
+    console: Console
+
+    def __call__(self, note: str) -> None:
+        with suppress(OSError):
+            self.console.note(note)
+
+
 class RequestLog(AccessLog):
-    """Writes requests and failures to a console."""
+    """Writes requests and failures to a console, as far as it can be written: its disk may be full,
+    or its terminal gone."""
 
     def __init__(self, console: Console, is_json: bool = False, quiet: bool = False) -> None:
         """With `quiet`, only failures are written."""
@@ -317,7 +329,7 @@ class RequestLog(AccessLog):
         tokens = ""
         if answered.prompt_tokens is not None:
             tokens = f" {answered.prompt_tokens} + {answered.completion_tokens} tokens"
-        self._console.log(
+        self._log(
             f"{_now()} {answered.id} {answered.method} {answered.route} {answered.status}"
             f"{tokens} {answered.seconds:.3f} s"
         )
@@ -326,10 +338,14 @@ class RequestLog(AccessLog):
         if self._is_json:
             self._write(id=request_id, traceback=traceback)
         else:
-            self._console.log(f"{_now()} {request_id} failed\n{traceback.rstrip()}")
+            self._log(f"{_now()} {request_id} failed\n{traceback.rstrip()}")
 
     def _write(self, **fields: Any) -> None:
-        self._console.log(json.dumps({"time": _now()} | fields, ensure_ascii=False))
+        self._log(json.dumps({"time": _now()} | fields, ensure_ascii=False))
+
+    def _log(self, line: str) -> None:
+        with suppress(OSError):
+            self._console.log(line)
 
 
 def _now() -> str:

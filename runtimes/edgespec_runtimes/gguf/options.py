@@ -80,6 +80,12 @@ class GgufOptions(RuntimeOptions):
         if load.draft is None and self.n_gpu_layers_draft:
             layers, draft = names.of("n_gpu_layers_draft"), names.of("draft")
             raise UsageError(f"{layers} needs a draft: name one with {draft}")
+        if self.equal_passes and not self.n_gpu_layers:
+            equal, layers = names.of("equal_passes"), names.of("n_gpu_layers")
+            raise UsageError(
+                f"{equal} is for a target with layers on a GPU, and a CPU rounds alike without it: "
+                f"leave it out, or say how many layers with {layers}"
+            )
         if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
             raise UsageError(
                 f"{names.with_value('cache_type_v', self.cache_type_v)} needs flash attention: "

@@ -89,6 +89,11 @@ POOLINGS = {1: "mean", 2: "CLS", 3: "last token", RANK: "rank"}
 def check_purpose(header: GgufFile) -> None:
     """Raise ModelError for a model that does not generate text token by token."""
     name = header.architecture
+    if header.metadata.get("general.type") == "adapter":
+        raise ModelError(
+            f"{header.path} is an adapter, which changes another model's weights: join both with "
+            "llama.cpp's llama-export-lora, and name the file that it writes"
+        )
     if name in PURPOSES:
         raise unfit(header, PURPOSES[name])
     if header.metadata.get(header.key("attention.causal")) is False:
