@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnx_files import DATA_FILE, write_llama
+import genai_models
+from onnx_files import write_llama
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="address spaces are limited on Linux"),
@@ -35,6 +37,10 @@ ADDRESS_SPACE = 2048 * MIB
 """Libraries of onnxruntime with CUDA map more than 1 GiB that they never touch."""
 WRONG_MODEL = 3
 """Exit code for a model that cannot be used."""
+FAILED = 1
+"""Exit code where onnxruntime accepts a graph and cannot compute it."""
+NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1 << 31, 1 << 40, -(1 << 40), (1 << 63) - 1)
+"""Numbers that a changed graph has in places of others."""
 PROGRESS = "planning ..."
 
 N_MUTATIONS, N_AT_ONCE = 2000, 200
@@ -49,26 +55,32 @@ from edgespec.memory import library_pages, process
 library_pages.release = lambda: None  # half of the time of a plan, after which nothing is loaded
 for line in sys.stdin:
     path, said, plan = Path(line.strip()), io.StringIO(), io.StringIO()
+    arguments = ["-m", str(path), "-c", "64", "--memory-budget", "1GiB"]
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(plan):
-        exit_code = main(["plan", "-m", str(path), "-c", "64", "--memory-budget", "1GiB"])
+        exit_code = main(["plan", *arguments])
+        if not exit_code and {runs}:
+            said.truncate(said.seek(0))
+            exit_code = main(["generate", *arguments, "-p", "The", "-n", "3", "--quiet"])
     peak = process.peak_rss_bytes()  # that of getrusage is the parent's, if it had more
     print(json.dumps([path.name, exit_code, said.getvalue(), peak]), flush=True)
 """
 
 
-def planned(folders: list[Path]) -> Iterator[tuple[str, int, list[str], int]]:
-    """Name, exit code, lines of messages, and the process's peak so far of planning each folder."""
+def planned(folders: list[Path], runs: bool = False) -> Iterator[tuple[str, int, list[str], int]]:
+    """Name, exit code, lines of messages, and the process's peak so far of planning each folder,
+    and if `runs` of writing a text where there is a plan.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", CHILD.format(limit=ADDRESS_SPACE)],
+        [sys.executable, "-c", CHILD.format(limit=ADDRESS_SPACE, runs=runs)],
         input="\n".join(map(str, folders)),
         capture_output=True,
         text=True,
         timeout=800,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(folders)
+    ended_at = [*folders, None][len(answers)]
+    assert done.returncode == 0 and ended_at is None, (ended_at, done.stderr[-2000:])
     for name, exit_code, said, peak in answers:
         yield name, exit_code, [line for line in said.splitlines() if line != PROGRESS], peak
 
@@ -163,9 +175,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copied(tiny: Path, folder: Path, model: bytes) -> Path:
-    folder.mkdir()
-    for name in ("config.json", "tokenizer.json", DATA_FILE):
-        (folder / name).write_bytes((tiny / name).read_bytes())
+    shutil.copytree(tiny, folder)
     (folder / "model.onnx").write_bytes(model)
     return folder
 
@@ -184,39 +194,75 @@ def test_a_graph_that_would_take_all_memory_is_refused_in_one_line(
         assert peak < MAX_PEAK, name
 
 
-def mutations(whole: bytes, n: int, seed: int) -> Iterator[bytes]:
+def changed_bytes(whole: bytes, draw: random.Random) -> bytes:
     """The file with a few bytes changed, removed, repeated or taken from elsewhere in it."""
-    draw = random.Random(seed)
-    graph_end = len(whole)
-    for _ in range(n):
-        data = bytearray(whole)
-        for _ in range(draw.choice((1, 1, 2, 5))):
-            place, length = draw.randrange(graph_end - 64), draw.choice((1, 1, 2, 8, 40))
-            other = draw.randrange(graph_end - 64)
-            how = draw.randrange(4)
-            if how == 0:
-                data[place : place + 1] = bytes([draw.randrange(256)])
-            elif how == 1:
-                del data[place : place + length]
-            elif how == 2:
-                data[place:place] = data[other : other + length]
-            else:
-                data[place : place + length] = data[other : other + length]
-        yield bytes(data)
+    data = bytearray(whole)
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        place, length = draw.randrange(len(whole) - 64), draw.choice((1, 1, 2, 8, 40))
+        other = draw.randrange(len(whole) - 64)
+        how = draw.randrange(4)
+        if how == 0:
+            data[place : place + 1] = bytes([draw.randrange(256)])
+        elif how == 1:
+            del data[place : place + length]
+        elif how == 2:
+            data[place:place] = data[other : other + length]
+        else:
+            data[place : place + length] = data[other : other + length]
+    return bytes(data)
+
+
+def changed_graph(whole: bytes, draw: random.Random) -> bytes:
+    """The file with one to three changes after which it is still an ONNX file, if no valid one."""
+    model = onnx.ModelProto.FromString(whole)
+    graph = model.graph
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        node, tensor = draw.choice(graph.node), draw.choice(graph.initializer)
+        value = draw.choice([*graph.input, *graph.output]).type.tensor_type
+        names = [name for one in graph.node for name in (*one.input, *one.output)]
+        how = draw.randrange(9)
+        if how == 0:
+            node.op_type = draw.choice(graph.node).op_type
+        elif how == 1:
+            graph.node.remove(node)
+        elif how == 2:
+            graph.node.add().CopyFrom(node)
+        elif how == 3 and node.input:
+            node.input[draw.randrange(len(node.input))] = draw.choice(names)
+        elif how == 4:
+            node.output[draw.randrange(len(node.output))] = draw.choice(names)
+        elif how == 5 and node.attribute:
+            attribute = draw.choice(node.attribute)
+            attribute.i, attribute.f = draw.choice(NUMBERS), draw.choice((0, -1, 1e30, np.nan))
+            attribute.ints[:] = [draw.choice((number, *NUMBERS)) for number in attribute.ints]
+        elif how == 6 and tensor.dims:
+            tensor.dims[draw.randrange(len(tensor.dims))] = draw.choice(NUMBERS)
+        elif how == 7 and tensor.external_data:
+            draw.choice(tensor.external_data).value = str(draw.choice(NUMBERS))
+        elif value.shape.dim and draw.random() < 0.7:
+            draw.choice(value.shape.dim).dim_value = draw.choice(NUMBERS)
+        else:
+            value.elem_type = draw.randrange(24)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+MUTATORS = (changed_bytes, changed_graph)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(N_MUTATIONS // N_AT_ONCE))
-def test_mutations_of_a_graph_end_in_one_line_or_nowhere(
+def test_mutations_of_exports_are_refused_in_one_line_or_write_a_text(
     tiny: Path, tmp_path: Path, seed: int
 ) -> None:
-    model = onnx.load(tiny / "model.onnx", load_external_data=False)
-    whole = model.SerializeToString(deterministic=True)
-    folders = [
-        copied(tiny, tmp_path / str(i), data)
-        for i, data in enumerate(mutations(whole, N_AT_ONCE, seed))
-    ]
-    for name, exit_code, errors, peak in planned(folders):
-        assert exit_code in {0, WRONG_MODEL}, (name, exit_code, errors)
-        assert not exit_code or len(errors) == 1, (name, errors)
+    sources = (tiny, *genai_models.ALL)
+    source, changed = sources[seed // 2 % len(sources)], MUTATORS[seed % 2]
+    model = onnx.load(source / "model.onnx", load_external_data=False)
+    whole, draw = model.SerializeToString(deterministic=True), random.Random(seed)
+    folders = [copied(source, tmp_path / str(i), changed(whole, draw)) for i in range(N_AT_ONCE)]
+    for name, exit_code, lines, peak in planned(folders, runs=True):
+        assert exit_code in {0, WRONG_MODEL, FAILED}, (name, exit_code, lines)
+        errors = [line for line in lines if line.startswith("edgespec: error: ")]
+        assert len(errors) == bool(exit_code) and (not exit_code or errors == lines), (name, lines)
+        assert exit_code != FAILED or "onnxruntime failed to compute" in errors[0], (name, lines)
         assert peak < MAX_PEAK, name
