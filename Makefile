@@ -61,7 +61,7 @@ cuda vulkan: %: build/%/bin/libllama.so
 check: $(TESTABLE)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	for system in linux darwin win32; do $(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system || exit 1; done
+	printf '%s\n' linux darwin win32 | xargs -P $(WORKERS) -I{} $(BIN)/mypy --platform {} --cache-dir .mypy_cache/{}
 	$(BIN)/python tests/check_wheel.py
 	$(MAKE) docs
 	$(TEST)

@@ -14,7 +14,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
 
 import edgespec
 from commands_here import run_here
@@ -99,6 +98,8 @@ def test_the_client_prints_what_the_server_streams():
 def test_the_web_application_streams_and_tells_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from fastapi.testclient import TestClient  # most of a second, in every process that collects
+
     pair = embedded_pair()
     monkeypatch.setenv("MODEL", str(pair.target))
     monkeypatch.setenv("DRAFT", str(pair.draft))

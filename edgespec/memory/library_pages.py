@@ -34,10 +34,11 @@ resident, pieces of 2 MiB as much as whole mappings."""
 
 _ROOT = Path("/")
 _MAPPING = re.compile(
-    r"(?P<begin>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<access>\S+) \S+ \S+ \d+ *(?P<path>.*)"
+    r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)\n"
+    r"(?:[A-Z].*\n)*?Rss: +(\d+) kB\n(?:[A-Z].*\n)*?Anonymous: +(\d+) kB$",
+    re.MULTILINE,
 )
-_FIRST_LETTERS = frozenset("0123456789abcdefRA")
-"""First letters of the lines about a mapping's addresses, its Rss and its Anonymous."""
+"""A mapping's first line and, of two dozen more, those with its resident and its changed pages."""
 
 
 @dataclass(slots=True)
@@ -48,9 +49,9 @@ class LibraryMapping:
     end: int
     access: str
     path: str
-    resident_bytes: int = 0
+    resident_bytes: int
     """Bytes of the file itself; not of copies that this process has changed."""
-    changed_bytes: int = 0
+    changed_bytes: int
 
     @property
     def nbytes(self) -> int:
@@ -60,17 +61,13 @@ class LibraryMapping:
 def mappings(root: Path = _ROOT) -> Sequence[LibraryMapping]:
     """The mappings of all libraries of this process that are not LARGE_LIBRARY_BYTES."""
     found: list[LibraryMapping] = []
-    for line in (root / "proc/self/smaps").read_text(errors="replace").splitlines():
-        if line[:1] not in _FIRST_LETTERS:
-            continue  # most of some ten thousand lines
-        if line.startswith("Rss:"):
-            found[-1].resident_bytes = int(line.split()[1]) * 1024
-        elif line.startswith("Anonymous:"):
-            found[-1].changed_bytes = int(line.split()[1]) * 1024
-            found[-1].resident_bytes -= found[-1].changed_bytes
-        elif match := _MAPPING.match(line):
-            begin, end = int(match["begin"], 16), int(match["end"], 16)
-            found.append(LibraryMapping(begin, end, match["access"], match["path"]))
+    text = (root / "proc/self/smaps").read_text(errors="replace")
+    for begin, end, access, path, resident, changed in _MAPPING.findall(text):
+        changed_bytes = int(changed) * 1024
+        own_bytes = int(resident) * 1024 - changed_bytes
+        found.append(
+            LibraryMapping(int(begin, 16), int(end, 16), access, path, own_bytes, changed_bytes)
+        )
     with_code = {one.path for one in found if "x" in one.access and one.path.startswith("/")}
     sizes = dict.fromkeys(with_code, 0)
     for one in found:
@@ -91,6 +88,7 @@ def release() -> None:
         return
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     clean = [m for m in mappings() if not m.changed_bytes and m.access[1::2] == "-p"]
+    clean = [m for m in clean if m.resident_bytes or m.nbytes > PIECE_BYTES]
     begins, ends = [m.begin for m in clean], [m.end for m in clean]  # in order, as they lie
 
     def let_go(info: Any, *_: object) -> int:
@@ -99,7 +97,8 @@ def release() -> None:
         for begin, end in list(_constant_segments(info.contents)):
             for one in clean[bisect_left(begins, begin) : bisect_right(ends, end)]:
                 libc.madvise(one.begin, one.nbytes, _MADV_DONTNEED)
-                _cut(libc, one)
+                if one.nbytes > PIECE_BYTES:
+                    _cut(libc, one)
         return 0
 
     libc.dl_iterate_phdr(_Callback(let_go), None)

@@ -5,6 +5,7 @@ A rule that is wrong by one term does not pass: each is broken here, and found o
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -18,6 +19,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.rules.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Growth
+from edgespec.rules.acceptance.drawn import drawn
 from edgespec.rules.filters import Logits
 from edgespec.rules.sampling import Sampler, SamplingParams, distribution
 from edgespec.settings.rule_names import AcceptanceName, Keeps
@@ -37,6 +39,9 @@ SETTINGS = [
     pytest.param({"temperature": 0.6, "top_k": 4}, id="T=0.6 top-k"),
     pytest.param({"temperature": 1.0, "top_p": 0.8}, id="T=1 top-p", marks=pytest.mark.slow),
 ]
+
+
+Rows = dict[int, np.ndarray]
 
 
 class CachingSampler(Sampler):
@@ -84,46 +89,54 @@ def surprise(counts: Counter[tuple[int, ...]], n_tokens: int, params: SamplingPa
     return float(((chi_squared / cells) ** (1 / 3) - 1 + spread) / math.sqrt(spread))
 
 
-def tree_of(growth: Growth, params: SamplingParams, random: np.random.Generator) -> TokenTree:
-    """A line of three guesses, or a tree: a node's first draw has further draws below it."""
-    tree, node, context = TokenTree(PROMPT[-1], 16), ROOT, PROMPT
+def guesses_of(
+    growth: Growth, params: SamplingParams, random: np.random.Generator
+) -> tuple[tuple[int, ...], ...]:
+    """Draws of a line of three guesses, or of a tree: a node's first draw has further draws below
+    it."""
+    guesses: list[tuple[int, ...]] = []
+    context = PROMPT
     for _ in range(3 if growth.width == 1 else 2):
-        key = (id(params), context)
-        if key not in DRAFTED:
-            DRAFTED[key] = distribution(DRAFT(context), params)
-        tokens, q = DRAFTED[key]
-        guesses = tuple(growth.draw(tokens, q, random))
-        tree.draws[node] = Draws(tokens, q, guesses)
-        for guess in dict.fromkeys(guesses):
-            tree.add(node, guess, 0.5)
-        below = tree.child(node, guesses[0])
+        guesses.append(tuple(growth.draw(*probabilities(DRAFT, context, params), random)))
+        context = (*context, guesses[-1][0])
+    return tuple(guesses)
+
+
+def tree_of(guesses: Sequence[tuple[int, ...]], params: SamplingParams) -> tuple[TokenTree, Rows]:
+    """The tree of these guesses, and the target's logits after its nodes."""
+    tree, node, contexts = TokenTree(PROMPT[-1], 16), ROOT, {ROOT: PROMPT}
+    for draws in guesses:
+        tree.draws[node] = Draws(*probabilities(DRAFT, contexts[node], params), draws)
+        for guess in dict.fromkeys(draws):
+            contexts[tree.add(node, guess, 0.5)] = (*contexts[node], guess)
+        below = tree.child(node, draws[0])
         assert below is not None
-        node, context = below, (*context, guesses[0])
-    return tree
+        node = below
+    return tree, {node: TARGET(context) for node, context in contexts.items()}
 
 
-DRAFTED: dict[Any, Any] = {}
+@functools.cache
+def probabilities(language: Language, context: tuple[int, ...], params: SamplingParams) -> Any:
+    return distribution(language(context), params)
 
 
 def sampled(rule: AcceptanceRule, params: SamplingParams, n_texts: int) -> Counter[tuple[int, ...]]:
-    """Beginnings of texts of the rule: two tokens of trees, three of lines."""
+    """Beginnings of texts of the rule: two tokens of trees, three of lines. What the rule leaves
+    open is drawn from the target's distribution."""
     assert rule.growth is not None
     growth = replace(rule.growth, width=min(3, rule.growth.width))
     n_tokens = 3 if growth.width == 1 else 2
     sampler, random = CachingSampler(params), np.random.default_rng(7)
     counts: Counter[tuple[int, ...]] = Counter()
-    rows: dict[tuple[int, ...], np.ndarray] = {}
+    trees: dict[Any, tuple[TokenTree, Rows]] = {}
     for _ in range(n_texts):
-        tree = tree_of(growth, params, random)
-        contexts = {ROOT: PROMPT}
-        for node in range(1, len(tree)):
-            contexts[node] = (*contexts[int(tree.parent[node])], int(tree.token[node]))
-        after = {node: TARGET(context) for node, context in contexts.items()}
-        text = PROMPT
-        for token in rule.picks(tree, after, sampler):
-            text = (*text, token)
+        guesses = guesses_of(growth, params, random)
+        if guesses not in trees:
+            trees[guesses] = tree_of(guesses, params)
+        text = (*PROMPT, *rule.picks(*trees[guesses], sampler))
         while len(text) < len(PROMPT) + n_tokens:
-            text = (*text, sampler.draw(rows.setdefault(text, TARGET(text))))
+            tokens, p = probabilities(TARGET, text, params)
+            text = (*text, int(tokens[drawn(p, sampler)]))
         counts[text[len(PROMPT) :][:n_tokens]] += 1
     return counts
 

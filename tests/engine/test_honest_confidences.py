@@ -64,8 +64,9 @@ def draft(seed: int, temperature: float) -> Language:
 
 @functools.cache
 def tokens_per_pass(temperature: float, told: float | None = None) -> float:
-    """After the first rounds of some texts, each begun without any knowledge but what is told."""
-    settings = EngineSettings(fallback="full", draft_max=16, step_aside=False)
+    """After the first rounds of some texts, each begun without any knowledge but what is told; the
+    draft alone guesses."""
+    settings = EngineSettings(fallback="full", draft_max=16, step_aside=False, lookup=False)
     lengths: list[int] = []
     for seed in range(N_TEXTS):
         with Engine(

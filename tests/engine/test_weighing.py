@@ -75,6 +75,7 @@ def test_free_guesses_do_not_slow_a_text_down(read_s: float) -> None:
     )
 
 
+@pytest.mark.slow
 @READS_S
 def test_trees_do_not_outgrow_the_reads_that_hide_them(read_s: float) -> None:
     """A pass that waited a little though it computed all the time once made all nodes up to its

@@ -120,6 +120,7 @@ def texts(draft: Path | None, prompts: list[str], temp: float, seeds: int = 1) -
         ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("temp", [0.0, 0.8])
 def test_guesses_and_earlier_texts_change_nothing(n_rows: list[int], temp: float):
     prompts = ["def f(", PROMPT, PROMPT + " return", PROMPT[:30]]

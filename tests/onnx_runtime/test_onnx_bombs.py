@@ -180,6 +180,7 @@ def copied(tiny: Path, folder: Path, model: bytes) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_graph_that_would_take_all_memory_is_refused_in_one_line(
     tiny: Path, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_layers_are_packed_once_per_file(
     assert not [path for path in artifacts.folder().iterdir() if path.name.endswith(SUFFIX)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache_folder")
 def test_accuracy_levels_used_in_turn_keep_their_records(tmp_path: Path) -> None:
     path = write_llama(tmp_path, bits=4, layers=6, fused=True)

@@ -38,6 +38,7 @@ def test_a_new_table_replaces_the_last_one() -> None:
     assert exports.with_table(written, refused) == written
 
 
+@pytest.mark.slow
 def test_a_row_is_measured_in_processes_of_its_own() -> None:
     lengths = (4, 128)
     cells = exports.cells(LLAMA, LLAMA, exports.answer("plain", LLAMA, *lengths), *lengths)

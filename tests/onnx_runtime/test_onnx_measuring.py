@@ -117,6 +117,7 @@ def test_without_a_trial_sizes_are_computed(packed: Path, monkeypatch: pytest.Mo
     prepared.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="trials are made on Linux")
 def test_a_plan_without_a_trial_is_no_smaller_than_one_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

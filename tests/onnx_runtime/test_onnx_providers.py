@@ -311,6 +311,7 @@ def test_a_gpu_budget_beyond_the_gpu_is_refused(
         session.plan(settings(pair, gpu_memory_budget="2GiB"))
 
 
+@pytest.mark.slow
 @installed
 def test_what_a_gpus_libraries_take_of_the_process_is_planned_once(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
@@ -321,6 +322,7 @@ def test_what_a_gpus_libraries_take_of_the_process_is_planned_once(
     assert [row.nbytes for row in plan.rows if row.what == "GPU library"] == [300 << 20]
 
 
+@pytest.mark.slow
 @installed
 def test_the_smallest_budget_beside_a_gpu_is_one(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

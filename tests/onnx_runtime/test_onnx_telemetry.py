@@ -61,6 +61,7 @@ def test_nothing_is_told_and_no_device_gets_a_number(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("deviceid*")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are measured on Linux")
 def test_nothing_is_told_while_a_model_is_measured(tmp_path: Path) -> None:
     """The process that measures had started onnxruntime with its telemetry."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import httpx
-import openai
 import pytest
 
 from edgespec.server.guarding import Guard
@@ -15,7 +14,8 @@ from edgespec.session.session import Session
 from server_running import TEMPLATE, serving
 
 if TYPE_CHECKING:
-    import anthropic  # two seconds, in every process that collects tests
+    import anthropic  # two seconds each, in every process that collects tests
+    import openai
 
 KEY = "secret"
 CALLS = "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}" + TEMPLATE
@@ -38,6 +38,8 @@ def address(session: Session) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def gpt(address: str) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as client:
         yield client
 
@@ -125,6 +127,8 @@ def test_a_streamed_message_is_the_whole_one(claude: anthropic.Anthropic) -> Non
 
 
 def test_a_response_goes_on_from_another(gpt: openai.OpenAI) -> None:
+    import openai
+
     first = gpt.responses.create(model="pair", input="the moon", max_output_tokens=8)
     second = gpt.responses.create(
         model="pair", input="a wolf", max_output_tokens=8, previous_response_id=first.id
@@ -187,6 +191,7 @@ def test_errors_are_those_of_the_protocol(
     gpt: openai.OpenAI, claude: anthropic.Anthropic, address: str
 ) -> None:
     import anthropic
+    import openai
 
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
     with pytest.raises(openai.BadRequestError) as refused:
@@ -219,6 +224,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_both(
     gpt: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
     import anthropic
+    import openai
 
     long = "word " * 5000
     with pytest.raises(openai.BadRequestError) as refused:

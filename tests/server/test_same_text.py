@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from edgespec.session.session import Session
@@ -62,6 +61,8 @@ def test_a_prompt_is_continued_alike(
     session: Session, server: httpx.Client, rules: dict[str, Any], prompt: str
 ) -> None:
     """The session has read other texts before, and a part of this one; the command has not."""
+    import openai  # two seconds, in every process that collects tests
+
     session.generate(prompt[: len(prompt) // 2], max_tokens=3)
     expected = session.generate(prompt, SamplingParams(**rules), N_TOKENS).text
     asked = {"prompt": prompt, "max_tokens": N_TOKENS} | rules

@@ -5,7 +5,6 @@ import json
 import threading
 
 import httpx
-import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,6 +31,8 @@ def client(address):
 
 @pytest.fixture(scope="module")
 def official(address):
+    import openai  # two seconds, in every process that collects tests
+
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as api:
         yield api
 
@@ -130,6 +131,8 @@ def test_the_official_client_gets_json_of_a_schema(official):
 
 
 def test_the_official_client_knows_our_errors(official):
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="temperature"):
         official.chat.completions.create(model="pair", messages=MESSAGES, temperature=-1)
     with pytest.raises(openai.NotFoundError, match="no model 'nothing'"):

@@ -7,10 +7,10 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from edgespec.cli.console import Console
@@ -20,6 +20,9 @@ from edgespec.memory import process
 from embedding_files import write_encoder
 from gguf_files import tiny_llama
 from server_running import serving_list
+
+if TYPE_CHECKING:
+    import openai  # two seconds, in every process that collects tests
 
 BUDGET = "400MiB"
 
@@ -50,6 +53,8 @@ def url(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
         yield found
 
@@ -132,6 +137,9 @@ def test_an_unknown_model_is_a_404_in_every_protocols_form(url: str) -> None:
 
 @pytest.mark.slow
 def test_an_unknown_model_is_known_as_such_by_the_official_clients(url: str) -> None:
+    import anthropic  # two seconds, in every process that collects tests
+    import openai
+
     for send in (
         lambda c: c.chat.completions.create(model="x", messages=[{"role": "user", "content": ""}]),
         lambda c: c.completions.create(model="x", prompt="one"),
@@ -145,8 +153,6 @@ def test_an_unknown_model_is_known_as_such_by_the_official_clients(url: str) -> 
         ):
             send(client)
     message = {"role": "user", "content": "one"}
-    import anthropic  # two seconds, in every process that collects tests
-
     with anthropic.Anthropic(base_url=url, api_key="none") as client:
         with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
             client.messages.create(model="x", messages=[message], max_tokens=1)

@@ -8,13 +8,14 @@ nothing is replaced, which callers can check.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import re
 import struct
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -124,7 +125,14 @@ def _import_slots(library: str, names: Collection[str]) -> list[int]:
     link = _link_map(library)
     if link is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
         return []
-    bias, at = link.bias, link.dynamic
+    return list(_slots_of(link.bias, link.dynamic, tuple(names)))
+
+
+@functools.cache
+def _slots_of(bias: int, dynamic: int, names: Sequence[str]) -> Sequence[int]:
+    """The entries of the library that lies there; all its tables are searched once, not in every
+    pass that replaces an import."""
+    at = dynamic
     table: dict[int, int] = {}
     while any(entry := _DYN_ENTRY.unpack(_read(at, _DYN_ENTRY.size))):
         table[entry[0]] = entry[1]
