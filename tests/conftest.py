@@ -46,6 +46,8 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts what runs in the background deaf to Ctrl-C, and its children would be, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup leaves it
 
 
 @pytest.hookimpl(tryfirst=True)
