@@ -50,7 +50,10 @@ with edgespec.load(load, edgespec.EngineSettings(remember=False)) as session:
     print(tuple(tokens) == expected, most, flush=True)
     sys.stdin.readline()
     session.set_memory_budget("1GiB")
-    session.generate("text", drawn, max_tokens=10)
+    for _ in range(20):  # passes take what is read by then: on a busy machine ten are too few
+        session.generate("text", drawn, max_tokens=10)
+        if not session.budget.streamed_bytes:
+            break
     print(session.budget.streamed_bytes, flush=True)
 """
 
