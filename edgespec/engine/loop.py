@@ -174,9 +174,10 @@ class Loop(Closeable):
             risk_s = planner.choose()
             if not risk_s and not n_others:
                 risk_s = planner.choose_free()
-                free_only = True
-                if not risk_s:
-                    self._resting, self._rest_left = growing[0], planner.rest()
+                free_only = risk_s > 0 and growing[0].is_sure_of_next
+                if not free_only:
+                    self._resting, self._rest_left = growing[0], 1 if risk_s else planner.rest()
+                    risk_s = 0.0
         for slot in growing:
             with slot.ending_on_error():
                 assert slot.round is not None

@@ -102,6 +102,12 @@ class Slot:
         return n_unread
 
     @property
+    def is_sure_of_next(self) -> bool:
+        """True if a lookup in the text is sure of the token after the root."""
+        root_token = int(self.tree.token[ROOT])
+        return self.grower is not None and self.grower.is_sure_of_next(self.committed, root_token)
+
+    @property
     def n_leading(self) -> int:
         """Length of the prefix that the draft model holds without a gap."""
         return self.drafter.n_leading if self.drafter is not None else 0

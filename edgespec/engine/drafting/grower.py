@@ -125,6 +125,16 @@ class TreeGrower:
                         found.append(guess.token == token)
         return found
 
+    def is_sure_of_next(self, committed: Sequence[int], root_token: int) -> bool:
+        """True if the lookup in the text is sure of the token after `committed` and
+        `root_token`."""
+        for drafter in self._drafters:
+            if isinstance(drafter, LookupDrafter):
+                opinion = drafter.next_opinion(committed, root_token)
+                if opinion is not None and self.mixer.mix([opinion])[0].confidence >= SURE:
+                    return True
+        return False
+
     def begin(self, tree: TokenTree, limits: Limits) -> None:
         """Add the guesses that cost no draft step."""
         for drafter in self._ready:

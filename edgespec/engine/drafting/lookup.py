@@ -140,6 +140,11 @@ class LookupDrafter(FreeDrafter):
             self._index.append(token)
         return True
 
+    def next_opinion(self, committed: Sequence[int], root_token: int) -> Opinion | None:
+        """Opinion about the token after `committed`, which is read, and `root_token`."""
+        self.catch_up(committed)
+        return self._answer_after((*self._index.tokens[1 - MAX_MATCH :], root_token), 0)
+
     def dry_run(self, committed: Sequence[int], n_tokens: int) -> Iterator[tuple[int, Opinion]]:
         """The last `n_tokens` committed tokens that were not read, each with the opinion about it
         as if it were not known, at almost no cost. All committed tokens count as read."""
