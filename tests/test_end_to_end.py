@@ -242,6 +242,7 @@ def test_a_prompt_longer_than_the_context_is_refused() -> None:
     assert_refused(done, 2, "64")
 
 
+@pytest.mark.slow
 def test_a_file_cut_short_while_it_is_streamed_is_an_error(big: Path, smallest: int) -> None:
     """The file shrinks after it was loaded; the process is not killed by SIGBUS."""
     copy = big.with_name("shrinking.gguf")
@@ -264,6 +265,7 @@ def test_a_file_cut_short_while_it_is_streamed_is_an_error(big: Path, smallest: 
     assert "Traceback" not in stderr
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("delay_s", [0.1, 0.5, 1.5])
 def test_ctrl_c_ends_quickly_whatever_is_going_on(big: Path, smallest: int, delay_s: float) -> None:
     """Start-up, loading, prefill, passes: exit code 130, and no process is left."""

@@ -62,6 +62,7 @@ def confused(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["edgespec", "runtimes", "models", "examples"])
 def test_no_comprehension_hides_a_name_that_its_function_reads(folder: str):
     files = sorted((ROOT / folder).rglob("*.py"))

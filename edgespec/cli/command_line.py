@@ -99,9 +99,13 @@ def let_idle_threads_sleep(environ: MutableMapping[str, str]) -> None:
     GOMP reads the variable once, when a runtime loads it. Its default makes passes more than ten
     times slower if another program uses the same cores; the runtime lets threads of models in
     memory spin longer while it has the cores to itself (decision 0070).
+
+    numpy starts a thread for each core, which spins for a tenth of a second, to multiply matrices:
+    nothing here does.
     """
     if not environ.get("OMP_WAIT_POLICY"):
         environ.setdefault("GOMP_SPINCOUNT", str(SHORT))
+    environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _prepare_streams() -> None:

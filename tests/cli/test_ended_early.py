@@ -101,6 +101,7 @@ def test_an_error_after_ctrl_c_is_an_interrupt(monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr().err == "edgespec: error: interrupted\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_generated_code_is_no_death_by_the_signal(tmp_path: Path):
     """CPython remembers it from where it goes through `exec`, as in making a named tuple."""
     (tmp_path / "interrupted.py").write_text(

@@ -13,9 +13,15 @@ from edgespec.concurrency.spinning import SHORT
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, {"GOMP_SPINCOUNT": str(SHORT)}),
-        ({"GOMP_SPINCOUNT": "5"}, {"GOMP_SPINCOUNT": "5"}),
-        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ({}, {"GOMP_SPINCOUNT": str(SHORT), "OPENBLAS_NUM_THREADS": "1"}),
+        (
+            {"GOMP_SPINCOUNT": "5", "OPENBLAS_NUM_THREADS": "2"},
+            {"GOMP_SPINCOUNT": "5", "OPENBLAS_NUM_THREADS": "2"},
+        ),
+        (
+            {"OMP_WAIT_POLICY": "active"},
+            {"OMP_WAIT_POLICY": "active", "OPENBLAS_NUM_THREADS": "1"},
+        ),
     ],
 )
 def test_idle_threads_sleep_soon_unless_the_user_chose_otherwise(

@@ -74,6 +74,7 @@ def test_a_draft_changes_no_token_of_a_text_that_shifts(
     assert pair.speculation.accepted > 0
 
 
+@pytest.mark.slow
 def test_lines_of_a_recurrent_target_shift_at_the_same_token() -> None:
     options = {"tree_capable": False, "max_rollback": 4, "max_nodes": 5, "max_branches": 1}
     draft = FakeModel(DRAFT, N_VOCAB, n_ctx=40)

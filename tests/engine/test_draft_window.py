@@ -57,6 +57,7 @@ def test_of_a_long_prompt_the_draft_reads_its_first_tokens_and_the_last_half_of_
     assert draft.committed[:SINK_TOKENS] == tuple(LONG[:SINK_TOKENS])
 
 
+@pytest.mark.slow
 def test_a_text_costs_the_draft_about_two_tokens_more_for_each_in_a_small_window() -> None:
     target, draft = models(draft_ctx=64)
     generate(target, draft, max_tokens=400, lookup=False, draft_max=6, max_depth=4)

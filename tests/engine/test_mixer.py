@@ -103,6 +103,7 @@ def test_a_few_rounds_bring_the_temperature_nearer(temperature: float) -> None:
     assert abs(math.log(found_at / temperature)) < 0.6 * abs(math.log(0.6 / temperature))
 
 
+@pytest.mark.slow
 def test_a_draft_that_changes_is_believed_anew() -> None:
     sure = taught(0.3, 600)
     assert temperature_of(taught(1.0, 600, sure, seed=2)) == pytest.approx(1.0, rel=0.25)
@@ -156,6 +157,7 @@ def test_confidences_are_a_distribution_best_first(
     assert sorted(tokens) == sorted({token for opinion in opinions for token in opinion.tokens})
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -224,6 +224,7 @@ def test_a_memory_keeps_the_circumstances_that_were_met_last() -> None:
     assert kept["rounds@0"] == -1 and "rounds@new" in kept and "rounds@1" not in kept
 
 
+@pytest.mark.slow
 def test_costs_are_kept_apart_and_what_is_learnt_of_guesses_is_not(tmp_path: Path) -> None:
     for target in (Streamed(), Streamed(2000.0), Streamed(n_threads=1)):
         spent_of(tmp_path, target)

@@ -58,6 +58,7 @@ def test_a_quantised_model_can_be_enlarged_and_stays_the_same(tmp_path: Path, na
     assert np.abs(found - expected).max() <= REPACKED * np.ptp(expected, axis=1).mean()
 
 
+@pytest.mark.slow
 def test_short_names_and_small_letters_name_types_too(tmp_path: Path):
     source = tiny_llama().write(tmp_path / "m.gguf")
     quantise(source, tmp_path / "out.gguf", "q4_0")
@@ -86,6 +87,7 @@ def test_a_failure_of_the_quantiser_is_reported(tmp_path: Path):
         quantise(source, tmp_path / "no folder" / "out.gguf", "Q4_0")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full here")
 def test_a_full_disk_is_called_one(tmp_path: Path):
     """C++ calls it an iostream error."""

@@ -45,6 +45,7 @@ def mapped_libraries(**environ: str) -> list[Path]:
     return [Path(name) for name in done.stdout.decode().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_no_library_is_mapped_twice() -> None:
     names = [path.name.split(".")[0] for path in mapped_libraries()]
@@ -62,6 +63,7 @@ print(used, abi.library_file("ggml-base"))
 """
 
 
+@pytest.mark.slow
 def test_a_copy_that_somebody_loads_later_is_not_taken_for_the_one_in_use() -> None:
     """A test had loaded one, and the weights of models loaded after it had no huge pages."""
     done = subprocess.run([sys.executable, "-c", ANOTHER], check=True, stdout=subprocess.PIPE)

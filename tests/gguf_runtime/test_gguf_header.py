@@ -71,6 +71,7 @@ def test_arrays_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
     assert numbers.values() == [0.5, -1.0]
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_takes_no_memory(tmp_path: Path) -> None:
     model = tiny_llama()
     model.metadata["big"] = (ARRAY, STRING, [f"token {index}" for index in range(100_000)])

@@ -271,6 +271,7 @@ def test_what_answers_otherwise_is_an_error(said: bytes, error: str):
         prepared(address).needs()
 
 
+@pytest.mark.slow
 @needs_rpc
 def test_a_server_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(device_memory, "ANSWER_S", 0.5)

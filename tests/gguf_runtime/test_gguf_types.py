@@ -189,6 +189,7 @@ def test_a_long_prompt_rounds_alike_wherever_its_cells_begin(tmp_path: Path) -> 
         model.close()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "ways",
     [

@@ -30,6 +30,7 @@ def test_a_device_that_computes_makes_a_process_grow(rpc_server: str):
     assert measured.nbytes >= 0 and measured.nbytes % STEP_BYTES == 0
 
 
+@pytest.mark.slow
 def test_without_a_gpu_nothing_is_known():
     if gpu.find() is not None:
         pytest.skip("there is a GPU")

@@ -43,6 +43,7 @@ def test_a_range_that_holds_no_huge_page_has_none() -> None:
     assert begin >= end
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or not THP.exists(), reason="no huge pages here")
 def test_what_llama_cpp_allocates_in_the_block_for_itself_alone_has_huge_pages() -> None:
     """In a process of its own: a heap with a free block of that size gives that, and advice there

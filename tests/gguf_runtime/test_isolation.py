@@ -117,6 +117,7 @@ def test_its_state_leaves_its_process_and_comes_back(living: IsolatedModel):
     living.truncate(0)
 
 
+@pytest.mark.slow
 def test_a_request_to_cancel_that_arrives_late_cancels_no_other_call(living: IsolatedModel):
     prefill(living, [5, 6])
     for _ in range(1000):

@@ -108,6 +108,7 @@ def _has_one_cpu_library() -> bool:
     return sys.platform == "linux" and abi.library_file("ggml-cpu").name.startswith("libggml-cpu.")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _has_one_cpu_library(), reason="backends are registered in another way")
 def test_what_backends_say_while_they_are_registered_is_no_output_of_a_command() -> None:
     """CUDA's wrote that it found no device to stderr, whatever the command."""

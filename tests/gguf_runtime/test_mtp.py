@@ -359,6 +359,7 @@ def test_where_it_cannot_guess_the_target_runs_alone_and_a_note_says_why(
     assert said in note
 
 
+@pytest.mark.slow
 def test_models_check_of_a_layer_that_cannot_guess_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_file_of_a_threads_times_is_closed_with_the_thread() -> None:
     assert len([*Path("/proc/self/fd").iterdir()]) <= before
 
 
+@pytest.mark.slow
 @needs_gomp
 def test_the_number_that_the_command_line_sets_is_found_in_gomp() -> None:
     code = (

@@ -71,6 +71,7 @@ def logits_of(settings: LoadSettings) -> np.ndarray:
         return logits_of_a_tree(models.draft, models.target.vocabulary.encode(PROMPT))
 
 
+@pytest.mark.slow
 def test_its_plan_has_copies_of_what_is_streamed_only(
     sharing: LoadSettings, target: Path, coarse: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_text_is_that_without_a_draft(sharing: LoadSettings) -> None:
     assert texts[:2] == texts[2:]
 
 
+@pytest.mark.slow
 def test_a_changed_budget_leaves_it_what_it_shares(
     sharing: LoadSettings, budget_bytes: int
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_draft_has_the_tokens_of_its_file_and_no_texts(draft: Path) -> None:
                 ask()
 
 
+@pytest.mark.slow
 def test_a_draft_guesses_the_tokens_of_the_target_without_its_tokenizer(
     draft: Path, tmp_path: Path
 ) -> None:

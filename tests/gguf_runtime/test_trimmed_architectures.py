@@ -43,6 +43,7 @@ def test_it_rates_tokens_as_the_model_does(architecture: str, tmp_path: Path) ->
     np.testing.assert_allclose(some, whole[:, 3:40], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_rows_of_no_large_blocks_are_quantised_in_small_ones(tmp_path: Path) -> None:
     target = tiny_llama(tied=False).write(tmp_path / "target.gguf")
     trim(target, tmp_path / "trimmed.gguf", "Q2_K", [*range(100)], 16 << 20)

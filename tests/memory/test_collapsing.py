@@ -58,6 +58,7 @@ def collapsed(how: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.slow
 def test_huge_pages_are_made_where_all_their_pages_are_resident() -> None:
     """Three of four, since the page that is missing would have to be added; nothing is changed."""
     n_made, added_bytes, n_huge, is_equal = collapsed("whole")
@@ -65,6 +66,7 @@ def test_huge_pages_are_made_where_all_their_pages_are_resident() -> None:
     assert int(n_made) >= 3
 
 
+@pytest.mark.slow
 def test_nothing_is_made_once_loading_is_stopped() -> None:
     assert collapsed("stopped") == ["0", "0", "0", "True"]
 

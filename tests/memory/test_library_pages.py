@@ -114,6 +114,7 @@ def test_a_runtime_is_imported_when_what_was_imported_before_is_let_go_of(
     assert happened == ["release", "import"]
 
 
+@pytest.mark.slow
 def test_onnxruntime_is_let_go_of_before_onnx_is_imported() -> None:
     """Both together exceeded the smallest budget where files had just been written."""
     program = """

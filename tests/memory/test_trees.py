@@ -86,6 +86,7 @@ def test_the_smallest_budget_is_that_of_the_smallest_trees() -> None:
     assert planned(smallest(target(150_000)) / MIB, target(150_000)).max_nodes == least
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(budget_mib=st.integers(100, 1200), n_vocab=st.sampled_from([4096, 32_000, 150_000]))
 def test_a_pass_reads_little_more_than_with_the_usual_trees(budget_mib: int, n_vocab: int) -> None:

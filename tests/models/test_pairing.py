@@ -191,6 +191,7 @@ def test_a_pass_yields_a_token_of_the_targets_own() -> None:
     assert TreeFit(8, rounds=10, verified=70, accepted=15).tokens_per_pass == 2.5
 
 
+@pytest.mark.slow
 def test_every_source_of_guesses_is_counted_while_the_target_writes() -> None:
     found = measure(
         FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB), PROMPTS, N_TOKENS, silent

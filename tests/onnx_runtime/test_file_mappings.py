@@ -39,6 +39,7 @@ def test_what_is_mapped_of_a_file_becomes_memory_with_the_same_bytes(mapped: Pat
         assert mapping[:] == content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_paged", [False, True])
 def test_nothing_of_a_models_files_stays_mapped(is_paged: bool, tmp_path: Path) -> None:
     """A file that was cut short in a pass ended the process with SIGBUS."""

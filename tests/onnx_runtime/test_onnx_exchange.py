@@ -123,6 +123,7 @@ def test_what_no_result_depends_on_is_not_read(folders: dict[str, Path]) -> None
     assert n_constants["eight bits"][stored] < n_constants["floats"][stored]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache_folder")
 def test_layers_are_packed_once_per_file(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,7 @@ def open_at(folder: Path, level: int) -> None:
     open_paged(folder, 0.0, options=OnnxOptions(accuracy_level=level)).close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache_folder")
 def test_where_mappings_are_not_told_each_layer_has_its_session(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -170,6 +172,7 @@ def test_where_mappings_are_not_told_each_layer_has_its_session(
     logits(folders["floats"], PackedWeights)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache_folder")
 def test_a_kernel_that_keeps_more_than_is_mapped_is_not_exchanged(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -186,6 +189,7 @@ def test_a_kernel_that_keeps_more_than_is_mapped_is_not_exchanged(
     logits(folders["floats"], PackedWeights)
 
 
+@pytest.mark.slow
 def test_half_precision_scales_have_sessions_of_their_own(tmp_path: Path) -> None:
     write_llama(tmp_path, bits=4, layers=6, dtype="float16", fused=True)
     assert np.isfinite(logits(tmp_path, PackedWeights)).all()

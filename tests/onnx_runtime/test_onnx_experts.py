@@ -54,6 +54,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path.parent
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_says_that_its_layers_are_paged_whole(mixture: Path) -> None:
     prepared = runtime.prepare(request(mixture))
     try:

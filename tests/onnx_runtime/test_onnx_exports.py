@@ -48,6 +48,7 @@ def test_a_row_is_measured_in_processes_of_its_own() -> None:
     assert cells == ["4, 4", "4, 4", "0.0", "4, 4", "4, 4"]
 
 
+@pytest.mark.slow
 def test_what_is_refused_says_so_in_its_row() -> None:
     answer = exports.answer("plain", LLAMA, 4, 1 << 20)
     assert "ctx_size 1,048,576 is more than the 256 tokens" in answer

@@ -205,6 +205,7 @@ def test_what_the_model_does_not_have_is_refused(
         made.offer_features(layers, n_values)
 
 
+@pytest.mark.slow
 def test_a_graph_that_hands_on_several_values_between_layers_is_refused(
     path: Path, tmp_path: Path
 ) -> None:

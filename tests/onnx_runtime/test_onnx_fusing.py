@@ -117,6 +117,7 @@ def _is_turned(makers: dict[str, onnx.NodeProto], value: str) -> bool:
     return turned is not None and turned.op_type == "Transpose"
 
 
+@pytest.mark.slow
 def test_another_activation_of_the_weights_stays_as_it_is(tmp_path: Path) -> None:
     def change(graph: onnx.GraphProto) -> None:
         first(graph, "Softmax").op_type = "LogSoftmax"
@@ -124,6 +125,7 @@ def test_another_activation_of_the_weights_stays_as_it_is(tmp_path: Path) -> Non
     assert FUSED_ATTENTION not in operators(changed(write_llama(tmp_path), change))
 
 
+@pytest.mark.slow
 def test_a_softmax_over_something_else_stays_as_it_is(tmp_path: Path) -> None:
     def change(graph: onnx.GraphProto) -> None:
         first(graph, "Softmax").attribute[0].i = 1
@@ -131,6 +133,7 @@ def test_a_softmax_over_something_else_stays_as_it_is(tmp_path: Path) -> None:
     assert FUSED_ATTENTION not in operators(changed(write_llama(tmp_path), change))
 
 
+@pytest.mark.slow
 def test_keys_that_are_changed_after_they_were_kept_stay_as_they_are(tmp_path: Path) -> None:
     """A factor for each head is no scale."""
 
@@ -149,6 +152,7 @@ def test_keys_that_are_changed_after_they_were_kept_stay_as_they_are(tmp_path: P
     assert FUSED_ATTENTION not in operators(changed(write_llama(tmp_path), change))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", [{"dtype": "float16"}, {"bits": 8}, {"hidden": 48}])
 def test_what_rounds_more_coarsely_stays_as_it_is(tmp_path: Path, kind: dict[str, object]) -> None:
     """Half precision and int8; 12 numbers a head are none that fused attention takes."""

@@ -86,6 +86,7 @@ def test_what_was_measured_is_planned(packed: Path, monkeypatch: pytest.MonkeyPa
     assert streamed >= 2 * size.private_bytes
 
 
+@pytest.mark.slow
 def test_halves_are_folded_and_let_go_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_head_that_is_folded_is_loaded_before_the_layers_have_taken_memory(
     assert packed - folded >= 60 * MIB
 
 
+@pytest.mark.slow
 def test_a_head_is_at_its_peak_before_or_after_the_layers_have_taken_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ def test_a_head_is_at_its_peak_before_or_after_the_layers_have_taken_memory(
     assert loading[0.25] < loading[1.0]
 
 
+@pytest.mark.slow
 def test_a_half_precision_head_that_is_transposed_exists_three_times(tmp_path: Path) -> None:
     """onnxruntime transposes it in each run, and converts the result to single precision."""
     rows = {}

@@ -182,6 +182,7 @@ def test_what_is_taken_on_the_device_is_what_was_planned(
     assert buffers.nbytes > 0
 
 
+@pytest.mark.slow
 def test_a_slot_is_free_while_the_device_computes_with_its_copy(
     models: Callable[..., Path],
 ) -> None:
@@ -238,6 +239,7 @@ def test_what_finds_no_room_is_computed_by_the_cpu_and_says_so(
     prepared.close()
 
 
+@pytest.mark.slow
 def test_without_being_given_memory_the_cpu_computes(models: Callable[..., Path]) -> None:
     prepared = prepare(models())
     model = prepared.load(None)

@@ -208,6 +208,7 @@ def test_four_bits_are_packed_in_every_pass_and_compute_the_same(
     assert not names - {"edgespec-engine"}, "a model has no engine; other modules may"
 
 
+@pytest.mark.slow
 def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_here(
     tmp_path: Path,
 ) -> None:
@@ -226,6 +227,7 @@ def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_her
     model.close()
 
 
+@pytest.mark.slow
 def test_what_was_packed_for_a_pass_that_was_given_up_makes_room_for_the_next(
     tmp_path: Path,
 ) -> None:

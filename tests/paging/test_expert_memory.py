@@ -92,6 +92,7 @@ def test_memory_stays_within_the_capacity_whatever_the_sizes_of_slices(
                 cache.release(number)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux moves pages")
 def test_a_model_of_many_slices_moves_pages_and_leaves_few_mappings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 import edgespec
 from edgespec.chat.chat_sampling import DEFAULTS
 from edgespec.cli.invocation import measured_sampling
@@ -26,6 +28,7 @@ def test_of_a_gguf_file(tmp_path):
     assert warmer == chats.model_copy(update={"temperature": 1.0})
 
 
+@pytest.mark.slow
 def test_of_an_onnx_folder(tmp_path):
     model = write_llama(tmp_path / "m")
     told = {"eos_token_id": 0, "top_p": 0.5}

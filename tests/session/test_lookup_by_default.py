@@ -77,6 +77,7 @@ def test_the_smallest_budget_still_works(monkeypatch: pytest.MonkeyPatch) -> Non
     assert planned(budget).paged and planned(budget).max_nodes == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fixed_process")
 def test_what_was_prepared_before_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its graph stayed in memory, and the smallest budget of an ONNX model was refused."""

@@ -122,6 +122,7 @@ def test_texts_stay_while_memory_goes_back_and_forth(
             assert written(session) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
 def test_a_context_in_columns_lends_nothing(tmp_path: Path) -> None:
     """llama.cpp computes Grok without flash attention whatever it is asked for, and keeps values

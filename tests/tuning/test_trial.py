@@ -96,6 +96,7 @@ def test_a_layer_that_loading_leaves_out_is_no_draft_to_try(tmp_path: Path) -> N
         write_texts(TuningTrial(between, EngineSettings(), ("Hello",), 2, 10.0))
 
 
+@pytest.mark.slow
 def test_figures_survive_the_pipe() -> None:
     figures = TrialFigures(1.0, 2.0, 3, 4, 0.5, 0.1, 0.0, 1.0, 5, 6, None, ("note",))
     assert launch(partial(replace, figures)).result == figures

@@ -145,11 +145,11 @@ def pruned(model: onnx.ModelProto) -> onnx.ModelProto:
     """Remove, in place, nodes, inputs and tensors that no output depends on."""
     graph = model.graph
     flow = Flow(model)
-    live = [flow.nodes[i] for i in flow.ancestors(value.name for value in graph.output)]
-    _replace(graph.node, live)
-    read = {name for names in Flow(model).reads for name in names}
-    _replace(graph.input, [value for value in graph.input if value.name in read])
-    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
+    live = set(flow.ancestors(value.name for value in graph.output))
+    _keep(graph.node, [i in live for i in range(len(flow.nodes))])
+    read = {name for i in live for name in flow.reads[i]}
+    for field in (graph.input, graph.initializer):
+        _keep(field, [item.name in read for item in field])
     return model
 
 
@@ -299,6 +299,13 @@ def _fit(cos: str, sin: str, fitted: Sequence[str]) -> list[NodeProto]:
 
 def _value(name: str, kind: int, shape: Sequence[int | None]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _keep(field: Any, are_kept: Sequence[bool]) -> None:
+    """Delete the other items of a repeated field, without copying those that stay."""
+    for i in range(len(are_kept) - 1, -1, -1):
+        if not are_kept[i]:
+            del field[i]
 
 
 def _replace(field: Any, content: Sequence[Any]) -> None:

@@ -55,9 +55,11 @@ def infer(
     scratch = onnx.ModelProto()
     scratch.CopyFrom(model)
     graph = scratch.graph
-    nodes = [stand_in for node in graph.node for stand_in in _stand_ins(node, graph)]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    kinds = {(node.domain, node.op_type) for node in graph.node}
+    if not all(_is_standard(*kind) for kind in kinds):
+        nodes = [stand_in for node in graph.node for stand_in in _stand_ins(node, graph)]
+        del graph.node[:]
+        graph.node.extend(nodes)
     for graph_input in graph.input:
         shape = (feeds or {}).get(graph_input.name)
         if shape is not None:
@@ -153,9 +155,13 @@ def _score_bytes(node: NodeProto, known: Mapping[str, Described]) -> int:
     return 4 * heads * (n_rows or 1) * (n_new or 1) * ((n_past or 0) + (n_new or 0))
 
 
+def _is_standard(domain: str, op_type: str) -> bool:
+    return domain in {"", "ai.onnx"} and defs.has(op_type)
+
+
 def _stand_ins(node: NodeProto, graph: onnx.GraphProto) -> Iterator[NodeProto]:
     """Standard nodes with outputs of the same types and shapes as those of `node`."""
-    if node.domain in {"", "ai.onnx"} and defs.has(node.op_type):
+    if _is_standard(node.domain, node.op_type):
         yield node
         return
     attributes = {attribute.name: attribute.i for attribute in node.attribute}

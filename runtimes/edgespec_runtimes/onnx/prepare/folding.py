@@ -49,11 +49,10 @@ def folded(model: onnx.ModelProto, sizes: Sequence[Mapping[str, Shape]]) -> onnx
     """
     for _ in range(ROUNDS):
         folding = _Folding(model, [infer(model, feeds) for feeds in sizes])
-        nodes = [folding.folded(node) for node in model.graph.node]
+        for node in model.graph.node:
+            folding.fold(node)
         if not folding.has_changed:
             break
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
         known = {tensor.name for tensor in model.graph.initializer}
         model.graph.initializer.extend(
             t for name, t in folding.constants.items() if name not in known
@@ -63,7 +62,7 @@ def folded(model: onnx.ModelProto, sizes: Sequence[Mapping[str, Shape]]) -> onnx
 
 
 class _Folding:
-    """The known integers of a graph for each of the sizes, and nodes folded with them."""
+    """The known integers of a graph for each of the sizes, with which its nodes are folded."""
 
     def __init__(self, model: onnx.ModelProto, known: Sequence[Mapping[str, Described]]) -> None:
         self.constants: dict[str, TensorProto] = {}
@@ -73,16 +72,14 @@ class _Folding:
         self._constants = _small_integers(model.graph)
         self._numbers = [_computed(model.graph, self._constants, shapes) for shapes in known]
 
-    def folded(self, node: NodeProto) -> NodeProto:
-        """A copy of the node, or an equivalent node with constants."""
+    def fold(self, node: NodeProto) -> None:
+        """Give the node constants if it has some; it computes the same."""
         same = self._same(node.output[0]) if len(node.output) == 1 else None
         if same is not None:
             self.has_changed = True
             value = numpy_helper.from_array(same)
-            return helper.make_node("Constant", [], node.output, value=value)
-        copy = NodeProto()
-        copy.CopyFrom(node)
-        if node.op_type in {"Reshape", "Expand"} and node.input[1] not in self._constants:
+            node.CopyFrom(helper.make_node("Constant", [], node.output, value=value))
+        elif node.op_type in {"Reshape", "Expand"} and node.input[1] not in self._constants:
             before, after = self._shapes(node.input[0]), self._shapes(node.output[0])
             argument = None
             if node.op_type == "Reshape" and after:
@@ -91,8 +88,7 @@ class _Folding:
                 shapes = [numbers.get(node.input[1]) for numbers in self._numbers]
                 argument = _expand(before, shapes)
             if argument:
-                copy.input[1] = self._constant(np.array(argument, np.int64))
-        return copy
+                node.input[1] = self._constant(np.array(argument, np.int64))
 
     def _same(self, name: str) -> Numbers | None:
         """The value of `name` if it is computed and equal for all sizes, else None."""
