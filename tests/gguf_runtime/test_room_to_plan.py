@@ -1,4 +1,4 @@
-"""Where planning itself would exceed the memory of a small cgroup, an error says so in time."""
+"""An error says in time that planning itself would exceed the memory of a small cgroup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a text needs is imported before its plan is made, which counts it as the process's."""
+"""All that a text needs is imported before its plan is made, which counts it as the process's."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 HYPERPARAMETERS_BYTES = 1 << 20
 """Size of a file's beginning that has its hyperparameters, which precede the vocabulary."""
 PLANNING_BYTES, BYTES_PER_TEXT = 7 << 20, 220
-"""What planning takes: for graphs, and for each token or merge of the vocabulary. 7 MiB of a small
-model, 36 with 98,000 texts, 72 with 303,000."""
+"""Memory that planning takes for graphs, and for each token or merge of the vocabulary: 7 MiB of a
+small model, 36 with 98,000 texts, 72 with 303,000."""
 
 
 class GgufRuntime:
