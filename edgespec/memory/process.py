@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec.errors import BudgetError, UsageError
 from edgespec.memory import cgroups, library_pages
 from edgespec.memory.library_pages import HARDLY_TOUCHED
 from edgespec.settings.units import auto_bounds, format_size, parse_size
@@ -134,6 +134,17 @@ def total_bytes(root: Path = _ROOT) -> int:
     machine = cgroups.table(root / "proc/meminfo")["MemTotal"]
     groups = cgroups.memory_groups(root)
     return min([machine, *(group.limit_bytes() for group in groups)])
+
+
+def check_room_to_plan(nbytes: int, model: str) -> None:
+    """Raise BudgetError if this process cannot grow by `nbytes`, which planning a model takes,
+    without being killed by the kernel."""
+    needed, total = process_rss_bytes() + nbytes, total_bytes()
+    if needed > total:
+        raise BudgetError(
+            f"planning {model} takes about {format_size(needed)}, and this process may have "
+            f"{format_size(total)}: raise the memory limit of its container or cgroup"
+        )
 
 
 def margin_bytes(total: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError
 from edgespec.paging.eviction import LeastLikely
-from edgespec.paging.expert_layers import ExpertLayer
+from edgespec.paging.expert_layers import ExpertLayer, chosen_experts
 from edgespec.paging.expert_memory import ExpertMemory, Slice
 from edgespec.paging.expert_shares import ExpertShares
 from edgespec.paging.reader import Reader
@@ -134,7 +134,7 @@ class ExpertCache(Closeable):
         Waits for their slices of all matrices but the last, for which `complete` waits: it is read
         while the others are computed. Raises EdgespecError when they do not fit at once.
         """
-        chosen = np.unique(choices).tolist()
+        chosen = chosen_experts(choices)
         if not self.holds(layer, len(chosen)):
             raise EdgespecError(
                 f"{len(chosen)} experts of {self.layers[layer].name} do not fit into the cache of "
@@ -155,7 +155,7 @@ class ExpertCache(Closeable):
     def choose(self, layer: int, choices: np.ndarray) -> None:
         """Count the choice of more experts than fit at once; `groups` reads them."""
         with self._lock:
-            self._count(layer, np.unique(choices).tolist(), choices)
+            self._count(layer, chosen_experts(choices), choices)
 
     def groups(self, layer: int, matrix: int, choices: np.ndarray) -> Iterator[list[int]]:
         """Groups of the chosen experts, whose slices of one matrix are in memory until the next
@@ -163,7 +163,7 @@ class ExpertCache(Closeable):
 
         Raises WeightReadError.
         """
-        remaining = np.unique(choices).tolist()
+        remaining = chosen_experts(choices)
         while remaining:
             with self._lock:
                 group = self._gather(layer, matrix, remaining)

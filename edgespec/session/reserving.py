@@ -69,6 +69,10 @@ def reserved_rows(
         )
     if settings.beside_bytes:
         rows.append(MemoryRow("process", BESIDE, settings.beside_bytes))
+    if engine_settings.draws_guesses:
+        import numpy.random  # noqa: F401 - here, so that the process's row has it
+
+        from edgespec.engine.drafting import drawing  # noqa: F401
     if engine_settings.learn:
         from edgespec.engine.drafting import corrections
 

@@ -117,7 +117,7 @@ class Lenience(RejectionSampling):
         tokens, p = sampler.distribution(after[node], temperature=1.0)
         guess = int(tree.token[children[0]])
         likely = tokens[p >= self.lenience * p.max()]
-        return guess if np.isin(guess, likely) else sampler.draw(after[node])
+        return guess if guess in likely else sampler.draw(after[node])
 
     def choose(
         self, p: Probabilities, q: Probabilities, guesses: Sequence[int], sampler: Sampler

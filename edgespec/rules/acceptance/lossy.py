@@ -66,5 +66,5 @@ class Rollback(AcceptanceRule):
         written = max(children, key=lambda child: tree.confidence[child])
         guess = int(tree.token[written])
         tokens, p = sampler.distribution(after[node], temperature=1.0)
-        is_probable = np.isin(guess, tokens[p >= math.exp(-self.threshold)])
+        is_probable = guess in tokens[p >= math.exp(-self.threshold)]
         return guess if is_probable else sampler.draw(after[node])

@@ -45,7 +45,7 @@ class ExpertProducts(Closeable):
         product = abi.GgmlTensor.from_address(node)
         operand = abi.GgmlTensor.from_address(product.src[1] or 0)
         inputs, outputs = _rows(operand), _rows(product)
-        tokens, places = np.nonzero(np.isin(choices, experts))
+        tokens, places = np.nonzero(np.isin(choices, experts, kind="table"))
         most_rows = max(1, BUFFER_BYTES // (_FLOAT_BYTES * (operand.ne[0] + product.ne[0])))
         for begin in range(0, len(tokens), most_rows):
             at = tokens[begin : begin + most_rows], places[begin : begin + most_rows]

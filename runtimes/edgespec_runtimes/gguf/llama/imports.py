@@ -143,7 +143,8 @@ def _slots_of(bias: int, dynamic: int, names: Sequence[str]) -> Sequence[int]:
         return table[tag] if table[tag] >= bias else table[tag] + bias
 
     texts = _read(absolute(_DT_STRTAB), table[_DT_STRSZ])
-    starts = [found.start() for name in names for found in re.finditer(_text(name), texts)]
+    found = [found.start() for name in names for found in re.finditer(_text(name), texts)]
+    starts = np.array(found, np.uint32)
     slots: list[int] = []
     for address_tag, size_tag in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
         if address_tag not in table or size_tag not in table:
@@ -153,7 +154,7 @@ def _slots_of(bias: int, dynamic: int, names: Sequence[str]) -> Sequence[int]:
         symbols = relocations["info"] >> np.uint64(32)
         content = _read(absolute(_DT_SYMTAB), (int(symbols.max(initial=0)) + 1) * _SYM_SIZE)
         named = np.frombuffer(content, "<u4")[:: _SYM_SIZE // 4][symbols]
-        wanted = (symbols > 0) & np.isin(named, starts)
+        wanted = (symbols > 0) & np.isin(named, starts, kind="table")
         slots += [bias + int(offset) for offset in relocations["offset"][wanted]]
     return slots
 

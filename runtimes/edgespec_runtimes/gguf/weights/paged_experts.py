@@ -20,7 +20,7 @@ import numpy as np
 
 from edgespec.concurrency.owning import close_all
 from edgespec.memory.expert_sizes import ExpertSizes
-from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix
+from edgespec.paging.expert_layers import ExpertLayer, ExpertMatrix, chosen_experts
 from edgespec.paging.reader import BLOCK_BYTES
 from edgespec_runtimes.gguf.file.header import TensorEntry
 from edgespec_runtimes.gguf.kernels.expert_products import ExpertProducts
@@ -71,6 +71,8 @@ def mixtures(weights: Sequence[TracedWeight]) -> list[Mixture]:
         least_bytes = min(weight.entry.nbytes for weight in stacked) // n_experts
         if len(sizes) == 1 and n_experts > choice.n_used and least_bytes >= BLOCK_BYTES:
             found.append(Mixture(choice, tuple(stacked), n_experts))
+    if found:
+        from edgespec.paging import expert_cache  # noqa: F401 - counted before the plan is made
     return found
 
 
@@ -172,7 +174,9 @@ class PagedExperts:
         for weight, address, stride_bytes in self._weights[layer]:
             weight.pointer.value, weight.stride.value = address, stride_bytes
         choices = abi.int32_rows(node)
-        fits = self.cache.holds(layer, choices.size) or self.cache.holds(layer, _n_chosen(choices))
+        fits = self.cache.holds(layer, choices.size) or self.cache.holds(
+            layer, len(chosen_experts(choices))
+        )
         if not fits:
             self._in_rounds[layer] = choices.copy()
             self.cache.choose(layer, choices)
@@ -189,7 +193,7 @@ class PagedExperts:
         weight = ctypes.c_uint64.from_address(node + abi.SRC_OFFSET).value
         layer, matrix = self._place_of[weight]
         choices = self._in_rounds[layer]
-        n_left = _n_chosen(choices)
+        n_left = len(chosen_experts(choices))
         for experts in self.cache.groups(layer, matrix, choices):
             self._products.compute(node, choices, experts)
             n_left -= len(experts)
@@ -215,7 +219,3 @@ class PagedExperts:
             weight.pointer.value, weight.stride.value = self._mapped[weight.address]
         self._pointed.discard(layer)
         self.cache.release(layer)
-
-
-def _n_chosen(choices: np.ndarray) -> int:
-    return len(np.unique(choices))
