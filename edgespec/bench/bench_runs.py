@@ -158,10 +158,11 @@ def run_all(bench: Bench, note: Callable[[str], None], progress: Progress) -> Re
         )
     )
     _announce(bench, len(due), note)
-    began = time.monotonic()
+    began, left_s = time.monotonic(), 0.0
     for number, turn in enumerate(due, 1):
-        prompt = bench.prompts[turn.prompt]
-        what = f"{table.counter(number, len(due))} {turn.mode} on {prompt.name}; the whole bench"
+        rest = ", ".join(filter(None, ("the whole bench", table.left(left_s))))
+        on = bench.prompts[turn.prompt].name
+        what = f"{table.counter(number, len(due))} {turn.mode} on {on}; {rest}"
         share = (number - 1) / len(due)
         # in a log file, the lines of finished runs are enough
         tick = partial(progress, what, share) if sys.stderr.isatty() else lambda: None
@@ -178,7 +179,7 @@ def run_all(bench: Bench, note: Callable[[str], None], progress: Progress) -> Re
         else:
             row = _row(bench, turn, measured)
             results.rows.append(row)
-            note(table.run_line(row, number, len(due), left_s))
+            note(table.run_line(row, number, len(due)))
     return results
 
 

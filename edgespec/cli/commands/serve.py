@@ -152,7 +152,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             console.note(f"no chat, only /v1/completions: {server.chat_refusal}")
         with interrupts.stopping(server.drain, n_orderly=2):  # the second ends what is drained
             server.run(listener)
-    console.note("stopped")
+    Teller(console)("stopped")
     return 0
 
 
