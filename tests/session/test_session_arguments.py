@@ -33,7 +33,7 @@ def test_a_plan_for_more_memory_than_there_is_says_so(
     settings = edgespec.LoadSettings(model=path, memory_budget="1TiB")
     plan = edgespec.plan(settings)
     assert not any("of memory for this process" in note for note in plan.notes)
-    monkeypatch.setattr(process, "total_bytes", lambda: plan.planned_bytes // 2)
+    monkeypatch.setattr(process, "total_bytes", lambda: plan.planned_bytes - 1)
     told = edgespec.plan(settings).notes
     assert sum("of memory for this process" in note for note in told) == 1
 
