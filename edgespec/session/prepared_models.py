@@ -273,5 +273,6 @@ class PreparedModels(Closeable):
             )
         except BudgetError as error:
             chosen = process.auto_note(self.budget_bytes, settings.memory_budget)
-            message = "; ".join([str(error), *chosen, *target.notes()])
+            fewer = ["fewer texts at once (--parallel) need less"] if self.n_parallel > 1 else []
+            message = "; ".join([str(error), *fewer, *chosen, *target.notes()])
             raise BudgetError(message, error.smallest_bytes) from error

@@ -50,6 +50,13 @@ def test_the_command_line_reads_flags(capsys: pytest.CaptureFixture[str]) -> Non
     assert "raise --memory-budget or lower --ctx-size" in capsys.readouterr().err
 
 
+def test_a_budget_that_holds_fewer_texts_says_so() -> None:
+    """A shorter context was all that the refusal named."""
+    settings = LoadSettings(model="target", memory_budget="20MiB", n_parallel=2)
+    with pytest.raises(edgespec.BudgetError, match=r"; fewer texts at once \(n_parallel\)"):
+        edgespec.plan(settings)
+
+
 def test_notes_of_a_plan_are_in_the_callers_words() -> None:
     given = {"model": Path("target"), "draft": Path("draft"), "n_parallel": 4}
     rules = EngineSettings(acceptance="rejection")
