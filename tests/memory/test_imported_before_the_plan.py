@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,13 +38,34 @@ with session.load(limited, EngineSettings(remember=False, **engine)) as running:
 print(*sorted(set(sys.modules) - planned[-1]))
 """
 
+CHAT = """
+import sys
+from edgespec.cli.command_line import main
+from edgespec.session import prepared_models
+
+make_plan, planned = prepared_models.plan_models, []
+
+def plan_models(*arguments, **named):
+    planned.append(set(sys.modules))
+    return make_plan(*arguments, **named)
+
+prepared_models.plan_models = plan_models
+code = main(sys.argv[1:])
+late = {name for name in set(sys.modules) - planned[-1] if not name.startswith("encodings")}
+print("late:", *sorted(late))
+sys.exit(code)
+"""
+
 
 @pytest.mark.parametrize(
     "case",
     [
         "LoadSettings(model=mixture), {}, SamplingParams(temperature=0.8)",
-        "LoadSettings(model=pair.target, draft=pair.draft), dict(acceptance='lenience'),"
-        " SamplingParams(temperature=0.8)",
+        pytest.param(
+            "LoadSettings(model=pair.target, draft=pair.draft), dict(acceptance='lenience'),"
+            " SamplingParams(temperature=0.8)",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["mixture", "drawn guesses"],
 )
@@ -56,3 +78,15 @@ def test_nothing_is_imported_after_the_plan(case: str) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []
+
+
+@pytest.mark.slow
+def test_a_chat_imports_nothing_after_its_plan(tmp_path: Path) -> None:
+    """jinja2 came with the first message."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    flags = ["-m", "embedded", "--chat-template-file", str(template), "-n", "4"]
+    command = [sys.executable, "-c", CHAT, "chat", *flags]
+    run = subprocess.run(command, input="hello\n", capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "late:"
