@@ -32,6 +32,8 @@ of Python's arenas, and some. 115.0 and 117.2 MiB were seen, before and after a 
 LIBRARY_SHARE = 0.47
 """Largest resident share of the libraries' mapped bytes in runs that let go of them: 0.33 to 0.43
 with llama.cpp, 0.44 with a grammar's library, 0.31 with onnxruntime."""
+LIBRARIES_BYTES = 64 * MIB
+"""Most pages of files that a process which plans has use for: of Python and its libraries."""
 
 _ROOT = Path("/")
 
@@ -140,6 +142,9 @@ def check_room_to_plan(nbytes: int, model: str) -> None:
     """Raise BudgetError if this process cannot grow by `nbytes`, which planning a model takes,
     without being killed by the kernel."""
     needed, total = process_rss_bytes() + nbytes, total_bytes()
+    if sys.platform == "linux":  # the kernel takes pages of files back before it kills
+        status = cgroups.table(_ROOT / "proc/self/status")
+        needed = min(needed, status["RssAnon"] + LIBRARIES_BYTES + nbytes)
     if needed > total:
         raise BudgetError(
             f"planning {model} takes about {format_size(needed)}, and this process may have "

@@ -101,8 +101,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     command = settings_from(args)
     console = Console(quiet="quiet" in args)
     # before loading, so that a missing package is reported early and its memory is planned
-    import edgespec.chat.template  # noqa: F401 - likewise
-
     is_terminal = chat_input.is_terminal(sys.stdin)
     messages = chat_input.lines(_history(console) if is_terminal else None)
     dialogue = Dialogue(getattr(args, "system", None))

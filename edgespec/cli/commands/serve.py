@@ -117,7 +117,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import lifetime, serving  # first, so that their memory is planned
-    import edgespec.chat.template  # noqa: F401 - likewise
 
     told = groups.given(args, ServeSettings)
     guard = _guard(args)

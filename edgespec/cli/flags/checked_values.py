@@ -49,6 +49,8 @@ def template_from(args: argparse.Namespace) -> str | None:
     from edgespec.chat import prompts  # with numpy, which flags do without
 
     prompts.check_installed()
+    from edgespec.chat import template  # noqa: F401 - here, so that its memory is planned
+
     return text_or_file(args, "chat_template", MAX_TEMPLATE_BYTES)
 
 
