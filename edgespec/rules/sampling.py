@@ -36,6 +36,8 @@ MAX_COMPARED = 8192
 """Largest vocabulary whose tokens are all compared in a draw without filters."""
 N_FAVOURITES = 64
 """Number of most probable tokens that are compared first, so that few others can win a draw."""
+ROUNDING = 1e-9
+"""Relative error that sums of weights certainly do not reach."""
 
 
 class Sampler:
@@ -53,11 +55,8 @@ class Sampler:
         n_logprobs: int | None = None,
     ) -> None:
         self.params = params
-        self._takes_the_best = (
-            params.temperature == 0
-            and not params.penalises
-            and not params.logit_bias
-            and constraint is None
+        self._takes_logits_as_they_are = (
+            not params.penalises and not params.logit_bias and constraint is None
         )
         self.latest_logprobs: TokenLogprobs | None = None
         """Log probabilities of the latest accepted token and of `n_logprobs` alternatives; None
@@ -91,18 +90,23 @@ class Sampler:
 
     def draw(self, logits: Logits) -> int:
         """The next token, drawn from `distribution`. `logits` is [n_vocab]."""
-        if self._takes_the_best:
-            best = int(logits.argmax())
-            if math.isfinite(logits[best]):
-                return best
-        best_logit(logits)  # damaged logits are an error, even of forbidden tokens
-        self.params.check_vocabulary(len(logits))
-        possible = adjusted(self._allowed(logits), self.params, self._recent)
-        if possible is not logits and not math.isfinite(possible.max()):
-            grammar = "" if self._constraint is None else " that the grammar allows here"
-            raise UsageError(f"logit_bias forbids every token{grammar}: leave one out of it")
-        if self.params.temperature == 0:
-            return int(possible.argmax())
+        place = int(logits.argmax())
+        best = float(logits[place])
+        if not math.isfinite(best):
+            best_logit(logits)  # raises: damaged logits are an error, even of forbidden tokens
+        params, possible = self.params, logits
+        if not self._takes_logits_as_they_are:
+            params.check_vocabulary(len(logits))
+            possible = adjusted(self._allowed(logits), params, self._recent)
+            place = int(possible.argmax())
+            best = float(possible[place])
+            if not math.isfinite(best):
+                grammar = "" if self._constraint is None else " that the grammar allows here"
+                raise UsageError(f"logit_bias forbids every token{grammar}: leave one out of it")
+        if params.temperature == 0:
+            return place
+        if params.min_p > 0 and (drawn := self._draw_from_few(possible, best)) is not None:
+            return drawn
         tokens, scores = self._scores(possible, self.n_accepted, 1)
         return int(tokens[scores.argmax()])
 
@@ -228,6 +232,31 @@ class Sampler:
         recent = self._recent.copy()
         recent.extend(ahead)
         return recent
+
+    def _draw_from_few(self, logits: Logits, best: float) -> int | None:
+        """The token that `_scores` would rank first, found among the few that pass min-p alone;
+        None unless it certainly passes the other filters, too. Calls less of numpy, whose code the
+        weights of a pass displace from the caches."""
+        params = self.params
+        near = (logits >= best + math.log(params.min_p)).nonzero()[0]
+        if len(near) == 1:
+            return int(near[0])
+        if len(near) > min(params.top_k or N_FAVOURITES, N_FAVOURITES):
+            return None
+        found = logits[near]
+        noise = self._noise.gumbel(self.n_accepted, near)
+        winner = int((found + params.temperature * noise).argmax())
+        values = found.tolist()
+        value = values[winner]
+        # top-k keeps all of them; top-p keeps a token if those before it have less than its share
+        weight = weight_before = 0.0
+        for place, each in enumerate(values):
+            its_weight = math.exp(each - best)
+            weight += its_weight
+            if each > value or (each == value and place < winner):
+                weight_before += its_weight
+        is_kept = weight_before <= params.top_p * weight * (1 - ROUNDING)
+        return int(near[winner]) if is_kept else None
 
     def _scores(
         self, logits: Logits, position: int, k: int, tokens: Tokens | None = None

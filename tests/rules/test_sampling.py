@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import ModelError, UsageError
 from edgespec.rules.filters import top_tokens
+from edgespec.rules.noise import Noise
 from edgespec.rules.sampling import Sampler, SamplingParams, distribution
 
 PROBABILITIES = [0.1, 0.4, 0.05, 0.3, 0.15]
@@ -229,3 +230,21 @@ def test_a_bias_for_an_unknown_token_is_refused() -> None:
 def test_values_that_cannot_be_meant_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=name):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 5, 40])
+@pytest.mark.parametrize("top_p", [0.3, 0.95, 1.0])
+@pytest.mark.parametrize("min_p", [1e-9, 0.05, 0.3, 1.0])
+def test_a_draw_is_the_best_score_of_the_distribution(
+    top_k: int, top_p: float, min_p: float
+) -> None:
+    params = SamplingParams(temperature=1.5, seed=3, top_k=top_k, top_p=top_p, min_p=min_p)
+    sampler = Sampler(params)
+    random = np.random.default_rng(0)
+    for position in range(60):
+        logits = random.normal(0, 1 + position % 4, 300).astype(np.float32)
+        if position % 2:
+            logits = np.round(logits)  # with equal ones
+        tokens, _ = distribution(logits, params)
+        scores = logits[tokens] + params.temperature * Noise(3).gumbel(position, tokens)
+        assert sampler.pick(logits) == tokens[scores.argmax()]
