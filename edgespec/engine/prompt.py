@@ -62,14 +62,15 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[Literal[False]]:
         _read(slot, unread[n_read:end])
         report = _sum(report, slot.target.last_report)
     gave_first = not slot.n_left
+    _plan(slot, report, n_others)
     if gave_first and keeper is None:
         _end_reading(slot, begun, reused)
         yield False
         begun = slot.clock()
-        _draft_reads(slot, report, n_others)
+        _draft_reads(slot)
         _charge(slot, begun)
     else:
-        _draft_reads(slot, report, n_others)
+        _draft_reads(slot)
         _end_reading(slot, begun, reused)
     if keeper is not None:
         keeper.after_prompt(len(unread), request.tally.note)
@@ -194,8 +195,9 @@ def _sum(before: PassReport | None, now: PassReport) -> PassReport:
     )
 
 
-def _draft_reads(slot: Slot, report: PassReport | None, n_others: int) -> None:
-    """Let the drafters read the prompt if guesses are planned."""
+def _plan(slot: Slot, report: PassReport | None, n_others: int) -> None:
+    """Begin to plan a text whose prompt was read as in `report`. Passes that have to be timed are
+    timed before its first token is shown, as no later one should wait for them."""
     planner = slot.planner
     if slot.grower is None:
         return
@@ -204,9 +206,14 @@ def _draft_reads(slot: Slot, report: PassReport | None, n_others: int) -> None:
     planner.credit.begin_text(slot.n_unread, room, beside=n_others > 0)
     if report is not None:
         planner.see_prompt(report, n_context)
-    if not n_others:
+    if not n_others and slot.is_at_work:
         _time_sizes(slot)
-    if planner.choose():
+
+
+def _draft_reads(slot: Slot) -> None:
+    """Let the drafters read the prompt if guesses are planned."""
+    planner = slot.planner
+    if slot.grower is not None and planner.choose():
         slot.grower.prepare(slot.committed, int(slot.tree.token[ROOT]))
         begun = slot.clock()
         slot.catch_up(slot.grower)

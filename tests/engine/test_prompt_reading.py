@@ -142,7 +142,8 @@ def gives_first(tile: int = 0, **options: Any) -> TwoKernels:
 def test_the_first_token_comes_from_the_pass_over_the_prompts_end(tile: int, drafted: bool) -> None:
     """It took a pass of its own: a paged model read all weights once more for it."""
     target, shares = gives_first(tile), list[float]()
-    with Engine(target, counting(n_ctx=256) if drafted else None) as engine:
+    settings = EngineSettings(step_aside=False)  # no pass is timed
+    with Engine(target, counting(n_ctx=256) if drafted else None, settings) as engine:
         events = engine.generate(FIRST, GREEDY, 3, progress=lambda _, share: shares.append(share))
         first = next(events)
         assert target.n_passes == 1
@@ -152,6 +153,26 @@ def test_the_first_token_comes_from_the_pass_over_the_prompts_end(tile: int, dra
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert result.timings.first_token_s <= result.timings.prompt_s
+
+
+def test_passes_are_timed_before_the_first_token_is_shown() -> None:
+    """They took a quarter of a pair's first text of 64 tokens, which was slower than none by that."""
+    target = gives_first()
+    with Engine(target, counting(n_ctx=256), EngineSettings(lookup=False)) as engine:
+        events = engine.generate(FIRST, GREEDY, 3)
+        next(events)
+        n_timed = target.n_passes - 1
+        result = finish(events)
+    assert n_timed >= 1
+    assert target.n_passes == 1 + n_timed + result.speculation.rounds
+    assert result.timings.first_token_s <= result.timings.prompt_s
+
+
+def test_nothing_is_timed_for_a_text_of_one_token() -> None:
+    target = gives_first()
+    with Engine(target, counting(n_ctx=256)) as engine:
+        finish(engine.generate(FIRST, GREEDY, 1))
+    assert target.n_passes == 1
 
 
 def written_in_two_passes(n_tokens: int) -> list[int]:
