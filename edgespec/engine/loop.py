@@ -150,13 +150,14 @@ class Loop(Closeable):
         self._rest_left -= 1
 
     def _end_rest(self) -> None:
-        """Learn from the rounds without guesses since the last decision: what they took, and what
-        lookups would have guessed."""
+        """Learn from the rounds without guesses since the last decision: what the middle one took,
+        and what lookups would have guessed."""
         slot, unseen = self._resting, self._unseen
         self._resting, self._unseen, self._rest_left = None, [], 0
         if slot is not None and slot.grower is not None:
-            for outcome in unseen:
-                self._planner.see_round(outcome)
+            by_pass = sorted(unseen, key=lambda outcome: outcome.report.wall_s)
+            for n, outcome in enumerate(by_pass):
+                self._planner.see_round(outcome, is_typical=n == (len(unseen) - 1) // 2)
             n_tokens = sum(outcome.n_tokens for outcome in unseen)
             self._planner.follow(slot.grower.dry_run(slot.committed, n_tokens))
 

@@ -164,13 +164,14 @@ class Sampler:
         its log odds are -log(expm1(e)), times the temperature.
         """
         these, position = np.array(tokens, np.int64), self.n_accepted + n_ahead
-        luck = np.zeros(len(these))
-        if self.params.temperature > 0 and position >= 0:
-            times = np.exp(-self._noise.gumbel(position, these))
-            luck -= self.params.temperature * np.log(np.expm1(times))
-        if n_ahead >= 0:
-            luck += self._foreseeably_allowed(np.zeros(len(these), np.float32), ahead, these)
-        favours: list[float] = luck.tolist()
+        temperature, favours = self.params.temperature, [0.0] * len(these)
+        if temperature > 0 and position >= 0:
+            times = (math.exp(-noise) for noise in self._noise.gumbel(position, these).tolist())
+            favours = [-temperature * math.log(math.expm1(time)) for time in times]
+        if self._constraint is not None and n_ahead >= 0:
+            none = np.zeros(len(these), np.float32)
+            allowed = self._foreseeably_allowed(none, ahead, these).tolist()
+            favours = [one + bias for one, bias in zip(favours, allowed, strict=True)]
         return favours
 
     def uniform(self) -> float:

@@ -315,10 +315,12 @@ class RoundPlanner:
         credit.lost += charged_s / known.plain_s(self.n_texts)
         credit.unread = 0
 
-    def see_round(self, outcome: RoundOutcome) -> None:
-        """Learn from a round."""
+    def see_round(self, outcome: RoundOutcome, is_typical: bool = True) -> None:
+        """Learn from a round; what it took counts if it is typical of those since the last
+        decision."""
         known, credit = self.costs, self.credit
-        known.see_costs(outcome)
+        if is_typical:
+            known.see_costs(outcome)
         was_free = credit.is_free
         credit.is_free &= outcome.guessed and outcome.n_tokens > outcome.n_texts
         if not outcome.guessed:
