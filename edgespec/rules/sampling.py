@@ -36,6 +36,8 @@ MAX_COMPARED = 8192
 """Largest vocabulary whose tokens are all compared in a draw without filters."""
 N_FAVOURITES = 64
 """Number of most probable tokens that are compared first, so that few others can win a draw."""
+NEAR = 6.0
+"""Temperatures below the best logit down to which tokens are, as a rule, these favourites."""
 ROUNDING = 1e-9
 """Relative error that sums of weights certainly do not reach."""
 
@@ -107,7 +109,7 @@ class Sampler:
             return place
         if params.min_p > 0 and (drawn := self._draw_from_few(possible, best)) is not None:
             return drawn
-        tokens, scores = self._scores(possible, self.n_accepted, 1)
+        tokens, scores = self._scores(possible, best, self.n_accepted, 1)
         return int(tokens[scores.argmax()])
 
     @property
@@ -147,7 +149,7 @@ class Sampler:
             weights = np.exp(logits - best)
             shares = weights[places] / weights.sum()
         else:
-            places, scores = self._scores(logits, position, k, tokens)
+            places, scores = self._scores(logits, best, position, k, tokens)
             weights = np.exp(scores - scores.max())
             order = np.lexsort((places, -scores))[:k]
             places, shares = places[order], weights[order] / weights.sum()
@@ -260,20 +262,26 @@ class Sampler:
         return int(near[winner]) if is_kept else None
 
     def _scores(
-        self, logits: Logits, position: int, k: int, tokens: Tokens | None = None
+        self, logits: Logits, best: float, position: int, k: int, tokens: Tokens | None = None
     ) -> tuple[Tokens, Probabilities]:
         """Places in `logits` that pass the filters and their `logit + temperature * noise`, the `k`
-        highest among them. `tokens` are those of the places, by default the places themselves."""
-        places = kept(logits, self.params, float(logits.max()))
+        highest among them. `best` is the highest logit. `tokens` are those of the places, by
+        default the places themselves."""
+        places, temperature = kept(logits, self.params, best), self.params.temperature
         if places is None and len(logits) <= MAX_COMPARED:
             places = np.arange(len(logits))
         if places is not None:
             return self._best_scores(logits, position, k, places, tokens)
-        places = top_tokens(logits, max(k, N_FAVOURITES))
+        least = best - NEAR * temperature
+        places = (logits >= least).nonzero()[0]
+        if not k <= len(places) <= N_FAVOURITES:
+            places = top_tokens(logits, max(k, N_FAVOURITES))
+            least = float(logits[places[-1]])
+            places.sort()
         scores = logits[places] + self._scaled_noise(position, places)
-        bound = np.partition(scores, -k)[-k]
-        level = float(bound - logits[places[-1]]) / self.params.temperature
-        others = _without(self._noise.above(level, position, len(logits)), np.sort(places))
+        bound = float(scores.max() if k == 1 else np.partition(scores, -k)[-k])
+        level = (bound - least) / temperature
+        others = _without(self._noise.above(level, position, len(logits)), places)
         reached = logits[others] + self._scaled_noise(position, others)
         return np.concatenate((places, others)), np.concatenate((scores, reached))
 

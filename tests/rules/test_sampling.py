@@ -248,3 +248,13 @@ def test_a_draw_is_the_best_score_of_the_distribution(
         tokens, _ = distribution(logits, params)
         scores = logits[tokens] + params.temperature * Noise(3).gumbel(position, tokens)
         assert sampler.pick(logits) == tokens[scores.argmax()]
+
+
+@pytest.mark.parametrize("spread", [0.3, 2.0, 8.0], ids=["of many", "of some", "of few"])
+def test_a_draw_without_filters_is_the_best_score_of_all_tokens(spread: float) -> None:
+    params = SamplingParams(temperature=0.8, seed=5)
+    sampler, random = Sampler(params), np.random.default_rng(1)
+    for position in range(100):
+        logits = random.normal(0, spread, 20_000).astype(np.float32)
+        scores = logits + params.temperature * Noise(5).gumbel(position, np.arange(len(logits)))
+        assert sampler.pick(logits) == scores.argmax()
