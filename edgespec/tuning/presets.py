@@ -34,6 +34,9 @@ _STEPS_PER_DOUBLING = 4
 """Resolution of `auto` budgets in a preset's key, in steps per doubling: budgets within about a
 fifth of each other share a preset."""
 
+_TRIAL_BYTES = 16 << 10
+"""More bytes than a preset has."""
+
 
 def path_of(load: LoadSettings) -> Path:
     """Path of the preset for these models, this budget and this device."""
@@ -92,7 +95,7 @@ def check_writable(path: Path) -> None:
     if not path.parent.is_dir() and path.parent != cache_folder.tuned():
         raise UsageError(f"--out {path}: there is no folder {path.parent}")
     trial = path.with_name(f"{path.name}.trial")
-    save("", trial)
+    save("#" * _TRIAL_BYTES, trial)
     trial.unlink()
 
 
