@@ -44,7 +44,7 @@ class LineLog(Closeable):
 
         Raises UsageError while another process writes it, and OSError.
         """
-        is_new = not path.exists()
+        is_new = not os.path.lexists(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
             log = cls(descriptor)
