@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,7 +50,7 @@ def _commands() -> list[tuple[str, ...]]:
     found = []
     for _, _, block in _blocks("sh"):
         for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(re.sub(r" &$|   +\(.*\)$", "", line), comments=True)
+            words = shlex.split(re.sub(r" &$", "", line), comments=True)
             names = [i for i, word in enumerate(words) if COMMAND.fullmatch(word)]
             if names and words[0] in {"sudo", words[names[0]]}:
                 found.append((*words[names[0] + 1 :],))
@@ -143,6 +145,13 @@ def test_the_map_has_every_folder() -> None:
 def test_commands_of_the_pages_are_understood() -> None:
     for command in COMMANDS:
         parser.parse(list(command))  # raises UsageError for an unknown command or flag
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no sh")
+@pytest.mark.parametrize(("page", "line", "block"), _blocks("sh"))
+def test_a_shell_understands_blocks_of_the_pages(page: str, line: int, block: str) -> None:
+    read = subprocess.run(["sh", "-n"], input=block, text=True, capture_output=True, check=False)
+    assert not read.stderr, f"{page}, line {line}: {read.stderr}"
 
 
 def test_flags_that_the_pages_name_exist() -> None:

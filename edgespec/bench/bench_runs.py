@@ -97,8 +97,9 @@ class ModelSurvey:
     """Reasons why drafts cannot be used here."""
 
 
-def survey(bench: Bench) -> ModelSurvey:
-    """Plan the target with each draft. Raises EdgespecError if no plan works."""
+def survey(bench: Bench, show: Progress) -> ModelSurvey:
+    """Plan the target with each draft; `show` is polled. Raises EdgespecError if no plan works."""
+    tick = partial(show, "planning", 0.0)
     engines = [mode for mode in bench.modes if mode.engine is not None]
     n_texts = max((mode.n_texts or 1 for mode in engines), default=1)
     drafts = dict.fromkeys(mode.draft for mode in engines)
@@ -111,7 +112,7 @@ def survey(bench: Bench) -> ModelSurvey:
         load = bench.loading(path, 1 if is_own else n_texts)
         try:
             # without limits: one that is too small would kill the process before it can report it
-            reason = launch(partial(child.reason_without_draft, load)).result
+            reason = launch(partial(child.reason_without_draft, load), tick=tick).result
         except EdgespecError as error:
             # the error names the flag of `generate`, not of `bench`
             error.args = (reason := str(error).replace("--memory-budget", "--memory"),)
@@ -121,7 +122,7 @@ def survey(bench: Bench) -> ModelSurvey:
     if errors and len(errors) == len(drafts):
         raise errors[0]
     resident = partial(child.resident_bytes, bench.loading(None, n_texts))
-    return ModelSurvey(launch(resident).result, obstacles)
+    return ModelSurvey(launch(resident, tick=tick).result, obstacles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ class LineLog(Closeable):
         self.torn = b""
         """The last line if `lines` found it without a line end."""
         self._is_file = False
+        self._made: Path | None = None
+        """The path, if this log created its file."""
 
     @classmethod
     def at(cls, path: Path) -> Self:
@@ -42,16 +44,25 @@ class LineLog(Closeable):
 
         Raises UsageError while another process writes it, and OSError.
         """
+        is_new = not os.path.lexists(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
             log = cls(descriptor)
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 claim(descriptor, path)
                 log._is_file = True
+                log._made = path if is_new else None
             return log
         except BaseException:
             os.close(descriptor)
             raise
+
+    def __exit__(self, *error: object) -> None:
+        """Close the log; an error in the block removes a file that was created for no line."""
+        if error[0] is not None and self._made is not None and not self._end:
+            with suppress(OSError):
+                self._made.unlink()
+        self.close()
 
     @classmethod
     def stdout(cls) -> Self:

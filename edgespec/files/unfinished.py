@@ -109,11 +109,13 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
 
 def claim(descriptor: int, out: Path) -> None:
     """Lock the open file `out` until its descriptor is closed. Raises UsageError while another
-    process holds the lock."""
+    process holds the lock, or if one has just removed the file."""
     try:
         _lock(descriptor)
     except BlockingIOError:
         raise _taken(out) from None
+    if not _is_at(descriptor, out):
+        raise _taken(out)
 
 
 def sweep(folder: Path) -> None:

@@ -5,15 +5,19 @@ It is a fresh interpreter, so that jobs share no memory, caches or threads.
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import sys
 from typing import Any
 
 from edgespec.errors import EdgespecError
 
 
-def main() -> int:
-    """Run one job; EdgespecError, OSError and MemoryError are reported as its result."""
+def main(launcher: int) -> int:
+    """Run one job of the process `launcher`; EdgespecError, OSError and MemoryError are reported as
+    its result."""
+    end_with(launcher)
     result: Any = None
     failure: EdgespecError | None = None
     try:
@@ -27,5 +31,16 @@ def main() -> int:
     return 0
 
 
+def end_with(parent: int) -> None:
+    """Let Linux kill this process when its parent is killed, or exit if it was already."""
+    if sys.platform == "linux":
+        import ctypes
+
+        kill_with_parent = 1
+        ctypes.CDLL(None).prctl(kill_with_parent, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            sys.exit(1)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

@@ -61,7 +61,7 @@ def launch(
             job_file, out, err = (cleanup.enter_context(file()) for file in [TemporaryFile] * 3)
             job_file.write(pickle.dumps(job))
             job_file.seek(0)
-            command = [*prefix, *python("-m", "edgespec.jobs.job_process")]
+            command = [*prefix, *python("-m", "edgespec.jobs.job_process", str(os.getpid()))]
             others = OtherWork()
             process = cleanup.enter_context(_started(command, job_file, out, err))
         share = others.share(_wait_for(process, tick))

@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from edgespec.errors import EdgespecError
 from edgespec.memory import cgroups
 
@@ -23,6 +25,8 @@ _ROOT = Path("/")
 _ENTER = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@"'
 """Shell script that joins the groups of the given `cgroup.procs` files, then runs the command after
 `--`."""
+_GROUP_NAME = "edgespec-bench-"
+"""Begins the name of a group, before the number of the process that limits another one."""
 _REMOVE_TIMEOUT_S = 5.0
 """Time to remove a group, which exists until its last process has ended; I/O may delay that."""
 
@@ -170,7 +174,8 @@ def _grouped(groups: Sequence[_Group], lacking: Sequence[str] = ()) -> Iterator[
             cleanup.callback(_write_if_possible, control, f"-{name}")
         procs = []
         for group in groups:
-            folder = group.parent / f"edgespec-bench-{os.getpid()}"
+            _remove_abandoned(group.parent)
+            folder = group.parent / f"{_GROUP_NAME}{os.getpid()}"
             folder.mkdir()
             cleanup.callback(_remove, folder)
             for name, text in group.files:
@@ -180,6 +185,15 @@ def _grouped(groups: Sequence[_Group], lacking: Sequence[str] = ()) -> Iterator[
                     _write_if_possible(folder / name, text)
             procs.append(str(folder / "cgroup.procs"))
         yield ["/bin/sh", "-c", _ENTER, "sh", *procs, "--"]
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove groups of processes that were killed, and of an earlier one with this number."""
+    for folder in parent.glob(f"{_GROUP_NAME}*"):
+        with suppress(ValueError, OSError):  # it may be another program's
+            pid = int(folder.name.removeprefix(_GROUP_NAME))
+            if pid == os.getpid() or not psutil.pid_exists(pid):
+                folder.rmdir()
 
 
 def _remove(folder: Path) -> None:

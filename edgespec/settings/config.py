@@ -114,7 +114,7 @@ class LoadSettings(Settings):
     """Keep memory for state files; only models with recurrent state need it."""
     prefix_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Store what was computed for texts in this folder, where later prompts that begin alike find
-    it, also after a restart; not for models with recurrent state or sliding windows."""
+    it, also after a restart; not for models on RPC servers."""
     prefix_cache_size: Annotated[int, Flag(metavar="SIZE"), BeforeValidator(disk_size)] = (
         DEFAULT_PREFIX_CACHE_BYTES
     )

@@ -83,6 +83,8 @@ def open_trace(path: str | Path) -> TraceFile:
     with ExitStack() as on_failure:
         try:
             file, is_new = _open_to_replace(path)
+            if is_new:
+                on_failure.callback(path.unlink, missing_ok=True)
             on_failure.enter_context(file)
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 _check_replaceable(file, path)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ _NOT_IN_KEY = frozenset(
 _STEPS_PER_DOUBLING = 4
 """Resolution of `auto` budgets in a preset's key, in steps per doubling: budgets within about a
 fifth of each other share a preset."""
+
+_TRIAL_BYTES = 16 << 10
+"""More bytes than a preset has."""
 
 
 def path_of(load: LoadSettings) -> Path:
@@ -73,16 +77,8 @@ def toml(settings: Mapping[str, Any], reasons: Sequence[str]) -> str:
 
 def save(text: str, path: Path) -> None:
     """Write the file atomically. Raises EdgespecError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished_file(path) as file:
-            file.write(text.encode())
-    except UsageError:
-        raise
-    except OSError as error:
-        raise EdgespecError(
-            f"{path} cannot be written ({error.strerror}): name another place with --out FILE"
-        ) from error
+    with _naming(path):
+        _write(text, path)
 
 
 def check_writable(path: Path) -> None:
@@ -92,8 +88,26 @@ def check_writable(path: Path) -> None:
     if not path.parent.is_dir() and path.parent != cache_folder.tuned():
         raise UsageError(f"--out {path}: there is no folder {path.parent}")
     trial = path.with_name(f"{path.name}.trial")
-    save("", trial)
-    trial.unlink()
+    with _naming(path):
+        _write("#" * _TRIAL_BYTES, trial)
+        trial.unlink()
+
+
+def _write(text: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished_file(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Context manager that raises errors of writing `path` as EdgespecError."""
+    try:
+        yield
+    except OSError as error:
+        raise EdgespecError(
+            f"{path} cannot be written ({error.strerror}): name another place with --out FILE"
+        ) from error
 
 
 def device_identity(model: Path) -> list[Any]:

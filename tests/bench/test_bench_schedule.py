@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from edgespec.bench.bench_runs import RAW, scheduled_runs
+from edgespec.bench import bench_runs
+from edgespec.bench.bench_runs import RAW, Bench, scheduled_runs, survey
 from edgespec.bench.bench_settings import BenchSettings, parse_rate
 from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
 from edgespec.errors import UsageError
+from edgespec.jobs.launching import Launched
+from edgespec.jobs.limits import UNLIMITED
 from edgespec.ports.baselines import Baseline
 from edgespec.settings.base import Names
 from edgespec.settings.units import format_duration
@@ -34,6 +38,18 @@ def test_modes_of_one_prompt_and_repetition_run_one_after_the_other():
     due = list(scheduled_runs(["a", "b"], 2, 2))
     for at in range(0, len(due), 3):
         assert len({(turn.prompt, turn.repetition) for turn in due[at : at + 3]}) == 1
+
+
+def test_planning_is_shown_while_it_lasts(monkeypatch: pytest.MonkeyPatch):
+    def launched(job: object, tick: Callable[[], None]) -> Launched[int]:
+        tick()
+        return Launched(0, 0.0)
+
+    shown: list[tuple[str, float]] = []
+    monkeypatch.setattr(bench_runs, "launch", launched)
+    bench = Bench(BenchSettings(), Path("big.gguf"), [], [], UNLIMITED, None, 1)
+    survey(bench, lambda what, share: shown.append((what, share)))
+    assert shown == [("planning", 0.0)]
 
 
 def test_no_mode_is_always_first():

@@ -190,6 +190,13 @@ def test_a_full_disk_is_one_error(
     assert command_line.main(["batch", *files]) == 1
     err = capsys.readouterr().err
     assert err.endswith(f"error: OUT {files[1]} cannot be written: No space left on device\n")
+    assert "answers; the same command goes on" not in err
+    assert not Path(files[1]).exists()
+
+
+def test_a_refused_run_leaves_no_empty_file(files: tuple[str, str], capsys) -> None:
+    assert command_line.main(["batch", *files, "-m", "none.gguf"]) == 3
+    assert not Path(files[1]).exists()
 
 
 def test_an_input_that_cannot_be_read_to_its_end_is_one_error(

@@ -80,6 +80,12 @@ CALLS = {
         f"<tool_call>\n{as_json(PARIS)}\n{marked(as_json(ROME))}",
         [PARIS, ROME],
     ),
+    "double braces, as Qwen2.5-Coder's template shows them": (
+        f"{marked('{' + as_json(PARIS) + '}')}\n{marked('{' + as_json(ROME) + '}')}",
+        [PARIS, ROME],
+    ),
+    "double braces in a fence": (fenced("{" + as_json(PARIS) + "}"), [PARIS]),
+    "a brace too many in front": (marked("{" + as_json(PARIS)), [PARIS]),
     "a bracket too many": (marked(as_json(PARIS) + "}"), [PARIS]),
     "a fence between marks": (marked(fenced(as_json(PARIS))), [PARIS]),
     "marks in a fence": (fenced(marked(as_json(PARIS)), "xml"), [PARIS]),

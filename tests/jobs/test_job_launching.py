@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -136,6 +137,31 @@ def test_ctrl_c_ends_the_programs_of_the_process_too(tmp_path: Path):
     while is_at_work(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_at_work(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_process_ends_with_the_command_that_is_killed():
+    """A trial of a `tune` that was killed went on for minutes, with all of its memory."""
+    program = (
+        "import time\n"
+        "from functools import partial\n"
+        "from edgespec.jobs.launching import launch\n"
+        "launch(partial(time.sleep, 60))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as command:
+        started: list[psutil.Process] = []
+        deadline = time.monotonic() + 60
+        while not any("job_process" in " ".join(one.cmdline()) for one in started):
+            assert time.monotonic() < deadline
+            started = psutil.Process(command.pid).children()
+            time.sleep(0.05)
+        command.kill()
+    deadline = time.monotonic() + 20
+    while is_at_work(started[0].pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    is_left = is_at_work(started[0].pid)
+    started[0].kill() if is_left else None
+    assert not is_left
 
 
 def is_at_work(pid: int) -> bool:

@@ -87,6 +87,17 @@ def test_groups_are_removed_when_the_block_is_interrupted(version_1: Path):
     assert groups(version_1) == []
 
 
+def test_groups_that_a_killed_process_left_are_removed_by_the_next(version_1: Path):
+    parent = version_1 / "cg/memory/mine"
+    ended, living = (parent / f"edgespec-bench-{pid}" for pid in (1 << 22, os.getppid()))
+    same_number = parent / f"edgespec-bench-{os.getpid()}"
+    for folder in (ended, living, same_number):
+        folder.mkdir()
+    limiter, reasons = limits.find(BOTH, version_1, version_1)
+    assert (limiter.name, reasons) == ("cgroup v1", [])
+    assert groups(version_1) == [living]
+
+
 def test_the_first_group_is_removed_when_the_second_cannot_be_made(
     version_1: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec.settings.toml_file import read_config
 from edgespec.tuning import presets
 from edgespec_runtimes.gguf.options import GgufOptions
+from small_files import files_of_at_most
 
 pytestmark = pytest.mark.usefixtures("own_cache_folder")
 
@@ -145,6 +147,13 @@ def test_a_place_that_will_not_do_is_refused_before_anything_is_measured(tmp_pat
         presets.check_writable(tmp_path)
     with pytest.raises(UsageError, match="there is no folder"):
         presets.check_writable(tmp_path / "none" / "preset.toml")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits of files")
+def test_a_disk_without_room_for_a_preset_is_refused_before_anything_is_measured(tmp_path: Path):
+    with files_of_at_most(100), pytest.raises(EdgespecError, match=r"preset\.toml cannot .*large"):
+        presets.check_writable(tmp_path / "preset.toml")
+    assert not list(tmp_path.iterdir())
 
 
 def test_trying_a_place_leaves_nothing(tmp_path: Path):

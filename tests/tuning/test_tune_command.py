@@ -104,7 +104,7 @@ def test_interrupted_tuning_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_is_said_after_the_table(
+def test_a_disk_that_is_full_is_said_after_the_table_and_the_preset(
     synthetic: FormulaTrialRunner,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,6 +118,7 @@ def test_a_disk_that_is_full_is_said_after_the_table(
     assert command_line.main([*TUNE, "--out", str(tmp_path / "preset.toml")]) == 1
     told = capsys.readouterr()
     assert "No space left on device" in told.err and "to defaults" in told.out
+    assert "draft-max = 8\n" in told.err
 
 
 @pytest.mark.slow

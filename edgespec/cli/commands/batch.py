@@ -99,8 +99,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                     batch.run(lambda counts: _show(console, counts, n_lines))
                 del batch  # it holds the model's vocabulary
         except EdgespecError:
-            if args.out != STREAM:
-                answered = counts.answered + counts.skipped
+            answered = counts.answered + counts.skipped
+            if args.out != STREAM and answered:
                 console.note(f"{args.out} has {answered:,} answers; the same command goes on")
             raise
     return _report(console, counts, args.out)

@@ -215,7 +215,7 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     if settings.parallel:
         most = max(settings.parallel)
         bench = replace(bench, modes=[mode.together(most) for mode in modes])
-    surveyed = survey(bench)
+    surveyed = survey(bench, console.progress)
     room_bytes = process.available_bytes() if memory_bytes is None else memory_bytes
     modes, left_out = applicable(modes, surveyed, room_bytes)
     if settings.parallel:

@@ -26,7 +26,7 @@ from edgespec.cli.invocation import (
     settings_from,
 )
 from edgespec.diagnosis.forecast import helpful_changes
-from edgespec.errors import UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.extras import installed_version
 from edgespec.jobs import limits
 from edgespec.memory import process
@@ -124,7 +124,12 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         Row("budget_bytes", plan.budget_bytes),
     )
     console.result(args, told)
-    presets.save(presets.toml(report.preset_settings(tuned), reasons), out)
+    preset = presets.toml(report.preset_settings(tuned), reasons)
+    try:
+        presets.save(preset, out)
+    except EdgespecError:
+        console.complain(f"The preset, which took minutes, for --config FILE:\n\n{preset}")
+        raise
     console.note(f"preset: {out}")
     return 0
 

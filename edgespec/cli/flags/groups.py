@@ -62,7 +62,8 @@ def add_models(parser: ArgumentParser, tuning: bool = False, several: bool = Fal
         group,
         "-md --model-draft FILE",
         "draft model: a small one of the same family, which guesses; self makes one from the "
-        "target, once, and keeps it in the cache (default: none with -m)"
+        "target, once, and keeps it in the cache (default: with -m one that comes with the "
+        "target or was made from it)"
         + ("; may be given several times to find the best one" if tuning else ""),
         action="append" if tuning else "store",
         dest="draft",
