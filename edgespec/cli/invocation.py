@@ -23,6 +23,7 @@ from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.files.named_errors import named
 from edgespec.files.regular import read_at_most
+from edgespec.memory import room
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
 from edgespec.settings import arguments
@@ -45,6 +46,8 @@ S = TypeVar("S", bound=Settings)
 
 MEASURED_SEED = 0
 """Seed of texts that a measurement writes, so that it can be repeated."""
+OPENED_BYTES = 5 << 20
+"""Memory that a command takes for what opens models, beyond what reads its flags."""
 MAX_PROMPT_BYTES = 16 << 20
 """Size limit of a prompt or a file of prompts, larger than any context."""
 
@@ -108,8 +111,9 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
 
     `defaults` are the command's own, for what neither flags nor a file say.
 
-    Raises UsageError, ModelError and FetchError.
+    Raises UsageError, ModelError, FetchError, and BudgetError where the process has no room.
     """
+    room.check(OPENED_BYTES, "this command")
     notes = fetching.fetch_named(args)
     known = LoadSettings.known() | GenerateSettings.known()
     flags = {name: value for name, value in vars(args).items() if name in known}
@@ -118,7 +122,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     for source in (flags, config):
         _settle_meanings(source, notes)
     _settle_draft(flags, config, notes, Names(file, frozenset(config)))
-    settings = defaults | config | flags
+    settings = defaults | {"chats": False} | config | flags
     names = Names(file, frozenset(config.keys() - flags.keys()))
     _choose_models(settings, notes, names)
     if settings.get("draft") == OWN_DRAFT:

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.errors import BudgetError, UsageError
+from edgespec.errors import UsageError
 from edgespec.memory import cgroups, library_pages
 from edgespec.memory.library_pages import HARDLY_TOUCHED
 from edgespec.settings.units import auto_bounds, format_size, parse_size
@@ -32,8 +32,6 @@ of Python's arenas, and some. 115.0 and 117.2 MiB were seen, before and after a 
 LIBRARY_SHARE = 0.47
 """Largest resident share of the libraries' mapped bytes in runs that let go of them: 0.33 to 0.43
 with llama.cpp, 0.44 with a grammar's library, 0.31 with onnxruntime."""
-LIBRARIES_BYTES = 64 * MIB
-"""Most pages of files that a process which plans has use for: of Python and its libraries."""
 
 _ROOT = Path("/")
 
@@ -136,20 +134,6 @@ def total_bytes(root: Path = _ROOT) -> int:
     machine = cgroups.table(root / "proc/meminfo")["MemTotal"]
     groups = cgroups.memory_groups(root)
     return min([machine, *(group.limit_bytes() for group in groups)])
-
-
-def check_room_to_plan(nbytes: int, model: str) -> None:
-    """Raise BudgetError if this process cannot grow by `nbytes`, which planning a model takes,
-    without being killed by the kernel."""
-    needed, total = process_rss_bytes() + nbytes, total_bytes()
-    if sys.platform == "linux":  # the kernel takes pages of files back before it kills
-        status = cgroups.table(_ROOT / "proc/self/status")
-        needed = min(needed, status["RssAnon"] + LIBRARIES_BYTES + nbytes)
-    if needed > total:
-        raise BudgetError(
-            f"planning {model} takes about {format_size(needed)}, and this process may have "
-            f"{format_size(total)}: raise the memory limit of its container or cgroup"
-        )
 
 
 def margin_bytes(total: int) -> int:

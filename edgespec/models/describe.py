@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec import runtimes
-from edgespec.errors import ModelError
+from edgespec.errors import BudgetError, ModelError
 from edgespec.models import packaged
 from edgespec.models.catalogue import (
     KnownFile,
@@ -83,7 +83,7 @@ def listing(hash_cached: bool = False, progress: Progress | None = None) -> list
         files = with_checksums(model.files, progress) if hash_cached else model.files
         try:
             details = runtimes.describe(model.path)
-        except ModelError as error:
+        except (BudgetError, ModelError) as error:
             listed.append(replace(model, files=files, problem=str(error)))
             continue
         listed.append(

@@ -150,6 +150,10 @@ class PreparedModels(Closeable):
             library_pages.release()  # of all that was imported before: the peaks do not add up
             runtime = runtimes.find(request.path)
             draft_runtime = runtimes.find(settings.draft) if settings.draft else None
+            if settings.chats:
+                with suppress(ImportError):  # the first conversation says what to install
+                    import edgespec.chat.template
+                    import edgespec.completions.service  # noqa: F401 - counted as the process's
             library_pages.release()  # what only importing needed
         models: dict[Role, tuple[Path, str]] = {"target": (settings.model, runtime.name)}
         if settings.draft and draft_runtime:

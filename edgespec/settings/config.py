@@ -112,6 +112,9 @@ class LoadSettings(Settings):
     """Keep memory for a model that is loaded beside this session, such as an embedding model."""
     state_files: bool = False
     """Keep memory for state files; only models with recurrent state need it."""
+    chats: bool = True
+    """Import what conversations need before planning, which counts it: 2 to 5 MiB. Without it, that
+    comes with the first conversation; commands import it themselves."""
     prefix_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Store what was computed for texts in this folder, where later prompts that begin alike find
     it, also after a restart; not for models on RPC servers."""
@@ -145,6 +148,7 @@ class LoadSettings(Settings):
             state_files: bool = False,
             most_body_bytes: int | None = None,
             beside_bytes: int = 0,
+            chats: bool = True,
             prefix_cache: str | Path | None = None,
             prefix_cache_size: int | str = ...,
             **of_runtimes: Any,

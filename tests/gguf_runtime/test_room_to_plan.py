@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import runtimes
 from edgespec.errors import BudgetError
 from edgespec.memory import cgroups, process
 from edgespec.memory.process import MIB
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
+from edgespec_runtimes.gguf.llama import trial_process
 from gguf_files import tiny_llama
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> LoadSettings:
-    return LoadSettings(model=tiny_llama().write(tmp_path / "tiny.gguf"), memory_budget="8GiB")
+    model = tiny_llama().write(tmp_path / "tiny.gguf")
+    runtimes.find(model)  # imports the runtime
+    return LoadSettings(model=model, memory_budget="8GiB")
 
 
 def test_a_group_that_planning_does_not_fit_into_is_named(
@@ -42,6 +46,15 @@ def test_pages_of_files_that_an_application_has_mapped_are_not_in_the_way(
         assert not mapped[:: mmap.PAGESIZE].strip(b"\0")
         assert process.process_rss_bytes() > process.total_bytes()
         assert session.plan(settings).budget_bytes
+
+
+def test_a_trial_is_left_out_where_its_process_does_not_fit_beside_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel killed either: `doctor` ended so while it tried llama.cpp for the first time."""
+    monkeypatch.setattr(process, "total_bytes", lambda: 24 * MIB)
+    with pytest.raises(trial_process.NoAnswer, match="a trial beside this process takes about"):
+        trial_process.run(["false"], timeout_s=1)
 
 
 def test_a_group_that_planning_fits_into_is_not_refused(

@@ -38,6 +38,29 @@ with session.load(limited, EngineSettings(remember=False, **engine)) as running:
 print(*sorted(set(sys.modules) - planned[-1]))
 """
 
+CONVERSATION = """
+import sys
+import edgespec
+from edgespec.models.embedded import embedded_pair
+from edgespec.session import prepared_models
+
+make_plan, planned = prepared_models.plan_models, []
+
+def plan_models(*arguments, **named):
+    planned.append(set(sys.modules))
+    return make_plan(*arguments, **named)
+
+prepared_models.plan_models = plan_models
+settings = edgespec.LoadSettings(model=embedded_pair().target, chats={chats})
+with edgespec.load(settings, edgespec.EngineSettings(remember=False)) as session:
+    session.use_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    messages = [dict(role="user", content="hello")]
+    session.create_chat_completion(messages=messages, max_tokens=4, logprobs=True)
+    for _ in session.chat(messages, max_tokens=4):
+        pass
+print(*sorted(set(sys.modules) - planned[-1]))
+"""
+
 CHAT = """
 import sys
 from edgespec.cli.command_line import main
@@ -78,6 +101,19 @@ def test_nothing_is_imported_after_the_plan(case: str) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []
+
+
+@pytest.mark.parametrize("chats", [True, False])
+def test_a_conversation_of_a_program_imports_nothing_after_its_plan(chats: bool) -> None:
+    """jinja2 and the shapes of OpenAI's API came with the first one, 5 MiB without bytecode."""
+    program = CONVERSATION.replace("{chats}", str(chats))
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    late = {name for name in run.stdout.split() if name.startswith(("jinja2", "edgespec."))}
+    assert ("jinja2" in late, "edgespec.completions.service" in late) == (not chats, not chats)
+    assert chats == (not late)
 
 
 @pytest.mark.slow

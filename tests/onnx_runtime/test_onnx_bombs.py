@@ -251,6 +251,10 @@ def changed_graph(whole: bytes, draw: random.Random) -> bytes:
 MUTATORS = (changed_bytes, changed_graph)
 
 
+def is_short_of_memory(line: str) -> bool:
+    return "failed to compute" in line and ("llocat" in line or "bad_alloc" in line)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(N_MUTATIONS // N_AT_ONCE))
 def test_mutations_of_exports_are_refused_in_one_line_or_write_a_text(
@@ -265,5 +269,5 @@ def test_mutations_of_exports_are_refused_in_one_line_or_write_a_text(
         assert exit_code in {0, WRONG_MODEL, FAILED}, (name, exit_code, lines)
         errors = [line for line in lines if line.startswith("edgespec: error: ")]
         assert len(errors) == bool(exit_code) and (not exit_code or errors == lines), (name, lines)
-        assert exit_code != FAILED or "onnxruntime failed to compute" in errors[0], (name, lines)
+        assert exit_code != FAILED or is_short_of_memory(errors[0]), (name, lines)
         assert peak < MAX_PEAK, name

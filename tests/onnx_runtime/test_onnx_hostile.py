@@ -12,10 +12,11 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 
+import numpy as np
 import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from edgespec import runtimes
 from edgespec.errors import EdgespecError, ModelError, UsageError
@@ -24,6 +25,7 @@ from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.files.outline import read_outline
+from edgespec_runtimes.onnx.ort.sessions import StopFlag, translated
 from onnx_files import DATA_FILE, write_llama, write_tokenizer
 
 Change = Callable[[onnx.ModelProto], None]
@@ -312,3 +314,31 @@ def test_a_node_that_lacks_a_part_is_damage(folder: Path, edit: Change, says: st
     change(folder, edit)
     with pytest.raises(ModelError, match=f"is damaged: {says}"):
         prepare(folder)
+
+
+@pytest.mark.parametrize("budget", ["8GiB", "auto:1MiB-8GiB"])
+def test_a_graph_that_can_be_loaded_and_not_computed_is_an_unusable_model(
+    tmp_path: Path, budget: str
+) -> None:
+    """It was reported as a failure at run time, with exit code 1."""
+
+    name = "model.layers.1.input_layernorm.weight"
+
+    def edit(model: onnx.ModelProto) -> None:
+        [norm] = [one for one in model.graph.initializer if one.name == name]
+        values = numpy_helper.to_array(norm)
+        norm.CopyFrom(numpy_helper.from_array(np.append(values, values[:1]), name))
+
+    folder = write_llama(tmp_path / "fused", vocab=300, fused=True, external=False).parent
+    change(folder, edit)
+    load = LoadSettings(model=folder, memory_budget=budget, ctx_size=64)
+    with session.load(load) as loaded, pytest.raises(ModelError) as caught:
+        loaded.generate("a", max_tokens=2)
+    assert str(caught.value).startswith(f"{folder / 'model.onnx'} cannot be computed: ")
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_model() -> None:
+    refusal = RuntimeError("[ONNXRuntimeError] : 6 : FAIL : Failed to allocate memory for 9 bytes")
+    with pytest.raises(EdgespecError) as caught, translated(StopFlag(), "model.onnx"):
+        raise refusal
+    assert caught.value.exit_code == 1

@@ -22,6 +22,7 @@ from edgespec.cli.invocation import (
 )
 from edgespec.diagnosis.forecast import Forecast, forecast, speedup_lines
 from edgespec.diagnosis.machine import examine
+from edgespec.memory import room
 from edgespec.ports.findings import Finding, Topic
 from edgespec.reports import Report, Row
 from edgespec.tuning import pair_figures, report
@@ -48,6 +49,8 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_output(parser)
 
 
+EXAMINING_BYTES = 5 << 20
+"""Memory that examining the machine takes, before runtimes are imported."""
 SECONDS, N_TOKENS = 30.0, 48
 """Limits of the measuring run: seconds, and tokens per text."""
 MARKS = {"fine": " ", "note": "-", "problem": "!"}
@@ -55,6 +58,7 @@ MARKS = {"fine": " ", "note": "-", "problem": "!"}
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Examine and report. Raises the errors of planning the models."""
+    room.check(EXAMINING_BYTES, "edgespec doctor")
     as_json = "json" in args
     console = Console(quiet=as_json)
     has_models = vars(args).keys() - {"command", "json"}

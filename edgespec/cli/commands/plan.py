@@ -46,10 +46,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         return what_if.run(args)
     if "memory" in args:
         raise UsageError("--memory is for --what-if; a plan of files takes --memory-budget")
+    command = settings_from(args)
     from edgespec.paging import disk_speed
     from edgespec.session import session
 
-    command = settings_from(args)
     bandwidth: float | None = groups.given(args, DiskSettings).disk_bandwidth
     source = "as given" if bandwidth else "measured just now"
     console = Console()

@@ -24,7 +24,7 @@ from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.cli.model_list import PARALLEL, ModelList, is_one
 from edgespec.errors import EdgespecError
-from edgespec.memory import process
+from edgespec.memory import process, room
 from edgespec.server.access_log import AccessLog, AnsweredRequest
 from edgespec.settings.base import Flag, Settings
 from edgespec.settings.config import INT32_MAX, Count, GenerateSettings, LoadSettings, Sampling
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "EDGESPEC_API_KEY"
 MAX_KEY_BYTES = 64 << 10
 DAY_S = 24 * 3600
+IMPORTED_BYTES = 16 << 20
+"""Memory that importing the server takes."""
 
 _DESCRIPTION = """\
 Run an HTTP server with OpenAI's API. As many requests as -np says are answered at once, others wait
@@ -115,6 +117,7 @@ def add_to(parser: ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM, and let requests under way end."""
+    room.check(IMPORTED_BYTES, "edgespec serve")
     with extras.needed("serve", "serving needs starlette and uvicorn"):
         from edgespec.server import lifetime, serving  # first, so that their memory is planned
 

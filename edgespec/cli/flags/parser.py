@@ -40,6 +40,8 @@ COMMANDS = {
 """Commands and their descriptions in `--help`."""
 ADDED_COMMANDS = "edgespec.commands"
 """Entry point group of other packages' commands: modules with `HELP`, `add_to` and `run`."""
+IMPORTED_BYTES = 13 << 20
+"""Memory that importing a command takes."""
 ALL = "*"
 """Stands for all commands."""
 
@@ -223,7 +225,12 @@ def command_module(name: str) -> Any:
     """The module of a command, with its flags (`add_to`) and what it does (`run`)."""
     if name not in COMMANDS:
         return extras.added(ADDED_COMMANDS)[name]
-    return import_module(f"edgespec.cli.commands.{name.replace('-', '_')}")
+    module = f"edgespec.cli.commands.{name.replace('-', '_')}"
+    if module not in sys.modules:
+        from edgespec.memory import room  # here, because --help does without
+
+        room.check(IMPORTED_BYTES, f"edgespec {name}")
+    return import_module(module)
 
 
 def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dict[str, _Parser]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.files.regular import open_regular
-from edgespec.memory import process
+from edgespec.memory import room
 from edgespec.ports.baselines import Baselines
 from edgespec.ports.findings import Finding
 from edgespec.runtimes import ModelRequest
@@ -45,6 +45,8 @@ HYPERPARAMETERS_BYTES = 1 << 20
 PLANNING_BYTES, BYTES_PER_TEXT = 7 << 20, 220
 """Memory that planning takes for graphs, and for each token or merge of the vocabulary: 7 MiB of a
 small model, 36 with 98,000 texts, 72 with 303,000."""
+CHECKED_BYTES_PER_TEXT = 50
+"""Memory that checking a header takes for each token or merge: 15 MiB with 303,000."""
 
 
 class GgufRuntime:
@@ -139,6 +141,7 @@ class GgufRuntime:
 
     def describe(self, path: Path) -> ModelDetails:
         header = read_header(path)
+        room.check(_n_texts(header) * CHECKED_BYTES_PER_TEXT, f"reading {header.name}")
         validate(header, as_draft=True)
         return details_of(header)
 
@@ -147,10 +150,15 @@ def _header_if_there_is_room(path: Path) -> GgufFile:
     """Header of the file, unless the kernel would kill the process while the model is planned;
     raises BudgetError then."""
     header = read_header(path)
-    arrays = (value for value in header.metadata.values() if isinstance(value, GgufArray))
-    n_texts = sum(len(array) for array in arrays if array.kind is ValueType.STRING)
-    process.check_room_to_plan(PLANNING_BYTES + n_texts * BYTES_PER_TEXT, header.name)
+    nbytes = PLANNING_BYTES + _n_texts(header) * BYTES_PER_TEXT
+    room.check(nbytes, f"planning {header.name}")
     return header
+
+
+def _n_texts(header: GgufFile) -> int:
+    """Number of the vocabulary's tokens and merges."""
+    arrays = (value for value in header.metadata.values() if isinstance(value, GgufArray))
+    return sum(len(array) for array in arrays if array.kind is ValueType.STRING)
 
 
 def _prepared(request: ModelRequest, header: GgufFile) -> PreparedGguf:

@@ -16,6 +16,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.memory import room
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.collapsing import collapse_resident
@@ -75,6 +76,9 @@ from edgespec_runtimes.onnx.weights.paged import EmbeddingTable, OnnxWeights, op
 
 SMALL_MODEL_BYTES = 64 * MIB
 """Size of weights below which a second thread costs more than it gains."""
+PLANNING_BYTES, BYTES_PER_NODE = 5 << 20, 6 << 10
+"""Memory that planning takes, and for each node of the graph: 9 MiB with 190, 15 with 1,600, 29
+with 3,600, with pages that the kernel can take back."""
 TREES_OF_ROOM = 4
 """Number of trees for which there are cache slots beyond a full context."""
 MOST_ROOM = 0.1
@@ -104,7 +108,10 @@ class PreparedOnnx:
         """Read and validate the graph and the vocabulary, and plan the batches."""
         where = str(path)
         with self._phase("graph and vocabulary"):
-            source = artifacts.as_bytes(read_source(path))
+            read = read_source(path)
+            nbytes = PLANNING_BYTES + len(read.model.graph.node) * BYTES_PER_NODE
+            room.check(nbytes, f"planning {path}")
+            source = artifacts.as_bytes(read)
             self._graph = compacted(simplified(source.model, where))
             source = replace(source, model=self._graph)
             self._choose_accuracy()

@@ -18,11 +18,15 @@ from typing import Any
 from edgespec.concurrency import interpreter
 from edgespec.concurrency.exit_codes import crash_name
 from edgespec.concurrency.program import run_program
+from edgespec.errors import BudgetError
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
+from edgespec.memory import room
 
 _PROGRAM = "edgespec_runtimes.gguf.trials"
 MAX_RESULTS = 64
+TRIAL_BYTES = 30 << 20
+"""Memory that a trial's process takes."""
 
 
 class NoAnswer(Exception):
@@ -38,6 +42,10 @@ def command(*arguments: str) -> list[str]:
 
 def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
     """Run a command and capture its output. Raises NoAnswer and Cancelled."""
+    try:
+        room.check(TRIAL_BYTES, "a trial beside this process")
+    except BudgetError as error:  # the kernel might kill this process for it
+        raise NoAnswer(str(error)) from error
     # otherwise a crash starts a debugger
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
     try:

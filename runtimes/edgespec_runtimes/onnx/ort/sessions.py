@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,6 +35,8 @@ _ERRORS: tuple[type[Exception], ...] = (
     ),
 )
 _CPU = state.OrtDevice(state.OrtDevice.cpu(), state.OrtDevice.default_memory(), 0)
+_NO_MEMORY = re.compile(r"bad.alloc|failed to allocate|out of memory", re.IGNORECASE)
+"""onnxruntime's words where memory is short; else what it refuses to compute contradicts itself."""
 SAVED_WEIGHTS = ".data"
 """Suffix of the file with the weights of a saved graph."""
 _SILENT = 4
@@ -177,10 +180,10 @@ class OrtSession(Closeable):
         """Run on OrtValues, contiguous arrays or Bound tensors.
 
         Returns the outputs bound to None; others are written to their bound memory. Raises
-        Cancelled and EdgespecError.
+        Cancelled, EdgespecError, and ModelError for a graph that cannot be computed.
         """
         binding = self._binding
-        with translated(stop):
+        with translated(stop, None if self._is_elsewhere else self._made_with[0]):
             for name, value in inputs.items():
                 if isinstance(value, Bound):
                     binding.bind_input(name, _CPU, value.kind, value.shape, value.address)
@@ -296,14 +299,22 @@ def translated_memory(device: Device) -> Iterator[None]:
 
 
 @contextmanager
-def translated(stop: StopFlag) -> Iterator[None]:
-    """Translate onnxruntime's errors of a run; raises Cancelled if `stop` was set."""
+def translated(stop: StopFlag, model: str | None = None) -> Iterator[None]:
+    """Translate onnxruntime's errors of a run; raises Cancelled if `stop` was set.
+
+    A `model` is to blame for what is not a lack of memory: a processor does not fail otherwise.
+    """
     try:
         yield
     except _ERRORS as error:
         if stop.is_set():
             raise Cancelled("the model was asked to stop") from error
-        raise EdgespecError(f"onnxruntime failed to compute: {_reason(error)}") from error
+        reason = _reason(error)
+        if model is not None and not _NO_MEMORY.search(reason):
+            raise ModelError(
+                f"{model} cannot be computed: {reason}; export or copy it again"
+            ) from error
+        raise EdgespecError(f"onnxruntime failed to compute: {reason}") from error
     if stop.is_set():
         raise Cancelled("the model was asked to stop")
 

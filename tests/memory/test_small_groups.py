@@ -1,0 +1,63 @@
+"""A command says that its control group is too small before the kernel kills it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_files import tiny_llama
+from memory_pressure import MIB, control_group, run_in_group
+from onnx_files import write_llama
+
+SIZES = (30, 42, 54, 66)
+TEXTS = 150_000
+
+
+@pytest.fixture
+def groups() -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux has control groups")
+    try:
+        with control_group(64 * MIB):
+            pass
+    except OSError as error:
+        pytest.skip(f"control groups with limits cannot be made here: {error}")
+
+
+def write_model(folder: Path, kind: str) -> Path:
+    if kind == "onnx":
+        return write_llama(folder, layers=24)
+    model = tiny_llama(embedding=32, head_size=32, heads=1, kv_heads=1, n_vocab=TEXTS, hollow=True)
+    return model.write(folder / "large-vocabulary.gguf")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("command", ["generate", "serve", "show"])
+@pytest.mark.parametrize("kind", ["gguf", "onnx"])
+def test_a_group_that_is_too_small_is_named(tmp_path: Path, kind: str, command: str) -> None:
+    """The kernel killed it while the libraries were imported or a vocabulary was read."""
+    model = str(write_model(tmp_path, kind))
+    words = {
+        "generate": ["generate", "-m", model, "-p", "a", "-n", "1"],
+        "serve": ["serve", "-m", model, "--port", "-1"],  # ends where it would listen
+        "show": ["models", "show", model],
+    }[command]
+    check(*words)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("groups")
+def test_a_group_that_is_too_small_for_all_runtimes_is_named() -> None:
+    """The kernel killed it beside a trial of llama.cpp, which is a process of its own."""
+    check("doctor")
+
+
+def check(*words: str) -> None:
+    found = [run_in_group(size * MIB, *words) for size in SIZES]
+    assert [killed for _, _, killed in found] == [0] * len(SIZES)
+    exit_code, told, _ = found[0]
+    assert exit_code == 4
+    assert "raise the memory limit of its container or cgroup" in told
