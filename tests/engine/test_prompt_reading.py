@@ -156,7 +156,7 @@ def test_the_first_token_comes_from_the_pass_over_the_prompts_end(tile: int, dra
 
 
 def test_passes_are_timed_before_the_first_token_is_shown() -> None:
-    """They took a quarter of a pair's first text of 64 tokens, which was slower than none by that."""
+    """They took a fifth of a pair's first text of 64 tokens, which was slower than none by that."""
     target = gives_first()
     with Engine(target, counting(n_ctx=256), EngineSettings(lookup=False)) as engine:
         events = engine.generate(FIRST, GREEDY, 3)
