@@ -12,7 +12,7 @@ from functools import cache
 from statistics import geometric_mean, harmonic_mean
 
 from virtual_clock import MACHINES, TWO_CORES, Machine
-from virtual_pair import Kept, run
+from virtual_pair import Kept, Measured, run
 from virtual_text import TEXTS, RepeatingText, Text
 
 N_TOKENS = 48
@@ -116,14 +116,14 @@ def gain(case: TableText) -> float:
             before = replace(machine, seed=machine.seed + n)
             run(before, other, case.n_tokens, memory=memory, **rules)
     (drafted,) = run(machine, case.text, case.n_tokens, memory=memory, **rules)
-    return drafted.tokens_per_s / _plain_rate(machine, case.n_prompt, case.n_tokens)
+    return drafted.tokens_per_s / _plain(machine, case.n_prompt, case.n_tokens).tokens_per_s
 
 
 @cache
-def _plain_rate(machine: Machine, n_prompt: int, n_tokens: int) -> float:
-    """Tokens a second without a draft, whatever they are: only their number takes time."""
+def _plain(machine: Machine, n_prompt: int, n_tokens: int) -> Measured:
+    """Tokens without a draft, whatever they are: only their number takes time."""
     (alone,) = run(machine, Text(0.0, n_prompt=n_prompt), n_tokens, drafts=False)
-    return alone.tokens_per_s
+    return alone
 
 
 def session_gain(machine: Machine, texts: Sequence[Text], n_tokens: int) -> float:
@@ -133,7 +133,7 @@ def session_gain(machine: Machine, texts: Sequence[Text], n_tokens: int) -> floa
     for n, text in enumerate(texts):
         drafted = run(machine, text, n_tokens, memory=memory)[0]
         drafted_s += drafted.seconds + (drafted.timing_s if n else 0.0)
-        alone_s += run(machine, text, n_tokens, drafts=False)[0].seconds
+        alone_s += _plain(machine, text.n_prompt, n_tokens).seconds
     return alone_s / drafted_s
 
 

@@ -83,6 +83,28 @@ def target(request: pytest.FixtureRequest, path: Path) -> Iterator[LanguageModel
     model.close()
 
 
+Fresh = Callable[[Sequence[int]], tuple[dict[int, np.ndarray], tuple[int, ...]]]
+
+
+@pytest.fixture(scope="module")
+def known(path: Path) -> dict[tuple[int, ...], tuple[dict[int, np.ndarray], tuple[int, ...]]]:
+    """Results of fresh runs by prompt, whatever the size of the trees."""
+    return {}
+
+
+@pytest.fixture
+def fresh(target: LanguageModel, known: dict) -> Fresh:
+    """Logits and text of a prompt that nothing came before, computed once."""
+
+    def result(prompt: Sequence[int]) -> tuple[dict[int, np.ndarray], tuple[int, ...]]:
+        key = tuple(prompt)
+        if key not in known:
+            known[key] = fresh_run(target, prompt)
+        return known[key]
+
+    return result
+
+
 def run(engine: Engine, prompt: Sequence[int], sampling: SamplingParams = WARM) -> tuple[int, ...]:
     return finish(engine.generate(prompt, sampling, max_tokens=N_NEW)).tokens
 
@@ -120,9 +142,9 @@ def tokens_of(model: LanguageModel, n_tokens: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_tokens", LENGTHS)
-def test_after_any_history(target: LanguageModel, n_tokens: int) -> None:
+def test_after_any_history(target: LanguageModel, n_tokens: int, fresh: Fresh) -> None:
     prompt = tokens_of(target, n_tokens)
-    fresh, expected = fresh_run(target, prompt)
+    seen, expected = fresh(prompt)
     for history in HISTORIES:
         watched = Watched(target)
         with Engine(watched) as engine:  # type: ignore[arg-type]
@@ -131,7 +153,7 @@ def test_after_any_history(target: LanguageModel, n_tokens: int) -> None:
             assert run(engine, prompt) == expected, history.__name__
             forget(engine)
         last = len(prompt) - 1
-        assert np.array_equal(watched.seen[last], fresh[last]), history.__name__
+        assert np.array_equal(watched.seen[last], seen[last]), history.__name__
 
 
 def fresh_run(
@@ -147,7 +169,7 @@ def fresh_run(
 @pytest.mark.costly
 @pytest.mark.parametrize("n_tokens", LENGTHS)
 def test_the_next_turn_is_the_conversation_read_at_once(
-    target: LanguageModel, n_tokens: int
+    target: LanguageModel, n_tokens: int, fresh: Fresh
 ) -> None:
     """The generated text is part of the next prompt."""
     prompt = tokens_of(target, n_tokens)
@@ -156,17 +178,17 @@ def test_the_next_turn_is_the_conversation_read_at_once(
         conversation = [*prompt, *answer, *tokens_of(target, 20)]
         continued = run(engine, conversation)
         forget(engine)
-    assert continued == fresh_run(target, conversation)[1]
+    assert continued == fresh(conversation)[1]
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize("n_tokens", LENGTHS)
-def test_with_a_draft_and_without_one(target: LanguageModel, n_tokens: int) -> None:
+def test_with_a_draft_and_without_one(target: LanguageModel, n_tokens: int, fresh: Fresh) -> None:
     """In first and in second turns."""
     prompt = tokens_of(target, n_tokens)
-    first = fresh_run(target, prompt)[1]
+    first = fresh(prompt)[1]
     conversation = [*prompt, *first, *tokens_of(target, 20)]
-    second = fresh_run(target, conversation)[1]
+    second = fresh(conversation)[1]
     n_vocab = target.info.n_vocab
     guesses = [token + (n % 3 == 2) for n, token in enumerate(first)]
     draft = FakeModel(fixed_text(guesses, n_vocab, len(prompt)), n_vocab)
@@ -178,9 +200,11 @@ def test_with_a_draft_and_without_one(target: LanguageModel, n_tokens: int) -> N
 
 
 @pytest.mark.parametrize("n_tokens", LENGTHS)
-def test_from_a_prompt_cache(target: LanguageModel, n_tokens: int, tmp_path: Path) -> None:
+def test_from_a_prompt_cache(
+    target: LanguageModel, n_tokens: int, tmp_path: Path, fresh: Fresh
+) -> None:
     prompt = tokens_of(target, n_tokens)
-    expected = fresh_run(target, prompt)[1]
+    expected = fresh(prompt)[1]
     cache = PromptCache(tmp_path / "cache")
     texts = [prompt[: n_tokens // 2], prompt, prompt]
     for text in texts:
