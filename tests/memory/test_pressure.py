@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from gguf_files import tiny_llama
-from memory_pressure import MIB, control_group, server_under_pressure, under_pressure
-
-
-@pytest.fixture
-def groups() -> None:
-    if sys.platform != "linux":
-        pytest.skip("only Linux has control groups")
-    try:
-        with control_group(64 * MIB):
-            pass
-    except OSError as error:
-        pytest.skip(f"control groups with limits cannot be made here: {error}")
+from memory_pressure import MIB, server_under_pressure, under_pressure
 
 
 @pytest.mark.slow

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from gguf_files import tiny_llama
-from memory_pressure import MIB, control_group, run_in_group
+from memory_pressure import MIB, run_in_group
 from onnx_files import write_llama
 
 SIZES = (30, 42, 54, 66)
 TEXTS = 150_000
-
-
-@pytest.fixture
-def groups() -> None:
-    if sys.platform != "linux":
-        pytest.skip("only Linux has control groups")
-    try:
-        with control_group(64 * MIB):
-            pass
-    except OSError as error:
-        pytest.skip(f"control groups with limits cannot be made here: {error}")
 
 
 def write_model(folder: Path, kind: str) -> Path:
