@@ -184,6 +184,7 @@ def llama_texts(
         tokens = target.vocabulary.encode(prompt)
         for model in models:
             model.forget_from(0)
-            model.decode(tokens[:-1], 0, last_only=True)
+            if before := tokens[:-1]:
+                model.decode(before, 0, last_only=True)
         done, rounds = baselines._decoded(read(pick=pick), target, drafter, tokens)
         yield {"tokens": len(done), "s": sum(cost.wall_s for cost in rounds), "passes": len(rounds)}
