@@ -50,12 +50,9 @@ class Forest:
         self._clock = clock
         self._check = check
         self._risk_s = risk_s
+        self._guesses = any(round_.grower is not None for round_ in rounds)
         self._outcome = RoundOutcome()
         """The pass, as far as the planner learns from it."""
-
-    @property
-    def _guesses(self) -> bool:
-        return any(round_.grower is not None for round_ in self.rounds)
 
     def grow(self) -> None:
         """Draft until the planner decides to verify, or no tree can grow within its limits."""
@@ -65,7 +62,7 @@ class Forest:
             with round_.slot.ending_on_error():
                 round_.start(most)
             if round_.slot.round is None:
-                self.rounds.remove(round_)
+                self._leave(round_)
         if not self._guesses:
             return
         grown = self._clock()
@@ -142,6 +139,11 @@ class Forest:
         if not self.rounds and (failure := self._all_rounds[0].slot.request.failure):
             raise failure  # no text needs the pass any more
 
+    def _leave(self, round_: Round) -> None:
+        """Go on without a text that ended."""
+        self.rounds.remove(round_)
+        self._guesses = any(other.grower is not None for other in self.rounds)
+
     def _growing(self) -> list[Growing]:
         """The trees that can grow."""
         return [(round_, nodes) for round_ in self.rounds if (nodes := round_.open_nodes)]
@@ -158,7 +160,7 @@ class Forest:
                 with round_.slot.ending_on_error():
                     grew |= round_.step(nodes, is_beside)
                 if round_.slot.round is None:
-                    self.rounds.remove(round_)
+                    self._leave(round_)
             if grew:
                 return True
             growing = [one for one in growing if one not in peers]

@@ -9,9 +9,9 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -101,14 +101,12 @@ class Scheduler(Closeable):
         """Context manager for a callback, in which the engine cannot be closed."""
         return self._users.within()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """Context manager for a thread that waits for the engine's. Raises SessionClosed, and
         UsageError in a callback of the engine."""
         if self._users.is_inside:
             raise UsageError(_WITHIN)
-        with self._users.use():
-            yield
+        return self._users.use()
 
     def open(self, request: ActiveRequest) -> None:
         """Let `cancel` reach a request, which is not in line yet."""
