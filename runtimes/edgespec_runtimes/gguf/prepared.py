@@ -230,22 +230,29 @@ class PreparedGguf:
     def _load_resident(
         self, shape: contexts.ContextShape, progress: Progress | None
     ) -> LanguageModel:
-        self._measured.mapped.close()
-        with self._phase("weights"), WatchedFiles(self._header.paths) as files:
-            model = loading.load_resident(
-                self._header.path,
-                self._measured.offloading.placement,
-                self._stop,
-                progress,
-                placement_as_stored(self._header, self._measured.offloading.elsewhere),
-                self._token_ids,
-            )
-            heap.trim_heap()  # what the file's metadata took, before the context needs its own
-            try:
-                files.check()
-            except WeightReadError:
-                model.close()
-                raise
+        texts = self._measured.mapped.give_texts()
+        try:
+            with self._phase("weights"), WatchedFiles(self._header.paths) as files:
+                model = loading.load_resident(
+                    self._header.path,
+                    self._measured.offloading.placement,
+                    self._stop,
+                    progress,
+                    placement_as_stored(self._header, self._measured.offloading.elsewhere),
+                    TokenIds.of(self._header) if texts else self._token_ids,
+                )
+                heap.trim_heap()  # what the file's metadata took, before the context needs its own
+                try:
+                    files.check()
+                except WeightReadError:
+                    model.close()
+                    raise
+        except BaseException:
+            if texts:
+                texts.close()
+            raise
+        if texts:
+            model.take_texts(texts)
         return self._open(model, shape, None)
 
     def _load_paged(

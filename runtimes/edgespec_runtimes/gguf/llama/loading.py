@@ -82,6 +82,12 @@ class Model:
         """Size of the sliding attention window in tokens; 0 if there is none."""
         self.lender: Any = None
         """A context of the target whose matrices this model uses, if it is a head."""
+        self._texts: Model | None = None
+        """A model of the same file, which is closed with this one and lends its vocabulary."""
+
+    def take_texts(self, other: Model) -> None:
+        """Use the vocabulary of `other`, a model of the same file, and close it with this one."""
+        self._texts, self.vocab = other, other.vocab
 
     @property
     def tree_capable(self) -> bool:
@@ -136,6 +142,9 @@ class Model:
             rpc.count(self._servers, -1)
             log.give_back()
             trim_heap_top()
+        if self._texts is not None:
+            self._texts.close()
+            self._texts = None
 
 
 def load_resident(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import repeat
+
+import numpy as np
 
 from edgespec.ports import check_token
 from edgespec.ports.chat_format import ChatFormat
@@ -15,6 +18,14 @@ from edgespec_runtimes.gguf.llama.loading import Model
 
 _CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 """Attributes of tokens that llama.cpp only parses in a text on request."""
+_ADDED = lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+# asked for each of up to 262,144 tokens: these keep the GIL, which takes half of the time
+_is_end = ctypes.PYFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int32)(
+    ("llama_vocab_is_eog", lib._lib)
+)
+_kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int32)(
+    ("llama_vocab_get_attr", lib._lib)
+)
 
 PIECES_KEPT = 8_192
 """Pieces of tokens that are kept, at 300 bytes each."""
@@ -32,25 +43,29 @@ class GgufVocabulary:
         self._users = model.users
         self.n_vocab = model.n_vocab
         self.longest_piece_bytes = 0
-        self.eog_tokens = frozenset(
-            token for token in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, token)
-        )
-        control, added = set(), set()
+        is_end, kinds = self._all(_is_end, np.bool_), self._all(_kind, np.int16)
+        self.eog_tokens = frozenset(np.flatnonzero(is_end).tolist())
+        is_control = is_end | (kinds & _CONTROL != 0)
+        special = np.flatnonzero(is_control | (kinds & _ADDED != 0)).tolist()
+        control: set[str] = set()
+        added: set[str] = set()
+        texts_of = {token: control if is_control[token] else added for token in special}
         for token, text in enumerate(tokens):
             self.longest_piece_bytes = max(self.longest_piece_bytes, len(text))
-            if token >= self.n_vocab:
-                continue
-            kind = lib.llama_vocab_get_attr(self._vocab, token)
-            if kind & _CONTROL or token in self.eog_tokens:
-                control.add(text.decode(errors="replace"))
-            elif kind & lib.LLAMA_TOKEN_ATTR_USER_DEFINED:
-                added.add(text.decode(errors="replace"))
+            if token in texts_of:
+                texts_of[token].add(text.decode(errors="replace"))
         self.chat_format = replace(
             chat_format or ChatFormat(),
             control_tokens=frozenset(control),
             added_tokens=frozenset(added),
             named=LlamaTemplates(),
         )
+
+    def _all(self, ask: Callable[[int, int], int], kind: type) -> np.ndarray:
+        """Answers of llama.cpp about each token, numbers of this kind, [n_vocab]."""
+        address = ctypes.cast(self._vocab, ctypes.c_void_p).value or 0
+        answers = map(ask, repeat(address), range(self.n_vocab))
+        return np.fromiter(answers, kind, self.n_vocab)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         raw = text.encode()

@@ -113,6 +113,14 @@ class MappedWeights:
         assert model is not None
         return model
 
+    def give_texts(self) -> loading.Model | None:
+        """Transfer the mapped model for its vocabulary, where mapping takes no memory; otherwise,
+        and if there is none, close it."""
+        if self._model is not None and self.is_lazy:
+            return self.take_model()
+        self.close()
+        return None
+
     def close(self) -> None:
         if self._model is not None:
             self._model.close()
