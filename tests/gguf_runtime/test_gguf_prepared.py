@@ -51,7 +51,7 @@ def test_a_file_written_to_while_it_is_loaded_is_an_error(tmp_path: Path) -> Non
 
 
 def test_a_model_in_memory_reads_its_tokenizer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the mapping which was measured serves it, and is closed with it."""
+    """The mapping that was measured lends its tokenizer, and is closed with the model."""
     opened: list[tuple[loading.Model, bool]] = []
     load = loading._load
 
