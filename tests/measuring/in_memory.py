@@ -4,7 +4,7 @@
 
 Tokens a second, the prompt aside, by kind of prompt: of the first and of the last text of a
 session, and of all of them. Each contender is a process of its own with weights as its library
-packs them; they write in turn. The line of llama.cpp guesses 8 tokens; a head gives it none.
+packs them; they write in turn. The line of llama.cpp guesses 8 tokens; heads and `-md self` give it none.
 edgespec has the same draft, its lookups, and an empty cache folder: it knows nothing at the start.
 """
 
@@ -34,6 +34,7 @@ from edgespec.settings.units import parse_size
 from edgespec_runtimes.gguf import baselines
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.heads import is_head
+from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed
 
 ALONE, LINE, NO_DRAFT, AS_IT_COMES = "llama.cpp", "its line of 8", "no draft", "edgespec"
 CONTENDERS = (ALONE, LINE, NO_DRAFT, AS_IT_COMES)
@@ -118,7 +119,10 @@ def answer(child: subprocess.Popen[str]) -> Any:
 
 
 def has_line(draft: str | None) -> bool:
-    return draft is not None and Path(draft).exists() and not is_head(read_header(Path(draft)))
+    if draft is None or not Path(draft).exists():
+        return False
+    header = read_header(Path(draft))
+    return not is_head(header) and not is_trimmed(header)
 
 
 def answer_turns(options: argparse.Namespace) -> None:

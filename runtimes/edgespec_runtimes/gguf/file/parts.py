@@ -60,11 +60,11 @@ class GgufArray:
 
     def strings(self) -> Iterator[bytes]:
         """The elements of an array of strings, as stored."""
-        data, at = self._read(), 0
+        data, end, length_at = self._read(), 0, U64.unpack_from
         for _ in range(self.count):
-            (length,) = U64.unpack_from(data, at)
-            at += 8 + length
-            yield data[at - length : at]
+            begin = end + 8
+            end = begin + length_at(data, end)[0]
+            yield data[begin:end]
 
     def _read(self) -> bytes:
         with _Reader(self.path) as reader:
