@@ -5,7 +5,8 @@
 Tokens a second, the prompt aside, by kind of prompt: of the first and of the last text of a
 session, and of all of them. Each contender is a process of its own with weights as its library
 packs them; they write in turn. The line of llama.cpp guesses 8 tokens; heads and drafts made from
-the target give it none. edgespec has the same draft, its lookups, and an empty cache folder: it knows nothing at the start.
+the target give it none. edgespec has the same draft, its lookups, and an empty cache folder: it
+knows nothing at the start.
 """
 
 from __future__ import annotations
