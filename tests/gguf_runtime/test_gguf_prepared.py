@@ -14,7 +14,7 @@ from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
-from prepared_contract import PreparedContract
+from prepared_contract import PagedPreparedContract
 
 REQUEST = ModelRequest(
     embedded_pair().target,
@@ -27,7 +27,7 @@ REQUEST = ModelRequest(
 )
 
 
-class TestPreparedGgufKeepsTheContract(PreparedContract):
+class TestPreparedGgufKeepsTheContract(PagedPreparedContract):
     @pytest.fixture
     def prepare(self) -> Callable[[], PreparedModel]:
         return lambda: runtime.prepare(REQUEST)
