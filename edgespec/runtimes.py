@@ -301,9 +301,12 @@ def _imported(entries: Iterable[EntryPoint]) -> Iterator[Runtime | str]:
             runtime: Runtime = entry.load()
             yield runtime
         except ImportError as exc:
+            way = "install the library that the system lacks, or the runtime again"
+            if isinstance(exc, ModuleNotFoundError):
+                way = "install it with"
             yield (
                 f"the runtime '{entry.name}' cannot be imported ({exc}): "
-                f"install it with: {extras.install_command(entry.name)}"
+                f"{way}: {extras.install_command(entry.name)}"
             )
 
 
