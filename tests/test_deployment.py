@@ -108,7 +108,7 @@ def test_nothing_that_listens_is_no_health(capsys):
 def test_a_process_that_may_not_be_asked_is_no_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """What another user runs may have `edgespec serve` in its command line, too."""
+    """Another user's program may have `edgespec serve` in its command line, too."""
 
     def refuse(process: psutil.Process, kind: str):
         raise psutil.AccessDenied(process.pid)
