@@ -56,7 +56,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("dist"))
     parser.add_argument("--work", type=Path, default=Path("build/wheels"))
     parser.add_argument("--toolchain", type=Path, help="a CMake file that names a cross compiler")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--jobs", type=int, default=os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", os.cpu_count())
+    )
     options = parser.parse_args()
     work = options.work.resolve()
     source = fetch(options.version, work)

@@ -19,7 +19,7 @@ from typing import NoReturn, Protocol, runtime_checkable
 
 from edgespec import extras
 from edgespec.concurrency.worker import raise_if_cancelled
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, UsageError
 from edgespec.extras import entry_points
 from edgespec.files.regular import special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
@@ -68,6 +68,14 @@ class ModelRequest:
     """Parts of texts will be stored: the plan has what a target needs for that."""
     trace: Trace = OFF
     """Receives spans of loading and, for a target, of its passes and reads."""
+
+    def check_context(self, n_ctx: int, n_trained: int) -> None:
+        """Raise UsageError for a context of more tokens than the model was trained on."""
+        if n_ctx > n_trained:
+            raise UsageError(
+                f"--ctx-size {n_ctx:,} is more than the {n_trained:,} tokens that "
+                f"{self.path.name} was trained on: take at most {n_trained:,}"
+            )
 
     @contextmanager
     def phase(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
@@ -293,9 +301,12 @@ def _imported(entries: Iterable[EntryPoint]) -> Iterator[Runtime | str]:
             runtime: Runtime = entry.load()
             yield runtime
         except ImportError as exc:
+            way = "install the library that the system lacks, or the runtime again"
+            if isinstance(exc, ModuleNotFoundError):
+                way = "install it with"
             yield (
                 f"the runtime '{entry.name}' cannot be imported ({exc}): "
-                f"install it with: {extras.install_command(entry.name)}"
+                f"{way}: {extras.install_command(entry.name)}"
             )
 
 

@@ -25,6 +25,7 @@ pytest.register_assert_rewrite(
     "port_calls",
     "port_contract",
     "slots_contract",
+    "state_contract",
     "prepared_contract",
     "features_contract",
 )

@@ -18,7 +18,7 @@ from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.features import GivesFeatures
 from edgespec.tree import ROOT, TokenTree
 from port_calls import evaluate, prefill
-from port_contract import OpensModels
+from port_models import OpensModels
 
 TOKENS = tuple((7 * n * n + 3 * n + 1) % 40 for n in range(24))
 

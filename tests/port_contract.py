@@ -13,7 +13,7 @@ context must hold at least 48 tokens. `slots_contract` is for models with severa
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,75 +24,12 @@ from edgespec.ports import LanguageModel, PassPart
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PagingStats
 from port_calls import evaluate, prefill
+from port_models import KeptOpen, OpensModels
 
 TEXT = "Once there were two wolves, and the younger one asked: who told you that the moon is old?"
 
 KNOWN: WeakKeyDictionary[LanguageModel, dict[tuple[int, ...], np.ndarray]] = WeakKeyDictionary()
 """Reference logits after some tokens, by the model that computed them: tests ask for the same."""
-
-
-def clear(model: LanguageModel) -> None:
-    """Empty all slots."""
-    for slot in range(model.info.n_slots):
-        model.truncate(0, slot)
-
-
-def parameters_of(request: pytest.FixtureRequest) -> str:
-    return repr(getattr(request.node, "callspec", None) and request.node.callspec.params)
-
-
-class KeptOpen:
-    """Models that tests of a class share, by the parameters of their factory."""
-
-    def __init__(self) -> None:
-        self._models: dict[str, LanguageModel] = {}
-        self.n_committed_at_first: list[int] = []
-        """Committed tokens of the slots of every model that was opened."""
-
-    def model(
-        self, request: pytest.FixtureRequest, factory: Callable[[], LanguageModel]
-    ) -> LanguageModel:
-        """The open model of a test's parameters, with empty slots."""
-        kind = parameters_of(request)
-        if kind not in self._models:
-            opened = self._models[kind] = factory()
-            self.n_committed_at_first += map(opened.committed_of, range(opened.info.n_slots))
-        clear(self._models[kind])
-        return self._models[kind]
-
-    def give_away(self, model: LanguageModel) -> None:
-        """Leave a model to the caller, who closes it; the next test opens another."""
-        self._models = {kind: kept for kind, kept in self._models.items() if kept is not model}
-
-    def close(self) -> None:
-        for model in self._models.values():
-            model.close()
-
-
-class OpensModels:
-    """Fixtures of contracts: models, each opened once for all tests of a class."""
-
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], LanguageModel]:
-        raise NotImplementedError("a runtime's test class says how to open its model")
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def kept_open(cls) -> Iterator[KeptOpen]:
-        kept = KeptOpen()
-        yield kept
-        kept.close()
-
-    @pytest.fixture
-    def model(
-        self,
-        request: pytest.FixtureRequest,
-        kept_open: KeptOpen,
-        model_factory: Callable[[], LanguageModel],
-    ) -> LanguageModel:
-        """A model with an empty KV cache. It is opened once, since most tests are shorter than
-        opening."""
-        return kept_open.model(request, model_factory)
 
 
 class PortContract(OpensModels):
@@ -328,29 +265,28 @@ class PortContract(OpensModels):
     def test_kept_nodes_are_the_context_of_their_children(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
-        tree, branches = _wide_tree(tokens)
-        expected = self.after(model, [*tokens[:4], *branches[4], tokens[14]])
-        prefill(model, tokens[:4])
-        evaluate(model, tree, range(len(tree)))
-        keep = tree.subtree(1)
-        model.commit(tree, [ROOT], keep)
-        tree = tree.reroot(1)
-        below = next(node for node in range(len(tree)) if tree.token[node] == branches[4][-1])
-        new = tree.add(below, tokens[14], 0.5)
+        expected = self.after(model, [*tokens[:4], *_wide_tree(tokens)[1][4], tokens[14]])
+        tree, kept = self.keep_a_node(model, tokens)
+        new = tree.add(kept, tokens[14], 0.5)
         assert self.same(evaluate(model, tree, [new])[0], expected)
 
     def test_kept_nodes_can_be_committed_later(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
+        expected = self.after(model, [*tokens[:4], *_wide_tree(tokens)[1][4], tokens[14]])
+        tree, kept = self.keep_a_node(model, tokens)
+        model.commit(tree, tree.path(kept))
+        assert self.same(evaluate(model, TokenTree(tokens[14]), [ROOT])[0], expected)
+
+    def keep_a_node(self, model: LanguageModel, tokens: Sequence[int]) -> tuple[TokenTree, int]:
+        """Commit the root of a wide tree after four tokens; returns the tree below its first child,
+        and there the node that ends the branch to node 4."""
         tree, branches = _wide_tree(tokens)
-        expected = self.after(model, [*tokens[:4], *branches[4], tokens[14]])
         prefill(model, tokens[:4])
         evaluate(model, tree, range(len(tree)))
         model.commit(tree, [ROOT], tree.subtree(1))
-        tree = tree.reroot(1)
-        below = next(node for node in range(len(tree)) if tree.token[node] == branches[4][-1])
-        model.commit(tree, tree.path(below))
-        assert self.same(evaluate(model, TokenTree(tokens[14]), [ROOT])[0], expected)
+        below = tree.reroot(1)
+        return below, below.token[: len(below)].tolist().index(branches[4][-1])
 
     def test_twenty_rounds_leave_the_cache_as_if_read_in_one_go(
         self, model: LanguageModel, tokens: list[int]

@@ -1,7 +1,8 @@
 """Contract tests of prepared models: `needs` is constant, and its rows cover the memory used.
 
-A suite inherits from `PreparedContract` and defines the fixture `prepare`: a function that prepares
-a target of a few megabytes at least, which can be paged, for several nodes.
+A suite inherits from `PreparedContract`, or from `PagedPreparedContract` if its models can be
+paged, and defines the fixture `prepare`: a function that prepares a target of a few megabytes at
+least, for several nodes.
 """
 
 from __future__ import annotations
@@ -123,14 +124,6 @@ class PreparedContract:
         taken = [batch.nbytes for batch in prepared.needs().batches]
         assert taken == sorted(taken, reverse=True)
 
-    def test_every_cut_holds_the_same_weights_in_more_parts_than_the_one_before(
-        self, prepared: PreparedModel
-    ) -> None:
-        cuts = prepared.needs().cuts
-        assert len({sum(segment.nbytes for segment in cut) for cut in cuts}) == 1
-        sizes = [len(cut) for cut in cuts]
-        assert sizes == sorted(set(sizes))
-
     @pytest.mark.slow
     def test_a_resident_model_takes_no_more_than_its_rows(
         self,
@@ -143,6 +136,18 @@ class PreparedContract:
         rows = [row for row in needs.resident or () if row.what != LOADING]
         planned = sum(row.nbytes for row in (*needs.common_rows(), *rows))
         assert self.taken_by(prepare, None) <= planned + HEADROOM_BYTES
+
+
+class PagedPreparedContract(PreparedContract):
+    """The contract of prepared models that can be paged."""
+
+    def test_every_cut_holds_the_same_weights_in_more_parts_than_the_one_before(
+        self, prepared: PreparedModel
+    ) -> None:
+        cuts = prepared.needs().cuts
+        assert len({sum(segment.nbytes for segment in cut) for cut in cuts}) == 1
+        sizes = [len(cut) for cut in cuts]
+        assert sizes == sorted(set(sizes))
 
     @pytest.mark.slow
     def test_a_paged_model_takes_no_more_than_its_rows(

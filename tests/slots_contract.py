@@ -12,7 +12,8 @@ from edgespec.ports import LanguageModel, PassPart
 from edgespec.ports.state import KeepsState
 from edgespec.tree import ROOT, TokenTree
 from port_calls import evaluate, prefill
-from port_contract import TEXT, PortContract, clear
+from port_contract import TEXT, PortContract
+from port_models import clear
 from state_contract import Pieces, pieces_of
 
 

@@ -17,7 +17,7 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.state import KeepsState
 from paging_contract import one_by_one
 from port_calls import prefill
-from port_contract import OpensModels, parameters_of
+from port_models import OpensModels, parameters_of
 
 N_KEPT, N_MORE = 23, 6
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from edgespec.cli import health
@@ -101,4 +102,17 @@ def test_the_check_asks_where_a_process_listens(status, host, code, capsys):
 
 def test_nothing_that_listens_is_no_health(capsys):
     assert health.main([str(os.getppid())]) == 1
+    assert "no edgespec serve is listening" in capsys.readouterr().err
+
+
+def test_a_process_that_may_not_be_asked_is_no_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Another user's program may have `edgespec serve` in its command line, too."""
+
+    def refuse(process: psutil.Process, kind: str):
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "net_connections", refuse)
+    assert health.main([str(os.getpid())]) == 1
     assert "no edgespec serve is listening" in capsys.readouterr().err

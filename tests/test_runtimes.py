@@ -49,6 +49,18 @@ def test_what_is_missing_is_named_when_no_runtime_knows_the_model(model: Path) -
 
 
 @pytest.mark.slow
+def test_a_library_that_the_system_lacks_is_not_installed_with_the_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's minimal images have no libgomp, and llama.cpp's library was not loaded there."""
+    (tmp_path / "lacking.py").write_text("raise ImportError('libgomp.so.1: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = (EntryPoint("lacking", "lacking:runtime", runtimes.ENTRY_POINTS),)
+    monkeypatch.setattr(runtimes, "entry_points", lambda group: entries)
+    with pytest.raises(ModelError, match=r"libgomp.*: install the library that the system lacks"):
+        runtimes.find(tmp_path)
+
+
 def test_the_runtime_after_which_a_models_files_are_named_is_asked_first(tmp_path: Path) -> None:
     """Every ONNX model imported llama.cpp first, which was asked first."""
     (tmp_path / "model.onnx").touch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -25,6 +25,7 @@ from edgespec.settings.toml_file import read_config
 from edgespec.tuning.candidates import TuningJob, candidates
 from edgespec.values import ModelDetails
 from fake_model import FakeModel, FakeVocabulary, fixed_text
+from prepared_contract import PreparedContract
 
 TEXT = [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
 N_VOCAB = 12
@@ -103,6 +104,14 @@ def model(tmp_path: Path) -> str:
     path = tmp_path / "alphabet.letters"
     path.write_text("nothing")
     return str(path)
+
+
+class TestLettersKeepTheContract(PreparedContract):
+    """A model that is never paged keeps the contract of prepared models."""
+
+    @pytest.fixture
+    def prepare(self, model: str) -> Callable[[], PreparedLetters]:
+        return lambda: PreparedLetters(ModelRequest(Path(model), "target", 64, 16, 8, 1))
 
 
 def test_a_session_runs_it_with_and_without_a_draft(model: str) -> None:

@@ -46,8 +46,12 @@ def is_server(command: Sequence[str]) -> bool:
 
 
 def addresses(pid: int) -> Iterator[str]:
-    """The addresses at which a process listens, reached from here."""
-    for connection in psutil.Process(pid).net_connections("tcp"):
+    """The addresses at which a process listens, reached from here; none of another user's."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:  # it has ended, or may not be asked
+        return
+    for connection in connections:
         if connection.status == psutil.CONN_LISTEN:
             host, port = connection.laddr
             host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

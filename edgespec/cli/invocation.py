@@ -301,8 +301,8 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
             _add_own_draft(settings, notes)
         if not any(settings.get(name) for name in ("draft", "no_draft", "lookup")):
             notes.append(
-                "no draft model: -md names one, -md self makes one from the target; until then a "
-                "model that is paged guesses from the text itself (--lookup: one in memory, too)"
+                "no draft model: -md names one, -md self makes one from a GGUF target; until then "
+                "a model that is paged guesses from the text itself (--lookup: one in memory, too)"
             )
         return
     if "draft" in settings:

@@ -99,7 +99,9 @@ class ModelList:
                 )
         found = dict(self._found())
         if not found:
-            raise UsageError(f"--models-dir {args.models_dir}: there are no models in it")
+            raise UsageError(
+                f"--models-dir {args.models_dir}: there are no models in it: name another"
+            )
         self.models = tuple(ListedModel(name, path=path) for name, path in found.items())
         for look in (self._look_at_kind, self._look_at_needs):
             for n_done, model in enumerate(self.models):

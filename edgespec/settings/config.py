@@ -82,7 +82,7 @@ class LoadSettings(Settings):
         int | Literal["auto"], Flag(metavar="N", short="-np"), BeforeValidator(texts_at_once)
     ] = 1
     """Texts that are generated at once, in shared passes, or auto for as many as the budget
-    affords; `serve` takes no more than leave a text that is alone as fast as with 1. Others wait in
+    affords; `serve` takes no more than leave a single text as fast as with 1. Others wait in
     line."""
     keeps_one_text_fast: bool = False
     """With `n_parallel` auto: only as many texts as take at most 2% of the weights' memory, so that

@@ -84,9 +84,11 @@ def save(text: str, path: Path) -> None:
 def check_writable(path: Path) -> None:
     """Raise the errors of `save` early, before tuning takes minutes."""
     if path.is_dir():
-        raise UsageError(f"--out {path} is a folder: name a file")
+        raise UsageError(f"--out {path} is a folder: name a file in it")
     if not path.parent.is_dir() and path.parent != cache_folder.tuned():
-        raise UsageError(f"--out {path}: there is no folder {path.parent}")
+        raise UsageError(
+            f"--out {path}: there is no folder {path.parent}: make it, or name another file"
+        )
     trial = path.with_name(f"{path.name}.trial")
     with _naming(path):
         _write("#" * _TRIAL_BYTES, trial)

@@ -16,7 +16,7 @@ from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from gguf_files import tiny_llama
-from prepared_contract import PreparedContract
+from prepared_contract import PagedPreparedContract
 
 REQUEST = ModelRequest(
     embedded_pair().target,
@@ -29,7 +29,7 @@ REQUEST = ModelRequest(
 )
 
 
-class TestPreparedGgufKeepsTheContract(PreparedContract):
+class TestPreparedGgufKeepsTheContract(PagedPreparedContract):
     @pytest.fixture
     def prepare(self) -> Callable[[], PreparedModel]:
         return lambda: runtime.prepare(REQUEST)

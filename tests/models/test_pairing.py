@@ -58,37 +58,21 @@ def test_agreement_is_counted_token_by_token() -> None:
     assert 0 < found.agreement < 1
 
 
-def test_replaying_a_text_takes_the_passes_that_the_target_would_have_taken() -> None:
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), pytest.param(PENALISED, marks=pytest.mark.slow)]
+)
+def test_replaying_a_text_takes_the_passes_that_the_target_would_have_taken(
+    sampling: SamplingParams,
+) -> None:
+    """A sampled text is replayed with its noise."""
     replayed = measure(
-        FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB), [PROMPT], N_TOKENS, silent
+        FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB), [PROMPT], N_TOKENS, silent, sampling
     )
     for tree in replayed.trees:
         done = generate(
             FakeModel(OURS, N_VOCAB),
             FakeModel(NEAR, N_VOCAB),
-            max_tokens=N_TOKENS,
-            fallback="full",
-            draft_max=tree.drafted_nodes,
-            lookup=False,
-            no_overlap=True,
-        ).speculation
-        assert (tree.rounds, tree.verified, tree.accepted) == (
-            done.rounds,
-            done.verified,
-            done.accepted,
-        )
-
-
-@pytest.mark.slow
-def test_a_sampled_text_is_replayed_with_its_noise() -> None:
-    replayed = measure(
-        FakeModel(OURS, N_VOCAB), FakeModel(NEAR, N_VOCAB), [PROMPT], N_TOKENS, silent, PENALISED
-    )
-    for tree in replayed.trees:
-        done = generate(
-            FakeModel(OURS, N_VOCAB),
-            FakeModel(NEAR, N_VOCAB),
-            sampling=PENALISED,
+            sampling=sampling,
             max_tokens=N_TOKENS,
             fallback="full",
             draft_max=tree.drafted_nodes,

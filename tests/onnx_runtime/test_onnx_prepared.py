@@ -13,7 +13,7 @@ from edgespec.runtimes import PreparedModel
 from edgespec_runtimes.onnx import runtime
 from onnx_files import write_llama
 from onnx_models import request
-from prepared_contract import PreparedContract
+from prepared_contract import PagedPreparedContract
 from session_cases import PLAN
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class TestPreparedOnnxKeepsTheContract(PreparedContract):
+class TestPreparedOnnxKeepsTheContract(PagedPreparedContract):
     @pytest.fixture
     def prepare(self, folder: Path) -> Callable[[], PreparedModel]:
         return lambda: runtime.prepare(request(folder, ctx_size=512))

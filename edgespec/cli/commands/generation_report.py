@@ -117,7 +117,7 @@ def _guess_lines(guesses: SpeculationStats, has_draft: bool) -> list[str]:
     if not guesses.drafted:
         line = "draft: no guess was tried, since passes without guesses seem faster here"
         return [line] if has_draft and guesses.rounds > 1 else []
-    guesser = guesses.sources[0].source if len(guesses.sources) == 1 else "draft"
+    guesser = guesses.sources[0].source if len(guesses.sources) == 1 else "guesses"
     by_source = ""
     if len(guesses.sources) > 1:
         counts = (f"{by.source} {by.accepted} of {by.verified}" for by in guesses.sources)

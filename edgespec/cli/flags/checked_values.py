@@ -39,9 +39,12 @@ def text_or_file(args: argparse.Namespace, name: str, max_bytes: int) -> str | N
 def check_output(path: Path) -> None:
     """Raise UsageError for a path that cannot be written, before a long measurement starts."""
     if path.is_dir():
-        raise UsageError(f"{path} cannot be written: it is a folder")
+        raise UsageError(f"{path} cannot be written: it is a folder: name a file in it")
     if not path.parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise UsageError(
+            f"{path} cannot be written: there is no folder {path.parent}: make it, or name another "
+            "file"
+        )
 
 
 def template_from(args: argparse.Namespace) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from edgespec.errors import UsageError
 from edgespec.runtimes import ModelRequest
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts, windows
@@ -89,11 +88,7 @@ class ContextChoice:
     def _describe(self, model: loading.Model) -> ModelInfo:
         request = self._request
         n_ctx = request.ctx_size or min(model.n_ctx_train, request.max_ctx)
-        if n_ctx > model.n_ctx_train:
-            raise UsageError(
-                f"--ctx-size {n_ctx:,} is more than the {model.n_ctx_train:,} tokens that "
-                f"{request.path.name} was trained on"
-            )
+        request.check_context(n_ctx, model.n_ctx_train)
         tree_capable = model.tree_capable
         wanted = min(MAX_LINE, request.max_nodes - 1)
         # a draft evaluates guesses one by one, and can only drop tokens evaluated together

@@ -171,11 +171,7 @@ class PreparedGgufEmbedder:
     def _describe(self, model: loading.Model) -> ModelInfo:
         request = self._request
         n_ctx = request.ctx_size or min(model.n_ctx_train, MAX_CTX)
-        if n_ctx > model.n_ctx_train:
-            raise UsageError(
-                f"--ctx-size {n_ctx:,} is more than the {model.n_ctx_train:,} tokens that "
-                f"{request.path.name} was trained on"
-            )
+        request.check_context(n_ctx, model.n_ctx_train)
         return ModelInfo(
             name=self._header.name or request.path.stem,
             architecture=self._header.architecture,

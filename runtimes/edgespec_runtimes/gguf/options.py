@@ -42,10 +42,10 @@ class GgufOptions(RuntimeOptions):
     kind: ClassVar[str] = "a GGUF model"
 
     cache_type_k: Annotated[
-        CacheType, Flag(f"of the K cache: {_CACHE_TYPES} (default: f16)", "TYPE", "-ctk")
+        CacheType, Flag(f"type of the K cache: {_CACHE_TYPES} (default: f16)", "TYPE", "-ctk")
     ] = "f16"
     cache_type_v: Annotated[
-        CacheType, Flag(f"of the V cache: {_CACHE_TYPES} (default: f16)", "TYPE", "-ctv")
+        CacheType, Flag(f"type of the V cache: {_CACHE_TYPES} (default: f16)", "TYPE", "-ctv")
     ] = "f16"
     flash_attn: Annotated[
         Literal["auto", "on", "off"],
@@ -58,8 +58,8 @@ class GgufOptions(RuntimeOptions):
     equal_passes: Annotated[
         bool,
         Flag(
-            "all passes over a target with layers on a GPU have as many rows: it rounds by their "
-            "number, so no draft and no earlier text changes a text, and passes take longer",
+            "all passes over a target with layers on a GPU have the same number of rows, by which "
+            "a GPU rounds: no draft and no earlier text changes a text, and passes take longer",
             role="target",
         ),
     ] = False

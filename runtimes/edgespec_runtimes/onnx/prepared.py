@@ -287,10 +287,7 @@ class PreparedOnnx:
                     f"texts of more than {trained:,} tokens, and a text that grows past that would "
                     f"have to be read anew: take at most {trained:,}"
                 )
-            raise UsageError(
-                f"--ctx-size {n_ctx:,} is more than the {trained:,} tokens that "
-                f"{request.path.name} was trained on"
-            )
+            request.check_context(n_ctx, trained)
         kind = config.get("model_type") or source.genai_config.get("type") or "decoder"
         return ModelInfo(
             name=request.path.resolve().stem if request.path.is_file() else request.path.name,

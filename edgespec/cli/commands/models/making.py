@@ -54,7 +54,8 @@ examples:
 
 _ADAPT = """\
 Train a draft on the texts that its target wrote while `--learn` was given, so that it guesses more
-of such texts. NEW is DRAFT with other weights, in the same quantisation; DRAFT stays as it is.
+of such texts. NEW is DRAFT with other weights, in the same quantisation (of K-quants in Q8_0);
+DRAFT stays as it is.
 
 A tenth of the texts is not learnt: their prompts measure the draft before and after, as `models
 check` does. A draft that learns one kind of texts may guess others less well.

@@ -120,7 +120,7 @@ class GgufFile:
         """An integer in the metadata. Raises ModelError if it is missing or of another type."""
         value = self.metadata.get(key, default)
         if value is None:
-            raise ModelError(f"{self.path}: metadata has no {key}")
+            raise ModelError(f"{self.path}: metadata has no {key}; convert it again")
         if isinstance(value, bool) or not isinstance(value, int):
             raise ModelError(f"{self.path}: {key} must be an integer, it is {_describe(value)}")
         return value
@@ -129,7 +129,7 @@ class GgufFile:
         """A string in the metadata. Raises ModelError if it is missing or of another type."""
         value = self.metadata.get(key, default)
         if value is None:
-            raise ModelError(f"{self.path}: metadata has no {key}")
+            raise ModelError(f"{self.path}: metadata has no {key}; convert it again")
         if not isinstance(value, str):
             raise ModelError(f"{self.path}: {key} must be a string, it is {_describe(value)}")
         return value
@@ -189,7 +189,7 @@ def _split_paths(named: PartHeader, count: int) -> list[Path]:
     ]
     for index, part in enumerate(parts):
         if not part.exists():
-            raise ModelError(f"part {index + 1} of {count} is missing: {part}")
+            raise ModelError(f"part {index + 1} of {count} is missing: put {part} there")
     return parts
 
 
@@ -200,10 +200,15 @@ def _join(parts: list[PartHeader]) -> GgufFile:
         path = header.path
         says = _split_value(header, "split.no"), _split_value(header, "split.count")
         if says != (index, count):
-            raise ModelError(f"{path} does not call itself part {index + 1} of {count}")
+            raise ModelError(
+                f"{path} does not call itself part {index + 1} of {count}; download it again"
+            )
         for tensor in header.tensors:
             if tensor.name in tensors:
-                raise ModelError(f"{path}: the tensor {tensor.name} is in another part already")
+                raise ModelError(
+                    f"{path}: the tensor {tensor.name} is in another part already; download both "
+                    "again"
+                )
             tensors[tensor.name] = tensor
     claimed = _split_value(parts[0], "split.tensors.count")
     if claimed != len(tensors):

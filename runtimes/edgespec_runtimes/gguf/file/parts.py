@@ -218,7 +218,7 @@ def _preamble(reader: _Reader) -> tuple[int, int]:
     """Numbers of tensors and of metadata pairs."""
     path = reader.path
     if reader.size == 0:
-        raise ModelError(f"{path} is empty")
+        raise ModelError(f"{path} is empty: download or copy it again")
     magic = reader.take(min(4, reader.size))
     if magic != MAGIC:
         raise ModelError(f"{path} is not a GGUF file: it begins with {magic!r}")
@@ -226,7 +226,7 @@ def _preamble(reader: _Reader) -> tuple[int, int]:
     if version & 0xFFFF == 0:
         raise ModelError(f"{path} is a big-endian GGUF file: convert it to little endian first")
     if version not in (2, 3):
-        raise ModelError(f"{path} is GGUF version {version}: only versions 2 and 3 are supported")
+        raise ModelError(f"{path} is GGUF version {version}: convert it to version 3")
     n_tensors, n_pairs = reader.number(U64), reader.number(U64)
     for count, smallest, what in (
         (n_pairs, _SMALLEST_PAIR, "metadata pairs"),

@@ -216,7 +216,8 @@ def _check_vocabulary(header: GgufFile, tokenizers: Sequence[str]) -> None:
     model = header.text("tokenizer.ggml.model")
     if model not in tokenizers:
         raise ModelError(
-            f"{header.path}: tokenizer {model!r} is not supported, only {', '.join(tokenizers)}"
+            f"{header.path}: tokenizer {model!r} is not supported, only "
+            f"{', '.join(tokenizers)}: name another model"
         )
     tokens = _strings(header, "tokenizer.ggml.tokens")
     texts = [

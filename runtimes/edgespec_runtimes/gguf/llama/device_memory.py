@@ -98,7 +98,10 @@ def _of_server(server: str, command: Sequence[str]) -> DeviceMemory:
             "not this one's: install the same llama-cpp-python on both machines"
         )
     if "handshake" in said or "HELLO" in said or "crashed" in said:
-        raise ModelError(f"{server} is no RPC server of llama.cpp's, or one of another version")
+        raise ModelError(
+            f"{server} is no RPC server of llama.cpp's, or one of another version: install the "
+            "same llama-cpp-python on both machines, and start `edgespec rpc-server` there"
+        )
     raise ModelError(
         f"there is no RPC server at {server}: start one there with `edgespec rpc-server`, and "
         "check the address and what stands between the machines"

@@ -1,0 +1,73 @@
+"""Models that the contract tests of the port open once for all tests of a class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edgespec.ports import LanguageModel
+
+
+def clear(model: LanguageModel) -> None:
+    """Empty all slots."""
+    for slot in range(model.info.n_slots):
+        model.truncate(0, slot)
+
+
+def parameters_of(request: pytest.FixtureRequest) -> str:
+    return repr(getattr(request.node, "callspec", None) and request.node.callspec.params)
+
+
+class KeptOpen:
+    """Models that tests of a class share, by the parameters of their factory."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, LanguageModel] = {}
+        self.n_committed_at_first: list[int] = []
+        """Committed tokens of the slots of every model that was opened."""
+
+    def model(
+        self, request: pytest.FixtureRequest, factory: Callable[[], LanguageModel]
+    ) -> LanguageModel:
+        """The open model of a test's parameters, with empty slots."""
+        kind = parameters_of(request)
+        if kind not in self._models:
+            opened = self._models[kind] = factory()
+            self.n_committed_at_first += map(opened.committed_of, range(opened.info.n_slots))
+        clear(self._models[kind])
+        return self._models[kind]
+
+    def give_away(self, model: LanguageModel) -> None:
+        """Leave a model to the caller, who closes it; the next test opens another."""
+        self._models = {kind: kept for kind, kept in self._models.items() if kept is not model}
+
+    def close(self) -> None:
+        for model in self._models.values():
+            model.close()
+
+
+class OpensModels:
+    """Fixtures of contracts: models, each opened once for all tests of a class."""
+
+    @pytest.fixture
+    def model_factory(self) -> Callable[[], LanguageModel]:
+        raise NotImplementedError("a runtime's test class says how to open its model")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kept_open(cls) -> Iterator[KeptOpen]:
+        kept = KeptOpen()
+        yield kept
+        kept.close()
+
+    @pytest.fixture
+    def model(
+        self,
+        request: pytest.FixtureRequest,
+        kept_open: KeptOpen,
+        model_factory: Callable[[], LanguageModel],
+    ) -> LanguageModel:
+        """A model with an empty KV cache. It is opened once, since most tests are shorter than
+        opening."""
+        return kept_open.model(request, model_factory)
