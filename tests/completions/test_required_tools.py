@@ -97,6 +97,13 @@ def test_what_cannot_be_asked_for_is_refused(
         ask(session, **fields)
 
 
+def test_a_tool_whose_name_is_no_text_is_refused(session: Session) -> None:
+    """It was a traceback of the tokenizer."""
+    tool = {"type": "function", "function": {"name": "half \ud800"}}
+    with pytest.raises(UsageError, match="the conversation has half a character"):
+        ask(session, tools=[tool])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_template_with_another_form_of_calls_is_answered_by_one_in_json(
     session: Session, stream: bool
