@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
@@ -23,6 +24,7 @@ from jinja2.utils import Namespace
 
 from edgespec.chat.render_limits import RenderingLimits, TemplateLimitError
 
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _SLOW_FILTERS = ("striptags", "urlize", "wordwrap")
 """Filters for web pages whose time grows with the square of a text."""
 _GROWING_METHODS = frozenset({"encode", "expandtabs", "maketrans", "to_bytes", "translate"})
@@ -71,14 +73,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Plain JSON, as in `transformers`; jinja2's own filter escapes for HTML."""
+        """Plain JSON, as in `transformers`; jinja2's own filter escapes for HTML. Half a surrogate
+        pair, which a model may have written in a call, stays an escape."""
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii,
             indent=min(indent, 64) if indent is not None else None,
             separators=separators,
             sort_keys=sort_keys,
         )
-        return self.join(encoder.iterencode(value))
+        text = self.join(encoder.iterencode(value))
+        return _HALF_PAIR.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _GROWING_METHODS and super().is_safe_attribute(obj, attr, value)
