@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any
@@ -24,7 +23,6 @@ from jinja2.utils import Namespace
 
 from edgespec.chat.render_limits import RenderingLimits, TemplateLimitError
 
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _SLOW_FILTERS = ("striptags", "urlize", "wordwrap")
 """Filters for web pages whose time grows with the square of a text."""
 _GROWING_METHODS = frozenset({"encode", "expandtabs", "maketrans", "to_bytes", "translate"})
@@ -82,7 +80,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             sort_keys=sort_keys,
         )
         text = self.join(encoder.iterencode(value))
-        return _HALF_PAIR.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+        return text.encode(errors="backslashreplace").decode()
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _GROWING_METHODS and super().is_safe_attribute(obj, attr, value)
