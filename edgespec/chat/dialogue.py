@@ -72,7 +72,8 @@ class Dialogue:
         try:
             _check_replaceable(path)
             with unfinished_file(path, is_private=True) as file:
-                file.write(content.encode() + b"\n")
+                # half a surrogate pair, which another program may have saved, stays an escape
+                file.write(content.encode(errors="backslashreplace") + b"\n")
         except OSError as error:
             raise EdgespecError(f"{path} cannot be written: {error.strerror}") from error
 

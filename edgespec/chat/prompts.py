@@ -21,6 +21,7 @@ from edgespec.chat.reasoning import ChannelSplitter, Marks, ReasoningSplitter, i
 from edgespec.chat.render_limits import TemplateLimitError, measured
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports.chat_format import ChatFormat
+from edgespec.settings import arguments
 
 if TYPE_CHECKING:
     from edgespec.chat.template import ChatTemplate
@@ -164,7 +165,8 @@ class ChatPrompts:
         is_continued = pieces is not None
         if pieces is None:
             pieces = render(messages, add_generation_prompt is not False)
-        text, marks = "".join(pieces), marks_of(template.source)
+        text = arguments.text("the conversation", "".join(pieces))
+        marks = marks_of(template.source)
         of_reasoning = (marks.shown or (marks.begin, marks.end)) if marks else ()
         shown = [*of_reasoning, *(MARKS if tools else ())]
         closing = _closing(text, marks) if marks else ""

@@ -71,14 +71,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """Plain JSON, as in `transformers`; jinja2's own filter escapes for HTML."""
+        """Plain JSON, as in `transformers`; jinja2's own filter escapes for HTML. Half a surrogate
+        pair, which a model may have written in a call, stays an escape."""
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii,
             indent=min(indent, 64) if indent is not None else None,
             separators=separators,
             sort_keys=sort_keys,
         )
-        return self.join(encoder.iterencode(value))
+        text = self.join(encoder.iterencode(value))
+        return text.encode(errors="backslashreplace").decode()
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _GROWING_METHODS and super().is_safe_attribute(obj, attr, value)

@@ -151,7 +151,7 @@ class CallReader:
         return reading and Reading(reading.calls, reading.end, end_marks)
 
     def _json(self, text: str, at: int, is_last: bool, end_marks: Sequence[str]) -> Reading | None:
-        if end_marks and text.startswith("{{", at):  # as Qwen2.5-Coder's template shows calls
+        if text.startswith("{{", at):  # as Qwen2.5-Coder's template shows calls
             at += 1
         is_keyed = _KEYED_END in end_marks
         if not is_keyed and not _may_call(text, at):

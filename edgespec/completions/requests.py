@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StrictInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from edgespec.completions import llama_fields
@@ -192,6 +199,21 @@ class CommonRequest(ParsedRequest):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
+def _named_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools, if each is a function with a name. Raises RequestError."""
+    for place, tool in enumerate(tools):
+        function = tool.get("function")
+        named = function if isinstance(function, Mapping) else {}
+        name, parameters = named.get("name"), named.get("parameters")
+        if not isinstance(name, str) or not name:
+            field = f"tools.{place}.function.name"
+            raise RequestError(f"{field} is missing", field)
+        if parameters is not None and not isinstance(parameters, Mapping):
+            field = f"tools.{place}.function.parameters"
+            raise RequestError(f"{field} must be an object", field)
+    return tools
+
+
 class ChatRequest(CommonRequest):
     """A request to `/v1/chat/completions`."""
 
@@ -199,7 +221,7 @@ class ChatRequest(CommonRequest):
     max_completion_tokens: int | None = Field(default=None, ge=0, le=INT32_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], AfterValidator(_named_tools)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -235,7 +257,7 @@ class ChatRequest(CommonRequest):
         choice = self.tool_choice
         if choice is None or choice in ("none", "auto"):
             return None
-        names = [_function_name(tool, place) for place, tool in enumerate(self.tools or ())]
+        names = [tool["function"]["name"] for tool in self.tools or ()]
         if not names:
             raise RequestError("tool_choice asks for a call, but tools is empty", "tool_choice")
         if not isinstance(choice, NamedTool):
@@ -332,11 +354,3 @@ def check_tokens(tokens: Sequence[int], n_vocab: int, param: str) -> None:
             check_token(token, n_vocab)
         except UsageError as error:
             raise RequestError(f"{param}.{place}: {error}", param) from error
-
-
-def _function_name(tool: dict[str, Any], place: int) -> str:
-    function = tool.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or not name:
-        raise RequestError(f"tools.{place}.function.name is missing", "tools")
-    return name

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 
 from edgespec.concurrency.owning import POLL_S
@@ -35,12 +37,21 @@ def run_program(
             start_new_session=os.name == "posix",
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         ) as process:
+            prefer_to_kill(process.pid)
             try:
                 out, err = _outputs(process, deadline_s)
             except BaseException:
                 process.kill()
                 raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def prefer_to_kill(pid: int) -> None:
+    """Let Linux kill a process, and those that it starts, before any other where memory is short,
+    so that the one that waits for it lives to say so."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # it may have ended
+            Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
 def kill_started_by(pid: int) -> None:

@@ -22,8 +22,8 @@ import psutil
 
 from edgespec.concurrency import exit_codes
 from edgespec.concurrency.interpreter import python
-from edgespec.concurrency.program import kill_started_by
-from edgespec.errors import EdgespecError
+from edgespec.concurrency.program import kill_started_by, prefer_to_kill
+from edgespec.errors import BudgetError, EdgespecError
 from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.jobs.other_work import OtherWork
 
@@ -50,7 +50,8 @@ def launch(
     """Call `job`, a partial of a module's function, in a process of its own.
 
     Files in `cold` are first dropped from the page cache. `tick` is polled while the process runs.
-    Raises the job's EdgespecError, and another one if the process dies.
+    Raises the job's EdgespecError, BudgetError if the process is killed, and another EdgespecError
+    if it dies otherwise.
     """
     for path in cold:
         drop_cache(path)
@@ -90,6 +91,7 @@ def _started(
     process = subprocess.Popen(
         command, stdin=job_file, stdout=out, stderr=err, start_new_session=os.name == "posix"
     )
+    prefer_to_kill(process.pid)
     try:
         yield process
     finally:
@@ -122,7 +124,10 @@ def _answer(code: int, out: bytes, err: bytes) -> tuple[Any, EdgespecError | Non
             return result, failure
     lines = err.decode(errors="replace").strip().splitlines()
     why = exit_codes.exit_reason(code, lines[-1] if lines else "")
-    return None, EdgespecError(f"the process ended before it was done ({why})")
+    told = f"the process ended before it was done ({why})"
+    if exit_codes.signal_name(code) == "SIGKILL":
+        return None, BudgetError(f"{told}: raise the memory limit of its container or cgroup")
+    return None, EdgespecError(told)
 
 
 @contextmanager

@@ -30,6 +30,8 @@ class TuningJob:
     """Names of settings that the user gave, which are not changed."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Sampling of the texts by which candidates are judged."""
+    has_optional_drafts: bool = False
+    """True if no draft was asked for: the target is tuned alone where none fits beside it."""
 
     @property
     def greedily(self) -> TuningJob:

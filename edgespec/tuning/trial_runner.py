@@ -17,8 +17,8 @@ from edgespec.tuning.trial import TrialFigures, TuningTrial, plan_trial, run_tri
 def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
     """The job with the first usable draft as default, and the plan of its defaults.
 
-    If none is usable and the only one was the target's own layer (MTP), the default has no draft.
-    Otherwise raises the error of planning with the first draft.
+    If none is usable and none was asked for, or the only one was the target's own layer (MTP), the
+    default has no draft. Otherwise raises the error of planning with the first draft.
     """
     errors: list[EdgespecError] = []
     for draft in job.drafts:
@@ -30,7 +30,7 @@ def planned(job: TuningJob) -> tuple[TuningJob, MemoryPlan]:
             continue
         if plan.has_draft:
             return begun, plan
-    if errors:
+    if errors and not job.has_optional_drafts:
         raise errors[0]
     alone = replace(job.beginning_with(None), drafts=())
     return alone, plan_trial(alone.load, alone.engine)

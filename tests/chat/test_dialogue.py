@@ -79,3 +79,17 @@ def test_what_is_forgotten_is_saved_and_the_system_message_stays(dialogue, tmp_p
     assert not dialogue.forget()
     dialogue.load(tmp_path / "talk.json")
     assert len(dialogue.messages) == 6
+
+
+def test_half_a_surrogate_pair_of_another_program_stays_an_escape(tmp_path):
+    """`/save` ended the conversation with a traceback, and it was lost."""
+    file, content = (
+        tmp_path / "theirs.json",
+        '[{"role": "user", "content": "a", "name": "\\ud800"}]',
+    )
+    file.write_text(content)
+    dialogue = Dialogue()
+    dialogue.load(file)
+    dialogue.save(tmp_path / "ours.json")
+    saved = json.loads((tmp_path / "ours.json").read_text())
+    assert saved["messages"] == json.loads(content)

@@ -13,7 +13,7 @@ from edgespec.chat.dialogue import Dialogue
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.cli.commands.chat import Chat
 from edgespec.cli.console import Console
-from edgespec.errors import EdgespecError
+from edgespec.errors import ContextOverflow, EdgespecError
 from edgespec.settings.config import GenerateSettings
 from edgespec.values import GenerationResult, TokenEvent
 
@@ -40,6 +40,7 @@ class Talker:
     """A session whose answers are given."""
 
     chat_sampling: ClassVar = {"temperature": 0.6, "top_k": 40}
+    target = SimpleNamespace(n_ctx=256)
 
     def __init__(self, *answers: ScriptedAnswer | EdgespecError) -> None:
         self._answers = list(answers)
@@ -116,6 +117,17 @@ def test_the_first_failure_decides_the_exit_code_and_quiet_hides_none():
     assert talk.exit_code == 1
     assert out.getvalue().startswith("error: the disk is full\nerror: /nothing is not a command")
     assert len(dialogue.turns) == 2
+
+
+@pytest.mark.parametrize(("shift", "n_said"), [(False, 1), (True, 0)])
+def test_a_conversation_that_has_outgrown_the_context_is_told_how_to_go_on(shift, n_said):
+    full = ContextOverflow(256, 349)
+    talk, _, out = chat(Talker(full, ScriptedAnswer(("Yes.",), "stop"), full), context_shift=shift)
+    for _ in range(3):
+        talk.take("Is it?")  # the first message alone is too long, the third with what was said
+    first, third = [line for line in out.getvalue().splitlines() if "too long" in line]
+    assert first.endswith("raise --ctx-size")
+    assert third.count("/reset starts a new conversation, --context-shift goes on") == n_said
 
 
 class ClosedPipe(io.StringIO):

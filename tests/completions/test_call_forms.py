@@ -80,6 +80,10 @@ CALLS = {
         f"<tool_call>\n{as_json(PARIS)}\n{marked(as_json(ROME))}",
         [PARIS, ROME],
     ),
+    "double braces without marks, as Qwen2.5-Coder writes them, too": (
+        "".join("{" + as_json(call) + "\n" for call in (PARIS, ROME)),
+        [PARIS, ROME],
+    ),
     "double braces, as Qwen2.5-Coder's template shows them": (
         f"{marked('{' + as_json(PARIS) + '}')}\n{marked('{' + as_json(ROME) + '}')}",
         [PARIS, ROME],

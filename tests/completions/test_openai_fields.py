@@ -108,6 +108,13 @@ def test_log_probabilities_of_an_echo_are_refused_by_name() -> None:
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"temperature": "hot"}, "temperature"),
         ({"tools": [3]}, "tools.0"),
+        ({"tools": [{}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"tools": [{"function": {"name": ""}}]}, "tools.0.function.name"),
+        (
+            {"tools": [{"function": {"name": "a", "parameters": "b"}}]},
+            "tools.0.function.parameters",
+        ),
         ({"n": 0}, "n"),
         ({"unheard": 1}, "unheard"),
     ],

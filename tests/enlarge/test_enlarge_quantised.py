@@ -87,6 +87,16 @@ def test_a_failure_of_the_quantiser_is_reported(tmp_path: Path):
         quantise(source, tmp_path / "no folder" / "out.gguf", "Q4_0")
 
 
+def test_a_quantiser_that_is_killed_says_that_memory_may_be_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It was "no reason given"."""
+    monkeypatch.setattr(quantiser, "python", lambda *_: ["sh", "-c", "kill -KILL $$"])
+    source = tiny_llama().write(tmp_path / "m.gguf")
+    with pytest.raises(EdgespecError, match="where memory is short"):
+        quantise(source, tmp_path / "out.gguf", "Q4_0")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full here")
 def test_a_full_disk_is_called_one(tmp_path: Path):

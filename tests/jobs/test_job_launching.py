@@ -19,7 +19,7 @@ import pytest
 from bench_rows import row
 from edgespec.bench.child import read_raw, storage_reads
 from edgespec.bench.runs import RawRead
-from edgespec.errors import EdgespecError
+from edgespec.errors import BudgetError, EdgespecError
 from edgespec.jobs import launching
 from edgespec.jobs.launching import launch
 from edgespec.jobs.limits import Limiter
@@ -57,13 +57,20 @@ def test_an_error_of_the_system_comes_back(tmp_path: Path):
         launch(partial(read_raw, tmp_path / "none", 1))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be told which to kill")
+def test_the_kernel_kills_the_process_before_the_command_that_waits():
+    wish = Path("/proc/self/oom_score_adj")
+    assert launch(wish.read_text).result.strip() == "1000"
+    assert wish.read_text().strip() != "1000"
+
+
 def limiter_of(*words: str) -> Limiter:
     return Limiter("test", lambda: nullcontext(list(words)))
 
 
 def test_a_process_that_is_killed_says_that_memory_may_be_short(tmp_path: Path):
-    with pytest.raises(EdgespecError, match="where memory is short"):
-        launch(partial(read_raw, tmp_path, 1), limiter_of("sh", "-c", "kill -9 $$"))
+    with pytest.raises(BudgetError, match=r"where memory is short\): raise the memory limit"):
+        launch(partial(read_raw, tmp_path, 1), limiter_of("sh", "-c", "kill -KILL $$"))
 
 
 @pytest.mark.parametrize("ends", ["kill -SEGV $$", "exit 139"])

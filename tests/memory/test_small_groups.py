@@ -49,3 +49,17 @@ def check(*words: str) -> None:
     exit_code, told, _ = found[0]
     assert exit_code == 4
     assert "raise the memory limit of its container or cgroup" in told
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("command", ["doctor", "tune", "bench"])
+def test_a_group_that_is_too_small_for_a_second_process_is_named(
+    tmp_path: Path, command: str
+) -> None:
+    """The kernel killed the command, which waited for a process that measures."""
+    model = tiny_llama().write(tmp_path / "tiny.gguf")
+    words = (command, "-m", str(model), "-c", "128")
+    found = [run_in_group(size * MIB, *words) for size in (66, 82)]
+    assert [exit_code for exit_code, _, _ in found] == [4, 4]
+    assert all("memory" in told for _, told, _ in found)

@@ -17,8 +17,9 @@ from edgespec.cli.commands import tune as tune_command
 from edgespec.cli.console import Console
 from edgespec.cli.flags import parser
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import PairError
+from edgespec.errors import BudgetError, PairError
 from edgespec.memory import process
+from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
 from edgespec.session.session import plan
 from edgespec.settings.config import LoadSettings
@@ -178,6 +179,23 @@ def test_a_layer_that_was_left_out_does_not_compete(
     alone = plan(LoadSettings(model=target, memory_budget="8GiB"), EngineSettings())
     least = f"{alone.smallest_bytes}B"
     assert drafts_of("-m", target, "--memory-budget", least) == (None, [])
+
+
+@pytest.mark.slow
+def test_a_target_is_tuned_alone_where_the_draft_that_it_comes_with_does_not_fit(
+    drafts_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    """`generate` ran with a budget that `tune` refused."""
+    monkeypatch.setattr(process, "footprint_bytes", lambda: 64 << 20)
+    pair = embedded_pair()
+    monkeypatch.setattr(packaged, "named", lambda _: "pair")
+    monkeypatch.setattr(packaged, "draft_of", lambda _: pair.draft)
+    alone = plan(LoadSettings(model=pair.target, memory_budget="8GiB"), EngineSettings())
+    words = ("-m", pair.target, "--memory-budget", f"{alone.smallest_bytes}B")
+    assert drafts_of("-m", pair.target) == (pair.draft, [pair.draft])
+    assert drafts_of(*words) == (None, [])
+    with pytest.raises(BudgetError):
+        drafts_of(*words, "-md", pair.draft)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import cache_from, grammar_from, template_from
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import ContextOverflow, EdgespecError, UsageError
 from edgespec.files import cache_folder
 from edgespec.memory import process
 from edgespec.settings.units import format_size
@@ -80,6 +80,9 @@ def add_to(parser: ArgumentParser) -> None:
 
 NO_LIMIT = "-1"
 """Value of -n for answers without a token limit."""
+
+GOING_ON = "/reset starts a new conversation, --context-shift goes on"
+"""Advice where a conversation has filled the context."""
 
 NAMES_A_MODEL = frozenset(("model", "hf_repo", "config", "chat_template", "chat_template_file"))
 """Flags that choose a model; a template without a model is for the embedded pair."""
@@ -199,7 +202,9 @@ class Chat:
         except BrokenPipeError:  # nobody reads the answers any more
             raise
         except (EdgespecError, OSError) as error:
-            self._console.complain(f"error: {error}")
+            is_grown = isinstance(error, ContextOverflow) and bool(self._dialogue.turns)
+            advice = f"; {GOING_ON}" if is_grown and not self._settings.context_shift else ""
+            self._console.complain(f"error: {error}{advice}")
             self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
         return True
 
@@ -305,9 +310,7 @@ class Chat:
             speed_line(self._last) if was_begun else "stopped before the first token"
         )
         if self._last.finish_reason == "context":
-            self._console.note(
-                "the context is full: /reset starts a new conversation, --context-shift goes on"
-            )
+            self._console.note(f"the context is full: {GOING_ON}")
         message = {"content": said["answer"]}
         return message | ({"reasoning_content": said["reasoning"]} if said["reasoning"] else {})
 

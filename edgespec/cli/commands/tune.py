@@ -108,7 +108,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     out = chosen.out or presets.path_of(job.load)
     presets.check_writable(out)
     runner = _trial_runner(chosen, job, prompts, console)
+    had_drafts = bool(job.drafts)
     job, plan = planned(job)
+    if had_drafts and not job.drafts:
+        console.note("no draft can be used beside the target here: it is tuned alone")
     say = (lambda _: None) if "json" in args else console.note
     tuned = tune(runner, job, plan.budget_bytes, say)
     figures = pair_figures.save_run(job.load, plan, tuned.defaults.runs[0])
@@ -145,7 +148,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
     for note in command.notes:
         console.note(note)
     given = command.load.as_given()
-    given.pop("optional_draft", None)  # tuning measures whether it pays
+    is_optional = given.pop("optional_draft", False)  # tuning measures whether it pays
     load = LoadSettings.model_validate(given, context=command.load.names)
     others = [model_path(draft, "--model-draft") for draft in drafts[1:]]
     if load.draft is not None and (own := own_draft(load.model)):
@@ -160,6 +163,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
         default_threads=process.usable_cores(),
         fixed=frozenset((load.model_fields_set | command.generate.model_fields_set) & TUNED),
         sampling=measured_sampling(load.model, command.generate),
+        has_optional_drafts=is_optional,
     )
     return job, tuple(prompts[:N_PROMPTS])
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.concurrency.exit_codes import crash_name, exit_message
+from edgespec.concurrency.exit_codes import exit_message, signal_name
 from edgespec.concurrency.interpreter import python
+from edgespec.concurrency.program import prefer_to_kill
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.settings.units import format_size
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
@@ -100,12 +101,13 @@ def quantise(
     command = python("-m", __name__, str(source), str(out), name, _narrow(header, name))
     command += [vocabulary_type, str(buffer_bytes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+        prefer_to_kill(process.pid)
         try:
             last_line = _follow(process, f"quantising to {name}", progress)
         except BaseException:
             process.kill()
             raise
-    if crash_name(process.returncode):
+    if signal_name(process.returncode):
         raise EdgespecError(
             exit_message(f"storing {source} as {name}", process.returncode, last_line)
         )
