@@ -212,7 +212,7 @@ def _remove(folder: Path) -> None:
 
 def _write_if_possible(path: Path, text: str) -> None:
     with suppress(OSError):
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
 
 
 def _systemd(limits: ProcessLimits, path: Path, root: Path) -> Binding:

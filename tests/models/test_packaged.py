@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
@@ -79,7 +78,7 @@ def registry(real_registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pip = tmp_path / "pip"
     pip.write_text(PIP)
     pip.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(pip))
+    monkeypatch.setattr(packaged, "python", lambda *words: [str(pip), *words])
     return real_registry
 
 
