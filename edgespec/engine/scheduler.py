@@ -103,11 +103,18 @@ class Scheduler(Closeable):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Context manager for a thread that waits for the engine's. Raises SessionClosed, and
-        UsageError in a callback of the engine."""
+        """Context manager for a thread that waits for the engine's. Raises SessionClosed, also once
+        the process ends, and UsageError in a callback of the engine."""
         if self._users.is_inside:
             raise UsageError(_WITHIN)
+        with self._running():
+            yield
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
         with self._users.use():
+            if self._is_stopping:
+                raise SessionClosed("the process is ending: the session writes no more")
             yield
 
     def open(self, request: ActiveRequest) -> None:
@@ -143,7 +150,7 @@ class Scheduler(Closeable):
 
         Raises SessionClosed.
         """
-        with self._users.use():
+        with self._running():
             queued = QueuedWork(work, threading.get_ident())
             self._after_pass.append(queued)
             self._wake()

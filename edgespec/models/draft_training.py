@@ -110,7 +110,7 @@ def train(
 
     def tick() -> None:
         with suppress(OSError, ValueError):
-            progress("adapting the draft", float(share.read_text()))
+            progress("adapting the draft", float(share.read_text(encoding="utf-8")))
 
     loss = launch(partial(_train, draft, out, name, texts, n_threads, share), tick=tick).result
     return AdaptationResult(
