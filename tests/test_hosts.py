@@ -24,6 +24,21 @@ with open(out, "wb") as file:
     file.write(text.encode())
 """
 
+FROM_A_THREAD = """
+import threading
+import edgespec
+from edgespec.models.embedded import embedded_pair
+
+def write():
+    threading.main_thread().join()
+    pair = embedded_pair()
+    settings = edgespec.LoadSettings(model=pair.target, draft=pair.draft, memory_budget="600MiB")
+    with edgespec.load(settings) as session:
+        print(len(session.generate("def gcd(a, b):", max_tokens=9).tokens))
+
+threading.Thread(target=write).start()
+"""
+
 
 def written(folder: Path, models: bytes, *flags: str, shell: str = "", **environ: str) -> str:
     """Text of a process that the shell starts after these commands."""
@@ -66,3 +81,15 @@ def test_a_host_may_lack_streams_home_locale_and_current_folder(tmp_path: Path) 
         PYTHONUTF8="0",
         PYTHONCOERCECLOCALE="0",
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    (3, 12) <= sys.version_info < (3, 12, 3),
+    reason="these versions start no thread once the main one has ended (CPython 113964)",
+)
+def test_a_host_may_leave_everything_to_a_thread() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FROM_A_THREAD], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("9\n", "")
