@@ -107,14 +107,7 @@ class Scheduler(Closeable):
         the process ends, and UsageError in a callback of the engine."""
         if self._users.is_inside:
             raise UsageError(_WITHIN)
-        with self._running():
-            yield
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
         with self._users.use():
-            if self._is_stopping:
-                raise SessionClosed("the process is ending: the session writes no more")
             yield
 
     def open(self, request: ActiveRequest) -> None:
@@ -150,7 +143,7 @@ class Scheduler(Closeable):
 
         Raises SessionClosed.
         """
-        with self._running():
+        with self._users.use():
             queued = QueuedWork(work, threading.get_ident())
             self._after_pass.append(queued)
             self._wake()
@@ -201,6 +194,8 @@ class Scheduler(Closeable):
         self._end_all(SessionClosed("the session is closed"))
 
     def _wake(self) -> None:
+        if self._is_stopping:
+            raise SessionClosed("the process is ending: the session writes no more")
         if self._thread is None:
             with self._changing:
                 if self._thread is None:
