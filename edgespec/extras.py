@@ -17,12 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from edgespec.concurrency.interpreter import is_frozen
 from edgespec.errors import UsageError
 
 
 def install_command(extra: str) -> str:
     """A command line that installs an extra beside this edgespec, from where it came."""
-    return shlex.join([_shortest(Path(sys.executable)), "-m", "pip", "install", *_source(extra)])
+    # a frozen application cannot be added to: the command is for where it is made
+    python = "python" if is_frozen() else _shortest(Path(sys.executable))
+    return shlex.join([python, "-m", "pip", "install", *_source(extra)])
 
 
 def installed_version() -> str:

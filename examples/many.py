@@ -13,7 +13,7 @@ def main(model: str, draft: str, file: str) -> None:
     settings = edgespec.LoadSettings(
         model=model, draft=draft, memory_budget="1GiB", n_parallel="auto"
     )
-    with edgespec.load(settings) as session, Path(file).open() as lines:
+    with edgespec.load(settings) as session, Path(file).open(encoding="utf-8") as lines:
         prompts = (line.rstrip("\n") for line in lines)
         for result in session.generate_many(prompts, max_tokens=32):
             print(repr(result.text), flush=True)

@@ -57,6 +57,7 @@ def _wanted() -> set[str]:
     for path in (ROOT / "edgespec/server/static").iterdir():
         wanted.add(path.relative_to(ROOT).as_posix())
     return wanted | {
+        "edgespec/_pyinstaller/rthooks.dat",
         "edgespec/py.typed",
         "edgespec_runtimes/py.typed",
     }

@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"batch", "bench", "chat", "completions", "diagnosis", "grammar", "hub", "models"}
     | {"jobs", "models.draft_training", "server", "state", "tracing.trace_file", "tuning"},
     "__main__": {"cli"},
+    "_pyinstaller": {"concurrency"},
     "": {"engine", "errors", "grammar", "rules", "session", "settings"}
     | {"state", "tracing.trace_file", "values"},
 }

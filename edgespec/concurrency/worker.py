@@ -6,10 +6,13 @@ thread may look whether its call was cancelled.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from edgespec.concurrency.owning import POLL_S, Closeable
@@ -29,10 +32,30 @@ def raise_if_cancelled() -> None:
 
 
 class Worker(Closeable):
-    """Runs one call at a time in a thread of its own, which starts with the first call."""
+    """Runs one call at a time in a thread of its own, which starts with the first call.
+
+    An executor's thread would take no call once the main thread has ended, while others go on.
+    """
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="edgespec-model")
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have the thread make a call after those that it has; does not wait."""
+        if self._is_closed:
+            raise RuntimeError("the worker is closed")
+        if self._thread is None:
+            thread = threading.Thread(
+                target=_work, args=(self._queue,), name="edgespec-model", daemon=True
+            )
+            thread.start()
+            self._thread, self._end = thread, partial(_end_thread, self._queue, thread)
+            atexit.register(self._end)  # native code must not run while its library is unloaded
+        future: Future[T] = Future()
+        self._queue.put(partial(_fulfil, future, call))
+        return future
 
     @contextmanager
     def running(self, call: Callable[[], T], cancel: Callable[[], None]) -> Iterator[Running[T]]:
@@ -41,7 +64,7 @@ class Worker(Closeable):
         `cancel` makes the call end soon; it is called if the block ends first.
         """
         ending = threading.Event()
-        future = self._executor.submit(_called, call, ending)
+        future = self.submit(partial(_called, call, ending))
         try:
             yield Running(future)
         finally:
@@ -61,8 +84,15 @@ class Worker(Closeable):
             return running.result(check)
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
-        self._executor.shutdown(wait=True)
+        """End the thread after the calls that it has. Idempotent."""
+        self._is_closed = True
+        if self._thread is not None:
+            atexit.unregister(self._end)
+            self._end()
+
+    def __del__(self) -> None:
+        if queue := getattr(self, "_queue", None):
+            queue.put(None)
 
 
 class Running(Generic[T]):
@@ -84,6 +114,26 @@ class Running(Generic[T]):
             if check is not None and not self._future.done():
                 check()
         return self._future.result()
+
+
+def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := queue.get()) is not None:
+        call()
+        del call  # its arguments are not kept until the next one
+
+
+def _fulfil(future: Future[T], call: Callable[[], T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - raised to whoever waits
+        future.set_exception(error)
+    finally:
+        del future, call  # the error's traceback refers to this frame
+
+
+def _end_thread(queue: SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:
+    queue.put(None)
+    thread.join()
 
 
 def _called(call: Callable[[], T], ending: threading.Event) -> T:

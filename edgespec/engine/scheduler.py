@@ -102,8 +102,8 @@ class Scheduler(Closeable):
         return self._users.within()
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Context manager for a thread that waits for the engine's. Raises SessionClosed, and
-        UsageError in a callback of the engine."""
+        """Context manager for a thread that waits for the engine's. Raises SessionClosed, also once
+        the process ends, and UsageError in a callback of the engine."""
         if self._users.is_inside:
             raise UsageError(_WITHIN)
         return self._users.use()
@@ -192,6 +192,8 @@ class Scheduler(Closeable):
         self._end_all(SessionClosed("the session is closed"))
 
     def _wake(self) -> None:
+        if self._is_stopping:
+            raise SessionClosed("the process is ending: the session writes no more")
         if self._thread is None:
             with self._changing:
                 if self._thread is None:

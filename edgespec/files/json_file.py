@@ -48,8 +48,8 @@ class JsonFile:
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not self.path.exists()
-            with quick_file(self.path) as create, open(create(0), "w", closefd=False) as file:
-                file.write(text)
+            with quick_file(self.path) as create, open(create(0), "wb", closefd=False) as file:
+                file.write(text.encode())
             if is_new:
                 sweep(self.path.parent)
                 if self._max_files:

@@ -79,14 +79,14 @@ class RepositoryCache:
         """Record `commit` as the newest, which offline use finds."""
         path = self.folder / "refs" / BRANCH
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text() != commit:
+        if not path.exists() or path.read_text(encoding="utf-8") != commit:
             with unfinished_file(path, alone=False) as file:
                 file.write(commit.encode())
 
     def newest(self) -> dict[str, Path]:
         """The files of the newest commit, by name; empty if nothing was fetched."""
         newest = self.folder / "refs" / BRANCH
-        revision = newest.read_text().strip() if newest.exists() else ""
+        revision = newest.read_text(encoding="utf-8").strip() if newest.exists() else ""
         snapshot = self.folder / "snapshots" / revision
         return {
             path.relative_to(snapshot).as_posix(): path

@@ -93,14 +93,16 @@ def device_of(path: Path, root: Path = _ROOT) -> str:
     if not folder.exists():
         raise EdgespecError(f"{path} lies on no block device, whose reads could be limited")
     if (folder / "partition").exists():
-        return (folder.resolve().parent / "dev").read_text().strip()
+        return (folder.resolve().parent / "dev").read_text(encoding="utf-8").strip()
     return name
 
 
 def _mounted_device(number: str, root: Path) -> str | None:
     if sys.platform == "win32":
         return None
-    for line in (root / "proc/self/mountinfo").read_text(errors="replace").splitlines():
+    for line in (
+        (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    ):
         left, _, right = line.partition(" - ")
         if left.split()[2] == number:
             source = Path(right.split()[1])
@@ -147,10 +149,10 @@ def _version_2(limits: ProcessLimits, path: Path, root: Path) -> Binding:
     if limits.read_bytes_per_s is not None:
         requested.append("io")
         files.append(("io.max", f"{device_of(path, root)} rbps={limits.read_bytes_per_s}"))
-    offered = (parent / "cgroup.controllers").read_text().split()
+    offered = (parent / "cgroup.controllers").read_text(encoding="utf-8").split()
     if missing := [name for name in requested if name not in offered]:
         raise EdgespecError(f"there is no controller {' and no '.join(missing)}")
-    enabled = (parent / "cgroup.subtree_control").read_text().split()
+    enabled = (parent / "cgroup.subtree_control").read_text(encoding="utf-8").split()
     lacking = [name for name in requested if name not in enabled]
     group = _Group(parent, tuple(files), tuple(optional_files))
     return lambda: _grouped([group], lacking)
@@ -170,7 +172,7 @@ def _grouped(groups: Sequence[_Group], lacking: Sequence[str] = ()) -> Iterator[
     with ExitStack() as cleanup:
         for name in lacking:
             control = groups[0].parent / "cgroup.subtree_control"
-            control.write_text(f"+{name}")
+            control.write_text(f"+{name}", encoding="utf-8")
             cleanup.callback(_write_if_possible, control, f"-{name}")
         procs = []
         for group in groups:
@@ -179,7 +181,7 @@ def _grouped(groups: Sequence[_Group], lacking: Sequence[str] = ()) -> Iterator[
             folder.mkdir()
             cleanup.callback(_remove, folder)
             for name, text in group.files:
-                (folder / name).write_text(text)
+                (folder / name).write_text(text, encoding="utf-8")
             for name, text in group.optional_files:
                 if (folder / name).exists():
                     _write_if_possible(folder / name, text)
@@ -212,7 +214,7 @@ def _remove(folder: Path) -> None:
 
 def _write_if_possible(path: Path, text: str) -> None:
     with suppress(OSError):
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
 
 
 def _systemd(limits: ProcessLimits, path: Path, root: Path) -> Binding:
@@ -250,7 +252,7 @@ def _try(limiter: Limiter) -> None:
 
 
 def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, encoding="utf-8")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise EdgespecError(lines[-1])

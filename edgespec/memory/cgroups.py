@@ -140,6 +140,6 @@ def _unescape(field: str) -> str:
 def _read(path: Path) -> str:
     """Content of a kernel file; empty if it does not exist or may not be read."""
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -37,10 +37,10 @@ def collapse_resident(is_stopped: Callable[[], bool] = lambda: False, root: Path
     """
     settings = root / "sys/kernel/mm/transparent_hugepage"
     try:
-        huge_bytes = int((settings / "hpage_pmd_size").read_text())
-        if "[never]" in (settings / "enabled").read_text():
+        huge_bytes = int((settings / "hpage_pmd_size").read_text(encoding="utf-8"))
+        if "[never]" in (settings / "enabled").read_text(encoding="utf-8"):
             return 0
-        maps = (root / "proc/self/maps").read_text(errors="replace")
+        maps = (root / "proc/self/maps").read_text(encoding="utf-8", errors="replace")
         pagemap = os.open(root / "proc/self/pagemap", os.O_RDONLY)
     except (OSError, ValueError):
         return 0

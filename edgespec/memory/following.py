@@ -102,7 +102,7 @@ def _is_pressed(before: MemoryReading, now: MemoryReading) -> bool:
 def stalled_s(path: Path) -> float:
     """Seconds that some task waited, of a kernel's pressure file; 0 if there is none."""
     try:
-        found = re.search(r"^some .*total=(\d+)", path.read_text(), re.MULTILINE)
+        found = re.search(r"^some .*total=(\d+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return 0.0
     return int(found[1]) / 1e6 if found else 0.0

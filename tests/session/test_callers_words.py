@@ -11,7 +11,8 @@ import edgespec
 from edgespec import EngineSettings, LoadSettings, SamplingParams, UsageError
 from edgespec.cli import command_line
 from edgespec.models.embedded import embedded_pair
-from edgespec.settings.base import Names
+from edgespec.session.given import in_words
+from edgespec.settings.base import Names, PythonNames
 from edgespec.settings.config import GenerateSettings
 
 
@@ -36,6 +37,11 @@ def test_python_reads_arguments(refused: Callable[[], object], said: str) -> Non
         refused()
     assert said in str(refusal.value)
     assert " -" not in str(refusal.value).replace(" -2", "")
+
+
+def test_a_command_of_python_keeps_its_flags() -> None:
+    said = in_words("give -m, or: python -m pip install x", PythonNames())
+    assert said == "give model, or: python -m pip install x"
 
 
 def test_a_refused_budget_keeps_its_figure() -> None:

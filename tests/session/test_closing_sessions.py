@@ -46,6 +46,15 @@ def test_a_callback_may_cancel_and_encode(session: Session) -> None:
     assert generation.result.finish_reason == "cancelled"
 
 
+def test_an_exit_handler_that_runs_after_ours_is_refused(session: Session) -> None:
+    """A handler that was registered before the first text waited for ever for the thread."""
+    session.generate(PROMPT, max_tokens=1)
+    session._engine.stop()  # as it does when the process ends
+    with pytest.raises(SessionClosed, match="the process is ending"):
+        session.generate(PROMPT, max_tokens=1)
+    session.close()
+
+
 def test_after_closing_everything_is_refused(target: FakeModel) -> None:
     session = open_session(target)
     begun, fresh = session.stream(PROMPT), session.stream(PROMPT)

@@ -150,7 +150,7 @@ def _generated(*words: object) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         file = Path(folder, "report.json")
         command("generate", *words, "--json", file)
-        report: dict[str, Any] = json.loads(file.read_text())
+        report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return report
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -155,3 +156,7 @@ class _RemoteRead:
         if isinstance(answer, EdgespecError):
             raise answer
         return answer
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -30,9 +30,7 @@ from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 
-_PROGRAM = (
-    "import sys; from edgespec_runtimes.gguf.isolated import main; sys.exit(main(sys.argv[1:]))"
-)
+_PROGRAM = "edgespec_runtimes.gguf.isolated"
 _PIECE_BYTES = 1 << 20
 _POLL_S = 0.1
 _ANSWER_S = 1.0
@@ -120,6 +118,7 @@ class IsolatedModel:
         progress: Progress | None = None,
     ) -> None:
         """Start the child and wait until the model is loaded, or `is_stopped` returns True."""
+        command = python("-m", _PROGRAM)
         self.vocabulary = vocabulary
         self._free_vocabulary = free_vocabulary
         self._servers = settings.offloading.placement.servers
@@ -134,7 +133,7 @@ class IsolatedModel:
         descriptors = theirs.fileno(), controlled.fileno()
         with theirs, controlled:
             self._process = subprocess.Popen(
-                python("-c", _PROGRAM, *map(str, descriptors)),
+                [*command, *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
+from edgespec.concurrency.worker import Worker
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.runtimes import GpuMemory
 from edgespec_runtimes.gguf.llama import ggml, rpc, trial_process
@@ -69,8 +71,12 @@ def of_servers(servers: Sequence[str]) -> list[DeviceMemory]:
         commands = [trial_process.command("server", s, str(ANSWER_S)) for s in servers]
     except trial_process.NoAnswer as error:
         raise ModelError(f"RPC servers cannot be tried: {error}") from error
-    with ThreadPoolExecutor(max_workers=len(servers)) as asking:
-        return list(asking.map(_of_server, servers, commands))
+    with ExitStack() as stack:
+        asked = [
+            stack.enter_context(Worker()).submit(partial(_of_server, server, command))
+            for server, command in zip(servers, commands, strict=True)
+        ]
+        return [answer.result() for answer in asked]
 
 
 def _of_server(server: str, command: Sequence[str]) -> DeviceMemory:

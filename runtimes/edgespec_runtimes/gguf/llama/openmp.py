@@ -91,7 +91,7 @@ def spinning_threads() -> SpinningThreads | None:
         waited_s()
         found = [
             place
-            for begin, end in writable_ranges(_MAPS.read_text())
+            for begin, end in writable_ranges(_MAPS.read_text(encoding="utf-8"))
             for place in _places_of(SHORT, begin, end)
         ]
         if len(found) == 1:

@@ -100,7 +100,9 @@ def quantise(
     validate(header)
     command = python("-m", __name__, str(source), str(out), name, _narrow(header, name))
     command += [vocabulary_type, str(buffer_bytes)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+    ) as process:
         prefer_to_kill(process.pid)
         try:
             last_line = _follow(process, f"quantising to {name}", progress)

@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edgespec.concurrency import interpreter
 from edgespec.concurrency.exit_codes import crash_name
+from edgespec.concurrency.interpreter import python
 from edgespec.concurrency.program import run_program
-from edgespec.errors import BudgetError
+from edgespec.errors import BudgetError, EdgespecError
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 from edgespec.memory import room
@@ -35,9 +35,10 @@ class NoAnswer(Exception):
 
 def command(*arguments: str) -> list[str]:
     """The command that runs the trial program. Raises NoAnswer without a Python interpreter."""
-    if not interpreter.is_available():
-        raise NoAnswer("this application comes without a Python interpreter that could be started")
-    return interpreter.python("-m", _PROGRAM, *arguments)
+    try:
+        return python("-m", _PROGRAM, *arguments)
+    except EdgespecError as error:
+        raise NoAnswer(str(error)) from error
 
 
 def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:

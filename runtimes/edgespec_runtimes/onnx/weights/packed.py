@@ -8,14 +8,16 @@ piece computes, a thread packs the next one. `exchanging.py` does without that w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx
 
 from edgespec.concurrency.owning import close_all
+from edgespec.concurrency.worker import Worker
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.memory.heap import trim_heap
 from edgespec.paging.reader import WatchedFiles
@@ -60,7 +62,7 @@ class _Ready:
 class PackedWeights(OnnxWeights):
     """Weights that are constants instead of inputs for operators that pack them."""
 
-    _worker: ThreadPoolExecutor | None = None
+    _worker: Worker | None = None
     _next: Future[_Ready] | None = None
     _next_segment = -1
 
@@ -71,7 +73,7 @@ class PackedWeights(OnnxWeights):
         self._pinned_sessions: dict[int, OrtSession] = {}
 
     def fill(self, progress: Progress | None) -> None:
-        self._worker = ThreadPoolExecutor(1, "edgespec-packer")
+        self._worker = Worker()
         location = {"location": "given with the session"}
         self._constant = {
             piece.graph: with_constants(
@@ -109,7 +111,7 @@ class PackedWeights(OnnxWeights):
     def close(self) -> None:
         self.cancel()
         self._forget_next()
-        worker = (self._worker.shutdown,) if self._worker else ()
+        worker = (self._worker.close,) if self._worker else ()
         sessions = (session.close for session in self._pinned_sessions.values())
         close_all(*worker, *sessions, self._files.close, super().close)
 
@@ -164,7 +166,7 @@ class PackedWeights(OnnxWeights):
 
     def _prepare_ahead(self, segment: int) -> None:
         if self._worker and self._cut.pieces[self._streamed[segment].piece].graph in self._constant:
-            self._next = self._worker.submit(self._prepare, segment, is_stall=False)
+            self._next = self._worker.submit(partial(self._prepare, segment, is_stall=False))
             self._next_segment = segment
 
     def _prepare(self, segment: int, is_stall: bool = True) -> _Ready:

