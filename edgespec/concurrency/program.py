@@ -51,7 +51,7 @@ def prefer_to_kill(pid: int) -> None:
     so that the one that waits for it lives to say so."""
     if sys.platform == "linux":
         with suppress(OSError):  # it may have ended
-            Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+            Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000")
 
 
 def kill_started_by(pid: int) -> None:
