@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
-from edgespec.errors import UsageError, WeightReadError
+from edgespec.errors import UsageError
 from edgespec.memory import heap
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.changed_budget import shares_of
@@ -231,7 +232,9 @@ class PreparedGguf:
         self, shape: contexts.ContextShape, progress: Progress | None
     ) -> LanguageModel:
         texts = self._measured.mapped.give_texts()
-        try:
+        with ExitStack() as on_failure:
+            if texts:
+                on_failure.callback(texts.close)
             with self._phase("weights"), WatchedFiles(self._header.paths) as files:
                 model = loading.load_resident(
                     self._header.path,
@@ -241,16 +244,10 @@ class PreparedGguf:
                     placement_as_stored(self._header, self._measured.offloading.elsewhere),
                     TokenIds.of(self._header) if texts else self._token_ids,
                 )
+                on_failure.callback(model.close)
                 heap.trim_heap()  # what the file's metadata took, before the context needs its own
-                try:
-                    files.check()
-                except WeightReadError:
-                    model.close()
-                    raise
-        except BaseException:
-            if texts:
-                texts.close()
-            raise
+                files.check()
+            on_failure.pop_all()
         if texts:
             model.take_texts(texts)
         return self._open(model, shape, None)
