@@ -114,11 +114,12 @@ def _plan_here(load: LoadSettings, engine: EngineSettings) -> MemoryPlan:
 
 
 def write_texts(trial: TuningTrial) -> TrialFigures:
-    """Load the models of a trial and continue its prompts."""
+    """Load the models of a trial and continue its prompts, cut to what leaves the texts room."""
     with open_models(trial.load, trial.engine) as models:
         if trial.load.draft is not None and models.draft is None:
             raise ModelError("; ".join(models.plan.notes))
         deadline = time.monotonic() + trial.seconds
+        n_most = max(1, models.target.info.n_ctx - trial.n_tokens)
         results: list[GenerationResult] = []
         with Engine(models.target, models.draft, models.settled(trial.engine)) as engine:
             for number, prompt in enumerate(trial.prompts):
@@ -127,7 +128,7 @@ def write_texts(trial: TuningTrial) -> TrialFigures:
                     break
                 until = time.monotonic() + left_s / (len(trial.prompts) - number)
                 tokens = models.target.vocabulary.encode(prompt)
-                request = TextRequest(tuple(tokens), trial.sampling, trial.n_tokens)
+                request = TextRequest(tuple(tokens[:n_most]), trial.sampling, trial.n_tokens)
                 results.append(_write_until(engine, request, until))
         return _figures(
             results, models.load_report["total"], models.plan.bytes_per_pass, models.plan.notes

@@ -66,6 +66,13 @@ def test_a_trial_samples_as_its_job_says(monkeypatch: pytest.MonkeyPatch) -> Non
     assert written == [warm]
 
 
+def test_a_prompt_that_the_context_has_no_room_for_is_cut() -> None:
+    """`tune -c 128` and `doctor -m` called their own prompts too long."""
+    load = LoadSettings(model=embedded_pair().target, ctx_size=64)
+    prompts = ("import os\n" * 64,)
+    assert write_texts(TuningTrial(load, EngineSettings(), prompts, 8, 10.0)).n_tokens == 8
+
+
 @pytest.mark.slow
 def test_a_budget_that_is_too_small_is_refused_as_everywhere() -> None:
     with pytest.raises(BudgetError) as refused:
