@@ -34,7 +34,7 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from port_calls import evaluate, prefill
 
-ROWS = (1, 2, 4, 8, 16)
+ROWS = (1, 2, 3, 4, 5, 8, 16)
 CTX, N_PROMPT, N_VOCAB = 1024, 64, 151_936
 PROMPT = [20 + 7 * i % 250 for i in range(N_PROMPT)]
 CONTENDERS: Mapping[str, tuple[str, str | None]] = {

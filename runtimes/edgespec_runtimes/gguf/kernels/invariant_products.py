@@ -6,6 +6,9 @@ for other types on some processors (Q8_0 on ARM), which is tested. llama.cpp bui
 separate product. With half precision, a single row is instead multiplied twice by the kernel for
 several rows, which costs nothing with large matrices, unless that kernel's rounding depends on the
 number of rows.
+
+A few rows of narrow Q8_0 matrices are moved for speed, where both kernels round alike: the one for
+several rows reads four lines of weights side by side, which processors do not prefetch.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ UNQUANTISED = ("F32", "F16", "BF16")
 HALF = ("F16", "BF16")
 _TRIED = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q4_K", "Q6_K")
 """Types with different kernels on some processors; all others have one kernel."""
+_SLOW, _FEW_ROWS, _NARROW = "Q8_0", (2, 3, 5), 2048
+"""The type whose kernel for several rows is slower than that for one row with these numbers of rows
+and matrices of fewer inputs (docs/measurements/0136.md)."""
 _KINDS = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 _Maker = Callable[..., int | None]
@@ -55,7 +61,7 @@ class InvariantProducts:
         that are packed when used."""
         self._packed = packed
         varying = {name for name in weight_types if varies_as_stored(name)}
-        self._import = _product_import() if varying else None
+        self._import = _product_import() if varying or _SLOW in weight_types else None
         for name in sorted(varying):
             in_pairs = name in HALF and is_invariant_from_two_rows(_KINDS[name])
             (_in_pairs if in_pairs else _apart).add(_KINDS[name])
@@ -108,19 +114,31 @@ def _new_import() -> Import:
     view: _Maker = ctypes.cast(base.ggml_view_3d, _View)
     view_of_lines: _Maker = ctypes.cast(base.ggml_view_4d, _ViewOfLines)
     reshape: _Maker = ctypes.cast(base.ggml_reshape_3d, _Reshape)
+    in_host_memory: Callable[[int | None], bool] = ctypes.cast(
+        base.ggml_backend_buffer_is_host, ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+    )
+    slow = _KINDS[_SLOW]
+
+    def is_host(weights: int) -> bool:
+        buffer = abi.GgmlTensor.from_address(weights).buffer
+        return bool(buffer and in_host_memory(buffer))
 
     def product(context: int, weights: int, rows: int) -> int | None:
         kind: int = ctypes.c_int.from_address(weights).value
-        packed = _building.get(threading.get_ident()) if kind in _apart | _in_pairs else None
+        is_slow, in_pairs, is_apart = kind == slow, kind in _in_pairs, kind in _apart
+        changes = is_apart or in_pairs or is_slow
+        packed = _building.get(threading.get_ident()) if changes else None
         if packed is None or weights in packed or not _is_matrix(weights):
             return multiply(context, weights, rows)
         right = abi.GgmlTensor.from_address(rows)
         n_in, n_rows, n_lines, row_bytes = right.ne[0], right.ne[1], right.ne[2], right.nb[1]
-        # several lines of half precision have several rows each
-        if right.ne[3] != 1 or right.type != ggml.F32 or (n_lines > 1 and kind not in _apart):
+        if n_lines > 1:  # several lines have several rows each
+            in_pairs = is_slow = False
+        is_apart |= is_slow and n_in < _NARROW and n_rows in _FEW_ROWS and is_host(weights)
+        if right.ne[3] != 1 or right.type != ggml.F32 or not (is_apart or in_pairs):
             return multiply(context, weights, rows)
         n_out = abi.GgmlTensor.from_address(weights).ne[1]
-        if kind in _apart:
+        if is_apart:
             line_bytes = right.nb[2]
             shape, steps = (n_in, 1, n_rows, n_lines), (row_bytes, row_bytes, line_bytes)
             apart = view_of_lines(context, rows, *shape, *steps, 0)
