@@ -19,15 +19,23 @@ from pathlib import Path
 from typing import IO, cast
 
 from edgespec.memory.process import usable_cores
-from zoo_species import all_species
-from zoo_trials import WAYS, Verdict, ZooRun, try_out, verdict_of, warm_up
+from zoo_species import Species, all_species
+from zoo_trials import DENSE, HALVES, WAYS, Verdict, ZooRun, try_out, verdict_of, warm_up
 
 
-def verdicts(names: Sequence[str] = ()) -> Iterator[Verdict]:
-    """Verdicts on the named species or all, in their order, each as soon as it is found; as many
-    species are tried at once as there are cores. Raises CalledProcessError."""
+def ways_of(species: Species) -> Sequence[str]:
+    """One half of the ways, the other one for the next species: a model meets paging and drafts,
+    and both together are met on every second one. The dense one is tried in all ways."""
+    half = HALVES[list(all_species()).index(species) % len(HALVES)]
+    return tuple(WAYS) if species.name == DENSE else half
+
+
+def verdicts(names: Sequence[str] = (), halves: bool = False) -> Iterator[Verdict]:
+    """Verdicts on the named species or all, in their order, each as soon as it is found, in all
+    ways or in `halves` of them; as many species are tried at once as there are cores. Raises
+    CalledProcessError."""
     n_parts = usable_cores()
-    command = [sys.executable, __file__, *names, "--part"]
+    command = [sys.executable, __file__, *names, *(["--halves"] if halves else []), "--part"]
     with ExitStack() as running:
         parts = [
             running.enter_context(
@@ -49,13 +57,14 @@ def verdicts(names: Sequence[str] = ()) -> Iterator[Verdict]:
             raise subprocess.CalledProcessError(part.returncode, part.args)
 
 
-def work(part: int, parts: int, names: Sequence[str]) -> None:
+def work(part: int, parts: int, names: Sequence[str], halves: bool) -> None:
     """Try out every `parts`th species; one line of JSON each."""
     warm_up()
     chosen = [species for species in all_species() if not names or species.name in names]
     with tempfile.TemporaryDirectory() as folder:
         for species in chosen[part::parts]:
-            print(json.dumps(asdict(try_out(species, Path(folder)))), flush=True)
+            ways = ways_of(species) if halves else tuple(WAYS)
+            print(json.dumps(asdict(try_out(species, Path(folder), ways))), flush=True)
 
 
 def table(found: Sequence[Verdict]) -> Iterator[str]:
@@ -102,13 +111,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="species; all when none is named")
     parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--halves", action="store_true", help="try half of the ways on each")
     parser.add_argument("--table", action="store_true", help="write a table, no JSON")
     arguments = parser.parse_args()
     if arguments.part:
         part, parts = map(int, arguments.part.split("/"))
-        work(part, parts, arguments.names)
+        work(part, parts, arguments.names, arguments.halves)
         return
-    found = sorted(verdicts(arguments.names), key=lambda verdict: verdict.name)
+    found = sorted(verdicts(arguments.names, arguments.halves), key=lambda verdict: verdict.name)
     if arguments.table:
         print("\n".join(table(found)))
     for verdict in found:

@@ -51,6 +51,8 @@ WAYS = {
     "paged, drafted": (True, True),
 }
 """Name of a trial: whether its weights are paged, and whether it has a draft."""
+HALVES = (("resident", "paged, drafted"), ("resident, drafted", "paged"))
+"""Two halves of `WAYS`: each has both values of either property."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +125,16 @@ def warm_up() -> None:
             running.generate(PROMPT, max_tokens=2)
 
 
-def try_out(species: Species, folder: Path) -> Verdict:
-    """Write the species' model and a draft for it, and try them out."""
+def try_out(species: Species, folder: Path, ways: Sequence[str] = tuple(WAYS)) -> Verdict:
+    """Write the species' model and a draft for it, and try them out in some ways."""
     model, draft = folder / "model.gguf", folder / "draft.gguf"
     made = in_child(lambda: _write(species, model, draft))
     if made.how != "ok":
         return Verdict(species.name, failures={"writing": made.told})
     runs: dict[str, ZooRun] = {}
     failures: dict[str, str] = {}
-    for way, (is_paged, is_drafted) in WAYS.items():
+    for way in ways:
+        is_paged, is_drafted = WAYS[way]
         ended = _try_way(model, draft if is_drafted else None, is_paged)
         if ended.how == "refused":
             sentence = ended.told.replace(f"{model}: ", "").replace(f"{model} ", "")

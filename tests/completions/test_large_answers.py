@@ -59,7 +59,8 @@ def test_what_is_allowed_fits_into_the_row(n_others: int) -> None:
     json.dumps(said).encode()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    least = 0.5 if sys.version_info < (3, 13) else 0.4  # its objects are smaller
+    # the row is planned for objects of Python 3.11; those of later versions are smaller
+    least = 0.5 if sys.version_info < (3, 12) else 0.4
     assert least * request_memory.ANSWER_BYTES < peak <= request_memory.ANSWER_BYTES
 
 

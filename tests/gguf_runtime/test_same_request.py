@@ -26,8 +26,16 @@ from paging_contract import load_paged
 from port_contract import TEXT
 
 SLOW = pytest.mark.slow
-KINDS = ["Q8_0", "Q4_K_M", pytest.param("Q4_0", marks=SLOW), pytest.param("F16", marks=SLOW)]
-LENGTHS = [pytest.param(n, marks=SLOW if n != 65 else ()) for n in (5, 63, 64, 65, 130, 300)]
+KINDS = ["Q8_0", *(pytest.param(kind, marks=SLOW) for kind in ("Q4_K_M", "Q4_0", "F16"))]
+SIZES = {17: (5, 63, 64, 65, 130, 300), 97: (65, 300)}
+"""Lengths of prompts by the size of trees: all of them with one, and with the other one prompt that
+just fills a tile and one of several batches."""
+CASES = [
+    pytest.param(size, n_tokens, marks=() if (size, n_tokens) == (17, 65) else SLOW)
+    for size, lengths in SIZES.items()
+    for n_tokens in lengths
+]
+by_case = pytest.mark.parametrize(("target", "n_tokens"), CASES, indirect=["target"])
 N_NEW = 8
 WARM = SamplingParams(temperature=0.9, seed=3)
 
@@ -76,7 +84,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return quantised(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.fixture(scope="module", params=[17, pytest.param(97, marks=SLOW)])
+@pytest.fixture(scope="module")
 def target(request: pytest.FixtureRequest, path: Path) -> Iterator[LanguageModel]:
     model = opened(path, request.param)
     yield model
@@ -141,7 +149,7 @@ def tokens_of(model: LanguageModel, n_tokens: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_tokens", LENGTHS)
+@by_case
 def test_after_any_history(target: LanguageModel, n_tokens: int, fresh: Fresh) -> None:
     prompt = tokens_of(target, n_tokens)
     seen, expected = fresh(prompt)
@@ -167,7 +175,7 @@ def fresh_run(
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("n_tokens", LENGTHS)
+@by_case
 def test_the_next_turn_is_the_conversation_read_at_once(
     target: LanguageModel, n_tokens: int, fresh: Fresh
 ) -> None:
@@ -182,7 +190,7 @@ def test_the_next_turn_is_the_conversation_read_at_once(
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("n_tokens", LENGTHS)
+@by_case
 def test_with_a_draft_and_without_one(target: LanguageModel, n_tokens: int, fresh: Fresh) -> None:
     """In first and in second turns."""
     prompt = tokens_of(target, n_tokens)
@@ -199,7 +207,7 @@ def test_with_a_draft_and_without_one(target: LanguageModel, n_tokens: int, fres
         forget(engine)
 
 
-@pytest.mark.parametrize("n_tokens", LENGTHS)
+@by_case
 def test_from_a_prompt_cache(
     target: LanguageModel, n_tokens: int, tmp_path: Path, fresh: Fresh
 ) -> None:
