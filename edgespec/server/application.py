@@ -138,9 +138,9 @@ class Service:
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse(
-            {"object": "list", "data": [*map(self._described, self._shared.host.models)]}
-        )
+        models = [*map(self._described, self._shared.host.models)]
+        ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": models, **ends})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -153,7 +153,10 @@ class Service:
         return {
             "id": model.name,
             "object": "model",
+            "type": "model",
+            "display_name": model.name,
             "created": self._created,
+            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._created)),
             "owned_by": "edgespec",
             "kind": "embedding" if model.embeds else "text",
             "size_bytes": model.size_bytes,

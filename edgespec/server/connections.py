@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -146,6 +147,13 @@ class _Connection(H11Protocol):
         n_busy = max(len(self.connections), len(self.tasks))
         self.app = self._served if n_busy <= self.most_served else self.crowded
         super().handle_events()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, unless an answer has begun already."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

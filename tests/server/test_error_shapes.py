@@ -1,6 +1,7 @@
 """Errors have the shape of the protocol that they are asked in, whoever refuses the request."""
 
 import socket
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -81,3 +82,18 @@ def test_a_bad_request_is_told_in_its_protocol(client, path, headers, body, stat
     answer = client.post(path, headers=headers, content=body)
     assert answer.status_code == status
     kind_of(answer)
+
+
+def test_a_body_that_turns_bad_behind_its_refusal_is_no_failure(client, caplog):
+    """It had been answered once more, which the connection did not allow: a traceback."""
+    url = urlsplit(str(client.base_url))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.netloc}\r\nX-Api-Key: {KEY}\r\n"
+    body = b"7D0\r\n" + b"a" * 2000 + b"\r\n"
+    with socket.create_connection((url.hostname, url.port), timeout=30) as one:
+        one.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + body)
+        said = one.recv(4096)
+        one.sendall(b"zz\r\n")
+        while part := one.recv(4096):
+            said += part
+    assert said.startswith(b"HTTP/1.1 413")
+    assert not caplog.records
