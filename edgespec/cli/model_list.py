@@ -275,7 +275,8 @@ def _planned(settings: CommandSettings, embeds: bool) -> ListedNeeds:
     """Needs of a model by its plan with all weights in memory."""
     from edgespec.session import embedder, session
 
-    ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": 1})
+    n_texts = 1 if settings.load.n_parallel == "auto" else settings.load.n_parallel
+    ample = settings.load.model_copy(update={"memory_budget": _PLENTY, "n_parallel": n_texts})
     plan = embedder.plan_embedder(ample) if embeds else session.plan(ample, settings.engine)
     beside_bytes = plan.planned_bytes - plan.rows[0].nbytes + process.STEP_BYTES
     return ListedNeeds(plan.smallest_bytes, beside_bytes)

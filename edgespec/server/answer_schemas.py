@@ -31,7 +31,10 @@ _USAGE = _object(prompt_tokens=_NUMBER, completion_tokens=_NUMBER, total_tokens=
 _MODEL = _object(
     id=TEXT,
     object={"const": "model"},
+    type={"const": "model"},
+    display_name=TEXT,
     created=_NUMBER,
+    created_at=TEXT,
     owned_by=TEXT,
     kind={"enum": ["text", "embedding"]},
     size_bytes=_NUMBER,

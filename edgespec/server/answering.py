@@ -26,7 +26,7 @@ from edgespec.completions.running_request import Completion
 from edgespec.errors import Cancelled
 from edgespec.memory import heap
 from edgespec.server.bodies import RequestBodies
-from edgespec.server.failures import Failures, detached
+from edgespec.server.failures import Failures, detached, error_body
 from edgespec.server.hosting import ModelHost
 from edgespec.server.queueing import Queue, ServerFigures
 from edgespec.server.serving import Door, ServedText
@@ -222,7 +222,7 @@ class _OneAnswer:
             refusal = self._shared.failures.refusal_of(error, request)
             if asked is None:
                 name = "error" if door.names_events else None
-                yield event(door.error(refusal, request.state.request_id), name)
+                yield event(error_body(door.path, refusal, request.state.request_id), name)
             else:
                 for one in asked.reply.failed(refusal, request.state.request_id):
                     yield event(one.content, one.name)

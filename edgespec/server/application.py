@@ -22,11 +22,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Match, Route
 
 from edgespec.completions import tokenizing
-from edgespec.completions.answers import Answer
 from edgespec.completions.decoding import decoded
 from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
-from edgespec.completions.protocols.dialect import openai_error
-from edgespec.completions.protocols.message_replies import messages_error
 from edgespec.completions.protocols.message_requests import CountRequest
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal, overloaded
@@ -44,8 +41,6 @@ Handler = Callable[[Request], Awaitable[Response]]
 _SHARED = (
     "several models share the budget, which stays as it is: start the server again with another"
 )
-ErrorBody = Callable[[Refusal, str], Answer]
-"""The body of an error response, given the request's id."""
 
 
 class Service:
@@ -63,19 +58,16 @@ class Service:
 
     def application(self) -> Starlette:
         """The ASGI application."""
-        asked: list[tuple[str, Handler, str, ErrorBody]] = [
-            ("/models", self._models, "GET", openai_error),
-            ("/models/{name:path}", self._model, "GET", openai_error),
-            ("/embeddings", self._embeddings, "POST", openai_error),
-            ("/messages/count_tokens", partial(self._computed, _count), "POST", messages_error),
-            ("/tokenize", partial(self._computed, _tokenize), "POST", openai_error),
-            ("/detokenize", partial(self._computed, _detokenize), "POST", openai_error),
-            ("/budget", self._budget, "GET", openai_error),
-            ("/budget", self._set_budget, "POST", openai_error),
-            *(
-                (door.path, partial(self._answers.complete, door), "POST", door.error)
-                for door in DOORS
-            ),
+        asked: list[tuple[str, Handler, str]] = [
+            ("/models", self._models, "GET"),
+            ("/models/{name:path}", self._model, "GET"),
+            ("/embeddings", self._embeddings, "POST"),
+            ("/messages/count_tokens", partial(self._computed, _count), "POST"),
+            ("/tokenize", partial(self._computed, _tokenize), "POST"),
+            ("/detokenize", partial(self._computed, _detokenize), "POST"),
+            ("/budget", self._budget, "GET"),
+            ("/budget", self._set_budget, "POST"),
+            *((door.path, partial(self._answers.complete, door), "POST") for door in DOORS),
         ]
         routes = [
             # these routes need no key
@@ -86,21 +78,16 @@ class Service:
             Route("/v1/health", self._guarded(self._health, needs_key=False)),
             Route("/metrics", self._guarded(self._metrics)),
             *(
-                Route(version + path, self._guarded(handler, error_body=error), methods=[method])
+                Route(version + path, self._guarded(handler), methods=[method])
                 for version in ("/v1", "")
-                for path, handler, method, error in asked
+                for path, handler, method in asked
             ),
         ]
         application = Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
         application.router.redirect_slashes = False  # `Front` has removed the slash
         return application
 
-    def _guarded(
-        self,
-        handler: Handler,
-        needs_key: bool = True,
-        error_body: ErrorBody = openai_error,
-    ) -> Handler:
+    def _guarded(self, handler: Handler, needs_key: bool = True) -> Handler:
         async def guarded(request: Request) -> Response:
             try:
                 if needs_key:
@@ -111,16 +98,17 @@ class Service:
                 request.state.is_gone = True
                 return Response(status_code=GONE)
             except Exception as error:  # noqa: BLE001 - every request gets a response
-                return self._shared.failures.refuse(error, request, error_body)
+                return self._shared.failures.refuse(error, request)
 
         return guarded
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        message, code = f"there is nothing at {request.method} {request.url.path}", "not_found"
+        path = request.scope["path"]
+        message, code = f"there is nothing at {request.method} {path}", "not_found"
         headers = None
         if status == 405 and (allowed := _allowed(request)):
-            message = f"{request.url.path} takes {allowed}, not {request.method}"
+            message = f"{path} takes {allowed}, not {request.method}"
             code, headers = "method_not_allowed", {"Allow": allowed}
         refusal = Refusal(status, message, code=code, headers=headers)
         return self._shared.failures.refuse(refusal, request)
@@ -150,9 +138,9 @@ class Service:
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse(
-            {"object": "list", "data": [*map(self._described, self._shared.host.models)]}
-        )
+        models = [*map(self._described, self._shared.host.models)]
+        ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": models, **ends})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -165,7 +153,10 @@ class Service:
         return {
             "id": model.name,
             "object": "model",
+            "type": "model",
+            "display_name": model.name,
             "created": self._created,
+            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._created)),
             "owned_by": "edgespec",
             "kind": "embedding" if model.embeds else "text",
             "size_bytes": model.size_bytes,
@@ -287,7 +278,7 @@ async def page(request: Request) -> Response:
     """Response with the page or one of its files. Raises Refusal for another path."""
     name = request.path_params.get("name", "index.html")
     if name not in _FILES:
-        raise Refusal(404, f"there is nothing at {request.url.path}", code="not_found")
+        raise Refusal(404, f"there is nothing at {request.scope['path']}", code="not_found")
     headers = {
         "Content-Security-Policy": POLICY,
         "Referrer-Policy": "no-referrer",

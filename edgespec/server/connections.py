@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -46,9 +47,15 @@ class HttpServer(uvicorn.Server):
     """uvicorn without signal handlers and logs, which the command line has."""
 
     def __init__(
-        self, app: ASGIApp, limits: ClientLimits, max_requests: int, shutdown_s: float
+        self,
+        app: ASGIApp,
+        crowded: ASGIApp,
+        limits: ClientLimits,
+        max_requests: int,
+        shutdown_s: float,
     ) -> None:
-        """`max_requests` run or wait at once; at the end, they have `shutdown_s` seconds."""
+        """`max_requests` run or wait at once; at the end, they have `shutdown_s` seconds. `crowded`
+        answers requests on connections above the limit."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -58,7 +65,7 @@ class HttpServer(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 timeout_graceful_shutdown=math.ceil(shutdown_s),
-                **limited(limits, max_requests),
+                **limited(limits, max_requests, crowded),
             )
         )
 
@@ -67,14 +74,19 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def limited(limits: ClientLimits, max_requests: int) -> dict[str, Any]:
-    """Settings of uvicorn for `limits` and as many requests that run or wait at once."""
-    attributes = {"limits": limits, "max_connections": max_requests + limits.connections}
+def limited(limits: ClientLimits, max_requests: int, crowded: ASGIApp) -> dict[str, Any]:
+    """Settings of uvicorn for `limits` and as many requests that run or wait at once; `crowded`
+    answers the others."""
+    attributes = {
+        "limits": limits,
+        "most_served": max_requests + limits.connections // 2,
+        "max_connections": max_requests + limits.connections,
+        "crowded": staticmethod(crowded),
+    }
     return {
         "http": type("Connection", (_Connection,), attributes),
         # uvicorn's own is 5 s, which is when clients such as httpx close theirs
         "timeout_keep_alive": limits.headers_s,
-        "limit_concurrency": max_requests + limits.connections // 2 + 1,  # uvicorn refuses this one
     }
 
 
@@ -82,11 +94,14 @@ class _Connection(H11Protocol):
     """uvicorn's connection, with a time limit on every wait for the client."""
 
     limits: ClientLimits
+    most_served: int
     max_connections: int
+    crowded: ASGIApp
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _NO_LOG
+        self._served = self.app
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._began_s = self.loop.time()
@@ -102,9 +117,9 @@ class _Connection(H11Protocol):
         self._time_headers()
 
     def _make_room(self) -> None:
-        """Close connections that have waited long for their clients if uvicorn would refuse this
-        one; those of a burst have waited for less."""
-        n_too_many = len(self.connections) + 1 - (self.limit_concurrency or math.inf)
+        """Close connections that have waited long for their clients if there is none for this one;
+        those of a burst have waited for less."""
+        n_too_many = len(self.connections) - self.most_served
         if n_too_many <= 0:
             return
         crowded = self.loop.time() - self.limits.crowded_s
@@ -113,7 +128,7 @@ class _Connection(H11Protocol):
             for one in self.connections
             if isinstance(one, _Connection) and one._waits_for_client and one._began_s < crowded
         ]
-        for one in sorted(waiting, key=lambda one: one._began_s)[: int(n_too_many)]:
+        for one in sorted(waiting, key=lambda one: one._began_s)[:n_too_many]:
             self.connections.discard(one)
             one.transport.abort()
 
@@ -127,6 +142,18 @@ class _Connection(H11Protocol):
         super().data_received(data)
         if not self._waits_for_headers and self._reading is not None:
             self._reading.cancel()
+
+    def handle_events(self) -> None:
+        n_busy = max(len(self.connections), len(self.tasks))
+        self.app = self._served if n_busy <= self.most_served else self.crowded
+        super().handle_events()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, unless an answer has begun already."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgespec.completions.answers import Answer
 from edgespec.completions.protocols.dialect import openai_error
+from edgespec.completions.protocols.message_replies import messages_error
+from edgespec.completions.protocols.response_replies import responses_error
 from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.server.access_log import AccessLog
+
+_BODIES = {"messages": messages_error, "responses": responses_error}
+"""Bodies of errors by the first part of a path, where they are not those of completions."""
+
+
+def error_body(path: str, refusal: Refusal, request_id: str) -> Answer:
+    """The body of an error response in the protocol that a path belongs to, with `/v1` or not."""
+    first = path.removeprefix("/v1").lstrip("/").partition("/")[0]
+    return _BODIES.get(first, openai_error)(refusal, request_id)
 
 
 class Failures:
@@ -32,15 +42,10 @@ class Failures:
             self._log.failure(request.state.request_id, told)
         return refusal
 
-    def refuse(
-        self,
-        error: BaseException,
-        request: Request,
-        error_body: Callable[[Refusal, str], Answer] = openai_error,
-    ) -> Response:
+    def refuse(self, error: BaseException, request: Request) -> Response:
         """The response to a request that failed with `error`."""
         refusal = self.refusal_of(error, request)
-        content = error_body(refusal, request.state.request_id)
+        content = error_body(request.scope["path"], refusal, request.state.request_id)
         return JSONResponse(content, refusal.status, refusal.headers)
 
 

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.completions.answers import Usage
 from edgespec.completions.refusals import Refusal, refusal_of
 from edgespec.server.access_log import AccessLog, AnsweredRequest
+from edgespec.server.failures import error_body
 from edgespec.server.guarding import Guard
 
 GONE = 499
@@ -68,8 +69,7 @@ class Front:
             self._log.failure(identity, "".join(traceback.format_exception(error)))
             if status != GONE:
                 raise
-            refusal = refusal_of(error)
-            await JSONResponse(refusal.content, refusal.status)(scope, receive, send_named)
+            await refused(refusal_of(error), scope)(scope, receive, send_named)
         finally:
             # the tokens of a cancelled request are known once it is closed
             closing: asyncio.Future[None] | None = state.get("closing")
@@ -83,8 +83,7 @@ class Front:
             self._guard.check_host(headers)
             self._guard.check_origin(headers)
         except Refusal as refusal:
-            response: Response = JSONResponse(refusal.content, refusal.status)
-            await response(scope, receive, send)
+            await refused(refusal, scope)(scope, receive, send)
             return
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             response = Response(status_code=204, headers=self._guard.preflight_headers(headers))
@@ -114,6 +113,12 @@ class Front:
                 None if usage is None else usage.completion_tokens,
             )
         )
+
+
+def refused(refusal: Refusal, scope: Scope) -> Response:
+    """The error response to a request that `Front` has named."""
+    content = error_body(scope["path"], refusal, scope["state"]["request_id"])
+    return JSONResponse(content, refusal.status, refusal.headers)
 
 
 def _request_id(headers: Headers) -> str:

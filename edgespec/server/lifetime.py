@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.response_replies import StoredResponses
-from edgespec.completions.refusals import overloaded
+from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.memory import request_memory
 from edgespec.ports import Progress
 from edgespec.server.access_log import AccessLog
@@ -26,7 +25,7 @@ from edgespec.server.application import Service
 from edgespec.server.bodies import RequestBodies
 from edgespec.server.connections import ClientLimits, HttpServer
 from edgespec.server.failures import Failures
-from edgespec.server.front import Front
+from edgespec.server.front import Front, refused
 from edgespec.server.guarding import Guard
 from edgespec.server.hosting import ModelHost, Served
 from edgespec.server.queueing import Queue, ServerFigures
@@ -136,6 +135,7 @@ class Server:
         n_at_once = self._queue.n_slots if len(models) == 1 else MOST_AT_ONCE
         self._server = HttpServer(
             Front(service.application(), guard, log, self._figures.answers),
+            Front(_too_many, guard, log, self._figures.answers),
             limits,
             n_at_once + max_waiting,
             SHUTDOWN_S + drain_s,
@@ -200,7 +200,8 @@ def answered_while_loading(
 ) -> Iterator[None]:
     """Answer in a thread in the block. The listener stays open; whoever connects between this and
     the server that follows waits in the socket's queue."""
-    server = HttpServer(Front(_refuse, guard, log), limits, max_requests=0, shutdown_s=1)
+    loading = Front(_loading, guard, log)
+    server = HttpServer(loading, loading, limits, max_requests=0, shutdown_s=1)
     thread = threading.Thread(
         target=server.run, args=([listener.dup()],), name="edgespec-loading", daemon=True
     )
@@ -212,7 +213,15 @@ def answered_while_loading(
         thread.join()
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    refusal = overloaded("the model is loading", "loading")
-    headers = refusal.headers | {"Connection": "close"}
-    await JSONResponse(refusal.content, refusal.status, headers)(scope, receive, send)
+async def _loading(scope: Scope, receive: Receive, send: Send) -> None:
+    await _come_again(overloaded("the model is loading", "loading"), scope, receive, send)
+
+
+async def _too_many(scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = overloaded("this server has as many connections as it takes", "too_many_connections")
+    await _come_again(refusal, scope, receive, send)
+
+
+async def _come_again(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    refusal.headers["Connection"] = "close"
+    await refused(refusal, scope)(scope, receive, send)

@@ -7,20 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edgespec.completions.answers import Answer, fingerprint
+from edgespec.completions.answers import fingerprint
 from edgespec.completions.protocols.dialect import (
     Dialect,
     chat_dialect,
-    openai_error,
     text_dialect,
 )
-from edgespec.completions.protocols.message_replies import messages_dialect, messages_error
+from edgespec.completions.protocols.message_replies import messages_dialect
 from edgespec.completions.protocols.response_replies import (
     StoredResponses,
     responses_dialect,
-    responses_error,
 )
-from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import OnResult
 from edgespec.completions.service import Completions
 from edgespec.memory import request_memory
@@ -50,8 +47,6 @@ class Door:
 
     path: str
     dialect: Callable[[Completions, StoredResponses], Dialect]
-    error: Callable[[Refusal, str], Answer] = openai_error
-    """The body of an error response, given the request's id."""
     names_events: bool = True
     """False if the events of a stream have no names, and `[DONE]` follows the last one."""
 
@@ -59,8 +54,8 @@ class Door:
 DOORS = (
     Door("/chat/completions", lambda one, _: chat_dialect(one), names_events=False),
     Door("/completions", lambda one, _: text_dialect(one), names_events=False),
-    Door("/responses", responses_dialect, responses_error),
-    Door("/messages", lambda one, _: messages_dialect(one), messages_error),
+    Door("/responses", responses_dialect),
+    Door("/messages", lambda one, _: messages_dialect(one)),
 )
 
 

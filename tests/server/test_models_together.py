@@ -66,3 +66,14 @@ def test_models_that_do_not_fit_take_turns(models: ModelList) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edgespec.memory.process.resolve_budget", lambda _: 20 << 20)
         assert not ModelList(args, Console(quiet=True), None, n_parallel="1").together
+
+
+def test_texts_at_once_that_were_asked_for_count_in_what_a_model_needs(models: ModelList) -> None:
+    """Models that fit together for one text each had been refused for want of room when they were
+    asked for, where taking turns would have answered."""
+    several = ModelList(models._args, Console(quiet=True), None, n_parallel="4")
+    for alone, one in zip(models.models, several.models, strict=True):
+        assert one.beside_bytes > alone.beside_bytes
+        assert one.smallest_bytes > alone.smallest_bytes
+    chosen = ModelList(models._args, Console(quiet=True), None, n_parallel="auto")
+    assert chosen.models[0].beside_bytes == models.models[0].beside_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import httpx
@@ -90,6 +91,15 @@ def test_errors_of_messages_are_those_of_their_protocol(messages: httpx.Client) 
         answer = messages.post("/v1/messages/count_tokens", headers=headers, content=b"{")
         assert (answer.status_code, answer.json()["type"]) == (status, "error")
         assert answer.json()["error"]["type"] == kind
+
+
+def test_models_are_listed_for_both_clients(messages: httpx.Client) -> None:
+    listed = messages.get("/v1/models").json()
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("pair", "pair", False)
+    [model] = listed["data"]
+    assert (model["id"], model["object"], model["type"]) == ("pair", "model", "model")
+    assert model["display_name"] == "pair"
+    assert datetime.fromisoformat(model["created_at"]).timestamp() == model["created"]
 
 
 @pytest.mark.slow
