@@ -90,7 +90,10 @@ def written(session: Session, case: tuple[str, int]) -> tuple[str, str]:
     return f"{name} {n}", digest(result.tokens)
 
 
-@pytest.fixture(scope="module", params=[(1, True), (1, False), (3, True)], ids=str)
+MORE = [pytest.param(plan, marks=pytest.mark.slow) for plan in ((1, False), (3, True))]
+
+
+@pytest.fixture(scope="module", params=[(1, True), *MORE], ids=str)
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     with loaded(*request.param) as opened:
         yield opened

@@ -47,6 +47,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_each_model_is_loaded_once_and_the_next_run_loads_only_what_is_missing(
     folder: Path, tmp_path: Path, loads: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def stream(**fields: object) -> CompletionRequest:
     return CompletionRequest.parse({"prompt": LONG, "max_tokens": 3, "stream": True} | fields)
 
 
+@pytest.mark.costly
 def test_a_stream_tells_of_a_long_prompt_in_steps(completions):
     told, others = chunks(completions.text(stream(prompt=LONG + "# 1", return_progress=True)))
     found = [chunk["prompt_progress"] for chunk in told]

@@ -88,9 +88,9 @@ def tell(engine: Engine, temperature: float) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("temperature", [0.25, 0.5, 2.0, 4.0])
+@pytest.mark.parametrize("temperature", [0.25, 4.0])
 def test_what_is_learnt_in_ten_rounds_is_worth_what_the_truth_is(temperature: float) -> None:
-    """Told the truth, all of these drafts are one and the same."""
+    """Told the truth, these drafts are one and the same: one is far too sure, one far from sure."""
     assert tokens_per_pass(temperature) > 0.97 * tokens_per_pass(1.0, told=1.0)
 
 

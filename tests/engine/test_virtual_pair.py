@@ -83,6 +83,7 @@ def test_guesses_pay_where_passes_go_to_another_machine():
 
 @pytest.mark.parametrize("n_prompt", [2, 6])
 @pytest.mark.parametrize("machine", ["50 %", "80 %"])
+@pytest.mark.costly
 def test_a_prompt_of_few_tokens_makes_no_guess_look_free(machine: str, n_prompt: int) -> None:
     """A full tree was verified at once, since nothing was known of computing: 0.66 of no draft."""
     text = replace(TEXTS["useless"], n_prompt=n_prompt)

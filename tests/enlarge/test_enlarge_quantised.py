@@ -106,6 +106,7 @@ def test_a_full_disk_is_called_one(tmp_path: Path):
         quantise(source, Path("/dev/full"), "Q4_0")
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

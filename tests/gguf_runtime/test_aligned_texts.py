@@ -213,6 +213,7 @@ def conversations(
     beside.close()
 
 
+@pytest.mark.slow
 def test_a_prompt_has_the_logits_that_it_has_alone(conversations: Conversations) -> None:
     """Beside shorter and longer texts, after a finished one, in portions, behind a shared
     beginning, and in a next turn."""

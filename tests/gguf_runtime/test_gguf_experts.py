@@ -200,6 +200,7 @@ def paged(files: Path) -> Iterator[GgufModel]:
     model.close()
 
 
+@pytest.mark.slow
 class TestAMixtureKeepsThePagingContract(PagingContract):
     """Its dense weights streamed, its experts read one by one."""
 

@@ -68,6 +68,7 @@ def test_paged_experts_and_guesses_change_no_token(
     assert write(drafted, SAMPLINGS[sampling]).tokens == expected.tokens
 
 
+@pytest.mark.slow
 def test_some_experts_are_there_and_others_are_read(drafted: Engine) -> None:
     experts = write(drafted, SamplingParams()).paging.experts
     assert experts is not None

@@ -102,6 +102,7 @@ class TestSlotsOfAResidentTarget(SlotsContract):
         return lambda: open_resident(PAIR.target, n_slots=3)
 
 
+@pytest.mark.slow
 class TestSlotsOfAPagedTarget(SlotsContract):
     atol = 0.2
 

@@ -78,6 +78,7 @@ def on_server(server: str, n_layers: int = 0, is_isolated: bool = False) -> Lang
         target.close()
 
 
+@pytest.mark.slow
 class TestSomeLayersThereAndTheRestPagedKeepTheContract(PortContract):
     atol = 0.2
 

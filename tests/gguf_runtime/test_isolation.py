@@ -49,6 +49,7 @@ def isolated() -> IsolatedModel:
         prepared.close()
 
 
+@pytest.mark.slow
 class TestAnIsolatedModelKeepsTheContract(PortContract):
     atol = 0.2
 

@@ -82,6 +82,7 @@ def test_its_plan_has_copies_of_what_is_streamed_only(
     assert 0 < bytes_of_copies(plan) < sum(copies.values())
 
 
+@pytest.mark.slow
 def test_it_computes_with_what_the_target_pins(
     sharing: LoadSettings, copying: LoadSettings, target: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_nothing_is_imported_after_the_plan(case: str) -> None:
     assert run.stdout.split() == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("chats", [True, False])
 def test_a_conversation_of_a_program_imports_nothing_after_its_plan(chats: bool) -> None:
     """jinja2 and the shapes of OpenAI's API came with the first one, 5 MiB without bytecode."""

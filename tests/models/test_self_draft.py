@@ -10,6 +10,7 @@ from edgespec.cli import command_line
 from edgespec.models.embedded import embedded_pair
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.gguf"
     out.write_bytes(b"mine")

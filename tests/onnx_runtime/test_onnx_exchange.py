@@ -81,6 +81,7 @@ def paged(folders: dict[str, Path]) -> Iterator[OnnxModel]:
     model.close()
 
 
+@pytest.mark.slow
 class TestExchangedLayersKeepThePagingContract(PagingContract):
     """The paging contract on 4-bit layers whose constants are exchanged."""
 
@@ -92,6 +93,7 @@ def logits(folder: Path, kind: type, share: float = 0.0) -> np.ndarray:
         return one_by_one(model, model.vocabulary.encode(TEXT)[:6])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("level", LEVELS)
 def test_exchanged_layers_compute_bit_by_bit_what_sessions_of_their_own_do(
     level: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch

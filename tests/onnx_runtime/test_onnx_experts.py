@@ -63,6 +63,7 @@ def test_a_mixture_of_experts_says_that_its_layers_are_paged_whole(mixture: Path
         prepared.close()
 
 
+@pytest.mark.slow
 def test_paged_by_layer_it_computes_what_it_computes_in_memory(mixture: Path) -> None:
     tokens = list(range(40, 48))
     resident, paged = open_resident(mixture), open_paged(mixture, 0.0)

@@ -115,6 +115,7 @@ def features_of(model: OnnxModel, layers: tuple[int, ...], tokens: Sequence[int]
 
 @pytest.mark.parametrize("is_paged", [False, True], ids=["resident", "paged"])
 @pytest.mark.parametrize("folder", [LLAMA, GEMMA], ids=lambda folder: folder.name)
+@pytest.mark.costly
 def test_they_are_the_sums_that_enter_a_layer(folder: Path, is_paged: bool, tmp_path: Path) -> None:
     """Features of the graph as it was exported, computed by onnxruntime alone."""
     path = without_rings(folder, tmp_path)
@@ -130,6 +131,7 @@ def test_they_are_the_sums_that_enter_a_layer(folder: Path, is_paged: bool, tmp_
     assert np.allclose(rows, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_paged_int8_layers_compute_them_to_the_last_bit_as_in_memory(tmp_path: Path) -> None:
     """onnxruntime moves a query's factor into its product where it knows the shapes, which pieces
     did not declare; a last bit grows where activations are rounded to eight bits."""

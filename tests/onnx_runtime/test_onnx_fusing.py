@@ -54,14 +54,15 @@ def constant(number: float) -> onnx.NodeProto:
 @pytest.mark.parametrize(
     ("opened", "kv_heads"),
     [
-        (open_resident, 1),
         (open_paged, 2),
+        (open_resident, 1),
         (open_resident, 4),
-        pytest.param(open_paged, 1, marks=pytest.mark.slow),
-        pytest.param(open_resident, 2, marks=pytest.mark.slow),
-        pytest.param(open_paged, 4, marks=pytest.mark.slow),
+        (open_paged, 1),
+        (open_resident, 2),
+        (open_paged, 4),
     ],
 )
+@pytest.mark.costly
 def test_it_computes_what_the_export_computes(
     tmp_path: Path, opened: Callable[[Path], OnnxModel], kv_heads: int
 ) -> None:
@@ -85,6 +86,7 @@ def test_no_operator_copies_the_cache(tmp_path: Path) -> None:
     assert about == {"Identity", FUSED_ATTENTION}
 
 
+@pytest.mark.slow
 def test_a_factor_of_the_scores_is_their_scale(tmp_path: Path) -> None:
     """Optimum multiplies queries and keys by the square root of the scale, others the scores."""
 

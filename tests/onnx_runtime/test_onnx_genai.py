@@ -43,6 +43,7 @@ class TestLlamaKeepsTheContract(PortContract):
         return lambda: open_resident(LLAMA)
 
 
+@pytest.mark.slow
 class TestPagedLlamaKeepsTheContract(PortContract):
     atol = ROUNDING[LLAMA]
 

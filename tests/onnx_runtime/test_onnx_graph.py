@@ -48,6 +48,7 @@ def cut_of(folder: Path, rows: bool = False, **kind: object) -> Cut:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.costly
 def test_every_layer_has_a_piece_with_its_own_weights(
     tmp_path: Path, kind: dict[str, object]
 ) -> None:

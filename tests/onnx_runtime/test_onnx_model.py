@@ -95,6 +95,7 @@ class TestFourBitsKeepTheContract(ContractOfKind):
     kind: ClassVar = {"bits": 4, "fused": True}
 
 
+@pytest.mark.slow
 class TestPagedFourBitsKeepTheContract(ContractOfKind):
     atol = 1e-2
     opened = partial(open_paged, share=0.3)

@@ -62,6 +62,7 @@ class TestWholeOnTheDeviceKeepsTheContract(ContractOfKind):
     opened = staticmethod(open_whole)
 
 
+@pytest.mark.slow
 class TestPartsThatStayKeepTheContract(ContractOfKind):
     atol = 1e-4
     opened = staticmethod(open_offloaded)

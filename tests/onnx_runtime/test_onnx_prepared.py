@@ -46,6 +46,7 @@ def test_a_target_that_is_drafted_for_says_how_onnxruntime_rounds(folder: Path) 
 @pytest.mark.parametrize(
     ("dtype", "paged", "count"), [("float16", True, 1), ("float16", False, 0), ("float32", True, 0)]
 )
+@pytest.mark.costly
 def test_a_note_names_half_precision_that_is_paged(
     dtype: str, paged: bool, count: int, tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def n_mappings() -> int:
     return len(Path("/proc/self/maps").read_text().splitlines())
 
 
+@pytest.mark.costly
 def test_an_expert_chosen_again_while_its_memory_is_promised_to_another_is_whole(
     kernel: str, opened: Callable[..., tuple]
 ) -> None:

@@ -95,6 +95,7 @@ def test_connections_far_above_the_limit_are_closed_at_once(session):
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["idle", "body"])
+@pytest.mark.costly
 def test_slow_connections_make_way_for_others(session, begun):
     """Enough of them had kept all others out until their time was over."""
     limits = ClientLimits(crowded_s=0.1, connections=8)
