@@ -1,7 +1,6 @@
 """The virtual clock's table holds what is promised: see `virtual_table`.
 
-A few of its texts run each time, half of all 288 with the slow tests: each machine, draft and kind
-of text, with one of two seeds.
+A few of its texts run each time, all 288 with the slow tests.
 """
 
 from __future__ import annotations
@@ -42,19 +41,17 @@ def of(gains: dict[TableText, float], machine: str, draft: str | None = None) ->
 @pytest.mark.long
 def test_texts_are_as_fast_as_ever() -> None:
     """The mean was 1.399 where every text was tried anew, and 1.313 with a credit of 2 %; in memory
-    with a good draft 1.367 and 1.098: figures of all 288 texts, 1.417 by now, of which those of one
-    seed in each cell are written here, by turns, 1.423. The time of the prompt is left out, in
-    which the draft may read it."""
-    by_turns = [case for n, case in enumerate(cases()) if case.seed == (n // 2 + n // 8) % 2]
-    gains = {case: gain(case) for case in by_turns}
+    with a good draft 1.367 and 1.098. The time of the prompt is left out, in which the draft may
+    read it."""
+    gains = {case: gain(case) for case in cases()}
     total = figures([*gains.values()])
-    assert total.mean >= 1.40
+    assert total.mean >= 1.395
     assert total.least >= 0.89
-    assert total.n_below <= 1
-    assert of(gains, "in memory", "good").mean >= 1.395
-    assert of(gains, "resident, repacked", "good").mean >= 1.035
+    assert total.n_below <= 3
+    assert of(gains, "in memory", "good").mean >= 1.34
+    assert of(gains, "resident, repacked", "good").mean >= 1.06
     noisy = figures([one for case, one in gains.items() if "noisy" in case.machine])
-    assert noisy.mean >= 1.185
+    assert noisy.mean >= 1.15
 
 
 @pytest.mark.costly
