@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -181,7 +181,7 @@ def make(
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
     plan = session.plan(alone, NO_GUESSES, progress)
-    chosen = _choose(target, plan, tool)
+    chosen = _choose(target, plan, tool, partial(_pages, alone))
     needed = 2 * chosen.file_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise EdgespecError(
@@ -227,8 +227,17 @@ class _Slower(UsageError):
     """A draft would be slower than none."""
 
 
-def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> DraftCandidate:
-    """The candidate with the most expected tokens per second."""
+def _pages(alone: LoadSettings, budget_bytes: int) -> bool:
+    """True if a target `alone` is paged under another budget."""
+    changed = {"memory_budget": budget_bytes, "adjustable_budget": alone.pages_all}
+    return session.plan(alone.model_copy(update=changed), NO_GUESSES).paged
+
+
+def _choose(
+    target: Path, plan: MemoryPlan, tool: ModelTool, pages: Callable[[int], bool]
+) -> DraftCandidate:
+    """The candidate with the most expected tokens per second. `pages` tells whether the target
+    alone is paged under another budget."""
     if not plan.paged:
         raise UsageError(
             f"{target.name} fits into {format_size(plan.budget_bytes)}: a draft made from it would "
@@ -242,11 +251,19 @@ def _choose(target: Path, plan: MemoryPlan, tool: ModelTool) -> DraftCandidate:
         weight_bytes = min(trimmed_bytes(one.bits) for one in draft_choice.COARSENESSES)
         least = weight_bytes + draft_choice.buffer_bytes(plan)
         smallest = plan.smallest_bytes + least
-        raise BudgetError(
+        takes = (
             f"a draft made from {target.name} takes at least {format_size(least)} beside "
-            f"{format_size(plan.smallest_bytes)} for the target, more than "
-            f"{format_size(plan.budget_bytes)}: a --memory-budget of {format_size(smallest)} has "
-            "room for both",
+            f"{format_size(plan.smallest_bytes)} for the target"
+        )
+        if not pages(smallest):
+            raise UsageError(
+                f"{takes}, and the {format_size(smallest)} for both hold all of the target, where "
+                "it would hardly be faster than none; name a small model of its family with -md, "
+                "or use --lookup"
+            )
+        raise BudgetError(
+            f"{takes}, more than {format_size(plan.budget_bytes)}: a --memory-budget of "
+            f"{format_size(smallest)} has room for both",
             smallest,
         )
     if max(found[0].speedup) < MIN_SPEEDUP:

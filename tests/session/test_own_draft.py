@@ -90,13 +90,17 @@ class Tool:
         self.trimmed_bytes = lambda target, bits: size_bytes
 
 
-def choose(size_mib: int, monkeypatch: pytest.MonkeyPatch, disk: float = 1e8) -> str:
-    """Kind of the draft chosen beside a target of 1,000 MiB, 500 of which are pinned."""
+def choose(
+    size_mib: int, monkeypatch: pytest.MonkeyPatch, disk: float = 1e8, whole_mib: int = 1100
+) -> str:
+    """Kind of the draft chosen beside a target of 1,000 MiB, 500 of which are pinned, and which
+    stays in memory under a budget of `whole_mib`."""
     monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: disk)
     segments = tuple(SegmentSize(f"{n}", 100 * MIB, 100 * MIB) for n in range(10))
     pinned = frozenset(range(5))
     plan = MemoryPlan(600 * MIB, (), segments, pinned, 0, True, 100 * MIB, ctx_size=512)
-    chosen = own_draft._choose(TARGET, plan, Tool(size_mib * MIB))  # type: ignore[arg-type]
+    tool, pages = Tool(size_mib * MIB), lambda nbytes: nbytes < whole_mib * MIB
+    chosen = own_draft._choose(TARGET, plan, tool, pages)  # type: ignore[arg-type]
     return chosen.coarseness.kind
 
 
@@ -106,6 +110,15 @@ def test_a_draft_that_does_not_fit_is_refused_with_the_budget_that_would(
     with pytest.raises(BudgetError, match="a --memory-budget of 636 MiB has room") as caught:
         choose(500, monkeypatch)
     assert caught.value.smallest_bytes == 636 * MIB
+
+
+def test_a_budget_that_holds_the_target_whole_is_not_named_for_a_draft(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The budget named for both had then been refused: the target fitted into it by itself."""
+    with pytest.raises(UsageError, match="636 MiB for both hold all of the target") as caught:
+        choose(500, monkeypatch, whole_mib=620)
+    assert "hardly be faster" in str(caught.value)
 
 
 def test_a_draft_that_fits_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
