@@ -111,7 +111,7 @@ def check_grammar_memory(plan: MemoryPlan, vocabulary: Vocabulary) -> None:
     needed = library + n_grammars * GRAMMAR_BYTES
     spare = kept if plan.paged else max(kept, plan.budget_bytes - plan.planned_bytes + kept)
     if spare < needed:
-        way = "raise it, or load with LoadSettings(..., grammars=True), which plans for them"
+        way = "raise it; in Python, LoadSettings(..., grammars=True) plans for them"
         if kept:
             way = "the texts of this vocabulary are longer than its file says"
         raise UsageError(

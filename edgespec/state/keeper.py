@@ -218,7 +218,7 @@ class _Pieces:
 def _no_room(name: str, n_bytes: int) -> UsageError:
     return UsageError(
         f"the state of {name} comes in one piece of {n_bytes:,} bytes, which this session's budget "
-        "does not hold: load it with LoadSettings(..., state_files=True); --prompt-cache does"
+        "does not hold: use --prompt-cache, or in Python LoadSettings(..., state_files=True)"
     )
 
 
