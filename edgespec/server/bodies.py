@@ -40,8 +40,12 @@ class RequestBodies:
     async def of(self, request: Request) -> AsyncIterator[bytearray]:
         """Receive the body of a request; its bytes count until the block ends.
 
-        Raises Refusal if it is too large or too slow, or if there is no room.
+        Raises Refusal if it is compressed, too large or too slow, or if there is no room.
         """
+        coding = request.headers.get("content-encoding", "identity")
+        if coding.lower() != "identity":
+            message = f"the body has the Content-Encoding {coding!r}: send it as it is"
+            raise Refusal(415, message, code="unsupported_encoding")
         announced = request.headers.get("content-length", "0")
         self._check_size(int(announced) if announced.isdecimal() else 0)
         body = _Body(bytearray(), None)

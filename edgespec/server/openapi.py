@@ -56,6 +56,7 @@ _FAILURES = {
     "404": "there is no such model or route",
     "408": "the body came too slowly",
     "413": "the body is too large",
+    "415": "the body is compressed",
     "500": "the model failed",
     "503": "too many requests, or the server loads or ends: see Retry-After",
 }
