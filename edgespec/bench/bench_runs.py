@@ -265,7 +265,8 @@ def applicable(
     fitting, left_out = [], []
     for mode in modes:
         if mode.drafts and mode.draft is None:
-            left_out.append(SkippedMode(mode.name, "there is no draft: -md names one"))
+            reason = "there is no draft: -md names one; mode `lookup` guesses without"
+            left_out.append(SkippedMode(mode.name, reason))
         elif mode.draft and mode.engine is None and not mode.draft.in_library:
             left_out.append(SkippedMode(mode.name, "its library cannot run this draft"))
         elif mode.draft and (obstacle := surveyed.obstacles.get(mode.draft.path)):
