@@ -25,8 +25,8 @@ AMPLE = 400
 """MiB that hold all models of the folder at once."""
 MANY_HEAPS: dict[str, str] = {}
 ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
-"""glibc's heaps: one for each thread, whose free tops it does not give back (10 MiB here, by chance),
-or one for all."""
+"""glibc's heaps: one for each thread, whose free tops it keeps (by chance, 10 MiB here), or one for
+all."""
 
 
 @pytest.fixture(scope="module")
