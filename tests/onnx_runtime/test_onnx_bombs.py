@@ -43,7 +43,7 @@ NUMBERS = (0, 1, -1, 2, 3, 7, 64, 1 << 31, 1 << 40, -(1 << 40), (1 << 63) - 1)
 """Numbers that a changed graph has in places of others."""
 PROGRESS = "planning ..."
 
-N_MUTATIONS, N_AT_ONCE = 1000, 100
+N_MUTATIONS, N_AT_ONCE = 2000, 200
 """A process plans so many at once, and its peak is that of them all."""
 
 CHILD = """
@@ -57,10 +57,10 @@ for line in sys.stdin:
     path, said, plan = Path(line.strip()), io.StringIO(), io.StringIO()
     arguments = ["-m", str(path), "-c", "64", "--memory-budget", "1GiB"]
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(plan):
-        if {runs}:  # it plans, too
+        exit_code = main(["plan", *arguments])
+        if not exit_code and {runs}:
+            said.truncate(said.seek(0))
             exit_code = main(["generate", *arguments, "-p", "The", "-n", "3", "--quiet"])
-        else:
-            exit_code = main(["plan", *arguments])
     peak = process.peak_rss_bytes()  # that of getrusage is the parent's, if it had more
     print(json.dumps([path.name, exit_code, said.getvalue(), peak]), flush=True)
 """
@@ -68,7 +68,7 @@ for line in sys.stdin:
 
 def planned(folders: list[Path], runs: bool = False) -> Iterator[tuple[str, int, list[str], int]]:
     """Name, exit code, lines of messages, and the process's peak so far of planning each folder,
-    or if `runs` of writing a text with it, where there is a plan.
+    and if `runs` of writing a text where there is a plan.
     """
     done = subprocess.run(
         [sys.executable, "-c", CHILD.format(limit=ADDRESS_SPACE, runs=runs)],
