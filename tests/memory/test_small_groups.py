@@ -60,8 +60,8 @@ def test_a_group_that_is_too_small_for_a_second_process_is_named(
     """The kernel killed the command, which waited for a process that measures."""
     model = tiny_llama().write(tmp_path / "tiny.gguf")
     words = (command, "-m", str(model), "-c", "128")
-    found = [run_in_group(size * MIB, *words) for size in (66, 82)]
-    assert found[0][0] == 4
+    found = [run_in_group(size * MIB, *words) for size in (62, 66, 82)]
+    assert [exit_code for exit_code, _, _ in found[:2]] == [4, 4]
     assert all("memory" in told for exit_code, told, _ in found if exit_code == 4)
-    # how much the group must have differs: pages that were in memory before are not its own
-    assert {exit_code for exit_code, _, _ in found} <= {0, 4}
+    # pages of libraries that were in memory before are not charged, and 82 MiB may then be enough
+    assert found[2][0] in (0, 4)
