@@ -60,9 +60,11 @@ class Noise:
             noise.append(-math.log(-math.log1p(-uniform)))
         return noise
 
-    def above(self, level: float, position: int, n_tokens: int) -> Tokens:
-        """Tokens of a vocabulary of `n_tokens` whose noise is at least `level`, ascending; rarely
-        one more.
+    def above(
+        self, level: float, position: int, n_tokens: int, tokens: Tokens | None = None
+    ) -> Tokens:
+        """Places among `n_tokens` of `tokens`, by default of all, whose noise is at least `level`,
+        ascending; rarely one more.
 
         Costs no logarithms, and memory for one chunk of the vocabulary.
         """
@@ -76,8 +78,12 @@ class Noise:
         found = []
         for begin in range(0, n_tokens, CHUNK):
             n = min(CHUNK, n_tokens - begin)
-            start = np.uint64((begin * _GOLDEN + stream) & _MASK)
-            np.add(_STEPS[:n], start, out=z[:n])
+            if tokens is None:
+                start, steps = begin * _GOLDEN + stream, _STEPS[:n]
+            else:
+                start, steps = stream, tokens[begin : begin + n].astype(np.uint64)
+                steps *= np.uint64(_GOLDEN)
+            np.add(steps, np.uint64(start & _MASK), out=z[:n])
             _mix_in_place(z[:n], shifted[:n])
             found.append(begin + np.flatnonzero(z[:n] <= highest))
         return np.concatenate(found)

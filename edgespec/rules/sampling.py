@@ -277,12 +277,14 @@ class Sampler:
         if not k <= len(places) <= N_FAVOURITES:
             places = top_tokens(logits, max(k, N_FAVOURITES))
             least = float(logits[places[-1]])
-            places.sort()
-        scores = logits[places] + self._scaled_noise(position, places)
+            places = np.sort(places[np.isfinite(logits[places])])
+        scores = logits[places] + self._scaled_noise(position, places, tokens)
+        if not math.isfinite(least):  # no others are possible
+            return places, scores
         bound = float(scores.max() if k == 1 else np.partition(scores, -k)[-k])
         level = (bound - least) / temperature
-        others = _without(self._noise.above(level, position, len(logits)), places)
-        reached = logits[others] + self._scaled_noise(position, others)
+        others = _without(self._noise.above(level, position, len(logits), tokens), places)
+        reached = logits[others] + self._scaled_noise(position, others, tokens)
         return np.concatenate((places, others)), np.concatenate((scores, reached))
 
     def _best_scores(

@@ -12,7 +12,6 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.noise import Noise
 from edgespec.rules.sampling import Sampler, SamplingParams, distribution
 from engine_cases import finish
 from fake_model import FakeModel, blend, random_language
@@ -119,19 +118,6 @@ def test_a_few_logits_are_foreseen_like_all_of_them(kind: str) -> None:
     whole, shares = sampler.foresee(logits, 5, 2, [3, 4])
     assert few == whole
     assert its_shares == pytest.approx(shares)
-
-
-def test_a_large_vocabulary_is_foreseen_like_a_small_one() -> None:
-    """Tokens that are not among the favourites may have the best noise."""
-    params = SamplingParams(temperature=2.0, seed=3)
-    logits = (2 * np.random.default_rng(6).standard_normal(50_000)).astype(np.float32)
-    sampler = Sampler(params)
-    for position in range(30):
-        sampler.n_accepted = position
-        noise = Noise(params.seed).gumbel(position, np.arange(50_000))
-        best = np.argsort(-(logits + params.temperature * noise))[:8]
-        assert sampler.foresee(logits, 8)[0] == best.tolist()
-        assert sampler.draw(logits) == best[0]
 
 
 def test_luck_is_the_log_odds_of_a_token_that_wins_half_of_its_draws() -> None:

@@ -232,29 +232,37 @@ def test_values_that_cannot_be_meant_are_refused_by_name(name: str, value: objec
         SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("top_k", [0, 1, 5, 40])
-@pytest.mark.parametrize("top_p", [0.3, 0.95, 1.0])
-@pytest.mark.parametrize("min_p", [1e-9, 0.05, 0.3, 1.0])
-def test_a_draw_is_the_best_score_of_the_distribution(
-    top_k: int, top_p: float, min_p: float
+FILTERS = [
+    {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    for top_k in (0, 1, 5, 40)
+    for top_p in (0.3, 0.95, 1.0)
+    for min_p in (0.0, 1e-9, 0.05, 0.3, 1.0)
+]
+
+
+@pytest.mark.parametrize("n_vocab", [300, 9_000, 20_000])
+@pytest.mark.parametrize("n_finite", [1, 2, 7, 63, 64, 65, 300, 20_000])
+def test_a_draw_is_the_best_score_that_passes_the_filters_and_the_best_are_foreseen(
+    n_finite: int, n_vocab: int
 ) -> None:
-    params = SamplingParams(temperature=1.5, seed=3, top_k=top_k, top_p=top_p, min_p=min_p)
-    sampler = Sampler(params)
-    random = np.random.default_rng(0)
-    for position in range(60):
-        logits = random.normal(0, 1 + position % 4, 300).astype(np.float32)
+    """Whatever a grammar leaves of a vocabulary. Fewer tokens than were asked for had ended a draft
+    without filters in a number that is none."""
+    random = np.random.default_rng(n_finite)
+    for position, filters in enumerate(FILTERS):
+        temperature = (0.1, 0.8, 1.5)[position % 3]
+        sampler = Sampler(SamplingParams(temperature=temperature, seed=3, **filters))
+        sampler.n_accepted = position
+        logits = random.normal(0, (0.3, 2.0, 8.0, 3.0)[position % 4], n_vocab).astype(np.float32)
         if position % 2:
             logits = np.round(logits)  # with equal ones
-        tokens, _ = distribution(logits, params)
-        scores = logits[tokens] + params.temperature * Noise(3).gumbel(position, tokens)
-        assert sampler.pick(logits) == tokens[scores.argmax()]
-
-
-@pytest.mark.parametrize("spread", [0.3, 2.0, 8.0], ids=["of many", "of some", "of few"])
-def test_a_draw_without_filters_is_the_best_score_of_all_tokens(spread: float) -> None:
-    params = SamplingParams(temperature=0.8, seed=5)
-    sampler, random = Sampler(params), np.random.default_rng(1)
-    for position in range(100):
-        logits = random.normal(0, spread, 20_000).astype(np.float32)
-        scores = logits + params.temperature * Noise(5).gumbel(position, np.arange(len(logits)))
-        assert sampler.pick(logits) == scores.argmax()
+        logits[random.permutation(n_vocab)[n_finite:]] = -np.inf
+        tokens, _ = distribution(logits, sampler.params)
+        scores = logits[tokens] + temperature * Noise(3).gumbel(position, tokens)
+        best = tokens[np.argsort(-scores, kind="stable")]
+        foreseen, shares = sampler.foresee(logits, 8)
+        assert sampler.draw(logits) == best[0] == foreseen[0], filters
+        assert foreseen[: len(best)] == best[:8].tolist(), filters
+        assert 0 < sum(shares) <= 1 + 1e-9
+        if not position % 2:  # columns of a draft whose vocabulary is another one
+            some = random.permutation(n_vocab)
+            assert sampler.foresee(logits[some], 8, tokens=some)[0] == foreseen, filters
