@@ -1,93 +1,82 @@
 """Golden texts: what a seed, a model and settings give, to the letter, and must go on giving.
 
-A change of them is a change for users, who rely on a seed. The expected values were written by the
-code itself; a text depends on neither the processor nor the draft, so they hold everywhere.
+A change of them is a change for users, who rely on a seed. Another processor rounds otherwise, and
+two tokens that are nearly equal may change places there: so each token stands beside the gap to
+the next best one, noise included, and a text ends before the first gap that is not wide.
+`EDGESPEC_GOLDEN=write` writes the texts anew.
 """
 
 from __future__ import annotations
 
+import ast
+import json
+import math
+import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import edgespec
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
+from edgespec.rules.sampling import Sampler
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings, SamplingParams
-from edgespec.values import GenerationResult
-from engine_cases import PROMPT, generate
-from fake_model import FakeModel, blend, random_language
 
 PAIR = embedded_pair()
-N_TOKENS = 12
-PROMPTS = ("def add(a, b):\n", "Once there was a wolf", "import os\n\nclass Reader:")
+FOLDER = Path(__file__).parent
+FILE = FOLDER / "golden_texts.json"
+WIDE = 0.1
+"""Least gap: processors were seen to differ by 0.02."""
+N_TOKENS = 24
+PROMPTS = (
+    "def add(a, b):\n",
+    "import os\n\nclass Reader:",
+    "class Queue:\n    def __init__(self",
+    "from typing import ",
+)
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "warm": {"temperature": 0.8, "seed": 7},
-    "filtered": {"temperature": 1.2, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "seed": 1},
+    "hot": {"temperature": 1.5, "seed": 1},
     "penalised": {"temperature": 0.5, "repeat_penalty": 1.3, "seed": 2},
     "biased": {"logit_bias": {259: -100.0, 331: -100.0, 852: -100.0}},
 }
-GOLDEN: dict[str, str] = {
-    "greedy 0": "[259, 362, 2445, 269] f5c6ca34e113",
-    "greedy 1": "[331, 300, 377, 295] 0c8b93fab3a3",
-    "greedy 2": "[852, 291, 484, 2962] 6ae2c46a6b82",
-    "warm 0": "[262, 362, 1748, 1405] f80f67ea8341",
-    "warm 1": "[364, 275, 324, 368] 1941984df7b6",
-    "warm 2": "[852, 718, 484, 1124] cbad69d4387b",
-    "filtered 0": "[259, 362, 2833, 269] 8f8cb36e8fa5",
-    "filtered 1": "[65, 1896, 1032, 513] e4d1b431cbdb",
-    "filtered 2": "[1124, 495, 1555, 259] 5edd1517ff73",
-    "penalised 0": "[259, 362, 660, 269] 3c3e128f7916",
-    "penalised 1": "[65, 693, 265, 529] d2b44745e8ca",
-    "penalised 2": "[325, 1858, 14, 1798] c0f5dadd17c5",
-    "biased 0": "[262, 362, 2445, 269] 3e4f804762e5",
-    "biased 1": "[383, 377, 295, 199] 2c801d4c76b3",
-    "biased 2": "[221, 311, 479, 321] 6a49b9075b84",
-}
-DRAWN: dict[str, str] = {
-    "exact-replay 0.0": "[8, 9, 2, 4] 11fc6de77a08",
-    "exact-replay 1.0": "[7, 8, 3, 3] 7f6fd961b53f",
-    "rejection 0.0": "[8, 9, 2, 4] 11fc6de77a08",
-    "rejection 1.0": "[8, 9, 6, 6] b252d449bddf",
-    "specinfer 0.0": "[8, 9, 2, 4] 11fc6de77a08",
-    "specinfer 1.0": "[8, 9, 2, 4] f6779319e524",
-    "sequoia 0.0": "[8, 9, 2, 4] 11fc6de77a08",
-    "sequoia 1.0": "[2, 5, 6, 9] 3457dd3ace17",
-    "typical 0.0": "[8, 9, 2, 4] 11fc6de77a08",
-    "typical 1.0": "[7, 8, 1, 1] eacf70ff6634",
-}
-AFTER_STATE = "[313, 747, 1631, 12] 68e719d8b68a"
-
-
-def digest(tokens: tuple[int, ...]) -> str:
-    """The first tokens and a hash of all."""
-    return f"{list(tokens[:4])} {sha256(repr(tokens).encode()).hexdigest()[:12]}"
-
-
-def loaded(n_parallel: int, has_draft: bool, **rules: Any) -> Session:
-    settings = LoadSettings(
-        model=PAIR.target,
-        draft=PAIR.draft if has_draft else None,
-        n_parallel=n_parallel,
-        ctx_size=256,
-        threads=2,
-    )
-    return edgespec.load(settings, EngineSettings(remember=False, step_aside=False, **rules))
-
-
 CASES = [(name, n) for name in SAMPLINGS for n in range(len(PROMPTS))]
+Golden = dict[str, list[tuple[int, float]]]
 
 
-def written(session: Session, case: tuple[str, int]) -> tuple[str, str]:
-    name, n = case
-    result = session.generate(PROMPTS[n], SamplingParams(**SAMPLINGS[name]), N_TOKENS)
-    return f"{name} {n}", digest(result.tokens)
+def golden() -> Golden:
+    """Tokens and their gaps, by sampling and prompt."""
+    found: Golden = json.loads(FILE.read_text())
+    return found
+
+
+def written(session: Session, name: str, n: int, n_tokens: int) -> tuple[int, ...]:
+    sampling = SamplingParams(**SAMPLINGS[name])
+    return session.generate(PROMPTS[n], sampling, n_tokens).tokens if n_tokens else ()
+
+
+def with_gaps(session: Session, name: str, n: int) -> list[tuple[int, float]]:
+    """The text as far as every gap is wide."""
+    gaps: list[float] = []
+    draw = Sampler.draw
+
+    def noted(self: Sampler, logits: np.ndarray) -> int:
+        _, (first, second) = self.foresee(logits, 2)
+        gaps.append(math.floor(100 * math.log(first / second)) / 100)
+        return draw(self, logits)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Sampler, "draw", noted)
+        tokens = written(session, name, n, N_TOKENS)
+    end = next((at for at, gap in enumerate(gaps) if gap <= WIDE), len(tokens))
+    return [*zip(tokens[:end], gaps, strict=False)]
 
 
 MORE = [pytest.param(plan, marks=pytest.mark.slow) for plan in ((1, False), (3, True))]
@@ -95,46 +84,76 @@ MORE = [pytest.param(plan, marks=pytest.mark.slow) for plan in ((1, False), (3, 
 
 @pytest.fixture(scope="module", params=[(1, True), *MORE], ids=str)
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
-    with loaded(*request.param) as opened:
+    n_parallel, has_draft = request.param
+    settings = LoadSettings(
+        model=PAIR.target,
+        draft=PAIR.draft if has_draft else None,
+        n_parallel=n_parallel,
+        ctx_size=256,
+        threads=2,
+    )
+    with edgespec.load(settings, EngineSettings(remember=False, step_aside=False)) as opened:
         yield opened
 
 
 def test_each_text_is_the_golden_one(session: Session) -> None:
     """One after the other, or as many at once as there are places."""
+    if os.environ.get("EDGESPEC_GOLDEN") == "write":
+        texts = (f'"{name} {n}": {json.dumps(with_gaps(session, name, n))}' for name, n in CASES)
+        FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n")
+    expected = {key: tuple(token for token, _ in text) for key, text in golden().items()}
+
+    def written_now(case: tuple[str, int]) -> tuple[str, tuple[int, ...]]:
+        key = "{} {}".format(*case)
+        return key, written(session, *case, len(expected[key]))
+
     with ThreadPoolExecutor(session.n_parallel) as pool:
-        assert dict(pool.map(lambda case: written(session, case), CASES)) == GOLDEN
+        assert dict(pool.map(written_now, CASES)) == expected
+    assert sum(map(len, expected.values())) > 200
 
 
-def test_a_state_file_goes_on_with_the_golden_text(tmp_path: Path) -> None:
-    path, warm = tmp_path / "state", SamplingParams(temperature=0.8, seed=5)
-    with loaded(1, has_draft=True) as first:
-        tokens = [*first.encode(PROMPTS[0] * 4), *first.generate(PROMPTS[0] * 4, warm, 8).tokens]
-        first.save_state(path)
-    with loaded(1, has_draft=True) as second:
-        second.load_state(path)
-        result = second.generate([*tokens, *second.encode("\n")], warm, N_TOKENS)
-    assert result.reused_tokens > 0
-    assert digest(result.tokens) == AFTER_STATE
+def test_every_gap_on_the_way_to_a_golden_text_is_wide() -> None:
+    assert not {key for key, text in golden().items() for _, gap in text if gap <= WIDE}
 
 
-def fake(rule: str, temperature: float) -> GenerationResult:
-    language = random_language(3, 12)
-    draft = blend(language, random_language(4, 12), 0.4)
-    sampling = SamplingParams(temperature=temperature, seed=9)
-    return generate(
-        FakeModel(language, 12),
-        FakeModel(draft, 12),
-        prompt=PROMPT,
-        sampling=sampling,
-        max_tokens=40,
-        acceptance=rule,
-        fallback="fixed",
-        draft_max=4,
-    )
+MODELS = re.compile(r"\b(embedded_pair|prepare|load_paged|smollm2|SMOLLM2|edgespec\.load)\b")
+WRITTEN = re.compile(r"\b(texts?|tokens|logits|digest|written|generate|stdout)\b")
 
 
-@pytest.mark.parametrize("rule", ["exact-replay", "rejection", "specinfer", "sequoia", "typical"])
-def test_fake_models_give_the_golden_text_under_every_rule(rule: str) -> None:
-    """A rule that draws its guesses gives a text of its own, whose tree decides it, too."""
-    texts = {f"{rule} {t}": digest(fake(rule, t).tokens) for t in (0.0, 1.0)}
-    assert texts == {key: text for key, text in DRAWN.items() if key.split()[0] == rule}
+def held_values(source: str) -> list[int]:
+    """Lines of a program that compare what a model wrote with numbers or a checksum in it."""
+    tree = ast.parse(source)
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+
+    def holds_values(side: ast.AST) -> bool:
+        side = constants.get(side.id, side) if isinstance(side, ast.Name) else side
+        if not isinstance(side, ast.Constant | ast.List | ast.Tuple | ast.Dict):
+            return False
+        values = [node.value for node in ast.walk(side) if isinstance(node, ast.Constant)]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        return len(numbers) > 2 or any(re.search("[0-9a-f]{12}", str(value)) for value in values)
+
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and any(map(holds_values, (node.left, *node.comparators)))
+        and WRITTEN.search(ast.unparse(node))
+    ]
+
+
+def test_no_other_test_holds_what_a_model_wrote() -> None:
+    """Such values fail on the next processor: two ways on one machine are compared, or gaps are
+    kept, as here."""
+    assert held_values("TEXT = '5, 8 f5c6ca34e113'\nassert digest(tokens) == TEXT") == [2]
+    assert held_values("assert result.tokens == (331, 300, 377)") == [1]
+    sources = {path: path.read_text("utf-8") for path in FOLDER.rglob("*.py")}
+    of_models = {path: source for path, source in sources.items() if MODELS.search(source)}
+    found = {path.name: held_values(source) for path, source in of_models.items()}
+    assert not {name: lines for name, lines in found.items() if lines}
