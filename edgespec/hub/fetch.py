@@ -14,12 +14,13 @@ from huggingface_hub import constants, get_token, hf_hub_url
 
 from edgespec.errors import FetchError, ModelError
 from edgespec.hub import listing
-from edgespec.hub.choice import HubReference, choose
+from edgespec.hub.choice import choose
 from edgespec.hub.download import Download
 from edgespec.hub.files import HubFile, HubModel
 from edgespec.hub.repository_cache import RepositoryCache
 from edgespec.hub.translated_errors import HubFailure, translated_errors
 from edgespec.ports import Progress
+from edgespec.settings.hub_reference import HubReference
 from edgespec.settings.units import format_size
 
 

@@ -5,12 +5,13 @@ A hub may be hostile, or the server may not be a hub, and names and checksums be
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, get_session
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.hf_api import RepoSibling
 
@@ -21,6 +22,7 @@ TIMEOUT_S = 20.0
 MAX_NAME_LENGTH = 1024
 """Longest accepted path of a file in a repository."""
 
+_ABOUT_CONNECTIONS = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 _HEXADECIMAL = re.compile(r"[0-9a-f]+", re.ASCII)
 _SHA1_DIGITS, SHA256_DIGITS = 40, 64
 
@@ -52,8 +54,10 @@ class Listing:
 def ask(endpoint: str, token: str | None, repo: str) -> Listing:
     """The hub's listing of a repository at its newest commit.
 
-    Raises HubFailure for an invalid answer, and huggingface_hub's errors.
+    Raises HubFailure for an invalid answer and for an environment without a way to the hub, and
+    huggingface_hub's errors.
     """
+    _check_environment(endpoint, token)
     try:
         info = HfApi(endpoint=endpoint, token=token).model_info(
             repo, files_metadata=True, timeout=TIMEOUT_S
@@ -68,6 +72,25 @@ def ask(endpoint: str, token: str | None, repo: str) -> Listing:
     commit = _sha(info.sha, _SHA1_DIGITS, endpoint, f"commit of {repo}")
     files = {file.rfilename: file for file in info.siblings or () if _is_inside(file.rfilename)}
     return Listing(endpoint, commit, files)
+
+
+def _check_environment(endpoint: str, token: str | None) -> None:
+    if not endpoint.startswith(("http://", "https://")):
+        raise HubFailure(
+            f"HF_ENDPOINT is {endpoint}, which is no address",
+            "let it begin with https:// or http://",
+        )
+    if token and not token.isascii():
+        raise HubFailure(
+            "the token has letters that no token has", "set HF_TOKEN, or log in, once more"
+        )
+    try:
+        get_session()
+    except (ImportError, OSError, ValueError) as error:
+        given = ", ".join(name for name in os.environ if name.upper() in _ABOUT_CONNECTIONS)
+        raise HubFailure(
+            f"the environment lets no connection be made ({error})", f"change or unset {given}"
+        ) from error
 
 
 def _is_inside(name: object) -> bool:

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from huggingface_hub.file_download import repo_folder_name
 
 from edgespec.files.unfinished import unfinished_file
+from edgespec.hub import choice
+from edgespec.hub.files import HubFile, HubModel
+from edgespec.settings.hub_reference import HubReference
 
 BRANCH = "main"
 POLL_S = 0.25
@@ -36,7 +38,7 @@ class RepositoryCache:
 
     @property
     def _name(self) -> str:
-        return repo_folder_name(repo_id=self.repo, repo_type="model")
+        return f"models--{self.repo.replace('/', '--')}"
 
     @property
     def folder(self) -> Path:
@@ -93,6 +95,18 @@ class RepositoryCache:
             for path in snapshot.rglob("*")
             if revision and path.is_file()
         }
+
+
+def models(cache: Path) -> Iterator[tuple[HubReference, HubModel, list[Path]]]:
+    """The models in the cache: how -hf names each, and its files, the one to load first."""
+    for folder in sorted(cache.glob("models--*--*")):
+        repo = folder.name.removeprefix("models--").replace("--", "/")
+        paths = RepositoryCache(cache, repo).newest()
+        files = [HubFile(name, path.stat().st_size) for name, path in paths.items()]
+        found = [(model.quant, model) for model in choice.gguf_models(files)]
+        found += [(choice.variant_of(model), model) for model in choice.onnx_models(files)]
+        for quant, model in found:
+            yield HubReference(repo, quant), model, [paths[file.name] for file in model.files]
 
 
 def _link(path: Path, blob: Path) -> None:

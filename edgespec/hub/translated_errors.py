@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from edgespec.errors import EdgespecError, FetchError, UsageError
-from edgespec.hub.choice import HubReference
+from edgespec.settings.hub_reference import HubReference
 
 
 class HubFailure(FetchError):

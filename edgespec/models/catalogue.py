@@ -14,7 +14,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelError
-from edgespec.files import cache_folder
+from edgespec.files import cache_folder, gguf_names
 from edgespec.models import packaged
 from edgespec.models.embedded import (
     EmbeddedFile,
@@ -25,6 +25,7 @@ from edgespec.models.embedded import (
     manifest,
     models_folder,
 )
+from edgespec.settings import hub_reference
 from edgespec.settings.base import expanded, nearest
 from edgespec.settings.draft_name import SELF
 
@@ -112,12 +113,15 @@ def find(name: str) -> Path:
 
 
 def lookup(name: str) -> Path | None:
-    """Path for a known name or an existing file, else None; a name wins over a file."""
+    """Path for a known name or an existing file, else None; a name wins over a file.
+
+    Raises UsageError for a folder with several GGUF models.
+    """
     if PurePath(name).name == name and (known := _names().get(name)):
         return known
     path = expanded(name)
     try:
-        return path if path.exists() else None
+        return gguf_names.in_folder(path) if path.exists() else None
     except OSError:  # too long for a path
         return None
 
@@ -129,13 +133,13 @@ def hint(name: str) -> str | None:
             "self is a draft made from the target, for -md of chat, generate, serve, batch and "
             "plan: edgespec models draft TARGET OUT makes it as a file"
         )
-    if re.match(r"[a-z]+://", name):
-        return f"{name} is an address: download the file, or name its repository with -hf USER/REPO"
-    if repo := repository(name):
+    if repo := hub_reference.find(name):
         return (
             f"{name}: no such file; a repository of Hugging Face is fetched with "
             f"-hf {repo}, or by edgespec models pull {repo}"
         )
+    if re.match(r"[a-z]+://", name):
+        return f"{name} is an address: download the file, or name its repository with -hf USER/REPO"
     if _TAGGED.fullmatch(name):
         return (
             f"{name}: no such file, and names of Ollama's library are not known here; "
@@ -144,17 +148,6 @@ def hint(name: str) -> str | None:
     return None
 
 
-def repository(name: str) -> str | None:
-    """The name as a Hugging Face repository, `USER/REPO` or `USER/REPO:QUANT`; else None."""
-    match = _REPOSITORY.fullmatch(name)
-    return match["repo"] if match else None
-
-
-_REPOSITORY = re.compile(
-    r"(?:(?:hf\.co|huggingface\.co)/)?"
-    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.gguf)(?<!\.onnx)(:[\w.-]+)?)"
-)
-"""Repositories; names that end like a model file are excluded."""
 _TAGGED = re.compile(r"\w[\w.-]+:[\w.-]+")
 """Ollama tags such as `llama3.2:1b`, but no Windows drives."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import glob
 from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec import runtimes
-from edgespec.files import cache_folder
-
-_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)")
+from edgespec.files import cache_folder, gguf_names
 
 
 def files_of(model: Path) -> list[Path]:
@@ -19,15 +17,10 @@ def files_of(model: Path) -> list[Path]:
     """
     if model.is_dir() or model.suffix == ".onnx":
         return list(runtimes.describe(model).files)
-    part = _PART.fullmatch(model.name)
+    part = gguf_names.PART.fullmatch(model.name)
     if part is None:
         return [model]
-    name, count, suffix = part.groups()
-    parts = (
-        model.with_name(f"{name}-{number:05}-of-{count}{suffix}")
-        for number in range(1, int(count) + 1)
-    )
-    return [path for path in parts if path.exists()]
+    return sorted(model.parent.glob(f"{glob.escape(part['name'])}-*-of-{part['count']}.gguf"))
 
 
 def copies() -> list[Path]:

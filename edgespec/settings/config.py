@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from edgespec.errors import UsageError
+from edgespec.files import gguf_names
 from edgespec.settings.base import Flag, Settings
 from edgespec.settings.draft_name import draft_named
 from edgespec.settings.frozen import FrozenDict
@@ -57,7 +58,7 @@ Threads = Annotated[int, Field(ge=1, le=1024)]
 class LoadSettings(Settings):
     """The models, how they are loaded, and the memory that the whole process may take."""
 
-    model: Path
+    model: Annotated[Path, AfterValidator(gguf_names.in_folder)]
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
     draft: Annotated[Path | None, BeforeValidator(draft_named)] = None
     """None: the target decodes alone. "self": a draft that is made from the target, once."""

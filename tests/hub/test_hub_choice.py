@@ -3,26 +3,45 @@
 import pytest
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.hub.choice import HubReference, choose, parse_reference
+from edgespec.hub.choice import choose
 from edgespec.hub.files import HubFile
+from edgespec.settings import hub_reference
+from edgespec.settings.hub_reference import HubReference
 
 
-def chosen(names: list[str], quant: str | None = None) -> list[str]:
+def chosen(names: list[str], quant: str | None = None, **said: object) -> list[str]:
     files = [HubFile(name, 1 << 20) for name in names]
-    return [file.name for file in choose(HubReference("u/r", quant), files).files]
+    return [file.name for file in choose(HubReference("u/r", quant, **said), files).files]
 
 
 def test_a_name_has_a_repository_and_perhaps_a_quantisation():
-    assert parse_reference("user/My.Repo-GGUF:q4_K_M") == HubReference(
+    assert hub_reference.parse("user/My.Repo-GGUF:q4_K_M") == HubReference(
         "user/My.Repo-GGUF", "q4_K_M"
     )
-    assert parse_reference("user/repo") == HubReference("user/repo")
+    assert hub_reference.parse("user/repo") == HubReference("user/repo")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("hf.co/u/r-GGUF:Q4_K_M", HubReference("u/r-GGUF", "Q4_K_M")),
+        ("https://huggingface.co/u/r", HubReference("u/r")),
+        ("https://huggingface.co/u/r/tree/main", HubReference("u/r")),
+        ("huggingface.co/u/r/tree/main/Q4%20x", HubReference("u/r", path="Q4 x")),
+        (
+            "https://huggingface.co/u/r/resolve/main/q/m.gguf?download=true",
+            HubReference("u/r", path="q/m.gguf"),
+        ),
+    ],
+)
+def test_what_the_hub_s_pages_show_is_taken(text, meant):
+    assert hub_reference.parse(text) == meant
 
 
 @pytest.mark.parametrize("text", ["", "repo", "a/b/c", "a/b:", "a/b:c:d", "../x", "a b/c", "a/ü"])
 def test_what_names_no_repository_is_refused(text):
     with pytest.raises(UsageError, match="write USER/REPO or USER/REPO:QUANT"):
-        parse_reference(text)
+        hub_reference.parse(text)
 
 
 FILES = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-F16.gguf", "README.md"]
@@ -59,6 +78,35 @@ def test_all_parts_of_a_split_model_come_in_order():
 def test_a_part_that_is_missing_is_named():
     with pytest.raises(ModelError, match="part 2 of 3 is missing in the repository"):
         chosen(["m-Q4_0-00001-of-00003.gguf", "m-Q4_0-00003-of-00003.gguf"], "Q4_0")
+
+
+HEADS = ["mtp-m-Q8_0.gguf", "eagle3-m-Q4_K_M.gguf", "q/dflash-m-F16.gguf", "dspark_m.gguf"]
+
+
+@pytest.mark.parametrize("quant", [None, "Q4_K_M", "F16"])
+def test_a_drafting_head_is_never_the_model(quant):
+    with pytest.raises(ModelError, match="holds no model but drafting heads"):
+        chosen(HEADS, quant)
+    if quant is None:
+        assert chosen([*HEADS, "z-MTP-Q8_0.gguf"]) == ["z-MTP-Q8_0.gguf"]
+    else:
+        with pytest.raises(ModelError, match=f"has no {quant}; it has: Q8_0"):
+            chosen([*HEADS, "z-MTP-Q8_0.gguf"], quant)
+
+
+def test_who_asks_for_a_draft_takes_a_head_where_there_is_no_model():
+    assert chosen(HEADS, "Q4_K_M", takes_heads=True) == ["eagle3-m-Q4_K_M.gguf"]
+    assert chosen([*HEADS, "z-F16.gguf"], takes_heads=True) == ["z-F16.gguf"]
+
+
+def test_an_address_of_a_file_or_folder_names_the_model_in_it():
+    assert chosen(FILES, path="m-Q8_0.gguf") == ["m-Q8_0.gguf"]
+    parts = [f"q/m-Q2_K-{n:05d}-of-00002.gguf" for n in (1, 2)]
+    assert chosen([*FILES, *parts], path=parts[0]) == parts
+    assert chosen([*FILES, *parts], path="q") == parts
+    assert chosen(BROWSER, path="onnx/model_int8.onnx")[0] == "onnx/model_int8.onnx"
+    with pytest.raises(ModelError, match="has no README"):
+        chosen(FILES, path="README.md")
 
 
 def test_image_encoders_and_statistics_are_no_models():

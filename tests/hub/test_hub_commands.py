@@ -47,6 +47,14 @@ def test_pull_prints_where_the_model_is(hub, pulled):
 
 
 @pytest.mark.slow
+def test_the_list_has_what_was_pulled(hub, pulled):
+    cache, _ = pulled
+    listed = json.loads(run(hub, cache, "models", "list", "--json").stdout)["models"]
+    (model,) = [model for model in listed if model["name"] == f"{REPO}:Q8_0"]
+    assert model["size_bytes"] == len(hub.repos[REPO]["tiny-Q8_0.gguf"])
+
+
+@pytest.mark.slow
 def test_pull_tells_programs_what_it_fetched(hub, tmp_path):
     done = run(hub, tmp_path, "models", "pull", f"{REPO}:Q4_0", "--json")
     told = json.loads(done.stdout)

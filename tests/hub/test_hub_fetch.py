@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 import shutil
 import time
 from collections import namedtuple
@@ -9,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from huggingface_hub import scan_cache_dir, try_to_load_from_cache
+from huggingface_hub import close_session, scan_cache_dir, try_to_load_from_cache
 
 from edgespec.errors import FetchError, ModelError
 from edgespec.hub import download
-from edgespec.hub.choice import parse_reference
 from edgespec.hub.fetch import Hub
 from edgespec.hub.repository_cache import RepositoryCache
+from edgespec.settings import hub_reference
 from hub_server import REVISION, FakeHub, serving
 
 MODEL = bytes(range(256)) * 9000
@@ -38,7 +39,7 @@ def _impatient(monkeypatch):
 def fetch(hub: FakeHub, cache: Path, name: str = REPO, **options):
     token = options.pop("token", None)
     local = Hub(hub.endpoint, cache, token=token, offline=options.pop("offline", False))
-    return local.fetch(parse_reference(name), **options)
+    return local.fetch(hub_reference.parse(name), **options)
 
 
 def test_a_model_is_fetched_into_the_cache_of_huggingface_hub(hub, tmp_path):
@@ -187,6 +188,27 @@ def test_what_is_no_hub_says_so(hub, tmp_path, page):
     hub.page = page
     with pytest.raises(FetchError, match=r"may require a login|hexadecimal digits"):
         fetch(hub, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("all_proxy", "socks5://127.0.0.1:9"),
+        ("SSL_CERT_FILE", "/nowhere.pem"),
+        ("HF_TOKEN", "hf_ключ"),
+        ("HF_ENDPOINT", "localhost:80"),
+    ],
+)
+def test_an_environment_without_a_way_to_the_hub_is_named(
+    hub, tmp_path, monkeypatch, variable, value
+):
+    monkeypatch.setenv(variable, value)
+    close_session()
+    endpoint = value if variable == "HF_ENDPOINT" else hub.endpoint
+    local = Hub(endpoint, tmp_path, token=os.environ.get("HF_TOKEN"), offline=False)
+    with pytest.raises(FetchError, match=variable):
+        local.fetch(hub_reference.parse(REPO))
+    close_session()
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.errors import EdgespecError, ModelError
+from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder
 from edgespec.models import catalogue, packaged
 from edgespec.models.catalogue import (
@@ -19,6 +19,7 @@ from edgespec.models.catalogue import (
     with_checksums,
 )
 from edgespec.models.embedded import EmbeddedFile, EmbeddedModel, Manifest, embedded_pair
+from edgespec.settings.config import LoadSettings
 
 PAIR = embedded_pair()
 
@@ -222,3 +223,13 @@ def test_without_a_home_the_cache_needs_a_name(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_no_model_here_is_told_what_to_do(name: str, says: str) -> None:
     with pytest.raises(ModelError, match=says):
         find(name)
+
+
+def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
+    model = tmp_path / "m-Q4_0-00001-of-00002.gguf"
+    for name in (model.name, "m-Q4_0-00002-of-00002.gguf", "mmproj-m-F16.gguf", "mtp-m-Q8_0.gguf"):
+        (tmp_path / name).touch()
+    assert find(str(tmp_path)) == LoadSettings(model=tmp_path).model == model
+    (tmp_path / "n.gguf").touch()
+    with pytest.raises(UsageError, match=f"name one of {model.name}, n.gguf"):
+        find(str(tmp_path))

@@ -208,12 +208,13 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def _flag_meant(text: str, flags: Collection[str]) -> str:
     """Suggestion for an argument without a flag, of a command that has these `flags`."""
     from edgespec.models import catalogue
+    from edgespec.settings import hub_reference
 
     meant = shlex.quote(text)
     if text.endswith((".gguf", ".onnx")) or catalogue.lookup(text) is not None:
         return f"; did you mean -m {meant}?"
     fetches = "-hf" in flags
-    if fetches and catalogue.repository(text):
+    if fetches and hub_reference.find(text):
         return f"; did you mean -hf {meant}?"
     if "-p" in flags:
         return f"; did you mean -p {meant}?"

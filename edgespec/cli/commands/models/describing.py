@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from edgespec.cli.console import Console
@@ -23,8 +25,8 @@ P = TypeVar("P")
 
 def add_list(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "List the models that come with edgespec, with the result of checking them, and those in\n"
-        "its cache folder ($XDG_CACHE_HOME/edgespec or ~/.cache/edgespec)."
+        "List the models that come with edgespec, with the result of checking them, those in its\n"
+        "cache folder ($XDG_CACHE_HOME/edgespec or ~/.cache/edgespec), and those that -hf fetched."
     )
     groups.flag(
         parser, "--hash", "also compute the checksums of cached models, which reads them whole"
@@ -35,11 +37,29 @@ def add_list(parser: argparse.ArgumentParser) -> None:
 def run_list(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import listing
 
-    table = Table(_COLUMNS, listing("hash" in args, console.progress))
+    models = [*listing("hash" in args, console.progress), *_of_hub()]
+    table = Table(_COLUMNS, models)
     console.result(args, Report(Row("cache", cache_folder.folder()), Row("models", table)))
     if "json" not in args:
         for note in _notes(table.items):
             console.note(note)
+
+
+def _of_hub() -> Iterator[KnownModel]:
+    """Models in the cache that Hugging Face's tools share."""
+    with suppress(ImportError):
+        from huggingface_hub import constants
+
+        from edgespec.hub.repository_cache import models
+
+        for name, model, (path, *others) in models(Path(constants.HF_HUB_CACHE)):
+            yield catalogue.KnownModel(
+                name=str(name),
+                path=path,
+                files=tuple(catalogue.KnownFile(file) for file in (path, *others)),
+                format="onnx" if path.suffix == ".onnx" else "gguf",
+                quantization=model.quant,
+            )
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:

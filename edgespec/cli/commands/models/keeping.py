@@ -47,7 +47,7 @@ def run_pull(args: argparse.Namespace, console: Console) -> None:
             "for a model of Hugging Face write USER/REPO or USER/REPO:QUANT"
         )
     else:
-        fetched = fetching.fetch(args.reference, console)
+        fetched = fetching.fetch(args.reference, console, takes_heads=True)
         model = fetched.model
         report = Report(
             Row("path", fetched.path, str),

@@ -1,0 +1,46 @@
+"""Tells from names which GGUF files of a folder or a repository are models, and which belong
+together."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from edgespec.errors import UsageError
+
+SUFFIX = ".gguf"
+PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+"""Name of one file of a split model."""
+_HEAD = re.compile(r"(?:.*/)?(?:mtp|eagle\d*|dflash\d*|dspark)[-_.]", re.IGNORECASE)
+"""Drafting heads, which lie beside the model that they guess for."""
+_NO_MODEL = re.compile(r"(?:.*[-._/])?(?:mmproj|imatrix)", re.IGNORECASE)
+"""Image encoders, and statistics for quantising."""
+
+
+def models(names: Iterable[str], heads: bool = False) -> dict[str, list[str]]:
+    """The files of each model among `names`, in order, by its name without suffix and part; those
+    of drafting heads if `heads`."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        is_wanted = not _NO_MODEL.match(name) and bool(_HEAD.match(name)) == heads
+        if name.lower().endswith(SUFFIX) and is_wanted:
+            part = PART.fullmatch(name)
+            found.setdefault(part["name"] if part else name[: -len(SUFFIX)], []).append(name)
+    return dict(sorted(found.items()))
+
+
+def in_folder(path: Path) -> Path:
+    """The file of the only GGUF model in a folder; any other path as it is.
+
+    Raises UsageError for a folder with several.
+    """
+    if not os.path.isdir(path):  # noqa: PTH112 - no error for a name that is too long
+        return path
+    names = [file.name for file in path.iterdir() if not file.name.startswith(".")]
+    found = {} if any(name.endswith(".onnx") for name in names) else models(names)
+    if len(found) > 1:
+        files = ", ".join(files[0] for files in found.values())
+        raise UsageError(f"{path} holds several models: name one of {files}")
+    return path / next(iter(found.values()))[0] if found else path
