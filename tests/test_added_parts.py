@@ -1,4 +1,4 @@
-"""A drafter, an acceptance rule and a command of another package are one entry point each."""
+"""A drafter and a command of another package are one entry point each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import Vocabulary
-from edgespec.rules.acceptance import ExactReplay
-from edgespec.settings.rule_names import Keeps
 from edgespec.values import ModelInfo
 from engine_cases import GREEDY, PROMPT, counting, finish
 
@@ -29,13 +27,6 @@ def repeats(info: ModelInfo, vocabulary: Vocabulary) -> Repeats:
     return Repeats(vocabulary.eog_tokens)
 
 
-class Patient(ExactReplay):
-    """An acceptance rule of another package."""
-
-    name = "patient"
-    keeps = Keeps.DRAWS
-
-
 COMMAND = SimpleNamespace(
     HELP="say hello",
     add_to=lambda parser: parser.add_argument("--to", metavar="NAME"),
@@ -43,7 +34,6 @@ COMMAND = SimpleNamespace(
 )
 ADDED = {
     "edgespec.drafters": EntryPoint("repeats", f"{__name__}:repeats", "edgespec.drafters"),
-    "edgespec.acceptance": EntryPoint("patient", f"{__name__}:Patient", "edgespec.acceptance"),
     "edgespec.commands": EntryPoint("hello", f"{__name__}:COMMAND", "edgespec.commands"),
 }
 
@@ -65,17 +55,6 @@ def sources(settings: EngineSettings) -> dict[str, int]:
 def test_a_drafter_guesses_where_lookup_does(added: None) -> None:
     assert sources(EngineSettings(lookup=True, step_aside=False))["repeats"] > 0
     assert sources(EngineSettings()) == {}
-
-
-def test_an_acceptance_rule_has_its_name(added: None) -> None:
-    with Engine(counting(), counting(), EngineSettings(acceptance="patient")) as engine:
-        stats = finish(engine.generate(PROMPT, GREEDY, 12)).speculation
-    assert (stats.acceptance, stats.keeps) == ("patient", Keeps.DRAWS)
-
-
-def test_a_rule_that_nobody_adds_is_unknown() -> None:
-    with pytest.raises(UsageError, match="acceptance 'patient' is unknown"):
-        EngineSettings(acceptance="patient")
 
 
 def test_a_command_runs(added: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ RUNS = (
     RandomRun("152k", 0.0, "all tokens", "head", "short", "nothing"),
     RandomRun("152k", 0.0, "all tokens", "draft", "short", "logprobs"),
     RandomRun("152k", 0.7, "all tokens", "lookup", "short", "changes"),
-    RandomRun("152k", 0.0, "nucleus", "block", "chat", "nothing"),
+    RandomRun("152k", 0.0, "nucleus", "rejection", "chat", "nothing"),
     RandomRun(ENCODER, 0.0, prompts="several"),
     RandomRun(DECODER, 0.0, prompts="long"),
 )

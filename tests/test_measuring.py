@@ -26,7 +26,8 @@ def test_no_random_run_is_refused_for_its_rule() -> None:
     """`budgets --seed 5` ended with the error of a rule that refuses log probabilities."""
     runs = [run for seed in range(20) for run in random_runs(list(SHARES), 300, seed)]
     extras = {
-        rule: {run.extra for run in runs if run.guesses == rule} for rule in ("bild", "block")
+        rule: {run.extra for run in runs if run.guesses == rule}
+        for rule in ("typical", "rejection")
     }
-    assert {"logprobs", "state"} & extras["bild"] == {"state"}
-    assert {"logprobs", "grammar"} & extras["block"] == {"logprobs"}
+    assert {"logprobs", "state"} & extras["typical"] == {"state"}
+    assert {"logprobs", "grammar"} & extras["rejection"] == {"logprobs"}

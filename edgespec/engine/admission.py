@@ -13,7 +13,7 @@ from edgespec.errors import ContextOverflow, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.acceptance import AcceptanceRule
+from edgespec.rules.acceptance_rules import AcceptanceRule
 from edgespec.rules.sampling import Sampler
 from edgespec.settings.rule_names import Keeps
 from edgespec.values import FinishReason

@@ -73,7 +73,7 @@ class Engine(Scheduler):
         self._target = target
         if not reason and isinstance(draft, ReadsFeatures) and isinstance(target, GivesFeatures):
             target.give_features(draft.feature_layers, draft.take_features)
-        self._settings, self._acceptance = settings, settings.acceptance_rule()
+        self._settings, self._acceptance = settings, settings.acceptance_rule
         limits = settings.limits_for(target.info)
         draft_in_use = None if reason else draft
         n_slots = min(settings.n_texts(target.info), limits.max_nodes)

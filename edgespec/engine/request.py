@@ -17,7 +17,7 @@ from edgespec.engine.transcript import Transcript, left_by_shift
 from edgespec.errors import Cancelled
 from edgespec.ports import Progress
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.acceptance import AcceptanceRule
+from edgespec.rules.acceptance_rules import AcceptanceRule
 from edgespec.rules.filters import Logits
 from edgespec.rules.sampling import Sampler
 from edgespec.tree import ROOT, TokenTree
@@ -120,13 +120,10 @@ class ActiveRequest:
         path: list[int] = []
         events: list[TokenEvent] = []
         node: int | None = ROOT
-        picks = rule.picks(tree, after, sampler)
-        while node in after and not transcript.is_finished:
+        while node is not None and node in after and not transcript.is_finished:
             try:
-                token = next(picks)
+                token = rule.pick(tree, node, after, sampler)
                 sampler.accept(token, after[node])
-            except StopIteration:
-                break
             except Exception as error:
                 if not path:
                     raise

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from edgespec.errors import UsageError
-from edgespec.extras import added
-from edgespec.rules.acceptance import ACCEPTANCE_RULES, AcceptanceRule
+from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES, AcceptanceRule
 from edgespec.rules.pacer import PACERS, LinearPacer, Pacer
 from edgespec.rules.stop_rules import STOP_RULES, StopRule
 from edgespec.rules.tree_limits import Limits
@@ -19,7 +18,6 @@ from edgespec.settings.config import (
     GenerateSettings,
     Speculation,
 )
-from edgespec.settings.rule_names import ADDED_ACCEPTANCE
 from edgespec.values import ModelInfo
 
 
@@ -83,10 +81,9 @@ class EngineSettings(Speculation, ContextEnd):
         return sorted(set(changed) - {"lookup"})
 
     @property
-    def acceptance_rule(self) -> type[AcceptanceRule]:
-        """The acceptance rule by name, ours or another package's."""
-        rule = ACCEPTANCE_RULES.get(self.acceptance)
-        return rule or added(ADDED_ACCEPTANCE)[self.acceptance]
+    def acceptance_rule(self) -> AcceptanceRule:
+        """The acceptance rule by name."""
+        return ACCEPTANCE_RULES[self.acceptance]
 
     @property
     def draws_guesses(self) -> bool:

@@ -19,7 +19,7 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.round import Round
 from edgespec.ports import LanguageModel
 from edgespec.ports.prefixes import PrefixPlace
-from edgespec.rules.acceptance import AcceptanceRule
+from edgespec.rules.acceptance_rules import AcceptanceRule
 from edgespec.rules.tree_limits import Limits
 from edgespec.tracing.spans import Trace, Track
 from edgespec.tree import ROOT, TokenTree

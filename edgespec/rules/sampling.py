@@ -77,18 +77,15 @@ class Sampler:
         return np.random.Generator(np.random.PCG64([self.params.seed, 1]))
 
     def distribution(
-        self, logits: Logits, ahead: Sequence[int] = (), temperature: float | None = None
+        self, logits: Logits, temperature: float | None = None
     ) -> tuple[Tokens, Probabilities]:
-        """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab].
-
-        Penalties also count the tokens `ahead` of the text; a constraint does not see them.
-        `temperature` replaces the request's own.
-        """
+        """Tokens that may come next, ascending, and their probabilities, at the request's own
+        temperature by default. `logits` is [n_vocab]."""
         params = self.params
         if temperature is not None:
             params = params.model_copy(update={"temperature": temperature})
         best_logit(logits)  # damaged logits are an error, even of forbidden tokens
-        return distribution(self._allowed(logits), params, self._with(ahead))
+        return distribution(self._allowed(logits), params, self._recent)
 
     def draw(self, logits: Logits) -> int:
         """The next token, drawn from `distribution`. `logits` is [n_vocab]."""

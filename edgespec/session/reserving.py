@@ -15,10 +15,10 @@ from edgespec.memory import process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import Vocabulary
-from edgespec.rules.acceptance import ExactReplay
 from edgespec.runtimes import PreparedModel, UsesGpu
 from edgespec.session.encoding import max_characters
 from edgespec.settings.config import LoadSettings
+from edgespec.settings.rule_names import AcceptanceName
 from edgespec.settings.units import format_size
 
 GRAMMARS = "grammars"
@@ -53,7 +53,7 @@ def reserved_rows(
     `grammars`: memory for structured answers is kept.
     """
     rows = []
-    replays = engine_settings.acceptance_rule is ExactReplay
+    replays = engine_settings.acceptance == AcceptanceName.EXACT_REPLAY
     nbytes = target.info.n_vocab * (SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN)
     if settings.draft is not None or engine_settings.lookup:
         nbytes += text_index.BYTES

@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-from edgespec.extras import added
-
 
 class RuleName(StrEnum):
     """Names of one kind of rules."""
@@ -55,13 +53,9 @@ class Keeps(StrEnum):
     """The draft changes what is written."""
 
 
-ADDED_ACCEPTANCE = "edgespec.acceptance"
-"""Entry point group of other packages' acceptance rules: subclasses of `AcceptanceRule` by name."""
-
-
 class AcceptanceName(RuleName):
     """Rules that decide which guesses are accepted, with what each keeps of the target's text;
-    `rules.acceptance` has them."""
+    `rules.acceptance_rules` has them."""
 
     keeps: Keeps
 
@@ -74,22 +68,8 @@ class AcceptanceName(RuleName):
     REJECTION = "rejection"
     SPECINFER = "specinfer"
     SEQUOIA = "sequoia"
-    SPECTR = "spectr"
-    BLOCK = "block"
     LENIENCE = "lenience", Keeps.NEITHER
     TYPICAL = "typical", Keeps.NEITHER
-    BILD = "bild", Keeps.NEITHER
-
-    @classmethod
-    def _missing_(cls, value: object) -> Self | None:
-        """The name of another package's rule."""
-        rule = added(ADDED_ACCEPTANCE).get(str(value))
-        if rule is None:
-            return None
-        name = str.__new__(cls, rule.name)
-        name._name_ = name._value_ = rule.name
-        name.keeps = rule.keeps
-        return name
 
     @classmethod
     def listed(cls) -> str:

@@ -9,7 +9,7 @@ from edgespec.engine.request import ActiveRequest
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ModelError
 from edgespec.ports.text_request import TextRequest
-from edgespec.rules.acceptance import ACCEPTANCE_RULES, ExactReplay
+from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import TokenEvent
@@ -36,7 +36,7 @@ def request(
 def walked(
     tree: TokenTree, nodes: list[int], logits: np.ndarray, request_: ActiveRequest | None = None
 ) -> tuple[list[int], list[TokenEvent]]:
-    return (request_ or request()).accept(ExactReplay(), tree, nodes, logits)
+    return (request_ or request()).accept(ACCEPTANCE_RULES["exact-replay"], tree, nodes, logits)
 
 
 def outcome(accepted: tuple[list[int], list[TokenEvent]]) -> tuple[list[int], list[int]]:
@@ -144,8 +144,3 @@ def test_penalties_see_the_tokens_of_the_walk() -> None:
     sampler = Sampler(SamplingParams(repeat_penalty=2.0), prompt=[0])
     accepted = walked(tree, [0, 1, 2], logits, request(sampler=sampler))
     assert outcome(accepted) == ([0, 1], [1, 2])
-
-
-@pytest.mark.parametrize("name", ACCEPTANCE_RULES)
-def test_a_rule_registers_under_its_own_name(name: str) -> None:
-    assert ACCEPTANCE_RULES[name]().name == name

@@ -107,7 +107,7 @@ def test_a_session_keeps_texts_by_choice(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_rules_that_change_the_text_teach_nothing() -> None:
     with pytest.raises(UsageError, match="leave out learn"):
-        EngineSettings(learn=True, acceptance="bild")
+        EngineSettings(learn=True, acceptance="typical")
 
 
 def test_what_is_learnt_of_costs_does_not_depend_on_it() -> None:

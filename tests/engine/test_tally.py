@@ -14,7 +14,7 @@ from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.round import Round
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
-from edgespec.rules.acceptance import ExactReplay
+from edgespec.rules.acceptance_rules import ExactReplay
 from edgespec.rules.stop_rules import Nodes, RoundSoFar, StopRule
 from edgespec.rules.tree_limits import Limits
 from edgespec.tracing.spans import OFF

@@ -26,7 +26,7 @@ from typing import Any
 
 from edgespec.files import cache_folder
 from edgespec.models.embedded import embedded_pair
-from edgespec.rules.acceptance import ACCEPTANCE_RULES
+from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from embedding_files import write_decoder, write_encoder
 from gguf_files import U32, borrowing, tiny_eagle3, tiny_llama

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.grammar.specification import BYTES_PER_TOKEN
-from edgespec.rules.acceptance import ACCEPTANCE_RULES
+from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.filters import token_logprobs
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.session.reserving import RULE_BYTES_PER_TOKEN, SAMPLING_BYTES_PER_TOKEN
@@ -92,8 +92,9 @@ def test_a_rule_that_compares_probabilities_stays_within_its_row(
 ) -> None:
     tree = line()
     after = dict.fromkeys(range(N_GUESSES + 1), LOGITS)
-    picks = ACCEPTANCE_RULES[AcceptanceName(rule)]().picks
-    assert bytes_per_token(lambda: list(picks(tree, after, sampler(**way)))) <= RULE_BYTES_PER_TOKEN
+    pick = ACCEPTANCE_RULES[rule].pick
+    used = bytes_per_token(lambda: [pick(tree, node, after, sampler(**way)) for node in after])
+    assert used <= RULE_BYTES_PER_TOKEN
 
 
 def paths() -> dict[str, list[tuple[float, int]]]:

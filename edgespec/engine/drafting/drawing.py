@@ -1,6 +1,6 @@
 """Guesses drawn from the draft's distribution, for acceptance rules that compare probabilities.
 
-The acceptance rule defines how they are drawn (`acceptance.rule.Growth`), the pacer where and how
+The acceptance rule defines how they are drawn (`acceptance_rules.Growth`), the pacer where and how
 many. The pacer sees acceptance rates by order of drawing instead of token probabilities, so that
 selection does not bias the draws. Knows no target.
 """
@@ -16,7 +16,7 @@ from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.grower import TreeGrower
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.ports import LanguageModel
-from edgespec.rules.acceptance.rule import Growth
+from edgespec.rules.acceptance_rules import Growth
 from edgespec.rules.filters import Logits
 from edgespec.rules.pacer import Guess, Pacer
 from edgespec.rules.sampling import Sampler, SamplingParams, distribution
