@@ -14,7 +14,7 @@ from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.options import GgufOptions
 
 PROMPT = (5, 9, 2, 130, 11, 7)
-LINE = EngineSettings(lookup=False, fallback="fixed", pacer="linear", draft_max=4, step_aside=False)
+LINE = EngineSettings(lookup=False, fallback="fixed", n_candidates=1, draft_max=4, step_aside=False)
 """It guesses in every round, whatever the clock says."""
 
 

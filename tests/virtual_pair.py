@@ -309,13 +309,13 @@ def best_fixed(machine: Machine, text: Text, n_tokens: int, temperature: float =
     """Tokens a second of the best line or tree of a fixed size, or of none, known in hindsight."""
     rates = [run(machine, text, n_tokens, drafts=False, temperature=temperature)[0].tokens_per_s]
     for n in FIXED_SIZES:
-        for pacer in ("linear", "best-first"):
+        for n_candidates in (1, 8):
             fixed = run(
                 machine,
                 text,
                 n_tokens,
                 temperature=temperature,
-                pacer=pacer,
+                n_candidates=n_candidates,
                 fallback="full",
                 draft_max=n,
                 step_aside=False,

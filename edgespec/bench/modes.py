@@ -79,10 +79,11 @@ class Mode:
         return not (self.resident or self.drafts or looks_up)
 
 
-def _rules(pacer: Pacer, fallback: Fallback) -> EngineSettings:
+def _rules(pacer: Pacer, fallback: Fallback, n_candidates: int = 8) -> EngineSettings:
     """Settings with fixed rules: the engine neither skips guessing nor drafts during passes."""
     return EngineSettings(
         pacer=pacer,
+        n_candidates=n_candidates,
         fallback=fallback,
         no_overlap=True,
         lookup=False,
@@ -101,7 +102,7 @@ ENGINE_MODES = (
     Mode(
         "linear",
         "one branch of a fixed length",
-        engine=_rules(Pacer.LINEAR, Fallback.FIXED),
+        engine=_rules(Pacer.BEST_FIRST, Fallback.FIXED, n_candidates=1),
     ),
     Mode(
         "tree-adaptive",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from edgespec.errors import UsageError
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES, AcceptanceRule
-from edgespec.rules.pacer import PACERS, LinearPacer, Pacer
+from edgespec.rules.pacer import PACERS, Pacer
 from edgespec.rules.stop_rules import STOP_RULES, StopRule
 from edgespec.rules.tree_limits import Limits
 from edgespec.settings.config import (
@@ -28,7 +28,7 @@ class EngineSettings(Speculation, ContextEnd):
     """Use `draft_max` even if it is the default, instead of the number that the memory plan
     chooses; other values are always used."""
     n_candidates: int = Field(default=8, ge=1)
-    """Number of successors of a node that the pacer chooses from."""
+    """Number of successors of a node that the pacer chooses from; 1 for a line."""
     remember: bool = True
     """Load the learnt state of earlier runs of this pair and store it at the end, in a small file
     in the cache folder. It influences guesses, never the text."""
@@ -106,7 +106,7 @@ class EngineSettings(Speculation, ContextEnd):
 
     def pacer_for(self, info: ModelInfo) -> Pacer:
         """The pacer by name; one that grows a line for a target that verifies no more."""
-        return PACERS[self.pacer]() if info.max_branches > 1 else LinearPacer()
+        return PACERS[self.pacer](self.n_candidates if info.max_branches > 1 else 1)
 
     def new_stop_rule(self) -> StopRule | None:
         """The stop rule by name; None if the round planner decides."""

@@ -6,9 +6,9 @@ growing, unless a pacer finds nothing to extend.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -29,24 +29,6 @@ class Guess(NamedTuple):
     """The drafter's own share of the token: softmax of its scores, noise included."""
     source: str
     """Name of the drafter."""
-
-
-class Pacer(ABC):
-    """Decides how a tree grows. To add one, write a class and register it in `PACERS`."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
-        """The guesses, best first, that become children of `node`."""
-
-    @abstractmethod
-    def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
-        """The open nodes that the draft evaluates in the next step; none to stop growing.
-
-        Open nodes are those whose successors were not drafted yet. Children of the returned nodes
-        stay within `limits.max_depth`.
-        """
 
 
 def nodes_to_verify(
@@ -104,53 +86,36 @@ def most_probable(
     return found
 
 
-class LLMCadPacer(Pacer):
-    """LLMCad's fair shares (Xu et al., arXiv 2309.04255).
-
-    The fair share of branch i, with cumulative confidence C_i and length T_i, is M * C_i / sum(C)
-    of the tree's M tokens; the branch with the largest deficit M * C_i / sum(C) - T_i grows. Every
-    guess with a confidence above 0.3 opens a branch.
-    """
-
-    name = PacerName.LLMCAD
-    branch_above = 0.3
-
-    def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
-        others = [other for other in guesses[1:] if other.confidence > self.branch_above]
-        return [*guesses[:1], *others]
-
-    def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
-        ends = _growing(tree, open_nodes, limits)
-        if not ends.size or len(tree) >= limits.max_nodes:
-            return []
-        C = tree.cumulative[ends]
-        total_C = tree.cumulative[tree.leaves()].sum()
-        T = tree.depth[ends]
-        M = len(tree) - 1
-        share = M * C / total_C if total_C > 0 else np.zeros_like(C)
-        return [int(ends[np.argmax(share - T)])]
-
-
-class BestFirstPacer(Pacer):
-    """Extends the open nodes with the highest cumulative confidence.
+@dataclass(frozen=True, slots=True)
+class Pacer:
+    """Best first: extends the open nodes with the highest cumulative confidence.
 
     For a given number of nodes this maximises the expected number of accepted tokens. It stops when
     no open node can have a child among the best `max_nodes`.
     """
 
-    name = PacerName.BEST_FIRST
-    floor = 0.01
+    name: ClassVar[str] = PacerName.BEST_FIRST
+    floor: ClassVar[float] = 0.01
     """Least cumulative confidence of a node: verifying a less probable one does not pay."""
-    batch = 4
+    batch: ClassVar[int] = 4
     """Most nodes that are extended in one draft step."""
-    batch_ratio = 0.5
+    batch_ratio: ClassVar[float] = 0.5
     """Least cumulative confidence, relative to the best open node, of nodes in its draft step."""
 
+    width: int = 8
+    """Most children of a node; with 1 the tree is a line."""
+
     def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
+        """The guesses, best first, that become children of `node`."""
         C = float(tree.cumulative[node])
-        return [guess for guess in guesses if C * guess.confidence >= self.floor]
+        return [guess for guess in guesses[: self.width] if C * guess.confidence >= self.floor]
 
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
+        """The open nodes that the draft evaluates in the next step; none to stop growing.
+
+        Open nodes are those whose successors were not drafted yet. Children of the returned nodes
+        stay within `limits.max_depth`.
+        """
         ends = _growing(tree, open_nodes, limits)
         C = tree.cumulative[ends]
         if len(tree) >= limits.max_nodes:
@@ -164,24 +129,31 @@ class BestFirstPacer(Pacer):
         return chosen
 
 
-class LinearPacer(Pacer):
-    """Grows one chain of the most probable tokens (Leviathan et al., arXiv 2211.17192)."""
+class LLMCadPacer(Pacer):
+    """LLMCad's fair shares (Xu et al., arXiv 2309.04255).
 
-    name = PacerName.LINEAR
+    The fair share of branch i, with cumulative confidence C_i and length T_i, is M * C_i / sum(C)
+    of the tree's M tokens; the branch with the largest deficit M * C_i / sum(C) - T_i grows. Every
+    guess with a confidence above 0.3 opens a branch.
+    """
+
+    name: ClassVar[str] = PacerName.LLMCAD
+    branch_above: ClassVar[float] = 0.3
 
     def children(self, tree: TokenTree, node: int, guesses: Sequence[Guess]) -> Sequence[Guess]:
-        return guesses[:1]
+        others = guesses[1 : self.width]
+        return [*guesses[:1], *(g for g in others if g.confidence > self.branch_above)]
 
     def extend(self, tree: TokenTree, open_nodes: Sequence[int], limits: Limits) -> list[int]:
-        if len(tree) >= limits.max_nodes:
+        ends = _growing(tree, open_nodes, limits)
+        if not ends.size or len(tree) >= limits.max_nodes:
             return []
-        ends: list[int] = _growing(tree, open_nodes, limits).tolist()
-        return ends[-1:]
+        C, T = tree.cumulative[ends], tree.depth[ends]
+        share = (len(tree) - 1) * C / max(tree.cumulative[tree.leaves()].sum(), 1e-9)
+        return [int(ends[np.argmax(share - T)])]
 
 
-PACERS: dict[str, type[Pacer]] = {
-    pacer.name: pacer for pacer in (LLMCadPacer, BestFirstPacer, LinearPacer)
-}
+PACERS: dict[str, type[Pacer]] = {pacer.name: pacer for pacer in (Pacer, LLMCadPacer)}
 
 
 def _growing(tree: TokenTree, nodes: Sequence[int], limits: Limits) -> NDArray[np.int64]:

@@ -7,8 +7,6 @@ clock. By default there is none, and the round planner decides (see `decision`).
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -36,23 +34,15 @@ class RoundSoFar:
     step_depth: int = 1
     """Number of consecutive nodes that a step adds."""
 
-    @property
-    def best_open(self) -> int | None:
-        """The most probable node that can grow; None if there is none."""
-        if not self.open_nodes:
-            return None
-        nodes = list(self.open_nodes)
-        return nodes[int(self.tree.cumulative[nodes].argmax())]
 
+class StopRule:
+    """Verify when the tree has its maximal size: the yield of such trees depends on no time."""
 
-class StopRule(ABC):
-    """Decides when to verify. To add one, write a class and register it in `STOP_RULES`."""
+    name: ClassVar[str] = FallbackName.FULL
 
-    name: ClassVar[str]
-
-    @abstractmethod
     def fires(self, so_far: RoundSoFar) -> bool:
         """True if the target should verify now instead of another draft step."""
+        return False
 
     def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
         """The rule for the next round of any text.
@@ -115,19 +105,6 @@ class FixedLength(StopRule):
 
 
 @dataclass(frozen=True, slots=True)
-class FullTree(StopRule):
-    """Verify when the tree has its maximal size.
-
-    It serves to measure the yield of trees of a given size, as it does not depend on time.
-    """
-
-    name: ClassVar[str] = FallbackName.FULL
-
-    def fires(self, so_far: RoundSoFar) -> bool:
-        return False
-
-
-@dataclass(frozen=True, slots=True)
 class EntropyWindow(StopRule):
     """HSDDW: Syu and Lee, Findings of NAACL 2025, pages 8260 to 8273.
 
@@ -136,129 +113,30 @@ class EntropyWindow(StopRule):
     """
 
     name: ClassVar[str] = FallbackName.HSDDW
+    longest_mean: ClassVar[float] = 50.0
 
     threshold: float = 1.0
     """Threshold in nats."""
     n_rejected: float = 1.0
     """Number of rejections in the mean, including an assumed first one."""
-    longest_mean: ClassVar[float] = 50.0
 
     def fires(self, so_far: RoundSoFar) -> bool:
-        node = so_far.best_open
-        if node is None or node == ROOT:
-            return node is None
-        return so_far.tree.entropy(int(so_far.tree.parent[node])) > self.threshold
+        tree, nodes = so_far.tree, list(so_far.open_nodes)
+        newest = nodes[int(tree.cumulative[nodes].argmax())] if nodes else None
+        if newest is None or newest == ROOT:
+            return newest is None
+        return tree.entropy(int(tree.parent[newest])) > self.threshold
 
     def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
-        guessed = _guessed(tree, path, tokens)
-        if not guessed or guessed[-1][1]:
-            return self
+        end = path[-1]
+        if not tree.children(end) or tree.child(end, tokens[-1]) is not None:
+            return self  # nothing was rejected
         n_rejected = min(self.longest_mean, self.n_rejected + 1)
-        step = (tree.entropy(guessed[-1][0]) - self.threshold) / n_rejected
+        step = (tree.entropy(end) - self.threshold) / n_rejected
         return replace(self, threshold=self.threshold + step, n_rejected=n_rejected)
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedRejection(StopRule):
-    """SpecDec++: Huang et al., arXiv 2405.19715.
-
-    Verify when the probability that the branch has a rejected token exceeds a threshold. Instead of
-    the paper's trained head, the calibrated confidence predicts the acceptance of each token.
-    """
-
-    name: ClassVar[str] = FallbackName.SPECDECPP
-
-    threshold: float = 0.7
-
-    def fires(self, so_far: RoundSoFar) -> bool:
-        node = so_far.best_open
-        return node is None or bool(1 - so_far.tree.cumulative[node] > self.threshold)
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedAcceptance(StopRule):
-    """DISCO: Mamou et al., arXiv 2405.04304.
-
-    Verify when the predicted chance of the newest guess falls below a threshold. Features are the
-    paper's: how probable the guess is, the entropy there, the position in the branch. The paper
-    trains a network beforehand; here a logistic regression is trained on what was accepted.
-    """
-
-    name: ClassVar[str] = FallbackName.DISCO
-    pace: ClassVar[float] = 0.05
-    """Step of the stochastic gradient."""
-
-    threshold: float = 0.4
-    weights: tuple[float, ...] = (0.5, 1.0, 0.0, 0.0)
-    """Weights of one, the log odds of the guess, the entropy and the position."""
-
-    def fires(self, so_far: RoundSoFar) -> bool:
-        node, tree = so_far.best_open, so_far.tree
-        if node is None or node == ROOT:
-            return node is None
-        unsure = tree.entropy(int(tree.parent[node]))
-        position = int(tree.depth[node]) - 1
-        return self.chance(_features(float(tree.confidence[node]), unsure, position)) < (
-            self.threshold
-        )
-
-    def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
-        after = self
-        for position, (node, was_right) in enumerate(_guessed(tree, path, tokens)):
-            claimed = min(1.0, float(tree.confidence[tree.children(node)].sum()))
-            features = _features(claimed, tree.entropy(node), position)
-            missed = was_right - after.chance(features)
-            weights = zip(after.weights, features, strict=True)
-            after = replace(after, weights=tuple(w + self.pace * missed * x for w, x in weights))
-        return after
-
-    def chance(self, features: Sequence[float]) -> float:
-        """Predicted probability that a guess is accepted."""
-        total = sum(w * x for w, x in zip(self.weights, features, strict=True))
-        return 1 / (1 + math.exp(-max(-30.0, min(30.0, total))))
-
-
-@dataclass(frozen=True, slots=True)
-class FallbackPolicy(StopRule):
-    """Big Little Decoder: Kim et al., arXiv 2302.07863, section 3.3.
-
-    Verify when the draft's probability of its newest token is below a threshold. It belongs to the
-    acceptance rule of the same name.
-    """
-
-    name: ClassVar[str] = FallbackName.BILD
-
-    threshold: float = 0.6
-
-    def fires(self, so_far: RoundSoFar) -> bool:
-        node = so_far.best_open
-        return node is None or bool(so_far.tree.probability[node] < self.threshold)
-
-
 STOP_RULES: dict[str, type[StopRule]] = {
-    rule.name: rule
-    for rule in (
-        AdaptiveThreshold,
-        FixedLength,
-        FullTree,
-        EntropyWindow,
-        PredictedRejection,
-        PredictedAcceptance,
-        FallbackPolicy,
-    )
+    rule.name: rule for rule in (StopRule, AdaptiveThreshold, FixedLength, EntropyWindow)
 }
 """Stop rules by name, which replace the round planner's choice."""
-
-
-def _features(confidence: float, unsure: float, position: int) -> tuple[float, ...]:
-    p = min(max(confidence, 1e-3), 1 - 1e-3)
-    return (1.0, math.log(p / (1 - p)), unsure, position / 8)
-
-
-def _guessed(tree: TokenTree, path: Nodes, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-    """Nodes of the accepted path that had guesses below them, each with true if one was right."""
-    return [
-        (node, tree.child(node, token) is not None)
-        for node, token in zip(path, tokens, strict=True)
-        if tree.children(node)
-    ]

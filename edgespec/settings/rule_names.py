@@ -20,7 +20,6 @@ class PacerName(RuleName):
 
     BEST_FIRST = "best-first"
     LLMCAD = "llmcad"
-    LINEAR = "linear"
 
 
 class FallbackName(RuleName):
@@ -32,9 +31,6 @@ class FallbackName(RuleName):
     FIXED = "fixed"
     FULL = "full"
     HSDDW = "hsddw"
-    SPECDECPP = "specdec++"
-    DISCO = "disco"
-    BILD = "bild"
 
     @classmethod
     def listed(cls) -> str:

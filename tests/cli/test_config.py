@@ -172,7 +172,7 @@ def test_defaults_are_those_of_the_sampler():
 
 
 GIVEN = {
-    "pacer": "linear",
+    "pacer": "llmcad",
     "fallback": "fixed",
     "acceptance": "rejection",
     "draft_max": "5",
@@ -367,7 +367,7 @@ def in_file(**settings: object) -> dict[str, Any]:
         (GenerateSettings, {"stop": [""]}, "stop in t.toml is empty"),
         (
             GenerateSettings,
-            {"no_draft": True, "pacer": "linear"},
+            {"no_draft": True, "pacer": "llmcad"},
             "pacer in t.toml has no effect without a draft",
         ),
     ],

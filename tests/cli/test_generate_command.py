@@ -77,7 +77,7 @@ def test_json_is_one_object_with_the_promised_keys(fake: FakeSession, capsys):
 
 def test_flags_reach_the_session(fake: FakeSession):
     command = "generate -m big.gguf -md small.gguf -n 9 -c 128 -t 3 -ctk q8_0 --memory-budget 2G"
-    command += " --temp 0.5 --top-k 7 --seed 3 --stop A --stop B --pacer linear --fallback fixed"
+    command += " --temp 0.5 --top-k 7 --seed 3 --stop A --stop B --pacer llmcad --fallback fixed"
     command += " --draft-max 5 --no-overlap --draft-depth 4 --acceptance exact-replay"
     command += " --frequency-penalty 0.5 --presence-penalty -0.25 -l 7+1.5 --logit-bias 8-inf"
     assert command_line.main([*command.split(), "-p", "hi"]) == 0
@@ -87,7 +87,7 @@ def test_flags_reach_the_session(fake: FakeSession):
     assert load.options == {"gguf": GgufOptions(cache_type_k="q8_0")}
     assert load.memory_budget == 2 << 30
     assert fake.engine_settings == EngineSettings(
-        pacer="linear", fallback="fixed", draft_max=5, max_depth=4, no_overlap=True
+        pacer="llmcad", fallback="fixed", draft_max=5, max_depth=4, no_overlap=True
     )
     assert fake.sampling == SamplingParams(
         temperature=0.5,

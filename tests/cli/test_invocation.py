@@ -59,7 +59,7 @@ def test_every_path_in_a_file_is_relative_to_it(tmp_path: Path):
 
 
 def test_the_flag_no_draft_overrules_the_file_and_says_so(tmp_path: Path):
-    config = 'model = "m.gguf"\nmodel-draft = "d.gguf"\npacer = "linear"'
+    config = 'model = "m.gguf"\nmodel-draft = "d.gguf"\npacer = "llmcad"'
     result = request(tmp_path, config, no_draft=True)
     assert result.load.draft is None
     assert len(result.notes) == 2

@@ -119,7 +119,7 @@ SUGGESTIONS = [
         ("", "no command given"),
         ("models", "no command given: choose one of list, show"),
         ("genrate", "edgespec has no command 'genrate'; did you mean 'generate'?"),
-        ("generate --pacre linear -p hi", "unknown flag --pacre; did you mean '--pacer'?"),
+        ("generate --pacre llmcad -p hi", "unknown flag --pacre; did you mean '--pacer'?"),
         ("generate hi", "the argument 'hi' needs a flag; did you mean -p hi?"),
         ("generate -p", "expected one argument"),
         ("generate -p hi --stop ---", "one that begins with - is written --stop=-..."),
@@ -131,7 +131,7 @@ SUGGESTIONS = [
         ("generate -p hi -n -2", "--n-predict -2"),
         ("generate -p hi -c -1", "--ctx-size -1"),
         ("generate -p hi --pacer llmcat", "did you mean 'llmcad'?"),
-        ("generate -p hi --no-draft --pacer linear", "--pacer has no effect without a draft"),
+        ("generate -p hi --no-draft --pacer llmcad", "--pacer has no effect without a draft"),
         (
             "generate -p hi -m m.gguf --no-lookup --draft-max 3",
             "--draft-max has no effect without a draft",

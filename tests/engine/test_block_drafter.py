@@ -17,7 +17,7 @@ from edgespec.errors import UsageError
 from edgespec.models import pair_fit
 from edgespec.ports import PassPart
 from edgespec.ports.features import GuessesBlocks
-from edgespec.rules.pacer import BestFirstPacer, nodes_to_verify
+from edgespec.rules.pacer import Pacer, nodes_to_verify
 from edgespec.rules.sampling import SamplingParams
 from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
@@ -150,7 +150,7 @@ def test_the_tree_holds_the_most_probable_paths(
     """A path is as probable as the product of what was guessed at its depths (DDTree)."""
     head, guesses = drafter
     n_nodes = 14
-    pacer, tree = BestFirstPacer(), TokenTree(8)
+    pacer, tree = Pacer(), TokenTree(8)
     grower, limits = TreeGrower([guesses], pacer), Limits(n_nodes, n_nodes, 9)
     assert grower.step(tree, grower.open_nodes(tree), limits)
     assert len(head.roots) == 1 and not grower.open_nodes(tree)

@@ -100,7 +100,7 @@ def test_a_draft_that_is_the_target_is_always_right(kind: str) -> None:
     language = random_language(3, N_VOCAB)
     request = TextRequest(PROMPT, SamplingParams(seed=2, **KINDS[kind]), 60)
     settings = EngineSettings(
-        fallback="full", pacer="linear", draft_max=8, step_aside=False, lookup=False
+        fallback="full", n_candidates=1, draft_max=8, step_aside=False, lookup=False
     )
     target, draft = FakeModel(language, N_VOCAB), FakeModel(language, N_VOCAB)
     with Engine(target, draft, settings) as engine:

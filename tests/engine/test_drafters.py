@@ -13,7 +13,7 @@ from edgespec.engine.drafting.lookup import LookupDrafter, weighed
 from edgespec.engine.drafting.model_drafter import ModelDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
-from edgespec.rules.pacer import BestFirstPacer
+from edgespec.rules.pacer import Pacer
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.rules.tree_limits import Limits
 from edgespec.tree import ROOT, TokenTree
@@ -118,7 +118,7 @@ def test_two_models_grow_one_tree() -> None:
 
 
 def test_a_node_knows_who_guessed_it_and_what_the_drafter_gave_it() -> None:
-    grower = TreeGrower([model_drafter(counting()), Counter(2)], BestFirstPacer())
+    grower = TreeGrower([model_drafter(counting()), Counter(2)], Pacer())
     tree = TokenTree(3, 64)
     grower.begin(tree, WIDE)
     grower.step(tree, grower.open_nodes(tree), WIDE)
@@ -134,7 +134,7 @@ def test_a_node_knows_who_guessed_it_and_what_the_drafter_gave_it() -> None:
 
 def test_what_costs_nothing_hangs_before_a_model_is_asked() -> None:
     draft = counting()
-    grower = TreeGrower([model_drafter(draft), Counter()], BestFirstPacer())
+    grower = TreeGrower([model_drafter(draft), Counter()], Pacer())
     tree = TokenTree(3, 64)
     grower.begin(tree, WIDE)
     assert tree.depth[: len(tree)].max() == WIDE.max_depth
@@ -142,7 +142,7 @@ def test_what_costs_nothing_hangs_before_a_model_is_asked() -> None:
 
 
 def test_a_model_corrects_what_another_drafter_was_sure_of() -> None:
-    grower = TreeGrower([model_drafter(counting()), Counter(2)], BestFirstPacer())
+    grower = TreeGrower([model_drafter(counting()), Counter(2)], Pacer())
     tree = TokenTree(3, 64)
     grower.begin(tree, WIDE)
     wrong = tree.child(ROOT, 5)
@@ -200,7 +200,7 @@ def test_accepted_tokens_are_read_with_the_next_root_and_only_if_it_is_guessed_a
 
 
 def test_a_free_drafter_is_tried_on_the_last_tokens_and_reads_them() -> None:
-    grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()], BestFirstPacer())
+    grower = TreeGrower([model_drafter(counting()), lookup := LookupDrafter()], Pacer())
     text = [1, 2, 3, 4, 1, 2]
     assert grower.dry_run(text, 1) == []
     assert grower.dry_run([*text, 3], 1) == [True]
@@ -224,9 +224,7 @@ def test_a_dry_run_knows_the_noise_of_the_draws_that_were_made() -> None:
 
 
 def test_a_draft_reads_nothing_while_only_free_drafters_guess() -> None:
-    grower = TreeGrower(
-        [model_drafter(draft := counting()), lookup := LookupDrafter()], BestFirstPacer()
-    )
+    grower = TreeGrower([model_drafter(draft := counting()), lookup := LookupDrafter()], Pacer())
     text = [1, 2, 3, 4, 1]
     grower.prepare(text, 2, free_only=True)
     grower.catch_up(text)

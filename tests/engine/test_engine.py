@@ -184,7 +184,7 @@ def test_a_draft_that_agrees_fills_every_pass() -> None:
         counting(),
         counting(),
         max_tokens=25,
-        pacer="linear",
+        n_candidates=1,
         fallback="fixed",
         draft_max=4,
         lookup=False,
@@ -216,7 +216,7 @@ def test_log_probabilities_come_where_they_were_asked_for() -> None:
 
 
 def test_events_say_whose_token_it_is() -> None:
-    settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=2, step_aside=False)
+    settings = EngineSettings(n_candidates=1, fallback="fixed", draft_max=2, step_aside=False)
     with Engine(counting(), counting(), settings) as engine:
         events, _ = follow(engine.generate(PROMPT, GREEDY, 6))
     assert [event.origin for event in events] == ["draft", "draft", "target"] * 2
@@ -225,7 +225,7 @@ def test_events_say_whose_token_it_is() -> None:
 
 def test_the_draft_reads_the_end_of_the_path_and_the_new_root_in_one_step() -> None:
     draft = counting()
-    rules = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": False}
+    rules = {"n_candidates": 1, "fallback": "fixed", "draft_max": 2, "lookup": False}
     generate(counting(), draft, max_tokens=6, **rules)
     assert draft.evaluations == [1, 1, 2, 1, 1][:4]
 
@@ -239,11 +239,11 @@ class CountingBranches(FakeModel):
         return super()._evaluate(parts)
 
 
-@pytest.mark.parametrize(("pacer", "branches"), [("best-first", True), ("linear", False)])
-def test_the_pacer_that_was_asked_for_grows_the_tree(pacer: str, branches: bool) -> None:
+@pytest.mark.parametrize(("n_candidates", "branches"), [(8, True), (1, False)])
+def test_one_candidate_after_each_node_is_a_line(n_candidates: int, branches: bool) -> None:
     target = CountingBranches(random_language(7, N_VOCAB), N_VOCAB)
     draft = FakeModel(random_language(8, N_VOCAB), N_VOCAB)
-    generate(target, draft, pacer=pacer, fallback="full", lookup=False)
+    generate(target, draft, n_candidates=n_candidates, fallback="full", lookup=False)
     assert (target.most_branches > 1) == branches
 
 
@@ -302,7 +302,7 @@ def test_an_end_of_generation_token_ends_the_text_and_adds_none(with_draft: bool
 
 
 def test_nothing_is_drafted_after_the_end_of_a_text() -> None:
-    result = generate(counting(eog_tokens=[2]), counting(), pacer="linear", fallback="fixed")
+    result = generate(counting(eog_tokens=[2]), counting(), n_candidates=1, fallback="fixed")
     assert result.speculation.drafted == 3
 
 

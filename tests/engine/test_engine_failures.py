@@ -177,7 +177,7 @@ def test_a_cancelled_text_shows_what_was_held_back() -> None:
 def test_a_cancelled_text_has_every_token_that_was_accepted() -> None:
     """The draft is told to stop while it reads what the round has just accepted."""
     target, draft = counting(), counting()
-    settings = EngineSettings(pacer="linear", fallback="fixed", draft_max=2, step_aside=False)
+    settings = EngineSettings(n_candidates=1, fallback="fixed", draft_max=2, step_aside=False)
     with Engine(target, draft, settings) as engine:
 
         def cancel_in_follow(model: FakeModel) -> None:
@@ -308,7 +308,7 @@ def test_damaged_logits_at_a_rejected_guess_harm_no_text() -> None:
 def test_tokens_that_stand_are_yielded_although_the_draft_fails_to_follow() -> None:
     """It reads the prompt, guesses twice, and fails where it reads what was accepted."""
     target, draft = counting(), counting(hook=Failing(4, OSError("the draft is gone")))
-    rules = {"pacer": "linear", "fallback": "fixed", "draft_max": 2, "lookup": False}
+    rules = {"n_candidates": 1, "fallback": "fixed", "draft_max": 2, "lookup": False}
     with Engine(target, draft, EngineSettings(step_aside=False, **rules)) as engine:
         events = engine.generate(PROMPT, GREEDY, 30)
         assert [next(events).token for _ in range(3)] == [0, 1, 2]

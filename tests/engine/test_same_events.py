@@ -203,7 +203,7 @@ def test_a_draft_changes_neither_the_events_nor_the_end_nor_what_is_held(
     assert seen(FakeModel(draft_language, N_VOCAB)) == seen(None)
 
 
-LINE = {"pacer": "linear", "fallback": "fixed", "draft_max": 8, "lookup": False}
+LINE = {"n_candidates": 1, "fallback": "fixed", "draft_max": 8, "lookup": False}
 
 
 class Permissive(ScriptedGrammar):

@@ -14,8 +14,8 @@ from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.round import Round
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
-from edgespec.rules.acceptance_rules import ExactReplay
-from edgespec.rules.stop_rules import Nodes, RoundSoFar, StopRule
+from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
+from edgespec.rules.stop_rules import Nodes, StopRule
 from edgespec.rules.tree_limits import Limits
 from edgespec.tracing.spans import OFF
 from edgespec.tree import ROOT, TokenTree
@@ -88,7 +88,7 @@ def test_passes_that_a_kept_prefix_saves_are_those_of_the_prompt_without_its_las
     assert (first.saved_passes, again.saved_passes) == (0, 4), "7 tokens, 2 at a time"
 
 
-GUESSES = {"pacer": "linear", "draft_max": 2, "lookup": False}
+GUESSES = {"n_candidates": 1, "draft_max": 2, "lookup": False}
 
 
 class Misses(StopRule):
@@ -98,9 +98,6 @@ class Misses(StopRule):
 
     def __init__(self) -> None:
         self.found: list[bool] = []
-
-    def fires(self, so_far: RoundSoFar) -> bool:
-        return False
 
     def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Misses:
         guessed = [n for n, node in enumerate(path) if tree.children(node)]
@@ -138,7 +135,9 @@ def test_a_pass_over_the_root_alone_tells_what_it_waited_for_experts() -> None:
     none = Limits(max_nodes=0, max_branches=1, max_depth=0)
     target = counting()
     target.last_report = read
-    slot = Slot(target, 0, None, none, ExactReplay(), RoundPlanner(), lambda: 1.0, OFF)
+    slot = Slot(
+        target, 0, None, none, ACCEPTANCE_RULES["exact-replay"], RoundPlanner(), lambda: 1.0, OFF
+    )
     round_ = Round(slot, TokenTree(1))
     round_.path, round_.events = [ROOT], [TokenEvent("c", 2, "target", 0)]
     round_._measure([ROOT])

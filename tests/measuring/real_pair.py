@@ -28,7 +28,6 @@ from edgespec.ports import LanguageModel
 from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
-from edgespec.settings.rule_names import PacerName
 from edgespec.values import GenerationResult
 
 KINDS = ("conversation", "code", "prose", "repeating")
@@ -84,7 +83,7 @@ def row(
     """Cells: a line, trees, both with lookups, and the trees' shares of the line."""
     found = []
     for lookup in (False, True) if drafts else (True,):
-        line = replace(pair_fit.full_trees(LINE), pacer=PacerName.LINEAR)
+        line = pair_fit.full_trees(LINE).but(n_candidates=1)
         rules = [line, *(pair_fit.full_trees(nodes) for nodes in NODES)]
         each = [tokens_per_pass(target, drafts, texts, r.but(lookup=lookup)) for r in rules]
         found += [f"{each[0]:.2f}", " ".join(f"{n:.2f}" for n in each[1:])]

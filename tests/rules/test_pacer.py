@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from edgespec.rules.pacer import (
     PACERS,
-    BestFirstPacer,
     Guess,
-    LinearPacer,
     LLMCadPacer,
+    Pacer,
     nodes_to_verify,
 )
 from edgespec.rules.tree_limits import Limits
@@ -64,32 +63,24 @@ def test_llmcad_turns_to_another_branch_when_the_best_has_had_its_share() -> Non
 
 def test_best_first_extends_the_most_probable_open_node() -> None:
     tree = forked(0.2, 0.7)
-    assert BestFirstPacer().extend(tree, [1, 2], WIDE) == [2]
+    assert Pacer().extend(tree, [1, 2], WIDE) == [2]
 
 
 def test_best_first_evaluates_near_equals_in_one_step() -> None:
     tree = forked(0.3, 0.4, 0.1)
-    assert BestFirstPacer().extend(tree, [1, 2, 3], WIDE) == [1, 2]
+    assert Pacer().extend(tree, [1, 2, 3], WIDE) == [1, 2]
 
 
 def test_best_first_keeps_no_node_that_is_hardly_possible() -> None:
     tree = forked(0.1)
     offered = [guess(1, 0.2), guess(2, 0.05)]
-    assert BestFirstPacer().children(tree, 1, offered) == offered[:1]
+    assert Pacer().children(tree, 1, offered) == offered[:1]
 
 
 def test_best_first_is_done_when_no_open_node_can_have_a_child_among_the_best() -> None:
     tree = forked(0.5, 0.3, 0.1)
-    assert BestFirstPacer().extend(tree, [2, 3], Limits(3, 32, 16)) == []
-    assert BestFirstPacer().extend(tree, [1, 2, 3], Limits(3, 32, 16)) == [1]
-
-
-# Linear
-
-
-def test_linear_keeps_one_candidate() -> None:
-    offered = [guess(1, 0.5), guess(2, 0.4)]
-    assert LinearPacer().children(TokenTree(0), ROOT, offered) == offered[:1]
+    assert Pacer().extend(tree, [2, 3], Limits(3, 32, 16)) == []
+    assert Pacer().extend(tree, [1, 2, 3], Limits(3, 32, 16)) == [1]
 
 
 # All of them
@@ -103,11 +94,6 @@ def test_a_pacer_grows_a_bare_root(name: str) -> None:
 @pytest.mark.parametrize("name", PACERS)
 def test_a_pacer_grows_nothing_below_the_greatest_depth(name: str) -> None:
     assert PACERS[name]().extend(forked(0.9), [1], Limits(64, 32, max_depth=1)) == []
-
-
-@pytest.mark.parametrize("name", PACERS)
-def test_a_pacer_registers_under_its_own_name(name: str) -> None:
-    assert PACERS[name].name == name
 
 
 @given(trees(), st.sampled_from(sorted(PACERS)), st.data())

@@ -113,7 +113,7 @@ def test_a_draft_that_has_nothing_to_evaluate_makes_no_step(overlap: bool):
     target = counting(eog_tokens=[N_VOCAB - 1], stall_share=0.9)
     draft = FakeModel(fixed_text([N_VOCAB - 1], N_VOCAB, len(PROMPT)), N_VOCAB)
     target.hook = waits_for_steps_of(draft, 1) if overlap else None
-    result, events = traced(target, draft, no_overlap=not overlap, pacer="linear", lookup=False)
+    result, events = traced(target, draft, no_overlap=not overlap, n_candidates=1, lookup=False)
     steps = spans(events, "draft step")
     assert result.speculation.drafted > 0
     assert [step.get("args", {}).get("nodes") for step in steps] == [1] * len(draft.evaluations)
