@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from edgespec.errors import Cancelled, WeightReadError
-from edgespec.memory.budget import loaded_last, plan_memory
-from edgespec.memory.pinning import MIN_RING_SLOTS, ring_for
+from edgespec.memory.budget import MemoryPlan, divided, fixed_rows, loaded_last, plan_memory
+from edgespec.memory.pinning import MIN_RING_SLOTS
 from edgespec.ports import LanguageModel
-from edgespec.ports.adjusting import WeightShares
 from edgespec.runtimes import PreparedModel
 from edgespec.tree import ROOT, TokenTree
 from port_calls import evaluate
@@ -65,30 +64,14 @@ def replace_reads(model: Any, replacement: Callable[..., Callable[..., int]]) ->
         reads._reader.read = replacement(reads._reader.read)
 
 
-def cuts_of(model: Any) -> Sequence[Sequence[Any]]:
-    """The segmentations of the model's weights."""
-    weights = model._weights
-    return weights._cuts if hasattr(weights, "_cuts") else [weights.groups]
-
-
-def expert_room(model: Any) -> int:
-    return model._weights._wanted.expert_bytes
-
-
-def ring_and_experts(model: Any, cut: int, pinned: Collection[int]) -> tuple[int, int]:
-    """Bytes of the smallest ring beside what is pinned, and of the cache of experts."""
-    sizes = [group.segment.slot_bytes for group in cuts_of(model)[cut]]
-    streamed = [size for i, size in enumerate(sizes) if i not in pinned]
-    return ring_for(streamed, MIN_RING_SLOTS), expert_room(model)
-
-
-def random_shares(model: Any, dice: random.Random) -> WeightShares:
-    """A division of the memory for weights that works."""
-    cut = dice.randrange(len(cuts_of(model)))
-    share = dice.choice((0.0, 0.3, 0.7, 1.0))
-    pinned = frozenset(i for i in range(len(cuts_of(model)[cut])) if dice.random() < share)
-    ring_bytes, expert_bytes = ring_and_experts(model, cut, pinned)
-    return WeightShares(cut, pinned, ring_bytes, int(expert_bytes * dice.choice((1, 1.5))))
+def with_room(model: Any, share: float) -> MemoryPlan:
+    """The model's plan with room for a share of its weights; 0 is that of its smallest ring."""
+    plan = model._weights._plan
+    taken = sum(row.nbytes for row in fixed_rows(plan))
+    slots = [segment.slot_bytes for segment in plan.segments]
+    least = sum(sorted(slots)[-MIN_RING_SLOTS:]) + (plan.experts.least_bytes if plan.experts else 0)
+    whole = sum(slots) + (plan.experts.room_bytes if plan.experts else 0)
+    return divided(plan, taken + max(least, int(share * whole)))
 
 
 class PagingContract:
@@ -155,8 +138,7 @@ class PagingContract:
         paged.truncate(0)
         dice = random.Random(1)
         for token, logits in zip(tokens, expected, strict=True):
-            shares = random_shares(paged, dice)
-            applied = paged.adjusting.divide(shares)
+            applied = paged.adjusting.divide(with_room(paged, dice.choice((0.0, 0.3, 0.7, 1.0))))
             if dice.random() < 0.5:
                 paged.adjusting.settle()
                 assert applied.is_set()
@@ -164,10 +146,7 @@ class PagingContract:
             assert applied.is_set()
 
     def test_what_is_wanted_is_pinned_after_some_passes(self, paged: LanguageModel) -> None:
-        everything = WeightShares(
-            0, frozenset(range(len(cuts_of(paged)[0]))), 0, expert_room(paged)
-        )
-        paged.adjusting.divide(everything)
+        paged.adjusting.divide(with_room(paged, 1))
         for token in paged.vocabulary.encode(2 * TEXT)[:12]:
             one_by_one(paged, [token])
         assert paged.paging().streamed_bytes == 0
@@ -176,12 +155,9 @@ class PagingContract:
         tokens = paged.vocabulary.encode(2 * TEXT)[:2]
         expected = one_by_one(paged, tokens)
         paged.truncate(0)
-        paged.adjusting.divide(WeightShares(0, frozenset(), *ring_and_experts(paged, 0, ())))
+        paged.adjusting.divide(with_room(paged, 0))
         one_by_one(paged, tokens[:1])
-        everything = WeightShares(
-            0, frozenset(range(len(cuts_of(paged)[0]))), 0, expert_room(paged)
-        )
-        paged.adjusting.divide(everything)
+        paged.adjusting.divide(with_room(paged, 1))
         good = paged._weights._reader.read
 
         def broken(*arguments: object) -> int:

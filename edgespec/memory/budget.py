@@ -5,13 +5,21 @@ Pure arithmetic on sizes. It knows no model library and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Any
 
 from edgespec.errors import BudgetError
 from edgespec.memory.expert_sizes import ExpertSizes, room_for_experts
-from edgespec.memory.pinning import SegmentSize, choose_cut, least_ring, pin
+from edgespec.memory.pinning import (
+    Order,
+    SegmentSize,
+    choose_cut,
+    divide,
+    least_ring,
+    pinning_order,
+)
 
 MIB = 1 << 20
 LOADING = "more while loading"
@@ -22,6 +30,8 @@ RING, PINNED, EXPERT_CACHE = "ring of streamed segments", "pinned segments", "ca
 COPIES = "copies of streamed weights"
 """Label of the row of a draft that computes with the target's weights where they are pinned, and
 with coarser copies of the others."""
+GROWTH_SHARE = 0.125
+"""Share of the weights that is pinned between two passes, until nothing is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,10 @@ class MemoryPlan:
     """Size of the expert cache."""
     cut: int = 0
     """Index of `segments` among the possible segmentations, coarsest first."""
+    order: Order = ()
+    """The order in which segments are pinned."""
+    n_kept: int = 0
+    """Entries of `order` that stay pinned once loaded: a draft computes with what they hold."""
     batches: Mapping[str, int] = field(default_factory=dict)
     """Index of the chosen batch size in `ModelNeeds.batches`, by owner."""
     batch_size: int = 0
@@ -237,39 +251,100 @@ def plan_memory(
             return MemoryPlan(
                 budget_bytes, rows, (), frozenset(), 0, False, reported, enforced=enforced
             )
-    room = budget_bytes - _total(fixed) - _total(paged)
-    expert_bytes = 0
-    if experts is not None:
-        dense_bytes = _slot_bytes(segmentations[0])
-        expert_bytes = room_for_experts(experts, dense_bytes, least_ring(segmentations), room)
-    cut = choose_cut(segmentations, room - expert_bytes)
-    segments = segmentations[cut]
-    pinned, ring_bytes = pin(segments, room - expert_bytes)
-    pinned_bytes = sum(segments[i].slot_bytes for i in pinned)
-    if experts is not None:
-        pinning_bytes = sum(segments[i].pinning_bytes for i in pinned)
-        expert_bytes = min(experts.room_bytes, room - pinning_bytes - ring_bytes)
-    replaced_bytes = sum(segments[i].copy_bytes for i in pinned)
-    rows = (
-        *(_less(row, replaced_bytes) if row.what == COPIES else row for row in fixed),
-        *paged,
-        MemoryRow("target", RING, ring_bytes),
-        MemoryRow("target", PINNED, pinned_bytes),
-        MemoryRow("target", EXPERT_CACHE, expert_bytes),
-    )
-    return MemoryPlan(
+    rows = (*fixed, *paged)
+    cut = cut_for(segmentations, budget_bytes - _total(rows), experts)
+    unpinned = MemoryPlan(
         budget_bytes,
         rows,
-        tuple(segments),
-        pinned,
-        ring_bytes,
+        tuple(segmentations[cut]),
+        frozenset(),
+        0,
         True,
         reported,
         enforced=enforced,
         experts=experts,
-        expert_bytes=expert_bytes,
         cut=cut,
+        order=pinning_order(segmentations[cut]),
     )
+    return _loaded(divided(unpinned, budget_bytes))
+
+
+def cut_for(
+    segmentations: Sequence[Sequence[SegmentSize]], room: int, experts: ExpertSizes | None
+) -> int:
+    """Index of the segmentation for `room` bytes of weights, those of experts among them."""
+    if experts is not None:
+        dense_bytes = _slot_bytes(segmentations[0])
+        room -= room_for_experts(experts, dense_bytes, least_ring(segmentations), room)
+    return choose_cut(segmentations, room)
+
+
+def divided(plan: MemoryPlan, budget_bytes: int, n_most: int | None = None) -> MemoryPlan:
+    """The plan with its weights divided anew for another budget, the other rows as they are.
+
+    At most `n_most` entries of its order are pinned.
+    """
+    segments, experts, fixed = plan.segments, plan.experts, fixed_rows(plan)
+    room, expert_bytes = budget_bytes - _total(fixed), 0
+    if experts is not None:
+        dense_bytes = _slot_bytes(segments)
+        expert_bytes = room_for_experts(experts, dense_bytes, least_ring([segments]), room)
+    n_pinned, ring_bytes = divide(segments, plan.order, room - expert_bytes, plan.n_kept, n_most)
+    pinned = frozenset(chain.from_iterable(plan.order[:n_pinned]))
+    if experts is not None:
+        room -= sum(segments[i].pinning_bytes for i in pinned) + ring_bytes
+        expert_bytes = min(experts.room_bytes, room)
+    replaced_bytes = sum(segments[i].copy_bytes for i in pinned)
+    rows = (
+        *(_less(row, replaced_bytes) if row.what == COPIES else row for row in fixed),
+        MemoryRow("target", RING, ring_bytes),
+        MemoryRow("target", PINNED, _slot_bytes([segments[i] for i in pinned])),
+        MemoryRow("target", EXPERT_CACHE, expert_bytes),
+    )
+    return replace(
+        plan,
+        budget_bytes=budget_bytes,
+        rows=rows,
+        pinned=pinned,
+        ring_bytes=ring_bytes,
+        expert_bytes=expert_bytes,
+    )
+
+
+def next_step(plan: MemoryPlan, held: Collection[int]) -> MemoryPlan:
+    """The next step towards `plan` where the segments `held` are pinned: those that it does not pin
+    are let go at once, GROWTH_SHARE of all is added. It never takes more memory than `plan`."""
+    missing = [
+        sum(plan.segments[i].slot_bytes for i in unit if i not in held) for unit in plan.order
+    ]
+    portion = GROWTH_SHARE * _slot_bytes(plan.segments)
+    added = enumerate(zip(missing, accumulate(missing), strict=True), 1)
+    n_most = next((n for n, (nbytes, total) in added if nbytes and total >= portion), len(missing))
+    step = divided(plan, plan.budget_bytes, n_most)
+    return plan if step.pinned == plan.pinned else step
+
+
+def fixed_rows(plan: MemoryPlan) -> list[MemoryRow]:
+    """The rows of a plan besides the memory for weights, as if nothing were pinned."""
+    replaced_bytes = sum(plan.segments[i].copy_bytes for i in plan.pinned)
+    return [
+        _less(row, -replaced_bytes) if row.what == COPIES else row
+        for row in plan.rows
+        if row.what not in (RING, PINNED, EXPERT_CACHE)
+    ]
+
+
+def _loaded(plan: MemoryPlan) -> MemoryPlan:
+    """The plan once it is loaded: copies of what is not pinned exist, and what has none stays."""
+    if not plan.shared:
+        n_kept = 0
+    else:
+        n_kept = 1 + max(n for n, unit in enumerate(plan.order) if plan.shared.intersection(unit))
+    segments = (
+        one if i in plan.pinned else replace(one, copy_bytes=0)
+        for i, one in enumerate(plan.segments)
+    )
+    return replace(plan, segments=tuple(segments), n_kept=n_kept)
 
 
 def least_bytes(

@@ -1,4 +1,4 @@
-"""Chooses how a target's weights are cut, which segments are pinned, and the size of the ring.
+"""Chooses how a target's weights are cut, and divides memory between pinned segments and the ring.
 
 Pure arithmetic on sizes. It knows no rows of a plan.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 RING_SLOTS = 3
 """One slot is computed on, one is being read, one is ready; overlap needs at least two."""
@@ -20,6 +20,9 @@ WHOLE_RING_SHARE = 0.2
 """Share that it may take so that matrices of layers stay whole. Slices need a smaller ring, which
 saved 2.4 % of the reads of a model of 1 GiB under 30 % of that size, and took a quarter more
 processor time."""
+
+Order = tuple[tuple[int, ...], ...]
+"""Indices of segments in the order in which they are pinned; those of one entry together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,65 @@ def choose_cut(segmentations: Sequence[Sequence[SegmentSize]], room: int) -> int
     choices = (whole, RING_SHARE), (whole, WHOLE_RING_SHARE), (segmentations, RING_SHARE)
     for allowed, share in choices:
         for segments in allowed:
-            if _pinning_bytes(segments) <= room or _ring(segments, RING_SLOTS) <= share * room:
+            pinning_bytes = sum(segment.pinning_bytes for segment in segments)
+            if pinning_bytes <= room or _ring(segments, RING_SLOTS) <= share * room:
                 return segmentations.index(segments)
     rings = [_ring(segments, MIN_RING_SLOTS) for segments in segmentations]
     return rings.index(min(rings))
+
+
+def pinning_order(segments: Sequence[SegmentSize]) -> Order:
+    """The order in which segments are pinned: however many are, they are spread over the depth, so
+    that computing on them covers reads.
+
+    First come those far larger than others (an output head): streamed, they would need a ring as
+    large as themselves. Then those that replace a draft's copies, all slices of a matrix together,
+    because a copy is replaced by a whole matrix.
+    """
+    median = sorted(segment.slot_bytes for segment in segments)[len(segments) // 2]
+
+    def rank(i: int) -> int:
+        return 0 if segments[i].slot_bytes > 2 * median else 1 if segments[i].copy_bytes else 2
+
+    def together(i: int) -> tuple[int, str | int]:
+        return rank(i), (rank(i) == 1 and segments[i].slice_of) or i
+
+    units: list[list[tuple[int, ...]]] = [[], [], []]
+    for (its, _), unit in groupby(range(len(segments)), together):
+        units[its].append(tuple(unit))
+    return tuple(alike[n] for alike in units for n in spread(len(alike)))
+
+
+def divide(
+    segments: Sequence[SegmentSize],
+    order: Order,
+    room: int,
+    n_least: int = 0,
+    n_most: int | None = None,
+) -> tuple[int, int]:
+    """How many entries of `order` are pinned in `room` bytes, and bytes of the ring for the others.
+
+    As many as fit beside a ring of RING_SLOTS, between `n_least` and `n_most`; more room never
+    unpins one. With room for a smaller ring only, that is what there is.
+    """
+    largest: list[list[int]] = [[]]
+    """The slots that a ring must hold at once beside a number of pinned entries, all first."""
+    for unit in reversed(order):
+        slots = [segments[i].slot_bytes for i in unit]
+        largest.append(sorted([*largest[-1], *slots], reverse=True)[:RING_SLOTS])
+    rings = [sum(slots) for slots in reversed(largest)]
+    pinning = (sum(segments[i].pinning_bytes for i in unit) for unit in order)
+    taken = list(accumulate(pinning, initial=0))
+    fitting = [n for n, nbytes in enumerate(taken) if nbytes + rings[n] <= room]
+    n_pinned = max(n_least, min(max(fitting, default=0), len(order) if n_most is None else n_most))
+    return n_pinned, min(rings[n_pinned], room - taken[n_pinned])
+
+
+def spread(n: int) -> list[int]:
+    """The numbers below `n`, every beginning of which is spread evenly: by their reversed bits."""
+    n_bits = (n - 1).bit_length()
+    found = (int(f"{i:0{n_bits}b}"[::-1], 2) for i in range(1 << n_bits)) if n_bits else range(n)
+    return [i for i in found if i < n]
 
 
 def _divides_layers(segments: Sequence[SegmentSize]) -> bool:
@@ -64,83 +122,6 @@ def _divides_layers(segments: Sequence[SegmentSize]) -> bool:
     return len({segment.slice_of for segment in segments} - {""}) > 1
 
 
-def pin(segments: Sequence[SegmentSize], room: int) -> tuple[frozenset[int], int]:
-    """Indices of the pinned segments, spread evenly over the depth, and bytes of the ring.
-
-    Segments far larger than the others (an output head) are pinned first: streamed, they would
-    need a ring as large as themselves.
-    """
-    if _pinning_bytes(segments) <= room:
-        return frozenset(range(len(segments))), 0
-    first = _oversized(segments)
-    best: tuple[int, frozenset[int], int] = (-1, frozenset(), 0)
-    for head in ((), first) if first else ((),):
-        others = [i for i in range(len(segments)) if i not in head]
-        for slots in (RING_SLOTS, MIN_RING_SLOTS):
-            ring = _ring([segments[i] for i in others], slots)
-            left = room - ring - _pinning_bytes([segments[i] for i in head])
-            if left < 0:
-                continue
-            chosen = frozenset((*head, *_chosen(segments, others, left)))
-            pinned_bytes = sum(segments[i].nbytes for i in chosen)
-            if pinned_bytes > best[0]:
-                best = (pinned_bytes, chosen, ring)
-            break
-    _, pinned, ring_bytes = best
-    return pinned, ring_bytes
-
-
-def _chosen(segments: Sequence[SegmentSize], others: Sequence[int], room: int) -> list[int]:
-    """Indices among `others` of segments to pin, evenly spread; first those that replace copies.
-
-    A copy is replaced by a whole matrix, so that its slices are pinned together or not at all.
-    """
-    copied = [i for i in others if segments[i].copy_bytes]
-    together = groupby(copied, lambda i: segments[i].slice_of or i)
-    alone = [[i] for i in others if not segments[i].copy_bytes]
-    chosen: list[int] = []
-    for units in ([list(unit) for _, unit in together], alone):
-        sizes = [_pinning_bytes([segments[i] for i in unit]) for unit in units]
-        taken = spread_evenly(sizes, room)
-        room -= sum(sizes[n] for n in taken)
-        chosen += (i for n in taken for i in units[n])
-    return chosen
-
-
-def _oversized(segments: Sequence[SegmentSize]) -> tuple[int, ...]:
-    sizes = sorted(segment.slot_bytes for segment in segments)
-    median = sizes[len(sizes) // 2]
-    return tuple(i for i, segment in enumerate(segments) if segment.slot_bytes > 2 * median)
-
-
-def spread_evenly(sizes: Sequence[int], room: int) -> list[int]:
-    """Evenly spaced indices of `sizes`, in order of execution, whose sum fits into `room`.
-
-    Going over the depth, a part is taken whenever the bytes taken so far fall behind their
-    average share.
-    """
-    total = sum(sizes)
-    if total == 0:
-        return []
-    share = min(1.0, room / total)
-    seen = taken = 0
-    chosen = []
-    for i, size in enumerate(sizes):
-        seen += size
-        if taken + size <= min(share * seen + size / 2, room):
-            chosen.append(i)
-            taken += size
-    return chosen
-
-
-def ring_for(sizes: Sequence[int], slots: int) -> int:
-    """Bytes of a ring that holds any `slots` segments with slots of `sizes` at once."""
-    return sum(sorted(sizes, reverse=True)[:slots])
-
-
 def _ring(segments: Sequence[SegmentSize], slots: int) -> int:
-    return ring_for([segment.slot_bytes for segment in segments], slots)
-
-
-def _pinning_bytes(segments: Sequence[SegmentSize]) -> int:
-    return sum(segment.pinning_bytes for segment in segments)
+    """Bytes of a ring that holds any `slots` segments at once."""
+    return sum(sorted((segment.slot_bytes for segment in segments), reverse=True)[:slots])

@@ -1,7 +1,6 @@
 """The memory budget of a session, which may change while texts are written.
 
-`memory.adjusting` divides it, the target's weights take the steps, `memory.following` says how much
-is free.
+`changed_budget` divides it, the target's weights take the steps, `following` says how much is free.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import BudgetError, EdgespecError, SessionClosed
 from edgespec.memory import changed_budget, library_pages, process
 from edgespec.memory.budget import MemoryPlan
+from edgespec.memory.changed_budget import AdjustsWeights, IsAdjustable
 from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
-from edgespec.ports.adjusting import AdjustsWeights, IsAdjustable
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.settings.units import auto_bounds, parse_size
 from edgespec.values import PagingStats
@@ -50,9 +49,6 @@ class SessionBudget(Closeable):
         weights = models.target.adjusting if isinstance(models.target, IsAdjustable) else None
         self._weights: AdjustsWeights | None = weights
         self._cuts = needs.cuts if needs and weights else ()
-        self._experts = needs.experts if needs and weights else None
-        if weights and (unfilled := changed_budget.while_unfilled(self.plan, weights.context)):
-            weights.divide(changed_budget.shares_of(self.plan), unfilled)
         self._changing = threading.Lock()
         self._is_over = threading.Event()
         self._follower: threading.Thread | None = None
@@ -96,14 +92,12 @@ class SessionBudget(Closeable):
 
     @property
     def _smallest_bytes(self) -> int:
-        return changed_budget.smallest_budget(self.plan, self._cuts, self._experts)
+        return changed_budget.smallest_budget(self.plan, self._cuts)
 
     def _change_to(self, budget_bytes: int) -> None:
-        plan = changed_budget.adjusted(self.plan, budget_bytes, self._cuts, self._experts)
+        plan = changed_budget.adjusted(self.plan, budget_bytes, self._cuts)
         if self._weights is not None:
-            unfilled = changed_budget.while_unfilled(plan, self._weights.context)
-            applied = self._weights.divide(changed_budget.shares_of(plan), unfilled)
-            self._wait(self._weights, plan, applied)
+            self._wait(self._weights, plan, self._weights.divide(plan))
         if budget_bytes < self.plan.budget_bytes:
             library_pages.release()
         self.plan = plan

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
-from edgespec.memory.budget import MemoryPlan, MemoryRow, plan_memory
-from edgespec.memory.changed_budget import adjusted, next_shares, shares_of, smallest_budget
+from edgespec.memory.budget import MemoryPlan, MemoryRow, divided, next_step, plan_memory
+from edgespec.memory.changed_budget import adjusted, smallest_budget
 from edgespec.memory.expert_sizes import ExpertSizes
-from edgespec.memory.pinning import MIN_RING_SLOTS, SegmentSize, ring_for
-from edgespec.ports.adjusting import WeightShares
+from edgespec.memory.pinning import MIN_RING_SLOTS, SegmentSize, divide, pinning_order, spread
 
 MIB = 1 << 20
 FIXED = [MemoryRow("process", "interpreter", 50 * MIB), MemoryRow("target", "KV cache", 30 * MIB)]
@@ -54,7 +54,7 @@ def test_the_cut_stays_where_coarser_segments_would_do() -> None:
 
 def test_a_budget_below_the_smallest_is_refused_with_it() -> None:
     plan = loaded(400 * MIB)
-    smallest = smallest_budget(plan, CUTS, None)
+    smallest = smallest_budget(plan, CUTS)
     assert smallest == 80 * MIB + MIN_RING_SLOTS * 5 * MIB
     assert adjusted(plan, smallest, CUTS).planned_bytes <= smallest
     with pytest.raises(BudgetError, match="at least 90 MiB") as refused:
@@ -72,43 +72,54 @@ def test_weights_that_cannot_be_let_go_keep_their_memory() -> None:
 def test_experts_give_memory_back_as_segments_do() -> None:
     sizes = ExpertSizes(4, 16, 2, 400 * MIB, 400 * MIB, 100 * MIB, 13 * MIB)
     plan = loaded(600 * MIB, sizes)
-    found = adjusted(plan, 200 * MIB, CUTS, sizes)
+    found = adjusted(plan, 200 * MIB, CUTS)
     assert found.planned_bytes <= 200 * MIB
     assert sizes.least_bytes <= found.expert_bytes < plan.expert_bytes
 
 
-SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=12)
+SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=40)
+
+
+@given(SIZES, st.integers(0, 2000), st.integers(0, 500))
+def test_more_room_never_unpins_a_segment(sizes: list[int], room: int, more: int) -> None:
+    segments = [SegmentSize(str(i), n, n) for i, n in enumerate(sizes)]
+    order = pinning_order(segments)
+    less, ring_bytes = divide(segments, order, room)
+    assert less <= divide(segments, order, room + more)[0]
+    pinned = [i for unit in order[:less] for i in unit]
+    assert ring_bytes + sum(sizes[i] for i in pinned) <= room
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 24, 47, 64, 100])
+def test_every_beginning_of_the_order_is_spread(n: int) -> None:
+    order = spread(n)
+    assert sorted(order) == list(range(n))
+    for k in range(1, n):
+        ends = [-1, *sorted(order[:k]), n]
+        assert max(b - a for a, b in pairwise(ends)) <= 2 * n / k + 1
 
 
 @settings(max_examples=50)
 @given(sizes=SIZES, data=st.data())
 def test_every_step_fits_and_the_last_one_arrives(sizes: list[int], data: st.DataObject) -> None:
-    every = st.sets(st.integers(0, len(sizes) - 1)).map(frozenset)
-    pinned, held = data.draw(every), data.draw(every)
-    streamed = [size for i, size in enumerate(sizes) if i not in pinned]
-    wanted = WeightShares(0, pinned, ring_for(streamed, data.draw(st.integers(2, 3))))
-    most = wanted.ring_bytes + sum(sizes[i] for i in pinned)
+    segments = [SegmentSize(str(i), n, n) for i, n in enumerate(sizes)]
+    held = data.draw(st.sets(st.integers(0, len(sizes) - 1)).map(frozenset))
+    least = sum(sorted(sizes)[-MIN_RING_SLOTS:])
+    wanted = plan_memory(data.draw(st.integers(least, sum(sizes) + least)), [], [segments])
     for _ in range(len(sizes) + 1):
-        found = next_shares(sizes, held, wanted)
-        others = [size for i, size in enumerate(sizes) if i not in found.pinned]
-        assert found.pinned <= pinned
-        assert found.ring_bytes + sum(sizes[i] for i in found.pinned) <= most
-        assert found.ring_bytes >= ring_for(others, MIN_RING_SLOTS)
-        assert held & pinned <= found.pinned
-        if found == wanted:
+        step = next_step(wanted, held)
+        assert step.pinned <= wanted.pinned
+        assert step.planned_bytes <= wanted.planned_bytes
+        if step is wanted:
             return
-        assert found.pinned > held & pinned
-        held = found.pinned
+        assert step.pinned - held
+        held = step.pinned
     raise AssertionError("it never arrived")
 
 
 def test_what_is_missing_comes_in_portions() -> None:
-    wanted = WeightShares(0, frozenset(range(40)), 0)
-    found = next_shares([5] * 40, frozenset(), wanted)
-    assert len(found.pinned) == 5
-    assert found.ring_bytes == 15
-
-
-def test_a_plan_has_the_shares_that_it_names() -> None:
-    plan = loaded(200 * MIB)
-    assert shares_of(plan) == WeightShares(plan.cut, plan.pinned, plan.ring_bytes, 0)
+    whole = plan_memory(80 * MIB + 200 * MIB, FIXED, CUTS[1:])
+    step = next_step(whole, frozenset())
+    assert len(step.pinned) == 5
+    assert step.ring_bytes == 15 * MIB
+    assert divided(step, whole.budget_bytes) == whole

@@ -117,7 +117,7 @@ def test_what_a_larger_budget_pins_can_be_let_go_again() -> None:
 
 def test_a_budget_below_what_a_draft_shares_is_refused_with_the_smallest() -> None:
     plan = planned(150)
-    smallest = smallest_budget(plan, TARGET.cuts, None)
+    smallest = smallest_budget(plan, TARGET.cuts)
     shared_bytes = sum(plan.segments[i].slot_bytes for i in plan.shared)
     assert smallest > shared_bytes
     assert adjusted(plan, smallest, TARGET.cuts).planned_bytes <= smallest

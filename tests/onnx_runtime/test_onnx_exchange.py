@@ -21,7 +21,6 @@ import onnx
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.files.unfinished import SUFFIX
 from edgespec.memory.budget import loaded_last, plan_memory
-from edgespec.ports.adjusting import WeightShares
 from edgespec_runtimes.onnx import runtime, trials
 from edgespec_runtimes.onnx.graph.accuracy import set_accuracy
 from edgespec_runtimes.onnx.model import OnnxModel
@@ -33,7 +32,7 @@ from edgespec_runtimes.onnx.weights.exchanging import ExchangingWeights
 from edgespec_runtimes.onnx.weights.packed import PackedWeights
 from onnx_files import write_llama
 from onnx_models import open_paged, request
-from paging_contract import PagingContract, one_by_one
+from paging_contract import PagingContract, one_by_one, with_room
 from port_contract import TEXT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells mappings")
@@ -201,16 +200,15 @@ def test_what_is_pinned_may_change_between_passes(paged: OnnxModel) -> None:
     tokens = paged.vocabulary.encode(TEXT)[:4]
     expected = one_by_one(paged, tokens)
     weights: Any = paged._weights
-    sizes = [group.segment.slot_bytes for group in weights.groups]
-    everything = frozenset(range(len(sizes)))
-    for pinned in (everything, frozenset(), frozenset({1})):
-        applied = weights.divide(WeightShares(0, pinned, 2 * max(sizes)))
+    for share in (1.0, 0.0, 0.6):
+        plan = with_room(paged, share)
+        applied = weights.divide(plan)
         paged.truncate(0)
         while not applied.is_set():
             weights.settle()
         assert np.array_equal(one_by_one(paged, tokens), expected)
         assert bool(weights._pinned_sessions.keys() & {g.piece for g in weights.groups}) == bool(
-            pinned
+            plan.pinned
         )
 
 

@@ -67,6 +67,7 @@ def session() -> Iterator[Session]:
         memory_budget="2GiB",
         adjustable_budget=True,
         n_parallel=2,
+        ctx_size=256,  # so small a context lends weights nothing
     )
     with edgespec.load(load, RULES) as session:
         yield session

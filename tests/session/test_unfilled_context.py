@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.memory import changed_budget
+from edgespec.memory import budget as memory_budget
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import pager
-from edgespec.ports.adjusting import ContextSize
 from edgespec_runtimes.gguf.context import cache_memory
-from edgespec_runtimes.kit.segmented import SegmentedWeights
+from edgespec_runtimes.kit import segmented
+from edgespec_runtimes.kit.segmented import ContextSize, SegmentedWeights
 from gguf_files import U32, tiny_llama
 from zoo_files import write_model
 from zoo_species import Species
@@ -111,8 +111,8 @@ def test_texts_stay_while_memory_goes_back_and_forth(
 
     with edgespec.load(load, rules) as session:
         expected = [session.generate(prompt, drawn, max_tokens=16).tokens for prompt in prompts]
-    monkeypatch.setattr(changed_budget, "LEAST_STEP_CELLS", 4)
-    monkeypatch.setattr(changed_budget, "N_STEPS", 64)
+    monkeypatch.setattr(segmented, "LEAST_STEP_CELLS", 4)
+    monkeypatch.setattr(segmented, "N_STEPS", 64)
     monkeypatch.setattr(cache_memory, "SLACK_CELLS", 0)
     load = load.model_copy(update={"n_parallel": n_parallel})
     budget = edgespec.plan(load, rules).smallest_bytes + (1 << 20)
@@ -142,9 +142,9 @@ def test_nothing_is_read_before_the_pass_that_fills_a_context(
 ) -> None:
     """A read that failed there left the cells of other texts in disorder, and none could be
     stopped."""
-    monkeypatch.setattr(changed_budget, "LEAST_STEP_CELLS", 4)
-    monkeypatch.setattr(changed_budget, "N_STEPS", 64)
-    monkeypatch.setattr(changed_budget, "GROWTH_SHARE", 0)  # a segment before each pass
+    monkeypatch.setattr(segmented, "LEAST_STEP_CELLS", 4)
+    monkeypatch.setattr(segmented, "N_STEPS", 64)
+    monkeypatch.setattr(memory_budget, "GROWTH_SHARE", 0)  # a segment before each pass
     monkeypatch.setattr(cache_memory, "SLACK_CELLS", 0)
     files = embedded_pair()
     load = edgespec.LoadSettings(model=files.target, memory_budget="2GiB", ctx_size=256, threads=1)

@@ -18,7 +18,6 @@ import numpy as np
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.paging.reader import DirectReader
@@ -143,7 +142,7 @@ class PreparedGgufEmbedder:
             partial(DirectReader, self._header.paths),
             traced,
             cuts,
-            shares_of(plan),
+            plan,
             self._shape.largest_batch,
             self._stop,
             self._request.trace,

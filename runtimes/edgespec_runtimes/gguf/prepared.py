@@ -14,7 +14,6 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import UsageError
 from edgespec.memory import heap
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
-from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import DirectReader, WatchedFiles
 from edgespec.ports import LanguageModel, Progress
@@ -263,7 +262,7 @@ class PreparedGguf:
             partial(DirectReader, self._header.paths),
             traced,
             cuts,
-            shares_of(plan),
+            plan,
             shape.largest_batch,
             self._stop,
             self._request.trace,

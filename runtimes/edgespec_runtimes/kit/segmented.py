@@ -9,18 +9,36 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled
-from edgespec.memory.changed_budget import next_shares
+from edgespec.memory.budget import MemoryPlan, divided, next_step
 from edgespec.paging.pager import PinnedSegments, WeightPager
 from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store, paging_stats
 from edgespec.ports import Progress
-from edgespec.ports.adjusting import ContextSize, UnfilledShares, WeightShares
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import PagingStats
+
+N_STEPS, LEAST_STEP_CELLS = 16, 256
+"""Steps in which a context takes its memory from the weights, and least cells of a step."""
+
+
+class ContextSize(NamedTuple):
+    """Memory of a context's keys and values that is taken as its cells are filled."""
+
+    n_cells: int = 0
+    """0 if all of it is taken at once."""
+    cell_bytes: int = 0
+    rest_bytes: int = 0
+    """Bytes that are taken before the first cell is filled, at most."""
+
+    def unused_bytes(self, n_filled: int) -> int:
+        """Bytes that weights may have while at most so many cells are filled."""
+        step = max(LEAST_STEP_CELLS, -(-self.n_cells // N_STEPS))
+        n_filled = step * max(1, -(-n_filled // step))
+        return max(0, (self.n_cells - n_filled) * self.cell_bytes - self.rest_bytes)
 
 
 class Group(Protocol):
@@ -54,7 +72,7 @@ class SegmentedWeights(Closeable, Generic[G]):
 
     def __init__(
         self,
-        shares: WeightShares,
+        plan: MemoryPlan,
         reader: Reader,
         is_stopped: Callable[[], bool],
         trace: Trace = OFF,
@@ -62,8 +80,9 @@ class SegmentedWeights(Closeable, Generic[G]):
         self.context = ContextSize()
         self._n_cells = 0
         """Cells of the context in use, and those that the next pass fills."""
-        self._shares, self._unfilled = shares, tuple[UnfilledShares, ...]()
-        self._present: WeightShares | None = shares
+        self._plan = self._wanted = plan
+        """The plan, and its division that holds while the context is not full."""
+        self._present: MemoryPlan | None = plan
         """None after a step that failed."""
         self._applied = threading.Event()
         self._changing = threading.Lock()
@@ -96,12 +115,11 @@ class SegmentedWeights(Closeable, Generic[G]):
         for store in self.stores:
             store.cancel()
 
-    def divide(
-        self, shares: WeightShares, unfilled: Sequence[UnfilledShares] = ()
-    ) -> threading.Event:
+    def divide(self, plan: MemoryPlan) -> threading.Event:
         with self._changing:
-            self._shares, self._unfilled = shares, tuple(unfilled)
+            self._plan = plan
             self._applied = threading.Event()
+            self._divide()
             return self._applied
 
     def fill_context(self, n_cells: int) -> None:
@@ -109,8 +127,9 @@ class SegmentedWeights(Closeable, Generic[G]):
         reads nothing. What there is room for is pinned when the next pass begins."""
         with self._changing:
             self._n_cells = n_cells
+            self._divide()
             wanted = self._wanted
-        if wanted != self._present:
+        if wanted is not self._present:
             self._present = None
             self._make_room(wanted)
 
@@ -121,16 +140,16 @@ class SegmentedWeights(Closeable, Generic[G]):
         """
         with self._changing:
             wanted, applied = self._wanted, self._applied
-        if wanted != self._present:
+        if wanted is not self._present:
             self._present = None
             self._present = self._approach(wanted, is_stopped)
         applied.set()
 
-    @property
-    def _wanted(self) -> WeightShares:
-        """The division for the cells of the context in use."""
-        fitting = (one.shares for one in self._unfilled if self._n_cells <= one.n_cells)
-        return next(fitting, self._shares)
+    def _divide(self) -> None:
+        """Find the division for the cells of the context in use."""
+        budget_bytes = self._plan.budget_bytes + self.context.unused_bytes(self._n_cells)
+        if budget_bytes != self._wanted.budget_bytes or self._wanted.cut != self._plan.cut:
+            self._wanted = divided(self._plan, budget_bytes)
 
     def _fill(self, groups: Sequence[G], progress: Progress | None) -> None:
         """Pin groups and start streaming the others. Raises WeightReadError and Cancelled."""
@@ -138,35 +157,34 @@ class SegmentedWeights(Closeable, Generic[G]):
             self._pin(group, self._is_stopped)
         self._stream(self._wanted.ring_bytes)
 
-    def _approach(self, wanted: WeightShares, is_stopped: Callable[[], bool]) -> WeightShares:
+    def _approach(self, wanted: MemoryPlan, is_stopped: Callable[[], bool]) -> MemoryPlan:
         """Let go what is pinned and not wanted, and pin some of what is missing; returns the
         division from now on. May be called again after it raised."""
-        shares = self._make_room(wanted)
+        step = self._make_room(wanted)
         for group in self._arranged.pinned_groups:
             if not self._is_pinned(group):
                 self._pin(group, is_stopped)
                 if is_stopped():  # it was perhaps read in part
                     self._let_go(group)
                     raise Cancelled("the model was asked to stop")
-        self._stream(shares.ring_bytes)
-        return shares
+        self._stream(step.ring_bytes)
+        return step
 
-    def _make_room(self, wanted: WeightShares) -> WeightShares:
+    def _make_room(self, wanted: MemoryPlan) -> MemoryPlan:
         """Let go what is pinned and not wanted, and the ring; returns the next division, of which
         some is not pinned yet."""
         groups = self._groups_of(wanted)
-        sizes = [group.segment.slot_bytes for group in groups]
-        shares = next_shares(sizes, self._held_of(groups), wanted)
-        arranged = self._arrange(groups, shares.pinned)
+        step = next_step(wanted, self._held_of(groups))
+        arranged = self._arrange(groups, step.pinned)
         self._free_stores(wanted)
         kept = {group.segment.extents for group in arranged.pinned_groups}
         for group in self._arranged.pinned_groups:
             if self._is_pinned(group) and group.segment.extents not in kept:
                 self._let_go(group)
         self._use(arranged)
-        return shares
+        return step
 
-    def _free_stores(self, wanted: WeightShares) -> None:
+    def _free_stores(self, wanted: MemoryPlan) -> None:
         """Free the ring, so that other memory can be taken."""
         if self.pager is not None:
             self.pager.rearrange((), 0)
@@ -184,7 +202,7 @@ class SegmentedWeights(Closeable, Generic[G]):
         close_all(streamed.close, self._pinned.close)
 
     @abstractmethod
-    def _groups_of(self, wanted: WeightShares) -> Sequence[G]:
+    def _groups_of(self, wanted: MemoryPlan) -> Sequence[G]:
         """All segments, cut as wanted."""
 
     def _arrange(self, groups: Sequence[G], pinned: frozenset[int]) -> Division[G]:

@@ -18,7 +18,6 @@ import onnxruntime as ort
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.memory import room
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
-from edgespec.memory.changed_budget import shares_of
 from edgespec.memory.collapsing import collapse_resident
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
@@ -371,7 +370,7 @@ class PreparedOnnx:
                 fitted.cut,
                 sessions,
                 self._deployed.in_memory,
-                shares_of(plan),
+                plan,
                 self._stop.is_set,
                 self._request.trace,
             )

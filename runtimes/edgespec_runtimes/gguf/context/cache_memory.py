@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from edgespec.ports.adjusting import ContextSize
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.imports import replaced_import
+from edgespec_runtimes.kit.segmented import ContextSize
 
 _GIVE_BACK, _NO_HUGE_PAGES = 4, 15
 """Linux's `MADV_DONTNEED` and `MADV_NOHUGEPAGE`; Python has the names on Linux only."""

@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.concurrency.owning import close_all
+from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import Reader, Segment
 from edgespec.paging.store import Store
 from edgespec.ports import Progress
-from edgespec.ports.adjusting import WeightShares
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
 from edgespec.values import PagingStats
 from edgespec_runtimes.gguf.file.header import GgufFile
@@ -59,7 +59,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         open_reader: Callable[[], Reader],
         weights: Sequence[TracedWeight],
         cuts: Sequence[Sequence[WeightGroup]],
-        shares: WeightShares,
+        plan: MemoryPlan,
         n_batch: int,
         stop: AbortFlag,
         trace: Trace = OFF,
@@ -67,12 +67,12 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         n_threads: int = 1,
     ) -> None:
         """`cuts` are the possible segmentations of the streamable weights."""
-        super().__init__(shares, open_reader(), stop.is_set, trace)
+        super().__init__(plan, open_reader(), stop.is_set, trace)
         self._header = header
         self._weights = tuple(weights)
         self._n_batch = n_batch
         self._cuts = cuts
-        groups = cuts[shares.cut]
+        groups = cuts[plan.cut]
         self._stop = stop
         self._packer = Packer()
         self.packed = packed_fields(self._packer, header, groups)
@@ -84,7 +84,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
 
         swapped = {weight.address for group in groups for weight in group.weights}
         swapped |= {weight.address for mixture in mixtures for weight in mixture.weights}
-        self.experts = self._paged_experts(open_reader, mixtures, shares.expert_bytes, n_threads)
+        self.experts = self._paged_experts(open_reader, mixtures, plan.expert_bytes, n_threads)
         self._resident = [w for w in weights if w.address not in swapped and not w.looked_up]
         self._tables: dict[int, tuple[TracedWeight, RowTable]] = {}
         self.sliced = SlicedMatrices(
@@ -99,7 +99,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         """Segments that could not be read, whose weights point to arbitrary memory of the ring."""
         self._lookup_op = abi.op_number(LOOKUP)
         self._choice_ops = self.experts.ops if self.experts else frozenset()
-        self._use(Arrangement(groups, shares.pinned))
+        self._use(Arrangement(groups, plan.pinned))
 
     @property
     def backends(self) -> list[int]:
@@ -169,12 +169,12 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         if group.rows is not None:
             self.sliced.keep(group, base)
 
-    def _free_stores(self, wanted: WeightShares) -> None:
+    def _free_stores(self, wanted: MemoryPlan) -> None:
         super()._free_stores(wanted)
         if self.experts:
             self.experts.cache.resize(wanted.expert_bytes)
 
-    def _groups_of(self, wanted: WeightShares) -> Sequence[WeightGroup]:
+    def _groups_of(self, wanted: MemoryPlan) -> Sequence[WeightGroup]:
         return self._cuts[wanted.cut]
 
     def _arrange(self, groups: Sequence[WeightGroup], pinned: frozenset[int]) -> Arrangement:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from edgespec.memory.pinning import spread_evenly
+from edgespec.memory.pinning import spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def place(gpu_bytes: int, needs: GpuNeeds) -> Placement:
 
 
 def _spread(pieces: Sequence[PieceSize], room: int) -> list[int]:
-    """Evenly spaced indices of pieces, of graphs with several pieces, that fit into `room`.
+    """Indices of pieces, of graphs with several pieces, that fit into `room`, spread evenly.
 
     While a kept piece computes, the next one that is not kept is read.
     """
@@ -104,4 +105,6 @@ def _spread(pieces: Sequence[PieceSize], room: int) -> list[int]:
     for piece in pieces:
         n_alike[piece.graph] = n_alike.get(piece.graph, 0) + 1
     candidates = [i for i, piece in enumerate(pieces) if n_alike[piece.graph] > 1]
-    return [candidates[i] for i in spread_evenly([pieces[i].nbytes for i in candidates], room)]
+    order = [candidates[n] for n in spread(len(candidates))]
+    taken = accumulate(pieces[i].nbytes for i in order)
+    return [i for i, nbytes in zip(order, taken, strict=True) if nbytes <= room]

@@ -19,10 +19,10 @@ import onnx
 from edgespec.concurrency.owning import close_all
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import Cancelled, EdgespecError
+from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.heap import trim_heap
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import Progress
-from edgespec.ports.adjusting import WeightShares
 from edgespec_runtimes.onnx.files.source import refer
 from edgespec_runtimes.onnx.graph.flow import PACKED
 from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
@@ -115,7 +115,7 @@ class PackedWeights(OnnxWeights):
         sessions = (session.close for session in self._pinned_sessions.values())
         close_all(*worker, *sessions, self._files.close, super().close)
 
-    def _approach(self, wanted: WeightShares, is_stopped: Callable[[], bool]) -> WeightShares:
+    def _approach(self, wanted: MemoryPlan, is_stopped: Callable[[], bool]) -> MemoryPlan:
         self._forget_next()
         try:
             return super()._approach(wanted, is_stopped)

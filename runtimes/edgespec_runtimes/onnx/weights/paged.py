@@ -14,9 +14,9 @@ from onnx import helper
 
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled, WeightReadError
+from edgespec.memory.budget import MemoryPlan
 from edgespec.paging.reader import DirectReader, Segment
 from edgespec.ports import Progress
-from edgespec.ports.adjusting import WeightShares
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec_runtimes.kit.row_file import RowFile
 from edgespec_runtimes.kit.segmented import Division, SegmentedWeights
@@ -114,11 +114,11 @@ class OnnxWeights(SegmentedWeights[PieceWeights]):
         cut: Cut,
         sessions: Sequence[OrtSession],
         groups: Sequence[PieceWeights],
-        shares: WeightShares,
+        plan: MemoryPlan,
         is_stopped: Callable[[], bool],
         trace: Trace = OFF,
     ) -> None:
-        super().__init__(shares, DirectReader(source.files), is_stopped, trace)
+        super().__init__(plan, DirectReader(source.files), is_stopped, trace)
         self.groups = tuple(groups)
         self._source = source
         self._cut = cut
@@ -126,7 +126,7 @@ class OnnxWeights(SegmentedWeights[PieceWeights]):
         self._small: list[np.ndarray] = []
         self._resident: dict[str, Bound] = {}
         """Weights at permanent addresses, by name."""
-        self._use(Division(groups, shares.pinned))
+        self._use(Division(groups, plan.pinned))
 
     def fill(self, progress: Progress | None) -> None:
         """Read the resident weights and start streaming. Raises WeightReadError and Cancelled."""
@@ -168,7 +168,7 @@ class OnnxWeights(SegmentedWeights[PieceWeights]):
         finally:
             self.pager.release(segment)
 
-    def _groups_of(self, wanted: WeightShares) -> Sequence[PieceWeights]:
+    def _groups_of(self, wanted: MemoryPlan) -> Sequence[PieceWeights]:
         return self.groups
 
     def _find_places(self) -> None:
