@@ -31,7 +31,7 @@ What may be imported from `edgespec`, and what an author of a runtime implements
 is internal. `python docs/pages.py` writes this page from the code.
 """
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Sessions": ("load", "plan", "Session", "AsyncSession", "Generation", "PromptCache"),
+    "Sessions": ("load", "plan", "Session", "AsyncSession", "Generation"),
     "Embedding models": ("load_embedder", "Embedder"),
     "Several models": ("Models",),
     "Settings": ("LoadSettings", "SamplingParams", "EngineSettings"),
@@ -56,7 +56,7 @@ REMARKS = {
     "Results": "What generations yield and end with, what these hold, and the memory plan.",
     "Ports": "What the engine asks of a model, and what a runtime implements.",
 }
-CONSTRUCTED = ("AsyncSession", "PromptCache")
+CONSTRUCTED = ("AsyncSession",)
 """Classes that programs construct with arguments which are no fields."""
 PREDICTIONS = re.compile(
     r"(?P<title>\*\*(?P<rate>[\d.]+ GB/s)\*\*[^\n]*\n\n)(?:\|[^\n]*\n)*\n?", re.MULTILINE

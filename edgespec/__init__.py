@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from edgespec.session.session import load as load
     from edgespec.session.session import plan as plan
     from edgespec.settings.config import LoadSettings as LoadSettings
-    from edgespec.state.prompt_cache import PromptCache as PromptCache
     from edgespec.tracing.trace_file import open_trace as open_trace
     from edgespec.values import GenerationResult as GenerationResult
     from edgespec.values import TokenEvent as TokenEvent
@@ -67,7 +66,6 @@ _NAMES = {
     "session.models": ("Models",),
     "session.session": ("Session", "load", "plan"),
     "settings.config": ("LoadSettings",),
-    "state.prompt_cache": ("PromptCache",),
     "tracing.trace_file": ("open_trace",),
     "values": ("GenerationResult", "TokenEvent"),
 }

@@ -67,7 +67,7 @@ def _end(*_: object) -> None:
 def _hashes_much(arguments: list[str]) -> bool:
     """True if downloads or prefixes may be verified, up to gigabytes, which OpenSSL's hashes do
     several times faster."""
-    flags = ("-hf", "--hf", "--prefix-cache")
+    flags = ("-hf", "--hf", "--prompt-cache")
     return arguments[:1] == ["models"] or any(word.startswith(flags) for word in arguments)
 
 

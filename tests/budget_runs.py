@@ -13,7 +13,6 @@ import hashlib
 import json
 import random
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ def write(
         options["grammar"] = edgespec.regular_expression("[a-z ]{1,200}")
     if ask["extra"] == "logprobs":
         options["logprobs"] = 5
-    with edgespec.load(load, rules) as session, tempfile.TemporaryDirectory() as folder:
+    with edgespec.load(load, rules) as session:
         prompts = [session.encode(text)[: load.ctx_size * 3 // 4] for text in ask["prompts"]]
         if ask["chat"]:
             session.use_chat_template("chatml")
@@ -98,10 +97,7 @@ def write(
             _forget_peak()
             load = load.model_copy(update={"memory_budget": session.budget.budget_bytes})
         texts = [result.tokens for result in session.generate_many(prompts, **options)]
-        if ask["extra"] == "state" and not ask["chat"]:
-            session.save_state(Path(folder) / "it")
-            session.load_state(Path(folder) / "it")
-        if ask["extra"] in ("state", "prefixes") and not ask["chat"]:
+        if ask["extra"] == "prefixes" and not ask["chat"]:
             session.generate([*prompts[-1], *texts[-1]], max_tokens=4)
         digests = [_digest(list(text)) for text in texts]
         planned = session.plan.planned_bytes

@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.errors import Cancelled, StateError, UsageError
 from edgespec.ports import PassPart, Progress, Vocabulary, check_token
 from edgespec.ports.features import Take
-from edgespec.ports.state import Read, StateOrigin, Write
+from edgespec.ports.state import StateOrigin
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 from fake_cache import FakeText
@@ -265,26 +265,6 @@ class FakeModel:
     @property
     def state_origin(self) -> StateOrigin:
         return StateOrigin((), {"--ctx-size": str(self.info.n_ctx)})
-
-    @property
-    def state_bytes(self) -> int:
-        return 0
-
-    def write_state(self, write: Write) -> None:
-        assert not self._texts[0].cells, "state with provisional nodes around"
-        for token in self.committed:  # a piece each
-            write(memoryview(token.to_bytes(4, "little")))
-
-    def read_state(self, n_tokens: int, read: Read) -> None:
-        of = self._texts[0]
-        assert not of.cells, "state with provisional nodes around"
-        of.committed = []
-        tokens = []
-        for _ in range(n_tokens):
-            piece = bytearray(read.size())
-            read(memoryview(piece))
-            tokens.append(int.from_bytes(piece, "little"))
-        of.committed = tokens
 
     @property
     def block_tokens(self) -> int:

@@ -71,7 +71,6 @@ class FakeSession:
         stop=(),
         progress=None,
         grammar=None,
-        prompt_cache=None,
     ) -> Generator[TokenEvent, None, GenerationResult]:
         self.prompt, self.sampling, self.max_tokens, self.stop = prompt, sampling, max_tokens, stop
         self.is_generating = True

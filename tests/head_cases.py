@@ -6,11 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import edgespec
 from edgespec.engine.settings import EngineSettings
-from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
-from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf.options import GgufOptions
 
 PROMPT = (5, 9, 2, 130, 11, 7)
@@ -32,20 +29,3 @@ def head_request(
         target=target,
     )
     return replace(request, **changes)
-
-
-def check_saved_state(settings: LoadSettings, folder: Path, n_tokens: int) -> None:
-    """A session that loads the state of another guesses on, and writes the same text."""
-    sampling, kept = SamplingParams(temperature=0), folder / "kept.state"
-    with edgespec.load(settings, LINE) as session:
-        first = session.generate(PROMPT, sampling, n_tokens)
-        assert first.speculation.accepted
-        session.save_state(kept)
-        text = [*PROMPT, *first.tokens]
-        expected = session.generate(text, sampling, n_tokens)
-    with edgespec.load(settings, LINE) as session:
-        session.load_state(kept)
-        result = session.generate(text, sampling, n_tokens)
-    assert result.tokens == expected.tokens
-    assert result.reused_tokens > 0
-    assert result.speculation.accepted > 0 and not result.notes

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgespec.errors import StateError, UsageError
+from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, PassPart
-from edgespec.ports.state import KeepsState
 from edgespec.tree import ROOT, TokenTree
 from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
 from port_models import clear
-from state_contract import Pieces, pieces_of
 
 
 class SlotsContract(PortContract):
@@ -169,31 +167,6 @@ class SlotsContract(PortContract):
         prefill(model, text[6:-1], slot=2)
         logits = model.evaluate([PassPart(2, TokenTree(text[-1]), [ROOT])])[0]
         self.check(logits[0], expected)
-
-    def test_saved_state_is_read_into_slot_0_and_leaves_the_others(
-        self, model: LanguageModel, texts: list[list[int]]
-    ) -> None:
-        """Whole or with a piece missing, between two passes of another text with guesses."""
-        assert isinstance(model, KeepsState)
-        expected = [self.alone(model, tokens) for tokens in texts]
-        prefill(model, texts[0][:11])
-        saved = pieces_of(model)
-        clear(model)
-        for slot, n_tokens in ((1, 9), (0, 5), (2, 11)):
-            prefill(model, texts[slot][:n_tokens], slot=slot)
-        tree = TokenTree(texts[1][9])
-        tree.add(ROOT, (texts[1][10] + 1) % model.info.n_vocab, 0.9)
-        right = tree.add(ROOT, texts[1][10], 0.1)
-        model.evaluate([PassPart(1, tree, range(len(tree)))])
-        with pytest.raises(StateError):
-            model.read_state(11, Pieces(saved[:-1]))
-        assert [model.committed_of(slot) for slot in range(3)] == [0, 9, 11]
-        model.read_state(11, Pieces(saved))
-        model.commit(tree, [ROOT, right], slot=1)
-        assert [model.committed_of(slot) for slot in range(3)] == [11, 11, 11]
-        parts = [PassPart(n, TokenTree(tokens[11]), [ROOT]) for n, tokens in enumerate(texts)]
-        for n, logits in enumerate(model.evaluate(parts)):
-            self.check(logits[0], expected[n])
 
     def test_what_is_refused_leaves_every_slot_as_it_was(
         self, model: LanguageModel, texts: list[list[int]]

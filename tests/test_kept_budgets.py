@@ -10,8 +10,7 @@ from measuring.budgets import DECODER, ENCODER, RandomRun, Runner
 RUNS = (
     RandomRun("2k", 0.0, "greedy", "none", "several", "logprobs"),
     RandomRun("2k", 0.0, "chat", "draft", "chat", "changes"),
-    RandomRun("2k", 0.3, "chat", "lookup", "chat", "prefixes"),
-    RandomRun("2k", 0.0, "nucleus", "draft", "long", "state"),
+    RandomRun("2k", 0.0, "nucleus", "draft", "long", "prefixes"),
     RandomRun("2k", 0.0, "penalties", "draft", "several", "grammar"),
     RandomRun("2k", 0.0, "all tokens", "rejection", "short", "nothing"),
     RandomRun("152k", 0.0, "all tokens", "head", "short", "nothing"),

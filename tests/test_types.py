@@ -32,8 +32,7 @@ settings = edgespec.LoadSettings(
 )
 warm = edgespec.SamplingParams(temperature=0.7, seed=3, logit_bias={5: -1.0})
 with edgespec.open_trace("trace.json") as trace, edgespec.load(settings, trace=trace) as session:
-    cache = edgespec.PromptCache("text.state")
-    for event in session.stream("Once", warm, stop="end", prompt_cache=cache):
+    for event in session.stream("Once", warm, stop="end"):
         print(event.text)
     messages = [{"role": "user", "content": "Hello"}]
     print(session.chat(messages).result.text)

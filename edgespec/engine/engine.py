@@ -121,11 +121,8 @@ class Engine(Scheduler):
         terms = TextRequest(tuple(prompt_tokens), sampling, max_tokens, stop, progress=progress)
         return self.run(self.admit(terms))
 
-    # For the models' state files, between passes
-
     @property
     def first(self) -> Slot:
-        """Slot 0, whose text the files hold."""
         return self._slots[0]
 
     @property

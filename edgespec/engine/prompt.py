@@ -44,9 +44,6 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[Literal[False]]:
     request.check_cancelled()
     prompt = list(request.reading)
     begun = slot.clock()
-    keeper = request.terms.keeper if request.held is None else None
-    if keeper is not None:
-        keeper.before_prompt(prompt, request.tally.note)
     _reuse(slot, prompt)
     reused = len(slot.committed)
     _tell(request, reused)
@@ -63,7 +60,7 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[Literal[False]]:
         report = _sum(report, slot.target.last_report)
     gave_first = not slot.n_left
     _plan(slot, report, n_others)
-    if gave_first and keeper is None:
+    if gave_first:
         _end_reading(slot, begun, reused)
         yield False
         begun = slot.clock()
@@ -72,20 +69,15 @@ def read_prompt(slot: Slot, n_others: int = 0) -> Iterator[Literal[False]]:
     else:
         _draft_reads(slot)
         _end_reading(slot, begun, reused)
-    if keeper is not None:
-        keeper.after_prompt(len(unread), request.tally.note)
-        if gave_first:
-            yield False
 
 
 def _own_part(slot: Slot, prompt: Sequence[int], n_others: int) -> tuple[Sequence[int], int]:
     """The next tokens of a prompt, which passes of its own read, and the number of passes until its
     first token."""
     info, reused = slot.target.info, len(slot.committed)
-    shares, keeper = info.prompts_share_passes, slot.request.terms.keeper
-    rest = prompt[reused:]
+    shares, rest = info.prompts_share_passes, prompt[reused:]
     if not info.tree_capable:
-        n_left = 1 + N_LEFT * (shares and keeper is None)
+        n_left = 1 + N_LEFT * shares
         unread = rest[: max(0, len(rest) - n_left)]
         return unread, _n_passes(slot, 1 + len(unread))
     gives_first = info.prompts_give_logits and len(rest) > 1
@@ -93,7 +85,7 @@ def _own_part(slot: Slot, prompt: Sequence[int], n_others: int) -> tuple[Sequenc
         fits = len(rest) + n_others <= info.max_nodes
         if fits and (shares or reused) and (n_others or not gives_first):
             return [], 1
-        if shares and (keeper is None or slot.request.held is not None):
+        if shares:
             return [], _n_passes(slot, len(rest))
     return rest if gives_first else rest[:-1], _n_passes(slot, len(rest))
 
@@ -136,7 +128,7 @@ def _reuse(slot: Slot, prompt: Sequence[int]) -> None:
             request.check_cancelled()
     slot.rewind(n_held)
     slot.client = request.terms.client
-    if prefixes is None or request.held is not None or request.terms.keeper is not None:
+    if prefixes is None or request.held is not None:
         return
     if trouble := prefixes.take_trouble():
         request.tally.note(trouble)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-
-from edgespec.concurrency.owning import POLL_S
 
 
 @dataclass(eq=False, slots=True)
 class QueuedWork:
-    """Work that waits until no text is active, or for the end of a pass, and has one result."""
+    """Work that waits for the end of a pass, and has one result."""
 
     work: Callable[[], Any]
-    thread: int
     done: Future[Any] = field(default_factory=Future)
 
     def do(self) -> None:
@@ -31,18 +27,3 @@ class QueuedWork:
         """End the work that is not done any more."""
         if self.done.set_running_or_notify_cancel():
             self.done.set_exception(error)
-
-    def result(self) -> Any:
-        """Wait for the result; once the work has begun, even Ctrl-C waits for its end."""
-        interrupt: BaseException | None = None
-        while not self.done.done():
-            try:
-                with suppress(TimeoutError):
-                    self.done.exception(POLL_S)
-            except KeyboardInterrupt as error:
-                interrupt = error
-                if self.done.cancel():
-                    break
-        if interrupt is not None:
-            raise interrupt
-        return self.done.result()

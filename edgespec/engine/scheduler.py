@@ -60,10 +60,10 @@ class Scheduler(Closeable):
         self._users = users
         self._n_grammars = n_grammars
         self._release_models = release
-        self._line: list[ActiveRequest | QueuedWork] = []
-        """Waiting requests and other work, in order of arrival."""
+        self._line: list[ActiveRequest] = []
+        """Waiting requests, in order of arrival."""
         self._after_pass: deque[QueuedWork] = deque()
-        """Work that waits for the end of a pass only."""
+        """Work that waits for the end of a pass."""
         self._at_work: list[Slot] = []
         """Slots whose texts are written now, in the order in which they began."""
         self._open: weakref.WeakSet[ActiveRequest] = weakref.WeakSet()
@@ -90,7 +90,7 @@ class Scheduler(Closeable):
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests and other work that wait."""
+        """Number of requests that wait."""
         return len(self._line)
 
     def use(self) -> AbstractContextManager[None]:
@@ -124,25 +124,13 @@ class Scheduler(Closeable):
                 self._line.append(request)
         self._wake()
 
-    def between_texts(self, work: Callable[[], T]) -> T:
-        """Result of `work`, done by the engine's thread while no text is active; waits in line.
-
-        Raises SessionClosed, and UsageError in a callback of the engine.
-        """
-        with self.waiting():
-            queued = QueuedWork(work, threading.get_ident())
-            self._line.append(queued)
-            self._wake()
-            result: T = queued.result()
-            return result
-
     def after_pass(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done by the engine's thread, after the pass that it makes; does not wait.
 
         Raises SessionClosed.
         """
         with self._users.use():
-            queued = QueuedWork(work, threading.get_ident())
+            queued = QueuedWork(work)
             self._after_pass.append(queued)
             self._wake()
         return queued.done
@@ -297,10 +285,6 @@ class Scheduler(Closeable):
                 error: BaseException = SessionClosed(
                     "the session was closed before it was this generation's turn"
                 )
-            elif isinstance(entry, QueuedWork):
-                if not entry.done.cancelled():
-                    continue
-                error = Cancelled("the work was cancelled")
             elif entry.is_left or entry.cancelled.is_set():
                 error = Cancelled("the generation was cancelled")
             else:
@@ -313,18 +297,9 @@ class Scheduler(Closeable):
         n_free = sum(slot.is_free for slot in self._slots)
         n_grammars = self._n_grammars - sum(slot.request.has_grammar for slot in self._at_work)
         for entry in [*self._line]:
-            if isinstance(entry, QueuedWork):  # nothing overtakes it
-                if self._at_work:
-                    return False
-                self._line.remove(entry)
-                entry.do()
-                return True
             if n_free > 0 and n_grammars >= entry.has_grammar:
-                if any(slot.can_take(entry) for slot in self._slots):
-                    self._begin(entry)
-                    return True
-                n_free -= 1
-                n_grammars -= entry.has_grammar
+                self._begin(entry)
+                return True
         return False
 
     def _begin(self, request: ActiveRequest) -> None:
@@ -362,7 +337,7 @@ class Scheduler(Closeable):
         while self._line:
             _let_go(self._line.pop(0), error)
         while self._after_pass:
-            _let_go(self._after_pass.popleft(), error)
+            self._after_pass.popleft().give_up(error)
 
 
 def _serve(scheduler: weakref.ref[Scheduler], wakes: SimpleQueue[None]) -> None:
@@ -380,16 +355,13 @@ def _deliver(slot: Slot) -> None:
         slot.request.deliver(events)
 
 
-def _let_go(entry: ActiveRequest | QueuedWork, error: BaseException | None) -> None:
-    """Tell the consumer that the text or work has ended."""
-    if isinstance(entry, QueuedWork):
-        entry.give_up(error)
-        return
-    entry.transcript.cancel()
-    entry.forget_grammar()
-    entry.failure = error
-    entry.ended.set()
-    entry.deliver(())
+def _let_go(request: ActiveRequest, error: BaseException | None) -> None:
+    """Tell the consumer that the text has ended."""
+    request.transcript.cancel()
+    request.forget_grammar()
+    request.failure = error
+    request.ended.set()
+    request.deliver(())
 
 
 def _stop(scheduler: weakref.ref[Scheduler]) -> None:

@@ -156,12 +156,6 @@ class Slot:
         if drafter is not None and drafter.model.info.n_slots >= self.target.info.n_slots:
             drafter.model.share(other.number, self.number, min(other.n_leading, n_tokens))
 
-    def adopt(self, tokens: Sequence[int], n_tiled: int = 0) -> None:
-        """Set the committed tokens after their KV was loaded into the models; `n_tiled` of them
-        were computed in tiles."""
-        self.committed = list(tokens)
-        self.n_tiled = n_tiled
-
     def store_block(self) -> bool:
         """Store the next block of the committed text that is not stored; False if there is none."""
         if self.prefixes is None:
@@ -192,10 +186,6 @@ class Slot:
     def n_left(self) -> int:
         """Number of prompt tokens yet to be read."""
         return len(self.request.reading) - len(self.committed)
-
-    def can_take(self, request: ActiveRequest) -> bool:
-        """True if `request` can begin here now; one with a prompt cache needs slot 0."""
-        return self.is_free and (request.terms.keeper is None or self.number == 0)
 
     def begin_text(self, request: ActiveRequest) -> None:
         """Write the text of `request` from now on."""
@@ -268,7 +258,7 @@ class Slot:
 def choose_slot(slots: Sequence[Slot], request: ActiveRequest) -> Slot:
     """A free slot whose text the prompt continues, or else the one that was free longest, which
     then shares the longest prefix of the prompt that any slot has."""
-    if len(slots) == 1 or request.terms.keeper is not None:
+    if len(slots) == 1:
         return slots[0]
     prompt, client = request.prompt, request.terms.client
     best = max(slots, key=lambda slot: reusable(slot, prompt, client))

@@ -68,8 +68,6 @@ class ModelNeeds:
     """Sizes of experts that are read one by one, which no segment contains."""
     shared: tuple[MemoryRow, ...] = ()
     """Rows that models share, such as a library; they count once."""
-    state_bytes: int = 0
-    """Most memory for writing or reading a state file, besides small buffers."""
     text_bytes: int = 0
     """About what each further text at once takes; 0 for a model that holds one text."""
     copies: Mapping[str, int] = field(default_factory=dict)

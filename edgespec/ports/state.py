@@ -1,30 +1,14 @@
 """Optional port of a model: saving and loading the KV cache of its committed prefix.
 
-Knows pieces of bytes, but neither their meaning nor the file that holds them.
+Knows bytes, but neither their meaning nor the file that holds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
-
-Write = Callable[[memoryview], None]
-"""Stores the next piece; the caller may reuse its memory afterwards."""
-
-
-class Read(Protocol):
-    """Protocol of a reader that returns the pieces in order."""
-
-    def size(self) -> int:
-        """Bytes of the next piece.
-
-        Raises StateError if there is none, UsageError if it exceeds the planned memory.
-        """
-
-    def __call__(self, into: memoryview) -> None:
-        """Fill `into` with the next piece. Raises StateError if the sizes differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +23,10 @@ class StateOrigin:
 
 
 @runtime_checkable
-class KeepsState(Protocol):
-    """Optional protocol of a model: the KV of its committed prefix can be saved in a file."""
-
-    @property
-    def state_origin(self) -> StateOrigin: ...
-
-    @property
-    def state_bytes(self) -> int:
-        """Most memory that writing or reading the state takes now, besides the cache itself."""
-
-    def write_state(self, write: Write) -> None:
-        """Write the keys and values of the committed prefix, piece by piece."""
-
-    def read_state(self, n_tokens: int, read: Read) -> None:
-        """Replace the committed prefix by a saved one of `n_tokens`.
-
-        Raises StateError for pieces that `write_state` of this model cannot have written, and then
-        leaves nothing committed.
-        """
-
-
-@runtime_checkable
 class KeepsBlocks(Protocol):
     """Optional protocol of a model: the KV of blocks of a text's tokens can be saved one by one.
 
-    A block depends on all tokens up to its end, and on nothing else; a hollow one also lacks the
-    KV of layers with windows, which the model has freed.
+    A block depends on all tokens up to its end, and on nothing else.
     """
 
     @property
@@ -85,25 +46,6 @@ class KeepsBlocks(Protocol):
         Raises StateError for content that `write_block` of this model cannot have written, and then
         leaves the prefix as it was.
         """
-
-
-@runtime_checkable
-class FreesWindows(Protocol):
-    """Optional protocol of a model with blocks whose window layers free what no text will see."""
-
-    @property
-    def n_window(self) -> int:
-        """Tokens before a position that must be in whole blocks so that a text can go on there; 0
-        if all blocks are whole."""
-
-    def is_whole(self, begin: int, slot: int) -> bool:
-        """True if all layers hold the block from `begin` on."""
-
-    def read_hollow(self, content: memoryview, slot: int) -> None:
-        """`read_block` of a block that was not whole when it was written."""
-
-    def keep_window(self, n_tokens: int, slot: int) -> None:
-        """Keep the window before this position of the slot's next text, if it gets there."""
 
 
 @runtime_checkable

@@ -1,11 +1,11 @@
 """A request for text, as the session, the server and the command line pass it to the engine.
 
-Knows no model: the prompt is tokens, a grammar is a constraint, a prompt cache is a keeper.
+Knows no model: the prompt is tokens, a grammar is a constraint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,17 +30,6 @@ class Constraint(Protocol):
         """The next tokens, at most `most`, as far as the grammar leaves no choice."""
 
 
-class Keeper(Protocol):
-    """Loads and saves the KV of prompts; its methods may use the models, and call `note` with
-    notes for the user."""
-
-    def before_prompt(self, prompt: Sequence[int], note: Callable[[str], None]) -> None:
-        """Called before prefill: may load saved KV into the models."""
-
-    def after_prompt(self, n_prefilled: int, note: Callable[[str], None]) -> None:
-        """Called after prefill, which computed `n_prefilled` of the prompt's tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """A request to generate one text."""
@@ -59,7 +48,6 @@ class TextRequest:
     """Text of control tokens that are to be visible; others add no text."""
     progress: Progress | None = None
     """Called during prefill."""
-    keeper: Keeper | None = None
     client: str = ""
     """Client whose text it is: what was computed for others is not used, as its time would tell."""
     notes: Sequence[str] = ()

@@ -28,8 +28,8 @@ class LoadedModels(Closeable):
     """Memory needs of the target, for other budgets."""
     budget: int | str = 0
     """The budget that was asked for, as it was written."""
-    prefix_cache: tuple[Path, int] | None = None
-    """Folder of the prefix cache and its most bytes."""
+    prompt_cache: tuple[Path, int] | None = None
+    """Folder of the prompt cache and its most bytes."""
     looks_up: bool = False
     """Guesses come from the text where the engine's settings leave that open: the target pages and
     has no draft."""

@@ -169,15 +169,15 @@ class _Opening(Closeable):
                 path,
                 needs,
                 budget,
-                self._prefix_cache,
+                self._prompt_cache,
                 self._chose_lookup,
                 self._settings.names,
             )
 
     @property
-    def _prefix_cache(self) -> tuple[Path, int] | None:
-        folder = self._settings.prefix_cache
-        return None if folder is None else (folder, self._settings.prefix_cache_size)
+    def _prompt_cache(self) -> tuple[Path, int] | None:
+        folder = self._settings.prompt_cache
+        return None if folder is None else (folder, self._settings.prompt_cache_size)
 
     def _show_planning(self) -> None:
         """Tell who waits that the models are prepared, which takes seconds."""

@@ -212,7 +212,7 @@ class PreparedModels(Closeable):
             fewer_nodes=tuple(fewer_nodes),
             batch_size=settings.batch_size,
             budget_bytes=self.budget_bytes,
-            stores_prefixes=settings.prefix_cache is not None,
+            stores_prefixes=settings.prompt_cache is not None,
             trace=self._trace,
         )
 
@@ -256,7 +256,7 @@ class PreparedModels(Closeable):
         """The plan of `divided`, with memory for grammars or not."""
         raise_if_cancelled()
         settings, target = self.settings, self.target
-        others = reserving.reserved_rows(settings, self.engine_settings, target, needs, grammars)
+        others = reserving.reserved_rows(settings, self.engine_settings, target, grammars)
         library_pages.release()
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
         footprint_bytes = stable_count(process.footprint_bytes(), self._command)

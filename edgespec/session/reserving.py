@@ -13,7 +13,6 @@ from edgespec.errors import UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.memory import process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import Vocabulary
 from edgespec.runtimes import PreparedModel, UsesGpu
 from edgespec.session.encoding import max_characters
@@ -37,21 +36,16 @@ SAMPLING_BYTES_PER_TOKEN, RULE_BYTES_PER_TOKEN = 32, 80
 and tokens in order, where filters leave most of a flat distribution. Acceptance rules that compare
 probabilities hold those of target and draft besides, and what is left of them. Before the first
 draw, texts of the tokens take the same memory while a model is loaded."""
-STATE_FILES = "state files"
-"""Plan row: buffers for the largest piece of a state file."""
 
 
 def reserved_rows(
     settings: LoadSettings,
     engine_settings: EngineSettings,
     target: PreparedModel,
-    needs: Sequence[ModelNeeds],
     grammars: bool,
 ) -> list[MemoryRow]:
-    """The rows of a session with these settings; `needs` are those of all its models.
-
-    `grammars`: memory for structured answers is kept.
-    """
+    """The rows of a session with these settings; with `grammars`, memory for structured answers is
+    kept."""
     rows = []
     replays = engine_settings.acceptance == AcceptanceName.EXACT_REPLAY
     nbytes = target.info.n_vocab * (SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN)
@@ -78,9 +72,6 @@ def reserved_rows(
 
         nbytes = corrections.bytes_needed(target.info.n_vocab, n_texts)
         rows.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))
-    if settings.state_files:
-        max_bytes = max(need.state_bytes for need in needs)
-        rows.append(MemoryRow("process", STATE_FILES, max_bytes))
     return rows
 
 

@@ -34,15 +34,13 @@ from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.openai_calls import OpenAICalls
 from edgespec.session.opening import open_models, plan
-from edgespec.session.reserving import POOL, STATE_FILES, row_bytes
+from edgespec.session.reserving import POOL, row_bytes
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer, chat_format_of, chat_prompts
 from edgespec.session.warm_start import warm_engine
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
-from edgespec.state.keeper import StateKeeper
 from edgespec.state.prefix_cache import PrefixCache
-from edgespec.state.prompt_cache import CachedPrompt, PromptCache
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStats
 
@@ -63,7 +61,6 @@ class TextOptions(TypedDict, total=False):
     progress: Progress | None
     grammar: Grammar | None
     logprobs: int | None
-    prompt_cache: PromptCache | None
 
 
 def load(
@@ -105,13 +102,11 @@ class Session(OpenAICalls, InOneProcess):
         self._shifts = engine_settings is not None and engine_settings.context_shift
         target, draft = models.target, models.draft
         self._prefixes: PrefixCache | None = None
-        if models.prefix_cache is not None:
-            self._prefixes = PrefixCache(*models.prefix_cache, target, draft)
+        if models.prompt_cache is not None:
+            self._prefixes = PrefixCache(*models.prompt_cache, target, draft)
         prefixes = self._prefixes.place if self._prefixes is not None else None
         self._engine = warm_engine(models, engine_settings or EngineSettings(), trace, prefixes)
         self._budget = SessionBudget(models, self._engine)
-        room_bytes = row_bytes(models.plan, STATE_FILES)
-        self._keeper = StateKeeper(self._engine, target, draft, room_bytes)
         self._encoder = Encoder(target.vocabulary, target.info.n_ctx, self._engine.use)
         self._prompts = chat_prompts(self.target.name, target.vocabulary, self._encoder)
         self._compiler: GrammarCompiler | None = None
@@ -197,15 +192,13 @@ class Session(OpenAICalls, InOneProcess):
         progress: Progress | None = None,
         grammar: Grammar | None = None,
         logprobs: int | None = None,
-        prompt_cache: PromptCache | None = None,
         shown: Mapping[int, str] | None = None,
     ) -> Generation:
         """A generation, which yields tokens as they are accepted and has a `result` at its end.
 
         `grammar` constrains the text. With `logprobs`, each token has its log probability and those
-        of that many alternatives, as computed by the target. `prompt_cache` keeps the KV of the
-        prompt in a file. `shown` gives control tokens a text; others add none. Raises UsageError
-        immediately for invalid arguments.
+        of that many alternatives, as computed by the target. `shown` gives control tokens a text;
+        others add none. Raises UsageError immediately for invalid arguments.
         """
         with in_words_of(self._models.names):
             tokens, notes = self._encoder.prompt(prompt)
@@ -222,7 +215,6 @@ class Session(OpenAICalls, InOneProcess):
             if logprobs is None
             else arguments.whole_up_to("logprobs", logprobs, MAX_LOGPROBS),
             shown=shown or {},
-            keeper=None if prompt_cache is None else CachedPrompt(prompt_cache, self._keeper),
             notes=notes if grammar is None else (*notes, *grammar.notes),
         )
         return self.submit(request)
@@ -352,30 +344,6 @@ class Session(OpenAICalls, InOneProcess):
         are notes of the next text's result."""
         if self._prefixes is not None:
             self._prefixes.folder.tell = tell
-
-    @property
-    def has_state(self) -> bool:
-        """True if the models' caches hold a text, which `save_state` could save."""
-        return bool(self._keeper.held)
-
-    def save_state(self, path: str | Path) -> int:
-        """Write the KV of target and draft for the latest text to a file, whole or not at all, for
-        `load_state` in another process. Returns the number of tokens.
-
-        Waits for generations before it. Raises UsageError if there is no text, StateError if the
-        path holds another kind of file, EdgespecError for a disk that is full.
-        """
-        file = arguments.path("path", path)
-        return self._engine.between_texts(lambda: len(self._keeper.save(file).tokens))
-
-    def load_state(self, path: str | Path) -> int:
-        """Load a file of `save_state`, so that prompts beginning with its text need less prefill.
-
-        Returns the number of tokens. Raises StateError for state of another model, version or
-        setting, and for a damaged file; then the session's state is unchanged.
-        """
-        file = arguments.path("path", path)
-        return self._engine.between_texts(lambda: len(self._keeper.load(file).tokens))
 
     @property
     def tokenizer(self) -> Tokenizer:

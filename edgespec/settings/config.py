@@ -39,7 +39,7 @@ DEFAULT_CTX_SIZE = 4096
 """Most that `ctx_size = 0` asks for: a model's training context can cost gigabytes of KV."""
 ABOUT_THE_DRAFT = frozenset({"threads_draft", "ctx_size_draft"})
 """Settings of `LoadSettings` that need a draft."""
-DEFAULT_PREFIX_CACHE_BYTES = 4 << 30
+DEFAULT_PROMPT_CACHE_BYTES = 4 << 30
 DEFAULT_DRAFT_CTX_SIZE = 2048
 """Most that `ctx_size_draft = 0` asks for: a longer memory hardly helps guesses."""
 INT32_MAX = (1 << 31) - 1
@@ -111,18 +111,16 @@ class LoadSettings(Settings):
     context may need. None: nobody asks."""
     beside_bytes: Count = 0
     """Keep memory for a model that is loaded beside this session, such as an embedding model."""
-    state_files: bool = False
-    """Keep memory for state files; only models with recurrent state need it."""
     chats: bool = True
     """Import what conversations need before planning, which counts it: 2 to 5 MiB. Without it, that
     comes with the first conversation; commands import it themselves."""
-    prefix_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
+    prompt_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Store what was computed for texts in this folder, where later prompts that begin alike find
     it, also after a restart; not for models on RPC servers."""
-    prefix_cache_size: Annotated[int, Flag(metavar="SIZE"), BeforeValidator(disk_size)] = (
-        DEFAULT_PREFIX_CACHE_BYTES
+    prompt_cache_size: Annotated[int, Flag(metavar="SIZE"), BeforeValidator(disk_size)] = (
+        DEFAULT_PROMPT_CACHE_BYTES
     )
-    """Most bytes of the prefix cache, whose least recently used texts go first. Default: 4GiB."""
+    """Most bytes of the prompt cache, whose least recently used texts go first. Default: 4GiB."""
 
     if TYPE_CHECKING:  # pydantic converts, which type checkers do not know
 
@@ -146,12 +144,11 @@ class LoadSettings(Settings):
             grammars: bool = False,
             spare_grammars: bool = False,
             logprobs: bool = False,
-            state_files: bool = False,
             most_body_bytes: int | None = None,
             beside_bytes: int = 0,
             chats: bool = True,
-            prefix_cache: str | Path | None = None,
-            prefix_cache_size: int | str = ...,
+            prompt_cache: str | Path | None = None,
+            prompt_cache_size: int | str = ...,
             **of_runtimes: Any,
         ) -> None: ...
 
@@ -164,8 +161,8 @@ class LoadSettings(Settings):
             if self.draft is None and getattr(self, name):
                 draft = names.of("draft")
                 raise UsageError(f"{names.of(name)} needs a draft: name one with {draft}")
-        if "prefix_cache_size" in self.model_fields_set and self.prefix_cache is None:
-            size, folder = names.of("prefix_cache_size"), names.of("prefix_cache")
+        if "prompt_cache_size" in self.model_fields_set and self.prompt_cache is None:
+            size, folder = names.of("prompt_cache_size"), names.of("prompt_cache")
             raise UsageError(f"{size} needs {folder}, the folder that it limits")
         return self
 

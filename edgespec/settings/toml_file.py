@@ -49,4 +49,4 @@ def read_config(path: Path) -> dict[str, Any]:
     return settings
 
 
-_PATHS = frozenset({"model", "draft", "prefix_cache"})
+_PATHS = frozenset({"model", "draft", "prompt_cache"})

@@ -1,1 +1,1 @@
-"""Saves the KV caches of a session's models in a file, and loads them again."""
+"""The prompt cache: keys and values of texts on disk, in blocks that later texts find."""

@@ -55,7 +55,7 @@ class BlockFolder:
                 self._make_room(0)
         except OSError as error:
             raise UsageError(
-                f"--prefix-cache: {folder} cannot be used ({error.strerror or error}): name a "
+                f"--prompt-cache: {folder} cannot be used ({error.strerror or error}): name a "
                 "folder that can be written"
             ) from error
 
@@ -113,7 +113,7 @@ class BlockFolder:
     def stop(self, why: str) -> None:
         """End writing, with a warning."""
         self.is_writing = False
-        self.tell(f"the prefix cache goes on without new texts: {why}")
+        self.tell(f"the prompt cache goes on without new texts: {why}")
 
     def _keep_trouble(self, trouble: str) -> None:
         self._trouble = trouble

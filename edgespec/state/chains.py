@@ -4,27 +4,23 @@ The name of a block is a hash of everything that its bytes depend on: the model,
 client whose text it is, and the tokens of this block and of those before it. So the longest common
 prefix of a text with all earlier ones is found without an index, and texts share what they have in
 common.
-
-Layers with windows may have freed a block before it is stored. Such a hollow block has a name of
-its own, and a text goes on only where whole blocks cover a window.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import numpy as np
 
 from edgespec.errors import EdgespecError, StateError
 from edgespec.ports import LanguageModel
-from edgespec.ports.state import FreesWindows, KeepsBlocks
+from edgespec.ports.state import KeepsBlocks
 from edgespec.state.blocks import BlockFolder
 
 MIN_TOKENS = 64
 """Shorter texts are not stored."""
-HOLLOW = "-hollow"
-"""End of the name of a block that lacks what layers with windows have freed."""
 
 
 class BlockChain:
@@ -39,12 +35,11 @@ class BlockChain:
         self._model = model
         self._root = root
         self._slot = slot
-        self._windows = model if isinstance(model, FreesWindows) and model.n_window else None
         self._client = ""
         self._names: list[str] = []
         """Names of the first blocks of the slot's text."""
-        self._stored: list[str] = []
-        """Files of the blocks that are known to be stored."""
+        self._n_stored = 0
+        """Number of blocks that are known to be stored."""
         self._n_doubted = 0
         """Number of blocks that are written even if there are files, as one was damaged."""
 
@@ -64,47 +59,22 @@ class BlockChain:
         return found
 
     def n_available(self, text: Sequence[int]) -> int:
-        """Number of leading tokens of a text that `load` can load.
-
-        If more are known, the window after them is kept from now on, as texts diverge there.
-        """
-        n, windows = self.block_tokens, self._windows
-        n_known = n_whole = n_usable = 0
-        for name in self.names(text):
-            if self._folder.has(name):
-                n_whole += n
-            elif windows and self._folder.has(name + HOLLOW):
-                n_whole = 0
-            else:
-                break
-            n_known += n
-            if windows is None or n_whole >= min(windows.n_window, n_known):
-                n_usable = n_known
-        if windows and n_known > n_usable:
-            windows.keep_window(n_known, self._slot)
-        return n_usable
+        """Number of leading tokens of a text that `load` can load."""
+        return self.block_tokens * sum(1 for _ in takewhile(self._folder.has, self.names(text)))
 
     def load(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
         """Append the blocks of `text` behind the first `n_held` tokens, a multiple of
         `block_tokens`, to the model, which holds them; returns how many it holds then."""
-        n = self.block_tokens
-        if self._windows:
-            text = text[: self.n_available(text)]
-        names = self.names(text)
-        files = [*names[: n_held // n]]
-        for name in names[len(files) :]:
+        names, n_loaded = self.names(text), n_held // self.block_tokens
+        for name in names[n_loaded:]:
             check()
-            file = self._load_block(name)
-            if file is None:
+            if not self._load_block(name):
                 self._n_doubted = len(names)
                 break
-            files.append(file)
-        if self._windows and len(files) < len(names):
-            self._model.truncate(self._model.committed_of(self._slot), self._slot)
-            del files[self._model.committed_of(self._slot) // n :]
-        self._names, self._stored = names[: len(files)], files
-        self._folder.touch(files)
-        return len(files) * n
+            n_loaded += 1
+        self._names, self._n_stored = names[:n_loaded], n_loaded
+        self._folder.touch(self._names)
+        return n_loaded * self.block_tokens
 
     def empty(self) -> int:
         """Drop the model's text; returns 0, the tokens that it holds then."""
@@ -112,48 +82,40 @@ class BlockChain:
         self.rewind(0)
         return 0
 
-    def _load_block(self, name: str) -> str | None:
-        """Append a block to the model; returns its file, None if it is missing or damaged."""
-        model = self._model
-        assert isinstance(model, KeepsBlocks)
-        for file in (name, name + HOLLOW) if self._windows else (name,):
-            block = self._folder.read(file)
-            if block is None:
-                continue
-            try:
-                if file == name:
-                    model.read_block(block, self._slot)
-                elif self._windows:
-                    self._windows.read_hollow(block, self._slot)
-            except StateError:
-                self._folder.delete(file)
-                return None
-            return file
-        return None
+    def _load_block(self, name: str) -> bool:
+        """Append a block to the model; False if it is missing or damaged."""
+        assert isinstance(self._model, KeepsBlocks)
+        block = self._folder.read(name)
+        if block is None:
+            return False
+        try:
+            self._model.read_block(block, self._slot)
+        except StateError:
+            self._folder.delete(name)
+            return False
+        return True
 
     def keep(self, text: Sequence[int], n_tokens: int) -> bool:
         """Store the next block of the slot's text, which has `n_tokens`, that is not stored yet;
         False if there is none."""
-        n, place = self.block_tokens, len(self._stored)
+        n, place = self.block_tokens, self._n_stored
         if (place + 1) * n > n_tokens or not self._folder.is_writing:
             return False
         if len(self._names) <= place:
             self._names = self.names(text[: n_tokens - n_tokens % n])
-        name, windows = self._names[place], self._windows
-        is_whole = windows is None or windows.is_whole(place * n, self._slot)
-        file = name if is_whole else name + HOLLOW
-        if place < self._n_doubted or not (self._folder.has(name) or self._folder.has(file)):
-            self._write_block(file, place * n)
-        self._stored.append(file)
-        if (len(self._stored) + 1) * n > n_tokens:
-            self._folder.touch(self._stored)
+        name = self._names[place]
+        if place < self._n_doubted or not self._folder.has(name):
+            self._write_block(name, place * n)
+        self._n_stored += 1
+        if (self._n_stored + 1) * n > n_tokens:
+            self._folder.touch(self._names[: self._n_stored])
         return True
 
-    def _write_block(self, file: str, begin: int) -> None:
+    def _write_block(self, name: str, begin: int) -> None:
         model = self._model
         assert isinstance(model, KeepsBlocks)
         try:
-            self._folder.write(file, model.write_block(begin, self._slot))
+            self._folder.write(name, model.write_block(begin, self._slot))
         except EdgespecError as error:
             self._folder.stop(str(error))
 
@@ -161,7 +123,7 @@ class BlockChain:
         """The slot's text was cut to `n_tokens`."""
         n_blocks = n_tokens // self.block_tokens
         del self._names[n_blocks:]
-        del self._stored[n_blocks:]
+        self._n_stored = min(self._n_stored, n_blocks)
         self._n_doubted = min(self._n_doubted, n_blocks)
 
     @property

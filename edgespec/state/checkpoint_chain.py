@@ -57,12 +57,11 @@ class CheckpointChain(BlockChain):
         0 if files are damaged: then the slot is empty."""
         n, end = self.block_tokens, len(text)
         name = self._name(self.names(text), text, end)
-        self._model.truncate(0, self._slot)
-        self.rewind(0)
+        self.empty()
         n_in_blocks = end - end % n
         if not self._has_blocks:
             self._names = self.names(text)
-            self._stored = list(self._names)
+            self._n_stored = len(self._names)
         elif super().load(text, 0, check) < n_in_blocks:
             return self._fail(name)
         used: list[str] = []
@@ -71,14 +70,12 @@ class CheckpointChain(BlockChain):
         except StateError:
             return self._fail(name)
         self._kept = {end}
-        self._folder.touch([*self._stored, *used[1:], *used[:1]])
+        self._folder.touch([*self._names, *used[1:], *used[:1]])
         return end
 
     def _fail(self, name: str) -> int:
         self._folder.delete(name + END)
-        self._model.truncate(0, self._slot)
-        del self._names[:], self._stored[:]
-        return 0
+        return self.empty()
 
     def _pieces(
         self, name: str, used: list[str], check: Callable[[], None]
@@ -125,11 +122,11 @@ class CheckpointChain(BlockChain):
         self._kept.add(end)
         self._next = (0, 1)
 
-    def _write_block(self, file: str, begin: int) -> None:
+    def _write_block(self, name: str, begin: int) -> None:
         if self._has_blocks:
-            super()._write_block(file, begin)
+            super()._write_block(name, begin)
         else:
-            self._folder.write(file, memoryview(b""))
+            self._folder.write(name, memoryview(b""))
 
     def rewind(self, n_tokens: int) -> None:
         super().rewind(n_tokens)

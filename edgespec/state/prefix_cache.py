@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec.errors import StateError, UsageError
 from edgespec.extras import installed_version
+from edgespec.files.sampled import sampled_digest
 from edgespec.ports import LanguageModel
 from edgespec.ports.features import ReadsFeatures
 from edgespec.ports.state import KeepsBlocks, KeepsCheckpoints
 from edgespec.state.blocks import BlockFolder
 from edgespec.state.chains import MIN_TOKENS, BlockChain
 from edgespec.state.checkpoint_chain import CheckpointChain
-from edgespec.state.keeper import instruction_sets, state_of
 
-FORMAT = 2
+FORMAT = 3
+_DECIDING = re.compile("amx|asimd|avx|bf16|f16c|fma|i8mm|sme(?!p)|ssse3|sve")
+"""Prefixes of Linux's names of instruction sets by which libraries choose kernels; kernels differ
+in rounding."""
 
 
 class SlotPrefixes:
@@ -77,8 +82,8 @@ class PrefixCache:
         self._needs_checkpoints = isinstance(target, KeepsCheckpoints) and target.needs_checkpoints
         if not self._needs_checkpoints and not _block_tokens(target):
             raise UsageError(
-                f"--prefix-cache: the state of {target.info.name} has no parts that could be "
-                "stored: leave it out; `chat` and `generate` have --prompt-cache for such models"
+                f"--prompt-cache: the state of {target.info.name} has no parts that could be "
+                "stored: leave it out"
             )
         self.folder = BlockFolder(path.expanduser(), max_bytes)
         self._target = target
@@ -109,16 +114,36 @@ def _block_tokens(model: LanguageModel) -> int:
 
 
 def _root(model: LanguageModel) -> str:
-    """Digest of everything besides a text that its KV depends on."""
+    """Digest of everything besides a text that its KV depends on. Raises StateError if the model's
+    files cannot be read."""
     assert isinstance(model, KeepsBlocks | KeepsCheckpoints)
-    state = state_of(model.info.name, model.state_origin)
+    try:
+        of_files = sampled_digest(model.state_origin.files)
+    except OSError as error:
+        raise StateError(f"{model.info.name} cannot be read: {error}") from error
     content = {
         "format": FORMAT,
         "edgespec": installed_version(),
         "processor": instruction_sets(),
-        "fingerprint": state.fingerprint,
-        "settings": dict(state.settings),
+        "fingerprint": of_files,
+        "settings": dict(model.state_origin.settings),
         "tokens of a block": _block_tokens(model),
         "tokens of a tile": model.info.prompt_tile,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def instruction_sets(root: Path = Path("/")) -> str:
+    """Names of the processor's instruction sets that affect rounding, in one line.
+
+    It is the machine type where the system does not list them.
+    """
+    try:
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.lower().startswith(("flags", "features")):
+            names = line.split(":", 1)[1].split()
+            return " ".join(sorted(name for name in names if _DECIDING.match(name)))
+    return platform.machine()

@@ -180,17 +180,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
     assert "write gcd" in (tmp_path / "edgespec" / "chat_history").read_text()
 
 
-def test_a_conversation_goes_on_from_a_file_without_being_read_again(chat, tmp_path):
-    state, talk = tmp_path / "a.state", tmp_path / "talk.json"
-    cached = ("--prompt-cache", str(state), "--commands")
-    asked = "write a function that adds two numbers and then another one that does it again"
+def test_a_conversation_goes_on_without_being_read_again(chat, tmp_path):
+    cache, talk = tmp_path / "cache", tmp_path / "talk.json"
+    cached = ("--prompt-cache", str(cache), "--commands")
+    asked = "write a function that adds two numbers and then another one that does it again" * 8
     chat(f"{asked}\n/save {talk}\n", *cached)
     _, said = chat("go on\n/stats\n", "--load", str(talk), *cached)
-    assert f"{state}: " in said
     reused = next(line for line in said.splitlines() if line.startswith("reused: "))
-    assert int(reused.split()[1]) > len(asked.split())
-
-
-def test_a_conversation_without_a_question_keeps_nothing(chat, tmp_path):
-    chat("/exit\n", "--prompt-cache", str(tmp_path / "a.state"), "--commands")
-    assert not list(tmp_path.iterdir())
+    assert int(reused.split()[1]) >= 64

@@ -54,8 +54,8 @@ def test_a_file_may_begin_with_the_mark_that_windows_writes(tmp_path: Path):
 
 
 def test_every_path_in_a_file_is_relative_to_it(tmp_path: Path):
-    load = request(tmp_path, 'model = "m.gguf"\nprefix-cache = "kept"').load
-    assert load.prefix_cache == tmp_path / "kept"
+    load = request(tmp_path, 'model = "m.gguf"\nprompt-cache = "kept"').load
+    assert load.prompt_cache == tmp_path / "kept"
 
 
 def test_the_flag_no_draft_overrules_the_file_and_says_so(tmp_path: Path):

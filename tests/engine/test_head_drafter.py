@@ -183,7 +183,7 @@ def test_a_text_whose_features_nobody_gave_goes_on_without_guesses_of_the_head()
         target.give_features((0,), lambda position, rows: None)
         prefill(target, PROMPT[:-1])
         target.give_features(head.feature_layers, head.take_features)
-        engine.first.adopt(PROMPT[:-1])
+        engine.first.committed += PROMPT[:-1]
         tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 20)]
     assert tuple(tokens) == run(None, n_tokens=20)[0].tokens
     assert not head.evaluations

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgespec.cli.command_line import main
-from edgespec.errors import ModelError, StateError, UsageError
+from edgespec.errors import ModelError, UsageError
 from edgespec.ports.features import GuessesBlocks, WantsFeatures
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
@@ -24,7 +24,6 @@ from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from gguf_files import ARRAY, BOOL, I32, U32, Gguf, borrowing, tiny_dflash, tiny_llama
 from head_cases import head_request
 from port_calls import evaluate, prefill
-from state_contract import Pieces, pieces_of
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
 N_VALUES = 64
@@ -281,25 +280,6 @@ def test_a_text_up_to_the_context_s_end_has_room_for_a_block(
     prefill(head, text[:56])
     assert head.lacks_features(57)
     assert np.array_equal(block(head), driver.block(states_of(text[:56])))
-
-
-@pytest.mark.parametrize("n_read", [0, 4, len(TEXT)])
-def test_a_saved_state_goes_on_as_if_it_had_been_read(head: GgufBlockHead, n_read: int) -> None:
-    head.take_features(0, states_of(TEXT))
-    prefill(head, TEXT[:n_read])
-    before = block(head)
-    pieces = pieces_of(head)
-    read(head, TEXT[::-1])
-    head.read_state(n_read, Pieces(pieces))
-    assert head.committed_of(0) == n_read and not head.lacks_features(len(TEXT))
-    assert np.array_equal(block(head), before)
-
-
-def test_what_is_no_state_is_refused(head: GgufBlockHead) -> None:
-    read(head, TEXT)
-    with pytest.raises(StateError):
-        head.read_state(len(TEXT), Pieces([b"much too short"]))
-    assert head.committed_of(0) == 0 and head.lacks_features(1)
 
 
 def test_models_show_describes_a_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

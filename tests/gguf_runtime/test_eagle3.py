@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.cli.command_line import main
-from edgespec.errors import ModelError, StateError, UsageError
+from edgespec.errors import ModelError, UsageError
 from edgespec.ports.features import ReadsFeatures, WantsFeatures
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
@@ -20,7 +20,6 @@ from edgespec_runtimes.gguf.head import GgufHead
 from gguf_files import ARRAY, I32, U32, Gguf, borrowing, tiny_eagle3, tiny_llama
 from head_cases import head_request
 from port_calls import evaluate, prefill
-from state_contract import Pieces, pieces_of
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
 N_VALUES = 64
@@ -271,25 +270,6 @@ def test_features_with_a_gap_before_them_serve_no_text(head: GgufHead) -> None:
 def test_nothing_follows_the_first_token_alone(head: GgufHead) -> None:
     with pytest.raises(UsageError, match="second token"):
         evaluate(head, TokenTree(TEXT[0]), [ROOT])
-
-
-@pytest.mark.parametrize("n_tokens", [1, len(TEXT)])
-def test_a_saved_state_goes_on_as_if_it_had_been_read(head: GgufHead, n_tokens: int) -> None:
-    read(head, TEXT[:n_tokens])
-    before = evaluate(head, TokenTree(40), [ROOT])
-    head.truncate(n_tokens)
-    pieces = pieces_of(head)
-    read(head, TEXT[::-1])
-    head.read_state(n_tokens, Pieces(pieces))
-    assert head.committed_of(0) == n_tokens and not head.lacks_features(n_tokens)
-    assert np.array_equal(evaluate(head, TokenTree(40), [ROOT]), before)
-
-
-def test_features_of_another_size_are_no_state(head: GgufHead) -> None:
-    read(head, TEXT)
-    with pytest.raises(StateError):
-        head.read_state(len(TEXT), Pieces([b"much too short"]))
-    assert head.committed_of(0) == 0
 
 
 def test_a_head_is_no_target(tmp_path: Path) -> None:

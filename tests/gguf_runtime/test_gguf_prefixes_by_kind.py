@@ -107,12 +107,12 @@ def test_a_recurrent_text_goes_on_where_an_earlier_prompt_ended(
 
 
 @pytest.mark.parametrize(("name", "n_slots", "is_paged"), WINDOWED)
-def test_a_text_with_windows_goes_on_where_a_window_is_whole(
+def test_a_text_with_windows_goes_on_after_any_block(
     name: str, n_slots: int, is_paged: bool, folder: Path, tmp_path: Path
 ) -> None:
     long = [*PROMPT, *PROMPT]
     apart = [*long[:100], 5, 6, 7, *long[:30]]
-    prompts = (long, [*long[:-20], 9, 9], apart, apart)
+    prompts = (long, [*long[:-20], 9, 9], apart)
     with closing(opened(folder, name, is_paged, n_slots)) as target:
         cold, _ = written(target, None, *prompts)
         written(target, tmp_path, long)
@@ -120,5 +120,4 @@ def test_a_text_with_windows_goes_on_where_a_window_is_whole(
     assert warm == cold
     assert known[0] > len(long) - 80
     assert known[1] > len(long) - 100
-    assert known[2] < 24
-    assert known[3] > 90
+    assert known[2] > 90

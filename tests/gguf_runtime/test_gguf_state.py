@@ -1,10 +1,10 @@
-"""The state of GGUF models leaves the process and comes back: attention, windows, recurrence."""
+"""Blocks of GGUF models' texts leave the process and come back."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +14,26 @@ import zoo_files
 from edgespec.errors import StateError
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
-from edgespec.ports.state import KeepsState
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import state_pieces
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
 from paging_contract import load_paged, one_by_one
-from port_calls import prefill
-from state_contract import N_KEPT, Pieces, StateContract, pieces_of
+from state_contract import MORE, StateContract, blocks_of, read_blocks
 from zoo_species import Species
 
 TARGET = embedded_pair().target
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_pieces, "MAX_BLOCK_TOKENS", 8)
+
+
 def request(path: Path, max_nodes: int = 9, **options: object) -> ModelRequest:
     usual: dict[str, object] = {"ctx_size": 128, "batch_size": 64, "max_branches": 4}
+    usual["stores_prefixes"] = True
     return ModelRequest(path, "target", max_nodes=max_nodes, n_threads=1, **usual | options)  # type: ignore[arg-type]
 
 
@@ -43,13 +47,6 @@ class TestResident(StateContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], LanguageModel]:
         return lambda: resident(TARGET)
-
-
-class TestPagedInManyPieces(StateContract):
-    @pytest.fixture
-    def model_factory(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[], LanguageModel]:
-        monkeypatch.setattr(state_pieces, "PIECE_BYTES", 1 << 14)
-        return lambda: load_paged(runtime.prepare(request(TARGET)))
 
 
 @pytest.mark.slow
@@ -83,16 +80,9 @@ def test_another_build_of_llama_cpp_is_another_origin(monkeypatch: pytest.Monkey
     assert loading.build().split()[1:] == ["SSE3"]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *("gemma2", "qwen2vl", "lfm2", "rwkv7"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen35", "mamba2")),
-    ],
-)
+@pytest.fixture(scope="module", params=["gemma2", "qwen2vl"])
 def species(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Windows of attention, positions of several parts, hybrids that can and that cannot go back,
-    and no attention at all."""
+    """Windows of attention, and positions of several parts."""
     folder = tmp_path_factory.mktemp("state")
     return zoo_files.write_model(folder / "m.gguf", Species(request.param))
 
@@ -103,36 +93,27 @@ class TestSpecies(StateContract):
         return lambda: resident(species, max_branches=4)
 
 
-def test_pieces_that_were_changed_end_no_process_and_leave_a_model_that_works() -> None:
+def test_blocks_that_were_changed_end_no_process_and_leave_a_model_that_works() -> None:
     """Whoever can compute a checksum can change what is in a file: positions, counts, sizes."""
     chance = random.Random(3)
-    tokens = list(range(30, 30 + N_KEPT))
     with closing(resident(TARGET)) as model:
-        assert isinstance(model, KeepsState)
-        prefill(model, tokens)
-        kept = pieces_of(model)
+        kept = blocks_of(model)
         model.truncate(0)
         expected = one_by_one(model, [1, 2, 3])
         for _ in range(60):
-            changed = [bytearray(piece) for piece in kept]
-            piece = chance.choice(changed)
+            changed = [bytearray(block) for block in kept]
+            block = chance.choice(changed)
             for _ in range(chance.choice([1, 4])):
-                piece[chance.randrange(min(len(piece), 400))] = chance.randrange(256)
-            try:
-                model.read_state(N_KEPT, Pieces(changed))
-            except StateError:
-                assert model.committed_of(0) == 0
+                block[chance.randrange(min(len(block), 400))] = chance.randrange(256)
+            with suppress(StateError):
+                read_blocks(model, [bytes(block) for block in changed])
             model.truncate(0)
             assert np.array_equal(one_by_one(model, [1, 2, 3]), expected)
-            model.truncate(0)
 
 
 def test_what_a_paged_model_kept_serves_one_in_memory() -> None:
-    text, more = list(range(30, 30 + N_KEPT)), [1, 2, 3, 4]
     with closing(load_paged(runtime.prepare(request(TARGET)))) as paged:
-        prefill(paged, text)
-        kept, expected = pieces_of(paged), one_by_one(paged, more)
+        kept, expected = blocks_of(paged), one_by_one(paged, MORE)
     with closing(resident(TARGET)) as model:
-        assert isinstance(model, KeepsState)
-        model.read_state(N_KEPT, Pieces(kept))
-        assert np.array_equal(one_by_one(model, more), expected)
+        read_blocks(model, kept)
+        assert np.array_equal(one_by_one(model, MORE), expected)

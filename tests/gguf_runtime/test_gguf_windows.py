@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError, StateError
+from edgespec.errors import EdgespecError
 from edgespec.ports import PassPart
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
@@ -27,7 +27,6 @@ from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import finish
 from paging_contract import load_paged, one_by_one
 from port_calls import prefill
-from state_contract import Pieces, pieces_of
 from zoo_files import write_model
 from zoo_species import EXPERTS_ONLY, Species
 
@@ -341,40 +340,6 @@ def test_turns_are_those_of_a_new_session(drafted: bool, open_model: Open) -> No
     for prompt, answer in zip(prompts, answers, strict=True):
         with Engine(open_model(whole=True), None, EngineSettings()) as engine:
             assert ask(engine, prompt, 60) == answer
-
-
-@pytest.mark.slow
-def test_a_saved_text_goes_on_in_another_process(open_model: Open) -> None:
-    model, rest = open_model(), text_of(30, seed=2)
-    prefill(model, text_of(1300))
-    saved = pieces_of(model)
-    expected = one_by_one(model, rest)
-    model.truncate(1200)
-    n_early = model.committed_of(0)
-    early = one_by_one(model, rest)
-    other = open_model()
-    prefill(other, text_of(500, seed=3))
-    other.read_state(1300, Pieces(saved))
-    assert resident_bytes(other) <= planned_bytes(other)
-    assert np.array_equal(one_by_one(other, rest), expected)
-    other.truncate(1200)
-    assert other.committed_of(0) == n_early == 1200
-    assert np.array_equal(one_by_one(other, rest), early)
-    other.truncate(700)
-    assert other.committed_of(0) == 0
-
-
-@pytest.mark.slow
-def test_half_a_saved_text_leaves_nothing(open_model: Open) -> None:
-    model = open_model()
-    prefill(model, text_of(1300))
-    expected, saved = one_by_one(model, [1, 2]), pieces_of(model)
-    with pytest.raises(StateError):
-        model.read_state(1302, Pieces(saved[:-1]))
-    assert model.committed_of(0) == 0
-    assert resident_bytes(model) < 1 << 16
-    prefill(model, text_of(1300))
-    assert np.array_equal(one_by_one(model, [1, 2]), expected)
 
 
 def test_a_window_as_long_as_the_context_gives_nothing_back() -> None:

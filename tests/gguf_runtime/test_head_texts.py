@@ -37,7 +37,7 @@ from gguf_files import (
     tiny_eagle3,
     tiny_llama,
 )
-from head_cases import LINE, PROMPT, check_saved_state
+from head_cases import LINE, PROMPT
 from paging_contract import load_paged
 from zoo_files import write_impostor
 
@@ -56,11 +56,7 @@ class Files:
 
     def settings(self, n_parallel: int = 1) -> LoadSettings:
         return LoadSettings(
-            model=self.target,
-            draft=self.head,
-            memory_budget="4GiB",
-            n_parallel=n_parallel,
-            state_files=True,
+            model=self.target, draft=self.head, memory_budget="4GiB", n_parallel=n_parallel
         )
 
 
@@ -178,11 +174,6 @@ def test_turns_and_texts_at_once_are_the_target_s_own(good: Files) -> None:
             assert all(turn.speculation.accepted for turn in turns)
             many = session.generate_many(prompts, sampling, 12)
             assert [result.tokens for result in many] == alone
-
-
-@pytest.mark.costly
-def test_a_saved_state_brings_the_head_s_own(good: Files, tmp_path: Path) -> None:
-    check_saved_state(good.settings(), tmp_path, N_TOKENS)
 
 
 def test_what_a_head_costs_is_in_the_plan(good: Files) -> None:

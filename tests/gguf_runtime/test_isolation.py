@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread, Timer
 
-import numpy as np
 import psutil
 import pytest
 
@@ -25,7 +24,6 @@ from edgespec_runtimes.gguf.isolation import IsolatedModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from port_calls import evaluate, prefill
 from port_contract import PortContract
-from state_contract import Pieces, StateContract, pieces_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes inherit sockets otherwise")
 
@@ -53,13 +51,6 @@ def isolated() -> IsolatedModel:
 class TestAnIsolatedModelKeepsTheContract(PortContract):
     atol = 0.2
 
-    @pytest.fixture
-    def model_factory(self) -> Callable[[], IsolatedModel]:
-        return isolated
-
-
-@pytest.mark.slow
-class TestAnIsolatedModelKeepsState(StateContract):
     @pytest.fixture
     def model_factory(self) -> Callable[[], IsolatedModel]:
         return isolated
@@ -105,16 +96,6 @@ def test_a_failure_of_ours_in_that_process_is_told_as_itself(living: IsolatedMod
             living._call("fly")
         assert any("isolated.py" in note for note in failure.value.__notes__)
     prefill(living, [5, 6])
-    living.truncate(0)
-
-
-def test_its_state_leaves_its_process_and_comes_back(living: IsolatedModel):
-    prefill(living, range(5, 13))
-    pieces = pieces_of(living)
-    expected = evaluate(living, TokenTree(13), [ROOT])
-    living.truncate(0)
-    living.read_state(8, Pieces(pieces))
-    assert np.array_equal(evaluate(living, TokenTree(13), [ROOT]), expected)
     living.truncate(0)
 
 

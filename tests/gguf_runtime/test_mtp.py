@@ -42,7 +42,7 @@ from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from engine_cases import finish
 from features_contract import TOKENS, FeaturesContract, Received
-from head_cases import LINE, PROMPT, check_saved_state, head_request
+from head_cases import LINE, PROMPT, head_request
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
 from zoo_files import write_guessing
@@ -285,12 +285,6 @@ def test_the_layer_is_the_draft_s_memory(good: Path) -> None:
     skipped = sum(header.tensors_by_name[name].nbytes for name in mtp.skipped(header))
     (weights,) = (row.nbytes for row in alone.rows if row.what == "weights")
     assert weights < header.weight_bytes - skipped // 2
-
-
-@pytest.mark.costly
-def test_a_saved_state_brings_what_the_layer_has_read(good: Path, tmp_path: Path) -> None:
-    settings = LoadSettings(model=good, draft=good, memory_budget="8GiB", state_files=True)
-    check_saved_state(settings, tmp_path, N_TOKENS)
 
 
 @pytest.mark.parametrize("good", [PLAIN], indirect=True)

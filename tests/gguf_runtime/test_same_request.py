@@ -14,11 +14,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel, PassPart, Progress
-from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
-from edgespec.state.keeper import StateKeeper
-from edgespec.state.prompt_cache import CachedPrompt, PromptCache
+from edgespec.state.prefix_cache import PrefixCache
 from edgespec_runtimes.gguf import runtime
 from engine_cases import finish, forget
 from fake_model import FakeModel, fixed_text
@@ -213,13 +211,10 @@ def test_from_a_prompt_cache(
 ) -> None:
     prompt = tokens_of(target, n_tokens)
     expected = fresh(prompt)[1]
-    cache = PromptCache(tmp_path / "cache")
-    texts = [prompt[: n_tokens // 2], prompt, prompt]
-    for text in texts:
-        with Engine(target) as engine:
-            keeper = CachedPrompt(cache, StateKeeper(engine, target, None))
-            request = engine.admit(TextRequest(tuple(text), WARM, max_tokens=N_NEW, keeper=keeper))
-            tokens = tuple(event.token for event in engine.run(request))
+    for text in [prompt[: n_tokens // 2], prompt, prompt]:
+        cache = PrefixCache(tmp_path, 1 << 30, target, None)
+        with Engine(target, prefixes=cache.place) as engine:
+            tokens = run(engine, text)
             forget(engine)
     assert tokens == expected
 

@@ -51,7 +51,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 ALWAYS = {"fallback": "fixed", "draft_max": 12, "step_aside": False}
 LOSSY = [str(name) for name in ACCEPTANCE_RULES if name != "exact-replay"]
 GUESSES = ("none", "lookup", "draft", "head", "self")
-EXTRAS = ("nothing", "nothing", "grammar", "logprobs", "state", "prefixes", "changes")
+EXTRAS = ("nothing", "nothing", "grammar", "logprobs", "prefixes", "changes")
 ENCODER, DECODER = "encoder", "decoder"
 """Embedding models."""
 SHARES = {"2k": 9, "49k": 3, "152k": 4, "262k": 4, ENCODER: 1, DECODER: 1}
@@ -170,9 +170,9 @@ class Runner:
         if run.embeds:
             return load, {}
         load |= {"grammars": run.extra == "grammar", "logprobs": run.extra == "logprobs"}
-        load |= {"state_files": run.extra == "state", "adjustable_budget": run.extra == "changes"}
+        load["adjustable_budget"] = run.extra == "changes"
         if run.extra == "prefixes":
-            load["prefix_cache"] = str(self._folder / f"prefixes of {run.model}")
+            load["prompt_cache"] = str(self._folder / f"prefixes of {run.model}")
         if run.prompts == "several":
             load["n_parallel"] = 3
         rules: dict[str, Any] = {}

@@ -33,7 +33,7 @@ from gguf_files import (
     tiny_dflash,
     tiny_eagle3,
 )
-from head_cases import LINE, PROMPT, check_saved_state, head_request
+from head_cases import LINE, PROMPT, head_request
 from onnx_files import save, write_llama
 from onnx_models import request
 from paging_contract import load_paged
@@ -85,9 +85,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(target: Path, head: Path | None, n_parallel: int = 1) -> LoadSettings:
-    return LoadSettings(
-        model=target, draft=head, memory_budget="8GiB", n_parallel=n_parallel, state_files=True
-    )
+    return LoadSettings(model=target, draft=head, memory_budget="8GiB", n_parallel=n_parallel)
 
 
 @pytest.mark.slow
@@ -140,11 +138,6 @@ def test_turns_and_texts_at_once_are_the_target_s_own(good: tuple[Path, Path]) -
         assert any(turn.reused_tokens for turn in turns)
         many = session.generate_many(prompts, GREEDY, 12)
         assert [result.tokens for result in many] == alone
-
-
-@pytest.mark.slow
-def test_a_saved_state_brings_the_head_s_own(good: tuple[Path, Path], tmp_path: Path) -> None:
-    check_saved_state(settings_of(*good), tmp_path, N_TOKENS)
 
 
 @pytest.mark.slow

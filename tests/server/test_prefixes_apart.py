@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session(folder: Path) -> Iterator[Session]:
-    with pair(prefix_cache=folder, n_parallel=2, ctx_size=512) as loaded:
+    with pair(prompt_cache=folder, n_parallel=2, ctx_size=512) as loaded:
         yield loaded
 
 

@@ -22,7 +22,7 @@ from edgespec.settings.config import GenerateSettings
         (lambda: LoadSettings(model="m", ctx_size=-2), "ctx_size -2: it must be"),
         (lambda: LoadSettings(model="m", memory_budget="much"), "memory_budget much"),
         (lambda: LoadSettings(model="m", threads_draft=2), "name one with draft"),
-        (lambda: LoadSettings(model="m", prefix_cache_size="1GiB"), "needs prefix_cache,"),
+        (lambda: LoadSettings(model="m", prompt_cache_size="1GiB"), "needs prompt_cache,"),
         (lambda: LoadSettings(model="m", n_gpu_layers_draft=3), "n_gpu_layers_draft needs a draft"),
         (lambda: EngineSettings(keep=3), "keep has no effect without context_shift"),
         (lambda: edgespec.plan("none.gguf"), "the path given with model or draft"),

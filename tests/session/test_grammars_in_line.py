@@ -148,19 +148,6 @@ def test_a_thread_that_waits_for_its_own_grammars_has_them_written_to_their_end(
     assert [len(list(generation)) for generation in going] == [8, 8]
 
 
-def test_work_between_texts_waits_for_those_that_passed_by(
-    session: Session, threads: ThreadPoolExecutor
-) -> None:
-    going = at_work(session)
-    waiting = in_line(session, threads)
-    between = threads.submit(session._engine.between_texts, waiting.done)
-    until(lambda: session.n_waiting == 2)
-    for generation in going:
-        generation.close()
-    assert len(waiting.result(timeout=60)) == 9
-    until(between.done)
-
-
 def test_an_ended_text_holds_no_grammar(session: Session) -> None:
     generation = with_grammar(session)
     list(generation)

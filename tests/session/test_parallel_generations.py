@@ -63,14 +63,6 @@ def test_a_reader_that_stops_holds_up_no_other(session: Session) -> None:
     first.close()
 
 
-def test_work_between_texts_waits_for_all_of_them(session: Session) -> None:
-    first = session.stream([1, 2], max_tokens=9)
-    next(first)
-    ended = session._engine.between_texts(first._request.ended.is_set)
-    assert ended
-    assert len(list(first)) == 8
-
-
 def test_a_generation_that_nobody_refers_to_leaves_its_place(session: Session) -> None:
     for n in range(5):
         next(session.stream([n, 2], max_tokens=99))

@@ -234,9 +234,9 @@ def test_a_full_disk_is_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatc
     with process.engine:
         first = process.write(TEXT)
         process.write(TEXT[::-1])
-        notes = [note for note in process.result.notes if "prefix cache" in note]
+        notes = [note for note in process.result.notes if "prompt cache" in note]
         assert process.write(TEXT) == first
-        notes += [note for note in process.result.notes if "prefix cache" in note]
+        notes += [note for note in process.result.notes if "prompt cache" in note]
     (note,) = notes
     assert "No space left" in note
     assert list(folder.iterdir()) == []
@@ -305,7 +305,7 @@ def test_the_piece_that_ends_a_state_is_deleted_first(folder: Path) -> None:
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match=r"--prefix-cache: .*file"):
+    with pytest.raises(UsageError, match=r"--prompt-cache: .*file"):
         StoringEngine(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -64,6 +64,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_memory(parser)
     groups.add_context(parser)
     groups.add_parallel(parser, PARALLEL)
+    groups.add_prompt_cache(parser)
     groups.add_speculation(parser)
     groups.add_chat_template(parser)
     groups.add(parser.add_argument_group("requests"), groups.BodyLimit)

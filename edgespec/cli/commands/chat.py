@@ -9,8 +9,8 @@ import argparse
 import secrets
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from edgespec.cli.commands import chat_input
 from edgespec.cli.commands.generation_report import generation_report, sampling_line, speed_line
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import cache_from, grammar_from, template_from
+from edgespec.cli.flags.checked_values import grammar_from, template_from
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import ContextOverflow, EdgespecError, UsageError
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from edgespec.grammar.specification import Grammar
     from edgespec.session.session import Session
     from edgespec.settings.config import GenerateSettings, SamplingParams
-    from edgespec.state.prompt_cache import PromptCache
     from edgespec.values import GenerationResult
 
 
@@ -69,7 +68,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_sampling(parser, chats=True)
     groups.add_speculation(parser)
     groups.add_grammar(parser)
-    groups.add_prompt_cache(parser, keeps_text=True)
+    groups.add_prompt_cache(parser)
     groups.add_chat_template(parser)
     group = parser.add_argument_group("conversation")
     groups.flag(group, "--system TEXT", "system message")
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     the error, it is 0.
     """
     template = template_from(args)
-    grammar, cache = grammar_from(args), cache_from(args)
+    grammar = grammar_from(args)
     if "max_tokens" not in args:
         args.max_tokens = NO_LIMIT
     if not NAMES_A_MODEL & vars(args).keys():
@@ -114,8 +113,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         obeys = is_terminal or "commands" in args
         chat = Chat(loaded, dialogue, command.generate, grammar, console, obeys)
         with ExitStack() as stack:
-            if cache is not None:
-                stack.enter_context(_kept(loaded, cache, console))
             if is_terminal:
                 console.note(
                     f"{loaded.target.name} (budget {format_size(loaded.plan.budget_bytes)}): /help "
@@ -138,21 +135,6 @@ def _history(console: Console) -> Path | None:
         console.note(f"messages are not kept for the next conversation: {error}")
         return None
     return path
-
-
-@contextmanager
-def _kept(session: Session, cache: PromptCache, console: Console) -> Iterator[None]:
-    """Load the state from the cache file, and save it at the end, even after a failure."""
-    from edgespec.state.file import check_place
-
-    if check_place(cache.path):
-        n_tokens = session.load_state(cache.path)
-        console.note(f"{cache.path}: {n_tokens:,} tokens need not be read again")
-    try:
-        yield
-    finally:
-        if session.has_state and not cache.read_only:
-            session.save_state(cache.path)
 
 
 class Chat:

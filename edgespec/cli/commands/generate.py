@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.commands.generation_report import generation_report
 from edgespec.cli.console import STDOUT, Console, report_failure, write_json
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import cache_from, check_output, grammar_from
+from edgespec.cli.flags.checked_values import check_output, grammar_from
 from edgespec.cli.interrupts import INTERRUPTED, Interrupts
 from edgespec.cli.invocation import read_prompt, settings_from
 from edgespec.errors import Cancelled, EdgespecError, UsageError
@@ -24,7 +24,6 @@ from edgespec.values import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:
     from edgespec.engine.generation import Generation
-    from edgespec.session.session import Session
 
 
 _EXAMPLES = """\
@@ -49,7 +48,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_context(parser)
     groups.add_sampling(parser)
     groups.add_grammar(parser)
-    groups.add_prompt_cache(parser, keeps_text=False)
+    groups.add_prompt_cache(parser)
     groups.add_speculation(parser)
     output = parser.add_argument_group("output")
     groups.flag(
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Generate and report; Ctrl-C ends the text early."""
     from edgespec.memory import process
 
-    grammar, cache = grammar_from(args), cache_from(args)
+    grammar = grammar_from(args)
     command, prompt = settings_from(args), read_prompt(args)
     settings = command.generate
     json_file = getattr(args, "json", None)
@@ -93,7 +92,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             settings.stop,
             console.progress_with_rest,
             grammar,
-            prompt_cache=cache,
         )
         shown = _Display((lambda _: None) if as_json else console.token)
         try:
@@ -104,9 +102,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                 raise
             return report_failure(error, str(error), error.exit_code, json_file, text=shown.text)
         trace.close()
-        failure = cache.failure if cache else None
-        if cache and "prompt_cache_all" in args:
-            failure = _save_state(running, cache.path) or failure
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
         traced, is_green = (
@@ -125,7 +120,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             Row("version", installed_version()),
             Row(format="green: guessed by the draft" if is_green else None),
             Row(format=viewers if traced else None),
-            untold=str(failure) if failure else None,
         )
         if json_file:
             write_json(json_file, report.as_dict())
@@ -133,7 +127,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             console.end_of_text()
             for line in ("", *report.lines()):
                 console.note(line)
-        return _outcome(result, failure)
+        return _outcome(result)
 
 
 class _Display:
@@ -159,24 +153,10 @@ class _Display:
         return result
 
 
-def _save_state(running: Session, path: Path) -> EdgespecError | None:
-    """Save the whole state to `path`; returns the error if that fails."""
-    try:
-        running.save_state(path)
-    except EdgespecError as error:
-        return error
-    return None
-
-
-def _outcome(result: GenerationResult, failure: EdgespecError | None = None) -> int:
-    """The exit code; writes the reason to stderr if it is not 0.
-
-    `failure` is an error that occurred after the text was complete.
-    """
+def _outcome(result: GenerationResult) -> int:
+    """The exit code; writes the reason to stderr if it is not 0."""
     if result.finish_reason == "cancelled":
         return report_failure(Cancelled(), "interrupted", INTERRUPTED, None)
-    if failure is not None:
-        return report_failure(failure, str(failure), failure.exit_code, None)
     return 0
 
 

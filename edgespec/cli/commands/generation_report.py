@@ -22,15 +22,14 @@ def generation_report(
     load_report: Mapping[str, float],
     peak_bytes: int,
     *more: Row,
-    untold: str | None = None,
 ) -> Report:
-    """Report of a generation, with `more` rows; a note with the text `untold` is told elsewhere."""
+    """Report of a generation, with `more` rows."""
     timings, guesses = result.timings, result.speculation
     n_prompt = len(result.prompt_tokens)
     # notes of the plan were told when the model was loaded
     on_draft = note_on_draft(plan, guesses)
     notes = [*result.notes, *([on_draft] if on_draft else [])]
-    told = [f"note: {note}" for note in notes if untold is None or untold not in note]
+    told = [f"note: {note}" for note in notes]
     return Report(
         Row("text", result.text),
         Row("finish_reason", result.finish_reason),

@@ -1,4 +1,4 @@
-"""Values of flags that are no settings: texts and files, templates, grammars and caches."""
+"""Values of flags that are no settings: texts and files, templates and grammars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from edgespec.settings.base import spell
 
 if TYPE_CHECKING:
     from edgespec.grammar.specification import Grammar
-    from edgespec.state.prompt_cache import PromptCache
 
 MAX_TEMPLATE_BYTES = 4 << 20
 
@@ -77,21 +76,3 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     grammar = makers[name](text_or_file(args, name, 4 * specification.MAX_CHARACTERS) or "")
     args.grammars = True
     return grammar
-
-
-def cache_from(args: argparse.Namespace) -> PromptCache | None:
-    """The prompt cache, or None. Sets `args.state_files`, so that the plan reserves memory for it.
-
-    Raises UsageError and StateError.
-    """
-    if "prompt_cache" not in args:
-        for name in ("prompt_cache_all", "prompt_cache_ro"):
-            if name in args:
-                raise UsageError(f"{spell(name)} needs --prompt-cache FILE")
-        return None
-    if "prompt_cache_all" in args and "prompt_cache_ro" in args:
-        raise UsageError("--prompt-cache-all contradicts --prompt-cache-ro: leave one of them out")
-    from edgespec.state.prompt_cache import PromptCache
-
-    args.state_files = True
-    return PromptCache(Path(args.prompt_cache).expanduser(), "prompt_cache_ro" in args)

@@ -141,18 +141,9 @@ def add_grammar(parser: ArgumentParser) -> None:
     flag(group, "--regex TEXT", "write text that matches this regular expression as a whole")
 
 
-def add_prompt_cache(parser: ArgumentParser, keeps_text: bool) -> None:
-    """Flags for the prompt cache. With `keeps_text`, generated text is always cached, too."""
+def add_prompt_cache(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("prompt cache")
-    what = "conversation" if keeps_text else "prompt"
-    flag(
-        group,
-        "--prompt-cache FILE",
-        f"save the model's state after the {what} to FILE, and continue from it next time",
-    )
-    if not keeps_text:
-        flag(group, "--prompt-cache-all", "save the state after the new text, too")
-    flag(group, "--prompt-cache-ro", "read FILE, never write it")
+    add(group, LoadSettings, "prompt_cache", "prompt_cache_size")
 
 
 def add_chat_template(parser: ArgumentParser) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.ports import PassPart, Progress
-from edgespec.ports.state import Read, Write
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME
@@ -109,19 +108,6 @@ class GgufBlockHead(HiddenStateReader):
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
         if n_tokens > self._n_read:
             raise UsageError(f"{n_tokens} tokens are more than the {self._n_read} committed")
-        self._n_read = n_tokens
-
-    def write_state(self, hand_over: Write) -> None:
-        """Write the whole cache, including tokens that are not read yet."""
-        self._write_count(self._n_known, hand_over)
-        if self._n_known:
-            super().write_state(hand_over)
-
-    def read_state(self, n_tokens: int, read: Read) -> None:
-        self.drop_features(0)
-        n_known = self._read_count(read, n_tokens, n_tokens, self.info.n_ctx)
-        if n_known:
-            super().read_state(n_known, read)
         self._n_read = n_tokens
 
     def _guess(self, root_token: int) -> None:

@@ -222,7 +222,7 @@ class ContextChoice:
     @property
     def _frees_cells(self) -> bool:
         """True if sliding-window layers can free cells outside all windows: their cache must be in
-        the process's memory, with the values of a token contiguous."""
+        the process's memory, with the values of a token contiguous, and no text be stored."""
         return (
             windows.is_supported()
             and self.info.tree_capable
@@ -230,6 +230,7 @@ class ContextChoice:
             and not self._n_gpu_layers
             and not self.is_remote
             and not self._guesses_with_target
+            and not self._request.stores_prefixes
         )
 
     @property

@@ -7,26 +7,21 @@ knows no target: features are given to it.
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from edgespec.errors import EdgespecError, StateError, UsageError
+from edgespec.errors import EdgespecError, UsageError
 from edgespec.ports import PassPart, Progress
-from edgespec.ports.state import Read, Write
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf.borrowed import CopiedWeights
-from edgespec_runtimes.gguf.context.cells import PIECE_BYTES
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, likely_first
 from edgespec_runtimes.gguf.file.heads import HeadShape
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from edgespec_runtimes.gguf.model import GgufModel
-
-_N_KNOWN = struct.Struct("<I")
 
 
 class HiddenStateReader(GgufModel):
@@ -77,21 +72,6 @@ class HiddenStateReader(GgufModel):
         address = ctypes.cast(pointer, ctypes.c_void_p).value
         content: Any = (ctypes.c_float * (n_rows * n_embd)).from_address(address or 0)
         return np.frombuffer(content, np.float32).reshape(n_rows, n_embd)
-
-    def _write_count(self, n_known: int, hand_over: Write) -> None:
-        """Write the number of features at the beginning of a saved state."""
-        hand_over(memoryview(_N_KNOWN.pack(n_known)))
-
-    def _read_count(self, read: Read, n_tokens: int, least: int, most: int) -> int:
-        """Read the number of features at the beginning of a saved state. Raises StateError."""
-        first = bytearray(_N_KNOWN.size)
-        if read.size() != len(first):
-            raise StateError("the saved state of a head does not begin with its number of features")
-        read(memoryview(first))
-        (n_known,) = _N_KNOWN.unpack(first)
-        if not least <= n_known <= most:
-            raise StateError(f"the saved state of a head has {n_known} features of {n_tokens}")
-        return int(n_known)
 
     def _release(self) -> None:
         lib.llama_batch_ext_free(self._rows)
@@ -202,38 +182,6 @@ class GgufHead(HiddenStateReader):
         self._predicted.clear()
         super().truncate(max(0, n_tokens - 1), slot)
         self._has_first = self._has_first and n_tokens > 0
-
-    def write_state(self, hand_over: Write) -> None:
-        """Write all features, including those of tokens not read yet, and then the keys and values
-        of the committed prefix."""
-        with self._users.use():
-            self._fuse_waiting()
-        n_known = self._known.stop if not self._known.start else 0
-        self._write_count(n_known, hand_over)
-        for rows in self._pieces(n_known):
-            hand_over(rows.data.cast("B"))
-        if self.committed_of(HOME) > 1:
-            super().write_state(hand_over)
-
-    def read_state(self, n_tokens: int, read: Read) -> None:
-        self.truncate(0)
-        self._known = self._waiting = range(0)
-        n_known = self._read_count(read, n_tokens, n_tokens - 1, len(self._features))
-        for rows in self._pieces(n_known):
-            if read.size() != rows.nbytes:
-                raise StateError("the saved features of a head have another size")
-            read(rows.data.cast("B"))
-        if n_tokens > 1:
-            super().read_state(n_tokens - 1, read)
-        self._has_first, self._known = True, range(n_known)
-
-    def _pieces(self, n_tokens: int) -> list[np.ndarray]:
-        """The features of the first `n_tokens` in pieces."""
-        step = max(1, PIECE_BYTES // self._features[:1].nbytes)
-        return [
-            self._features[begin : min(begin + step, n_tokens)]
-            for begin in range(0, n_tokens, step)
-        ]
 
     def _ready(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         """The nodes whose input features are known. Raises UsageError if there are none."""

@@ -16,7 +16,6 @@ import numpy as np
 
 from edgespec.errors import EdgespecError
 from edgespec.ports import LanguageModel
-from edgespec.ports.state import KeepsState
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.isolation import (
     Channel,
@@ -47,14 +46,13 @@ def _serve(channel: Channel, control: Connection) -> None:
         prepared.is_isolated = True
         prepared.adopt(settings.offloading)
         running.begin(0, prepared)
-        model = prepared.load(settings.plan, lambda *now: channel.send(("progress", now)))
+        model = prepared.load(settings.plan, lambda *now: channel.send(now))
         running.end()
         prepared.close()
-        assert isinstance(model, KeepsState)
     except Exception as error:  # noqa: BLE001 - raised by the other process
         channel.send(IsolatedAnswer(error=_located(error)))
         return
-    channel.send(IsolatedAnswer((model.info, model.state_origin)))
+    channel.send(IsolatedAnswer(model.info))
     try:
         while True:
             number, name, args = channel.receive()
@@ -100,14 +98,8 @@ def _answer(
     value, error, shape = None, None, None
     try:
         if name == "evaluate":
-            logits = model.evaluate(*args, lambda *now: channel.send(("progress", now)))
+            logits = model.evaluate(*args, lambda *now: channel.send(now))
             value = logits[0] if len(logits) == 1 else np.concatenate(logits)
-        elif name == "write_state":
-            model.write_state(lambda piece: _send_piece(channel, piece))
-        elif name == "read_state":
-            model.read_state(*args, _RemoteRead(channel))
-        elif name == "state_bytes":
-            value = model.state_bytes
         else:
             value = getattr(model, name)(*args)
     except Lost:
@@ -130,32 +122,6 @@ def _located(error: Exception) -> Exception:
     if not isinstance(error, EdgespecError):
         error.add_note("".join(traceback.format_tb(error.__traceback__)))
     return error
-
-
-def _send_piece(channel: Channel, piece: memoryview) -> None:
-    channel.send(("piece", piece.nbytes))
-    channel.send_bytes(piece)
-
-
-class _RemoteRead:
-    """Requests the pieces of a saved state from the parent; implements `Read`."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    def size(self) -> int:
-        return int(self._ask(("size", None)))
-
-    def __call__(self, into: memoryview) -> None:
-        self._ask(("fill", into.nbytes))
-        self._channel.receive_into(into.cast("B"))
-
-    def _ask(self, question: tuple[str, int | None]) -> Any:
-        self._channel.send(question)
-        answer = self._channel.receive()
-        if isinstance(answer, EdgespecError):
-            raise answer
-        return answer
 
 
 if __name__ == "__main__":

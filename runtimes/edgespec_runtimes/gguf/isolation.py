@@ -20,11 +20,10 @@ import numpy as np
 from edgespec.concurrency.exit_codes import signal_name
 from edgespec.concurrency.interpreter import python
 from edgespec.concurrency.owning import Users
-from edgespec.errors import Cancelled, EdgespecError, TargetLost
+from edgespec.errors import Cancelled, TargetLost
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import PassPart, Progress, Vocabulary
-from edgespec.ports.state import Read, StateOrigin, Write
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
@@ -89,7 +88,7 @@ class IsolatedSettings:
 
 @dataclass(frozen=True, slots=True)
 class IsolatedAnswer:
-    """The answer to a call; the first one, after loading, has the model's info and state origin.
+    """The answer to a call; the first one, after loading, has the model's info.
 
     The bytes of an array follow it.
     """
@@ -104,10 +103,9 @@ class IsolatedAnswer:
 
 
 class IsolatedModel:
-    """A model in a child process; implements `LanguageModel` and `KeepsState`."""
+    """A model in a child process; implements `LanguageModel`."""
 
     info: ModelInfo
-    state_origin: StateOrigin
 
     def __init__(
         self,
@@ -150,7 +148,7 @@ class IsolatedModel:
             while not self._channel.poll(_POLL_S):
                 if is_stopped():
                     raise Cancelled("loading was cancelled")
-            self.info, self.state_origin = self._answer(progress).value
+            self.info = self._answer(progress).value
             self._committed = [0] * self.info.n_slots
         except BaseException:
             self._users.close(lambda: None, self._release)
@@ -182,16 +180,6 @@ class IsolatedModel:
     def share(self, source: int, target: int, n_tokens: int) -> None:
         self._call("share", source, target, n_tokens)
 
-    @property
-    def state_bytes(self) -> int:
-        return int(self._call("state_bytes"))
-
-    def write_state(self, hand_over: Write) -> None:
-        self._call("write_state", hand_over=hand_over)
-
-    def read_state(self, n_tokens: int, read: Read) -> None:
-        self._call("read_state", n_tokens, read=read)
-
     def paging(self) -> PagingStats:
         return self._paging
 
@@ -219,14 +207,7 @@ class IsolatedModel:
         self._said.close()
         self._free_vocabulary()
 
-    def _call(
-        self,
-        name: str,
-        *args: Any,
-        progress: Progress | None = None,
-        hand_over: Write | None = None,
-        read: Read | None = None,
-    ) -> Any:
+    def _call(self, name: str, *args: Any, progress: Progress | None = None) -> Any:
         """Call a method of the child's model.
 
         Raises the method's errors, and TargetLost once the child has ended.
@@ -238,7 +219,7 @@ class IsolatedModel:
             self._is_running = True
             try:
                 self._tell((self._n_calls, name, args))
-                answer = self._answer(progress, hand_over, read)
+                answer = self._answer(progress)
             finally:
                 self._is_running = False
             self._committed = answer.committed
@@ -253,25 +234,12 @@ class IsolatedModel:
         except Lost:
             raise self._lost() from None
 
-    def _answer(
-        self,
-        progress: Progress | None = None,
-        hand_over: Write | None = None,
-        read: Read | None = None,
-    ) -> IsolatedAnswer:
-        """Wait for the answer to a call, serving the child's questions meanwhile."""
+    def _answer(self, progress: Progress | None = None) -> IsolatedAnswer:
+        """Wait for the answer to a call, telling `progress` of the child's meanwhile."""
         try:
             while not isinstance(said := self._channel.receive(), IsolatedAnswer):
-                kind, value = said
-                if kind == "progress" and progress:
-                    progress(*value)
-                elif kind == "piece":
-                    piece = bytearray(value)
-                    self._channel.receive_into(memoryview(piece))
-                    if hand_over:
-                        hand_over(memoryview(piece))
-                elif read and kind in ("size", "fill"):
-                    self._provide(read, value)
+                if progress:
+                    progress(*said)
             if said.shape is None:
                 return said
             array = np.empty(said.shape, np.float32)
@@ -279,21 +247,6 @@ class IsolatedModel:
         except Lost:
             raise self._lost() from None
         return IsolatedAnswer(array, None, None, said.committed, said.report, said.paging)
-
-    def _provide(self, read: Read, n_bytes: int | None) -> None:
-        """Send the next piece of a saved state, or its size if `n_bytes` is None."""
-        try:
-            piece = bytearray(n_bytes or 0)
-            size = None
-            if n_bytes is None:
-                size = read.size()
-            else:
-                read(memoryview(piece))
-        except EdgespecError as error:
-            self._channel.send(error)
-            return
-        self._channel.send(size)
-        self._channel.send_bytes(memoryview(piece))
 
     def _lost(self) -> TargetLost:
         """The error of this and all further calls."""

@@ -123,8 +123,6 @@ class MeasuredGguf:
             texts_alter_prompts=self.passes_are_equal
             or (has_prompt_tiles(self._header) and not self._choice.can_align),
         )
-        if not self.info.tree_capable:
-            needs = replace(needs, state_bytes=kv_bytes)
         if owner == "draft":
             return needs
         is_packed = bool(packed_matrices(self._header))

@@ -360,9 +360,6 @@ class GgufModel(KeptTexts):
             else:
                 self._recurrent.truncate(n_tokens)
 
-    def _empty(self) -> None:
-        self.truncate(0)
-
     def share(self, source: int, target: int, n_tokens: int) -> None:
         with self._users.use():
             self._texts.truncate({target: 0})

@@ -7,9 +7,8 @@ that reads the entries.
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -145,16 +144,6 @@ class KeyValueCache(Closeable):
         self.truncate(0)
         self.entries[:, :, :n_tokens] = other.entries[:, :, :n_tokens]
         self.extend(n_tokens)
-
-    def blocks(self, n_tokens: int) -> Iterator[memoryview]:
-        """Memory of the first `n_tokens` slots, layer by layer, keys before values, and of a shared
-        cache head by head."""
-        n_bytes = n_tokens * self._token_bytes
-        head_bytes, n_runs = self.entries.strides[3], self._token_shape[0] if self.is_shared else 1
-        for start in (start for starts in self._starts for start in starts):
-            for run in range(n_runs):
-                block: Any = (ctypes.c_uint8 * n_bytes).from_address(start + run * head_bytes)
-                yield memoryview(block).cast("B")
 
     @property
     def block_tokens(self) -> int:

@@ -16,7 +16,7 @@ from edgespec.concurrency.owning import Users, close_all
 from edgespec.errors import UsageError
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import PassPart, Progress, Vocabulary
-from edgespec.ports.state import Read, StateOrigin, Write
+from edgespec.ports.state import StateOrigin
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo
@@ -25,12 +25,9 @@ from edgespec_runtimes.onnx.batches import Batch, Batcher
 from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 
-PIECE_BYTES = 1 << 20
-"""Bytes of the cache per piece of a state file."""
-
 
 class OnnxModel(RunningModel):
-    """A loaded ONNX model; implements `LanguageModel`, `KeepsState`, `IsAdjustable` and, if loaded
+    """A loaded ONNX model; implements `LanguageModel`, `KeepsBlocks`, `IsAdjustable` and, if loaded
     for it, `GivesFeatures`. Owns its decoder and `files`.
 
     Texts in one pass have separate batches: each piece's weights are read once for all of them, and
@@ -150,24 +147,6 @@ class OnnxModel(RunningModel):
         with self._users.use():
             self._truncate(0, target)
             self._caches[target].begin_with(self._caches[source], n_tokens)
-
-    @property
-    def state_bytes(self) -> int:
-        return 0  # the cache is read and written in place
-
-    def write_state(self, hand_over: Write) -> None:
-        with self._users.use():
-            for block in self._caches[0].blocks(self.committed_of(0)):
-                for begin in range(0, len(block), PIECE_BYTES):
-                    hand_over(block[begin : begin + PIECE_BYTES])
-
-    def read_state(self, n_tokens: int, read: Read) -> None:
-        with self._users.use():
-            self._truncate(0, 0)
-            for block in self._caches[0].blocks(n_tokens):
-                for begin in range(0, len(block), PIECE_BYTES):
-                    read(block[begin : begin + PIECE_BYTES])
-            self._caches[0].extend(n_tokens)
 
     @property
     def block_tokens(self) -> int:

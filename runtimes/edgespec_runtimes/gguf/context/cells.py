@@ -43,25 +43,20 @@ class LlamaMemory:
 
     def save(self, sequence: int, begin: int, end: int) -> Any:
         """A buffer with the keys and values of positions `begin` to `end` of `sequence`."""
-        saved = (ctypes.c_uint8 * self.piece_bytes(sequence, begin, end))()
-        self.save_into(saved, sequence, begin, end)
+        saved = (ctypes.c_uint8 * self._piece_bytes(sequence, begin, end))()
+        self._copy_to_spare(sequence, begin, end)
+        written = lib.llama_state_seq_get_data(self._context, saved, len(saved), self._spare)
+        self.remove(self._spare, -1, -1)
+        if not written:
+            raise EdgespecError("llama.cpp could not save a part of the KV cache")
         return saved
 
-    def piece_bytes(self, sequence: int, begin: int, end: int) -> int:
-        """Number of bytes that `save_into` writes."""
+    def _piece_bytes(self, sequence: int, begin: int, end: int) -> int:
+        """Number of bytes that `save` writes."""
         self._copy_to_spare(sequence, begin, end)
         size = lib.llama_state_seq_get_size(self._context, self._spare)
         self.remove(self._spare, -1, -1)
         return int(size)
-
-    def save_into(self, buffer: Any, sequence: int, begin: int, end: int) -> int:
-        """`save` to the start of a buffer; returns the number of bytes."""
-        self._copy_to_spare(sequence, begin, end)
-        written = lib.llama_state_seq_get_data(self._context, buffer, len(buffer), self._spare)
-        self.remove(self._spare, -1, -1)
-        if not written:
-            raise EdgespecError("llama.cpp could not save a part of the KV cache")
-        return int(written)
 
     def restore_from(self, buffer: Any, sequence: int, begin: int, end: int) -> None:
         """`restore` untrusted bytes.
@@ -89,25 +84,6 @@ class LlamaMemory:
     def drop_spare(self) -> None:
         """Free the cells that a failed `restore_from` left."""
         self.remove(self._spare, -1, -1)
-
-    def whole_bytes(self, sequence: int) -> int:
-        """Bytes of a whole sequence, including recurrent state."""
-        return int(lib.llama_state_seq_get_size(self._context, sequence))
-
-    def save_whole(self, buffer: Any, sequence: int) -> int:
-        """Save a whole sequence to the start of a buffer; returns the number of bytes."""
-        written = lib.llama_state_seq_get_data(self._context, buffer, len(buffer), sequence)
-        if not written:
-            raise EdgespecError("llama.cpp could not save the recurrent state")
-        return int(written)
-
-    def restore_whole(self, buffer: Any, sequence: int, n_tokens: int) -> None:
-        """Restore a sequence of `n_tokens` that `save_whole` wrote. Raises StateError."""
-        n_bytes = len(buffer)
-        n_restored = lib.llama_state_seq_set_data(self._context, buffer, n_bytes, sequence)
-        last = self._positions(sequence)[1]
-        if n_restored != n_bytes or self.whole_bytes(sequence) != n_bytes or last != n_tokens - 1:
-            raise StateError("llama.cpp does not take the saved recurrent state")
 
     def recurrent_bytes(self, sequence: int) -> int:
         """Bytes of a sequence's recurrent state, and of its attention windows if it has both."""
@@ -156,12 +132,12 @@ class LlamaMemory:
         llama.cpp omits cells outside the window of a piece's last token, which a rollback would
         need.
         """
-        first = self.piece_bytes(sequence, 0, 1)
+        first = self._piece_bytes(sequence, 0, 1)
         if n_tokens == 1:
             return 1
-        each = self.piece_bytes(sequence, 0, 2) - first
+        each = self._piece_bytes(sequence, 0, 2) - first
         step = max(1, min(n_tokens, PIECE_BYTES // max(1, each)))
-        while step > 1 and self.piece_bytes(sequence, 0, step) < first + (step - 1) * each:
+        while step > 1 and self._piece_bytes(sequence, 0, step) < first + (step - 1) * each:
             step = -(-step // 2)
         return step
 

@@ -208,11 +208,6 @@ class RecurrentText:
             self._memory.clear()
             self._texts.clear()
 
-    def forget(self) -> None:
-        """Drop all checkpoints: the cells with their keys and values were cleared."""
-        self._checkpoints.clear()
-        self._reset()
-
     def _reset(self) -> None:
         self.lag, self._first = [], []
 

@@ -19,7 +19,7 @@ from edgespec_runtimes.gguf.context.cell_order import CellLayout
 from edgespec_runtimes.gguf.context.windows import PromptEnds, WindowCells
 
 HOME = 0
-"""The sequence of the first text, the only one that is saved in files."""
+"""The sequence of the first text."""
 
 
 class Texts:
@@ -76,29 +76,6 @@ class Texts:
         branches.ends.add(n_tokens)
         branches.ends.add(most)
         self.truncate({text: n_tokens})
-
-    def take_saved(self, n_tokens: int, held: Sequence[tuple[int, int]]) -> None:
-        """Append `n_tokens` restored tokens to the first text; window layers have those at
-        `held`."""
-        branches, windows = self.all[HOME], self.layout.windows
-        begin = branches.n_committed
-        branches.extend(n_tokens)
-        if windows:
-            for _, end in held:
-                branches.ends.add(end)
-            windows.take_saved(branches.cells[begin:], begin, held)
-            self.layout.give_back(at_once=True)
-
-    def take_block(self, text: int, n_tokens: int, is_whole: bool = True) -> None:
-        """Append `n_tokens` restored tokens to a text; without `is_whole`, layers with windows have
-        nothing of them."""
-        branches, windows = self.all[text], self.layout.windows
-        begin = branches.n_committed
-        branches.extend(n_tokens)
-        if windows:
-            if not is_whole:
-                windows.take_saved(branches.cells[begin:], begin, ())
-            self.layout.give_back()
 
     def share(self, source: int, target: int, n_tokens: int) -> None:
         """Let the empty text `target` share the first `n_tokens` of `source`, or fewer if window

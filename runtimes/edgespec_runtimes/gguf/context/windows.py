@@ -127,15 +127,6 @@ class WindowCells(CacheMemory):
             unseen[np.fromiter(cells, np.intp, len(cells))] = False
         self._give_back(np.flatnonzero(unseen))
 
-    def take_saved(self, cells: Sequence[int], begin: int, held: Sequence[tuple[int, int]]) -> None:
-        """Mark cells as restored from position `begin` on; only positions `held` have content."""
-        is_held = np.zeros(len(cells), bool)
-        for first, end in held:
-            is_held[max(0, first - begin) : max(0, end - begin)] = True
-        empty = np.array(cells, np.intp)[~is_held]
-        if len(empty):
-            self._give_back(empty)
-
     def clear(self) -> None:
         """Forget all cells: the cache was cleared."""
         self.held[:] = False
@@ -146,10 +137,6 @@ class WindowCells(CacheMemory):
         ends = np.append(missing, len(cells))
         before = np.append(-self.n_window, missing)
         return int(ends[before < ends - self.n_window + 1].max())
-
-    def runs_of(self, cells: Sequence[int]) -> list[tuple[int, int]]:
-        """Half-open ranges of the held positions of a text."""
-        return _runs(np.flatnonzero(self.are_held(cells)))
 
     def _give_back(self, cells: np.ndarray) -> None:
         """Free the pages of these cells and of adjacent freed ones."""
