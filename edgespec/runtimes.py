@@ -1,4 +1,4 @@
-"""Protocols of runtimes for loading models, and the registry that finds the runtime of a model.
+"""What a runtime loads models with, and the registry that finds the runtime of a model.
 
 A runtime is reached by the entry point group `edgespec.runtimes`, and only when it is asked for:
 importing edgespec imports no model library.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NoReturn
 
 from edgespec import extras
 from edgespec.concurrency.worker import raise_if_cancelled
@@ -25,6 +26,7 @@ from edgespec.files.regular import open_regular, special_kind
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel, Progress
+from edgespec.ports.baselines import Baselines
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.ports.findings import Finding
 from edgespec.settings.config import DEFAULT_CTX_SIZE
@@ -99,44 +101,60 @@ class GpuMemory:
     """Bytes that its libraries take besides the models."""
 
 
-class PreparedModel(Protocol):
+class Prepared(ABC):
     """A model whose needs are known and whose weights are not read."""
 
-    info: ModelInfo
-    seconds: Mapping[str, float]
-    """Seconds that preparing and loading took so far, by phase."""
+    if TYPE_CHECKING:  # an attribute or a property
 
-    def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
-        """Sentences worth knowing about how this model runs with `plan`, or about what it needs if
-        there is none; often none."""
+        @property
+        def info(self) -> ModelInfo: ...
 
     @property
     def enforced(self) -> bool:
         """True if the platform lets this runtime hold a memory budget when paging."""
+        return False
 
-    def tokens(self) -> Sequence[bytes]:
-        """Bytes that identify each token, in the order of ids, without padding."""
-
+    @abstractmethod
     def needs(self) -> ModelNeeds:
         """Needs for the process's memory, however it will be loaded: the same answer every time."""
 
-    def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
-        """Read the weights: as the plan says, which pages the target only, or resident and in the
-        largest batches without one."""
-
+    @abstractmethod
     def cancel(self) -> None:
         """Make a running `load` raise `Cancelled` soon; from any thread."""
 
+    @abstractmethod
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class UsesGpu(Protocol):
-    """Optional protocol of a prepared model: a GPU's memory is divided as the process's is."""
+class PreparedModel(Prepared):
+    """A prepared model that writes or guesses texts."""
+
+    seconds: dict[str, float]
+    """Seconds that preparing and loading took so far, by phase."""
+    changes_nodes: bool = False
+    """True if it is planned for other numbers of nodes without being prepared again."""
+    vocabulary_fingerprint: str | None = None
+    """Fingerprint of the vocabulary that a draft without a token table was made for."""
 
     @property
     def gpu_memory(self) -> GpuMemory | None:
-        """None if no GPU computes this model."""
+        """Memory of the GPU that computes this model, divided as the process's is; None without
+        one."""
+        return None
+
+    def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
+        """Sentences worth knowing about how this model runs with `plan`, or about what it needs if
+        there is none; often none."""
+        return ()
+
+    @abstractmethod
+    def tokens(self) -> Sequence[bytes]:
+        """Bytes that identify each token, in the order of ids, without padding."""
+
+    @abstractmethod
+    def load(self, plan: MemoryPlan | None, progress: Progress | None = None) -> LanguageModel:
+        """Read the weights: as the plan says, which pages the target only, or resident and in the
+        largest batches without one."""
 
     def place(self, gpu_bytes: int) -> Sequence[MemoryRow]:
         """Put as much as fits into `gpu_bytes` on the GPU, and return the rows that take them.
@@ -144,111 +162,91 @@ class UsesGpu(Protocol):
         Comes before `needs`, which are about the process's memory then. Without this, the
         CPU computes the model.
         """
-
-
-@runtime_checkable
-class ChangesNodes(Protocol):
-    """Optional protocol of a prepared target: it is planned for other numbers of nodes without
-    being prepared again."""
+        return ()
 
     def change_nodes(self, max_nodes: int, max_branches: int, fewer_nodes: Sequence[int]) -> None:
-        """Answer `needs` as if the `ModelRequest` had had these numbers."""
+        """Answer `needs` as if the `ModelRequest` had had these numbers, if `changes_nodes`."""
+        raise NotImplementedError
 
-
-@runtime_checkable
-class SharesWeights(Protocol):
-    """Optional protocol of a prepared draft: it needs no copies of weights that its target pins."""
+    def offer_features(self, layers: Sequence[int], n_values: int) -> None:
+        """Have `load` make the inputs of `layers`, each of `n_values`, available, if
+        `info.gives_features`. Comes before `needs`. Raises ModelError if there are no such layers.
+        """
+        raise NotImplementedError
 
     def share_with(self, target: PreparedModel) -> None:
-        """Use the pinned weights of `target`, if they fit; comes before `needs`."""
+        """Need no copies of weights that `target`, whose draft this is, pins, if they fit; comes
+        before `needs`."""
+
+    def trimmed_bytes(self, bits: float) -> int:
+        """Estimated size of a draft made of this model with so many bits per weight; 0 if none can
+        be made."""
+        return 0
 
 
-class Runtime(Protocol):
-    """Protocol of an entry point of the group `edgespec.runtimes`."""
+class PreparedEmbedder(Prepared):
+    """A prepared embedding model."""
+
+    @abstractmethod
+    def load(self, plan: MemoryPlan, progress: Progress | None = None) -> EmbeddingModel:
+        """Read the weights that the plan pins."""
+
+
+class Runtime(ABC):
+    """An entry point of the group `edgespec.runtimes`."""
 
     name: str
 
+    @abstractmethod
     def recognises(self, path: Path) -> bool:
         """True if the file or folder looks like one of this runtime's models."""
 
+    @abstractmethod
     def prepare(self, request: ModelRequest) -> PreparedModel:
         """Read headers, validate them, measure what the model needs. Raises ModelError."""
 
-
-@runtime_checkable
-class Describes(Protocol):
-    """Optional protocol of a runtime: it describes models."""
-
     def describe(self, path: Path) -> ModelDetails:
         """Details from the model's headers; no weights are read. Raises ModelError."""
-
-
-@runtime_checkable
-class Diagnoses(Protocol):
-    """Optional protocol of a runtime: it diagnoses its library."""
+        return ModelDetails(format=self.name)
 
     def diagnose(self) -> Sequence[Finding]:
         """Findings about its library here; known-bad combinations are problems."""
-
-
-@runtime_checkable
-class OffersGpu(Protocol):
-    """Optional protocol of a runtime: it knows of GPUs."""
+        return [Finding("libraries", self.name, "installed")]
 
     def gpu(self) -> str | None:
         """The name of the GPU that its library would use here; None without one, and where the
         library was built without support for it."""
-
-
-@runtime_checkable
-class GuessesItself(Protocol):
-    """Optional protocol of a runtime: some of its models have layers that guess for them. Such a
-    model is named as its own draft."""
+        return None
 
     def guesses_itself(self, path: Path) -> bool:
-        """True if the model has such layers, and they can be used. Raises ModelError."""
-
-
-class PreparedEmbedder(Protocol):
-    """A prepared embedding model: its needs are known, its weights are not read."""
-
-    info: ModelInfo
-
-    @property
-    def enforced(self) -> bool:
-        """True if the platform lets this runtime hold a memory budget when paging."""
-
-    def needs(self) -> ModelNeeds: ...
-
-    def load(self, plan: MemoryPlan, progress: Progress | None = None) -> EmbeddingModel:
-        """Read the weights that the plan pins."""
-
-    def cancel(self) -> None:
-        """Make a running `load` raise `Cancelled` soon; from any thread."""
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class Embeds(Protocol):
-    """Optional protocol of a runtime: some of its models turn texts into vectors."""
+        """True if the model has layers that guess for it, so that it is named as its own draft, and
+        they can be used. Raises ModelError."""
+        return False
 
     def embeds(self, path: Path) -> bool:
         """True if the model turns texts into vectors and writes none. Raises ModelError."""
+        return False
 
     def prepare_embedder(self, request: ModelRequest) -> PreparedEmbedder:
         """Read headers, validate them, measure what the model needs. Raises ModelError."""
+        raise ModelError(
+            f"{request.path} cannot be used for vectors: {self.name} models write texts"
+        )
 
+    @property
+    def baselines(self) -> Baselines | None:
+        """What decodes with the library by itself, for comparison; None if it cannot."""
+        return None
 
-@runtime_checkable
-class LendsDevices(Protocol):
-    """Optional protocol of a runtime: it serves this machine's devices to other machines."""
+    lends: bool = False
+    """True if it serves this machine's devices to other machines."""
 
     def lend(
         self, host: str, port: int, budget_bytes: int | None, n_threads: int | None
     ) -> NoReturn:
         """Serve until the process ends; `budget_bytes` are for all of it. Raises BudgetError if
         they leave nothing to lend, and EdgespecError if the address cannot be used."""
+        raise NotImplementedError
 
 
 def vocabulary_fingerprint(tokens: Iterable[bytes]) -> str:
@@ -370,19 +368,14 @@ def _ends_with(path: Path, name: str) -> bool:
 
 def guesses_itself(path: Path) -> bool:
     """True if a model is a draft for itself. Raises ModelError."""
-    runtime = find(path)
-    return isinstance(runtime, GuessesItself) and runtime.guesses_itself(path)
+    return find(path).guesses_itself(path)
 
 
 def embeds(path: Path) -> bool:
     """True if a model turns texts into vectors and writes none. Raises ModelError."""
-    runtime = find(path)
-    return isinstance(runtime, Embeds) and runtime.embeds(path)
+    return find(path).embeds(path)
 
 
 def describe(path: Path) -> ModelDetails:
     """Details of the model at `path`, a file or a folder. Raises ModelError."""
-    runtime = find(path)
-    if isinstance(runtime, Describes):
-        return runtime.describe(path)
-    return ModelDetails(format=runtime.name)
+    return find(path).describe(path)

@@ -58,6 +58,16 @@ class ModelInfo:
     """Number of texts that the model holds at a time."""
     n_threads: int = 0
     """Threads that compute the model; 0 if unknown."""
+    gives_features: bool = False
+    """True if it can be loaded to give the inputs of its layers to a head."""
+    feature_layers: tuple[int, ...] = ()
+    """Layers of the target whose inputs a head reads; empty for a model that is no head."""
+    feature_values: int = 0
+    """Values of each of these inputs."""
+    block_guesses: int = 0
+    """Consecutive tokens that a pass of a head for blocks guesses; 0 for other models."""
+    is_chained: bool = False
+    """True if its guesses after a node also depend on the node's token."""
     latency_s: float = 0.0
     """Network latency of a pass, independent of its rows."""
 
@@ -74,6 +84,11 @@ class ModelInfo:
     def slot_branches(self) -> int:
         """Each slot's equal share of the branches."""
         return 1 + (self.max_branches - 1) // self.n_slots
+
+    @property
+    def reads_features(self) -> bool:
+        """True for a head, a draft that guesses from its target's hidden states."""
+        return bool(self.feature_layers)
 
     @property
     def verifies_guesses(self) -> bool:

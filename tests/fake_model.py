@@ -15,11 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.errors import Cancelled, StateError, UsageError
-from edgespec.ports import PassPart, Progress, Vocabulary, check_token
-from edgespec.ports.features import Take
+from edgespec.ports import LanguageModel, PassPart, Progress, Take, Vocabulary, check_token
 from edgespec.ports.state import StateOrigin
 from edgespec.tree import TokenTree
-from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec.values import ModelInfo, PassReport
 from fake_cache import FakeText
 
 Language = Callable[[tuple[int, ...]], np.ndarray]
@@ -76,7 +75,7 @@ def n_line_rows(tree: TokenTree, nodes: Sequence[int]) -> int:
     return tree.branch_count(nodes) * longest if nodes else 0
 
 
-class FakeVocabulary:
+class FakeVocabulary(Vocabulary):
     """A vocabulary in which token i is the i-th piece; by default pieces are single letters."""
 
     def __init__(
@@ -95,7 +94,7 @@ class FakeVocabulary:
         return self._pieces[token]
 
 
-class FakeModel:
+class FakeModel(LanguageModel):
     """A language model in memory, of one text or several. `hook` runs inside every `evaluate` and
     may wait or raise; `cost` makes the report of a call from its number of tokens."""
 
@@ -132,8 +131,10 @@ class FakeModel:
             n_slots=n_texts,
             prompts_share_passes=n_texts > 1,
             prompts_give_logits=gives_first,
+            gives_features=True,
         )
         self.vocabulary: Vocabulary = FakeVocabulary(n_vocab, eog_tokens, pieces)
+        self.state_origin = StateOrigin((), {"--ctx-size": str(n_ctx)})
         self.last_report = PassReport()
         self.hook = hook
         self.evaluations: list[int] = []
@@ -263,10 +264,6 @@ class FakeModel:
         self._texts[target].committed = self._texts[source].committed[:n_tokens]
 
     @property
-    def state_origin(self) -> StateOrigin:
-        return StateOrigin((), {"--ctx-size": str(self.info.n_ctx)})
-
-    @property
     def block_tokens(self) -> int:
         return FAKE_BLOCK_TOKENS if self.info.tree_capable else 0
 
@@ -309,9 +306,6 @@ class FakeModel:
 
     def expect_end(self, n_tokens: int, slot: int) -> None:
         self._texts[slot].expected_end = n_tokens
-
-    def paging(self) -> PagingStats:
-        return PagingStats()
 
     def cancel(self) -> None:
         if self._is_running:

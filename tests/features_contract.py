@@ -1,4 +1,4 @@
-"""Contract tests of models that give features, behind `edgespec.ports.features.GivesFeatures`.
+"""Contract tests of models that give features, behind `edgespec.ports`.
 
 A suite inherits from `FeaturesContract` and defines the fixture `model_factory`, as for
 `PortContract`; `layers` are some whose inputs the model gives. The model's context must hold at
@@ -15,7 +15,6 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, PassPart
-from edgespec.ports.features import GivesFeatures
 from edgespec.tree import ROOT, TokenTree
 from port_calls import evaluate, prefill
 from port_models import OpensModels
@@ -24,7 +23,7 @@ TOKENS = tuple((7 * n * n + 3 * n + 1) % 40 for n in range(24))
 
 
 class Received:
-    """Features in the order in which they came; implements `edgespec.ports.features.Take`."""
+    """Features in the order in which they came; implements `edgespec.ports.Take`."""
 
     def __init__(self) -> None:
         self.positions: list[int] = []
@@ -68,14 +67,12 @@ class FeaturesContract(OpensModels):
     def received(self, model: LanguageModel) -> Received:
         """Features that the model gives."""
         received = Received()
-        assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
         return received
 
     def one_by_one(self, model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
         """Features of `tokens`, each computed alone from an empty cache, which is left empty."""
         received = Received()
-        assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
         model.truncate(0)
         for token in tokens:
@@ -100,7 +97,6 @@ class FeaturesContract(OpensModels):
     def test_a_prompt_gives_what_its_tokens_give_alone(self, model: LanguageModel) -> None:
         expected = self.one_by_one(model, TOKENS)
         received = Received()
-        assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
         prefill(model, TOKENS)
         assert self.same(received.rows, expected)
@@ -108,7 +104,6 @@ class FeaturesContract(OpensModels):
     def test_a_committed_path_gives_what_its_tokens_give_alone(self, model: LanguageModel) -> None:
         expected = self.one_by_one(model, TOKENS[:8])
         received = Received()
-        assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
         prefill(model, TOKENS[:5])
         tree = TokenTree(TOKENS[5])
@@ -124,7 +119,6 @@ class FeaturesContract(OpensModels):
     def test_a_prompt_that_shares_a_pass_gives_its_rows(self, model: LanguageModel) -> None:
         expected = self.one_by_one(model, TOKENS[:6])
         received = Received()
-        assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
         if not (model.info.prompts_share_passes or model.info.prompts_give_logits):
             pytest.skip("the model reads prompts in passes of their own")
@@ -147,7 +141,6 @@ class FeaturesContract(OpensModels):
     def test_kept_nodes_give_theirs_when_they_are_committed(self, model: LanguageModel) -> None:
         expected = self.one_by_one(model, TOKENS[:3])
         received = Received()
-        assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
         tree = TokenTree(TOKENS[0])
         child = tree.add(ROOT, TOKENS[1], 0.5)
@@ -163,7 +156,6 @@ class FeaturesContract(OpensModels):
     def test_a_shortened_text_goes_on_where_it_was_cut(self, model: LanguageModel) -> None:
         expected = self.one_by_one(model, [*TOKENS[:4], *TOKENS[12:15]])
         received = Received()
-        assert isinstance(model, GivesFeatures)
         model.give_features(self.layers, received)
         prefill(model, TOKENS[:9])
         model.truncate(4)
@@ -183,6 +175,5 @@ class FeaturesContract(OpensModels):
         assert np.array_equal(evaluate(model, TokenTree(TOKENS[5]), [ROOT]), one)
 
     def test_layers_that_the_model_does_not_show_are_refused(self, model: LanguageModel) -> None:
-        assert isinstance(model, GivesFeatures)
         with pytest.raises(UsageError):
             model.give_features([4096], Received())

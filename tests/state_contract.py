@@ -14,7 +14,6 @@ import pytest
 
 from edgespec.errors import StateError
 from edgespec.ports import LanguageModel
-from edgespec.ports.state import KeepsBlocks
 from paging_contract import one_by_one
 from port_calls import prefill
 from port_models import OpensModels, parameters_of
@@ -25,7 +24,6 @@ MORE = TEXT[23:]
 
 def blocks_of(model: LanguageModel, tokens: Sequence[int] = TEXT[:23]) -> list[bytes]:
     """The whole blocks of a text, which the model reads."""
-    assert isinstance(model, KeepsBlocks)
     prefill(model, tokens)
     size = model.block_tokens
     ends = range(0, len(tokens) - size + 1, size)
@@ -34,7 +32,6 @@ def blocks_of(model: LanguageModel, tokens: Sequence[int] = TEXT[:23]) -> list[b
 
 def read_blocks(model: LanguageModel, blocks: Sequence[bytes]) -> None:
     """Read blocks into a model, after nothing, and the rest of TEXT[:23]."""
-    assert isinstance(model, KeepsBlocks)
     model.truncate(0)
     for block in blocks:
         model.read_block(memoryview(bytearray(block)), 0)
@@ -73,7 +70,6 @@ class StateContract(OpensModels):
     def test_what_is_no_block_changes_nothing(
         self, kept: tuple[list[bytes], np.ndarray], model: LanguageModel
     ) -> None:
-        assert isinstance(model, KeepsBlocks)
         model.truncate(0)
         model.read_block(memoryview(bytearray(kept[0][0])), 0)
         with pytest.raises(StateError):

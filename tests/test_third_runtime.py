@@ -18,7 +18,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.ports import Progress
-from edgespec.runtimes import ModelRequest
+from edgespec.runtimes import ModelRequest, PreparedModel, Runtime
 from edgespec.settings import options
 from edgespec.settings.options import Flag, RuntimeOptions
 from edgespec.settings.toml_file import read_config
@@ -42,7 +42,7 @@ class LetterOptions(RuntimeOptions):
 OPTIONS = LetterOptions
 
 
-class PreparedLetters:
+class PreparedLetters(PreparedModel):
     """A model that writes the letters of a fixed text; nothing is in its file."""
 
     enforced = True
@@ -56,9 +56,6 @@ class PreparedLetters:
         if LetterOptions.of(request.options).letters == "capital":
             self._model.vocabulary = FakeVocabulary(N_VOCAB, pieces=self.tokens())
         self.info = self._model.info
-
-    def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
-        return ()
 
     def tokens(self) -> Sequence[bytes]:
         return [bytes([65 + n]) for n in range(N_VOCAB)]
@@ -77,7 +74,7 @@ class PreparedLetters:
         """Nothing is open."""
 
 
-class LetterRuntime:
+class LetterRuntime(Runtime):
     name = "letters"
 
     def recognises(self, path: Path) -> bool:

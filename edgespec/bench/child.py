@@ -19,7 +19,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.memory import process
 from edgespec.paging.reader import READ_BYTES, AlignedMemory, DirectReader, Run
-from edgespec.ports.baselines import BaselineRequest, OffersBaselines
+from edgespec.ports.baselines import BaselineRequest
 from edgespec.rules.sampling import SamplingParams, distribution
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
@@ -110,7 +110,7 @@ def decode_together(
 def decode_by_library(mode: str, request: BaselineRequest) -> Decoded:
     """Decode texts with the runtime's library itself, in its mode `mode`."""
     runtime = runtimes.find(request.model)
-    if not isinstance(runtime, OffersBaselines):
+    if runtime.baselines is None:
         raise UsageError(f"the runtime {runtime.name} has no mode {mode}")
     run = runtime.baselines.run(mode, request)
     measured = {field.name: getattr(run, field.name) for field in fields(run)}

@@ -260,8 +260,7 @@ def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
 def _has_gpu(model: Path) -> bool:
     from edgespec import runtimes
 
-    runtime = runtimes.find(model)
-    return isinstance(runtime, runtimes.OffersGpu) and runtime.gpu() is not None
+    return runtimes.find(model).gpu() is not None
 
 
 def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:

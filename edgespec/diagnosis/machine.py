@@ -156,7 +156,5 @@ def _libraries() -> Iterator[Finding]:
     for runtime in runtimes.installed():
         if isinstance(runtime, str):
             yield Finding("libraries", "missing", runtime, "note")
-        elif isinstance(runtime, runtimes.Diagnoses):
-            yield from runtime.diagnose()
         else:
-            yield Finding("libraries", runtime.name, "installed")
+            yield from runtime.diagnose()

@@ -11,7 +11,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.ports import LanguageModel
-from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.acceptance_rules import AcceptanceRule
 from edgespec.rules.sampling import Sampler
@@ -57,7 +56,7 @@ def check_drafters(
             f"{rule} compares probabilities, which guesses of other drafters than the draft model "
             "do not have: leave out the rule or the drafters"
         )
-    if isinstance(draft, ReadsFeatures):
+    if draft is not None and draft.info.reads_features:
         raise UsageError(
             f"{rule} draws guesses from a whole draft model, and {draft.info.name} is a head: "
             "leave out the rule, or name another draft"
@@ -93,7 +92,7 @@ def obstacle(target: LanguageModel, draft: LanguageModel | None) -> str | None:
                 f"the {role} {info.name} ({info.architecture}) keeps recurrent state, which cannot "
                 "drop single tokens: the target decodes alone, one token a pass"
             )
-    if isinstance(draft, ReadsFeatures) and not isinstance(target, GivesFeatures):
+    if draft.info.reads_features and not target.info.gives_features:
         return (
             f"the target {target.info.name} does not give its hidden states, from which the draft "
             f"{draft.info.name} guesses: the target decodes alone, one token a pass"

@@ -22,7 +22,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import Slot
 from edgespec.errors import SessionClosed
 from edgespec.ports import LanguageModel, Progress
-from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.ports.prefixes import PrefixPlace
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
@@ -71,8 +70,8 @@ class Engine(Scheduler):
         check_drafters(settings, draft, drafters)
         reason = obstacle(target, draft)
         self._target = target
-        if not reason and isinstance(draft, ReadsFeatures) and isinstance(target, GivesFeatures):
-            target.give_features(draft.feature_layers, draft.take_features)
+        if not reason and draft is not None and draft.info.reads_features:
+            target.give_features(draft.info.feature_layers, draft.take_features)
         self._settings, self._acceptance = settings, settings.acceptance_rule
         limits = settings.limits_for(target.info)
         draft_in_use = None if reason else draft

@@ -5,11 +5,9 @@ Pure arithmetic on sizes: only pinned segments, the ring and the cache of expert
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Protocol, runtime_checkable
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import (
@@ -25,32 +23,6 @@ from edgespec.memory.pinning import SegmentSize, pinning_order
 
 Cuts = Sequence[Sequence[SegmentSize]]
 """Segmentations of a target, coarsest first; none if its weights stay."""
-
-
-class AdjustsWeights(Protocol):
-    """Weights that are pinned, streamed and let go while a model is in use."""
-
-    def divide(self, plan: MemoryPlan) -> threading.Event:
-        """Divide the memory by another plan, from the next pass or `settle` on; from any thread.
-
-        The event tells that the memory is at most that of the plan. What is missing is pinned in
-        portions, before the passes that follow.
-        """
-
-    def settle(self) -> None:
-        """Take a step towards the division that was asked for; called between passes.
-
-        Raises WeightReadError.
-        """
-
-
-@runtime_checkable
-class IsAdjustable(Protocol):
-    """A model that is able to have `AdjustsWeights`."""
-
-    @property
-    def adjusting(self) -> AdjustsWeights | None:
-        """None if all weights are resident."""
 
 
 def smallest_budget(plan: MemoryPlan, cuts: Cuts) -> int:

@@ -20,9 +20,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
-from edgespec.ports import LanguageModel, PassPart, Progress
-from edgespec.ports.features import GivesFeatures, GuessesBlocks, ReadsFeatures
-from edgespec.ports.reduced_head import token_ids_of
+from edgespec.ports import LanguageModel, PassPart, Progress, token_ids_of
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import FallbackName
 from edgespec.tree import TokenTree
@@ -248,12 +246,12 @@ def _first_choices(
     if start >= end:
         return []
     draft.truncate(0)
-    if isinstance(draft, ReadsFeatures) and isinstance(target, GivesFeatures):
+    if draft.info.reads_features and target is not None and target.info.gives_features:
         if not start:
             return []  # the first token has no features before it
         draft.drop_features(0)
         target.truncate(0)
-        target.give_features(draft.feature_layers, draft.take_features)
+        target.give_features(draft.info.feature_layers, draft.take_features)
         worker.run(partial(target.evaluate, [PassPart(0, reads=tokens[:end])]), target.cancel)
     worker.run(partial(draft.evaluate, [PassPart(0, reads=tokens[:start])]), draft.cancel)
     sampler = Sampler(sampling, text.prompt_tokens)
@@ -261,7 +259,7 @@ def _first_choices(
     rated = token_ids_of(draft, n_shared)
     n_columns = n_shared if rated is None else len(rated)
     # later guesses of a block do not depend on the tokens before them
-    step = 1 if isinstance(draft, GuessesBlocks) else draft.info.max_nodes
+    step = 1 if draft.info.block_guesses else draft.info.max_nodes
     for begin in range(start, end, step):
         chain = tokens[begin : min(begin + step, end)]
         tree = TokenTree(chain[0], len(chain))
@@ -295,7 +293,7 @@ def _replay(
     draft.truncate(0)
     known = ReplayTarget(target)
     verifier: LanguageModel = known
-    if isinstance(draft, ReadsFeatures):
+    if draft.info.reads_features:
         target.truncate(0)
         verifier = target
     with Engine(verifier, draft, rules) as engine:
@@ -322,8 +320,8 @@ def full_trees(drafted_nodes: int) -> EngineSettings:
     )
 
 
-class ReplayTarget:
-    """A `LanguageModel` that replays a known text instead of computing it.
+class ReplayTarget(LanguageModel):
+    """A target that replays a known text instead of computing it.
 
     Its logits are right at nodes on the text, and meaningless elsewhere.
     """

@@ -1,5 +1,23 @@
-"""Protocols that a runtime implements: the one that the engine needs, and optional ones."""
+"""What a runtime implements: a model, its vocabulary, and what it says about itself."""
 
-from edgespec.ports.language_model import LanguageModel, PassPart, Progress, Vocabulary, check_token
+from edgespec.ports.language_model import (
+    AdjustsWeights,
+    LanguageModel,
+    PassPart,
+    Progress,
+    Take,
+    Vocabulary,
+    check_token,
+    token_ids_of,
+)
 
-__all__ = ["LanguageModel", "PassPart", "Progress", "Vocabulary", "check_token"]
+__all__ = [
+    "AdjustsWeights",
+    "LanguageModel",
+    "PassPart",
+    "Progress",
+    "Take",
+    "Vocabulary",
+    "check_token",
+    "token_ids_of",
+]

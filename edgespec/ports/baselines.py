@@ -1,4 +1,4 @@
-"""Optional port: decoding by the runtime's library itself.
+"""Decoding by the runtime's library itself.
 
 For comparison in benchmarks; the engine never uses it.
 """
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -85,14 +85,6 @@ class Baselines(Protocol):
 
     def run(self, name: str, request: BaselineRequest) -> BaselineRun:
         """Load the models, decode, and free them. Raises ModelError or UsageError."""
-
-
-@runtime_checkable
-class OffersBaselines(Protocol):
-    """Optional protocol of a runtime whose library can also decode by itself."""
-
-    @property
-    def baselines(self) -> Baselines: ...
 
 
 def check(name: str, request: BaselineRequest, known: Sequence[Baseline]) -> None:

@@ -1,13 +1,13 @@
 """Chat templates and special tokens from a model's files.
 
-Optional for a vocabulary. Templates are not rendered here.
+Templates are not rendered here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from edgespec.errors import ModelError
 
@@ -61,12 +61,3 @@ class ChatFormat:
             f"{model} has no chat template: it continues text and was not trained to converse; "
             "use `edgespec generate`, or give a template with --chat-template-file"
         )
-
-
-@runtime_checkable
-class HasChatFormat(Protocol):
-    """Optional protocol of a vocabulary with a chat format."""
-
-    @property
-    def chat_format(self) -> ChatFormat:
-        """Chat format in the model's files; empty if they have none."""

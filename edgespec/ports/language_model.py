@@ -1,24 +1,32 @@
-"""The port through which the engine uses a model, and its vocabulary.
+"""The port through which a model is used, and its vocabulary.
 
-Draft and target have the same port: the draft of one pair may be the target of another.
+Draft and target have the same port: the draft of one pair may be the target of another. What only
+some models can do has a default that says no.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from edgespec.errors import UsageError
+from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports.state import StateOrigin
 from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
 Progress = Callable[[str, float], None]
 """Called with the name of the current work and the share that is done, 0 to 1."""
+Take = Callable[[int, np.ndarray], None]
+"""Receives features of consecutive tokens: the position of the first token, and float32
+[tokens, layers, values]. The array is valid only during the call."""
 
 
-class Vocabulary(Protocol):
+class Vocabulary(ABC):
     """Tokens and text of one model."""
 
     n_vocab: int
@@ -26,10 +34,14 @@ class Vocabulary(Protocol):
     """End-of-generation tokens: any of them ends the text."""
     longest_piece_bytes: int
     """Upper bound of the bytes of text of one token."""
+    chat_format: ChatFormat = ChatFormat()
+    """Chat templates and special tokens in the model's files."""
 
+    @abstractmethod
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of `text`, with the model's BOS if it wants one."""
 
+    @abstractmethod
     def piece(self, token: int) -> bytes:
         """The bytes that `token` adds to the text; control tokens add none.
 
@@ -64,7 +76,32 @@ class PassPart(NamedTuple):
         return len(self.reads) + len(self.nodes)
 
 
-class LanguageModel(Protocol):
+class AdjustsWeights(Protocol):
+    """Weights that are pinned, streamed and let go while a model is in use."""
+
+    def divide(self, plan: Any) -> threading.Event:
+        """Divide the memory by another `MemoryPlan`, from the next pass or `settle` on; from any
+        thread.
+
+        The event tells that the memory is at most that of the plan. What is missing is pinned in
+        portions, before the passes that follow.
+        """
+
+    def settle(self) -> None:
+        """Take a step towards the division that was asked for; called between passes.
+
+        Raises WeightReadError.
+        """
+
+
+def token_ids_of(model: LanguageModel, n_vocab: int) -> np.ndarray | None:
+    """Token of each column of a model's logits, of the first `n_vocab` tokens; None for a model
+    that rates all tokens in their order."""
+    ids = model.token_ids
+    return None if ids is None else ids[: np.searchsorted(ids, n_vocab)]
+
+
+class LanguageModel(ABC):
     """A model with `info.n_slots` slots, numbered from 0, for a text each.
 
     A slot has a committed prefix and provisional tree nodes on top of it. Positions: the tree's
@@ -76,14 +113,14 @@ class LanguageModel(Protocol):
 
     info: ModelInfo
     vocabulary: Vocabulary
+    last_report: PassReport
+    """Cost of the latest `evaluate`."""
 
-    @property
-    def last_report(self) -> PassReport:
-        """Cost of the latest `evaluate`."""
-
+    @abstractmethod
     def committed_of(self, slot: int) -> int:
         """Number of a slot's tokens whose KV entries are final."""
 
+    @abstractmethod
     def evaluate(
         self, parts: Sequence[PassPart], progress: Progress | None = None
     ) -> list[np.ndarray]:
@@ -101,6 +138,7 @@ class LanguageModel(Protocol):
         context's end.
         """
 
+    @abstractmethod
     def commit(
         self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
@@ -110,6 +148,7 @@ class LanguageModel(Protocol):
         of the slot is dropped.
         """
 
+    @abstractmethod
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
         """Shorten the committed prefix to `n_tokens` and drop everything provisional.
 
@@ -117,6 +156,7 @@ class LanguageModel(Protocol):
         have to drop more: see `committed_of`.
         """
 
+    @abstractmethod
     def share(self, source: int, target: int, n_tokens: int) -> None:
         """Replace the text of slot `target` by the first `n_tokens` of the prefix of `source`.
 
@@ -125,9 +165,120 @@ class LanguageModel(Protocol):
 
     def paging(self) -> PagingStats:
         """Totals of the pager; zeros for a resident model."""
+        return PagingStats()
 
+    @abstractmethod
     def cancel(self) -> None:
         """Make the running call raise `Cancelled` soon; from any thread. A no-op when idle."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release memory, files and threads. Idempotent."""
+
+    # what only some models can do
+
+    token_ids: np.ndarray | None = None
+    """Token of each column of the logits, ascending, of a draft that rates only some of the
+    target's tokens (FR-Spec, arXiv 2502.14856); None: all, in their order."""
+    adjusting: AdjustsWeights | None = None
+    """Weights whose memory may change while the model is used; None if all are resident."""
+
+    def expert_shares(self) -> Sequence[bytes]:
+        """Share of tokens that chose each expert, one byte per expert, by layer; empty if experts
+        are not paged."""
+        return ()
+
+    def expect_experts(self, shares: Sequence[bytes]) -> None:
+        """Start with the `expert_shares` of an earlier run; those of another model are ignored."""
+
+    def borrow_from(self, target: LanguageModel) -> None:
+        """Compute with the weights that the plan has a draft share with its target (SubSpec, arXiv
+        2509.18344). They must stay pinned, and the target open. Called before the first pass."""
+
+    # features, the inputs of some of a target's layers at committed tokens, which a head reads
+
+    def give_features(self, layers: Sequence[int], take: Take) -> None:
+        """Start calling `take` with the inputs of `layers` for each token committed to slot 0, if
+        `info.gives_features`.
+
+        `evaluate` does so after each pass over a prompt, and `commit`. Features do not depend on
+        the batch in which a token was computed. Tokens committed by loading a saved state or by
+        sharing another slot's prefix have none. Raises UsageError for layers that the model was not
+        loaded to give.
+        """
+        raise UsageError(f"{self.info.name} does not give the inputs of its layers")
+
+    def take_features(self, position: int, rows: np.ndarray) -> None:
+        """Store the features of committed tokens; implements `Take` for a head.
+
+        A head (`info.reads_features`) reads a token together with the features of the token before
+        it: the target's if they are known, otherwise those that the head itself predicted there.
+        The first token of a text has no features before it and is read only as a part of a prompt.
+
+        A head that guesses blocks (`info.block_guesses`) reads a token with its own features. What
+        it predicts after a node depends only on the node's depth, and on its token if
+        `info.is_chained`; `evaluate` takes one pass in all for one text and root.
+        """
+        raise NotImplementedError
+
+    def drop_features(self, n_tokens: int) -> None:
+        """Drop the features of all tokens after the text's first `n_tokens`."""
+
+    def lacks_features(self, n_tokens: int) -> bool:
+        """True if features are missing that reading the first `n_tokens` or what follows needs."""
+        return False
+
+    # the KV of texts, which can be stored: in blocks of tokens, by checkpoints
+
+    state_origin: StateOrigin | None = None
+    """None: nothing can be stored."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of each block, with about 1 MiB of keys and values; 0 if the state has no such
+        parts.
+
+        A block depends on all tokens up to its end, and on nothing else.
+        """
+        return 0
+
+    def write_block(self, begin: int, slot: int) -> memoryview:
+        """The keys and values of the `block_tokens` committed tokens from `begin` on."""
+        raise NotImplementedError
+
+    def read_block(self, content: memoryview, slot: int) -> None:
+        """Append a block, whose memory the caller may reuse, to the committed prefix of a slot.
+
+        Raises StateError for content that `write_block` of this model cannot have written, and then
+        leaves the prefix as it was.
+        """
+        raise NotImplementedError
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """True if a text can go on only where all recurrent state was kept: blocks have what
+        attention layers hold besides, if there are any."""
+        return False
+
+    def checkpoints(self, slot: int) -> Sequence[int]:
+        """Lengths of the committed prefixes whose state is kept, ascending."""
+        return ()
+
+    def write_checkpoint(self, n_tokens: int, piece: int, slot: int) -> memoryview | None:
+        """A piece of the state after `n_tokens`; None after the last one.
+
+        Piece 0 also has the keys and values behind the last whole block.
+        """
+        raise NotImplementedError
+
+    def read_checkpoint(self, n_tokens: int, pieces: Iterator[memoryview], slot: int) -> None:
+        """Go on after `n_tokens`, whose whole blocks were read into an empty slot.
+
+        A piece is valid until the next one. Raises StateError for what `write_checkpoint` of this
+        model cannot have written; the slot must be emptied then.
+        """
+        raise NotImplementedError
+
+    def expect_end(self, n_tokens: int, slot: int) -> None:
+        """Also keep the state after `n_tokens` of the next prompt, where earlier texts diverged
+        from it, if its rounding allows that."""

@@ -16,7 +16,7 @@ import numpy as np
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, InOneProcess
 from edgespec.concurrency.worker import Worker
-from edgespec.errors import BudgetError, ModelError, SessionClosed, UsageError
+from edgespec.errors import BudgetError, SessionClosed, UsageError
 from edgespec.memory import heap, library_pages, process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
@@ -175,10 +175,6 @@ class _Prepared(Closeable):
         budget_bytes = process.resolve_budget(settings.memory_budget)
         library_pages.release()  # of all that was imported before: the peaks do not add up
         runtime = runtimes.find(settings.model)
-        if not isinstance(runtime, runtimes.Embeds):
-            raise ModelError(
-                f"{settings.model} cannot be used for vectors: {runtime.name} models write texts"
-            )
         self._model = runtime.prepare_embedder(
             ModelRequest(
                 path=settings.model,

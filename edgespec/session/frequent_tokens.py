@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.ports import Vocabulary
-from edgespec.ports.chat_format import HasChatFormat
 
 MAX_TOKENS = 64 << 10
 """Tokens of a head: of code and prose, 0.6 % of the tokens are others."""
@@ -39,11 +38,10 @@ def frequent_tokens(
 def _control_tokens(vocabulary: Vocabulary) -> list[int]:
     """End-of-generation tokens, and those that a chat template writes."""
     found = set(vocabulary.eog_tokens)
-    if isinstance(vocabulary, HasChatFormat):
-        formats = vocabulary.chat_format
-        for text in (*formats.control_tokens, *formats.added_tokens):
-            tokens = vocabulary.encode(text, add_special=False)
-            found.update(tokens if len(tokens) == 1 else ())
+    formats = vocabulary.chat_format
+    for text in (*formats.control_tokens, *formats.added_tokens):
+        tokens = vocabulary.encode(text, add_special=False)
+        found.update(tokens if len(tokens) == 1 else ())
     return sorted(found)
 
 

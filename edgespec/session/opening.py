@@ -23,7 +23,6 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
 from edgespec.memory.places import auto_texts, note_on_one_text
 from edgespec.ports import Progress
-from edgespec.ports.shared_weights import BorrowsWeights
 from edgespec.session import pairing
 from edgespec.session.given import checked, in_words, in_words_of
 from edgespec.session.loaded_models import LoadedModels
@@ -150,7 +149,7 @@ class _Opening(Closeable):
             first, path = self._models.target, settings.model.absolute()
             target = self._run("target", lambda: first.load(memory_plan, self._progress))
             on_failure.callback(target.close)
-            if isinstance(draft, BorrowsWeights):
+            if draft is not None:
                 draft.borrow_from(target)
             for owner, model in zip(("target", "draft"), prepared, strict=False):
                 for phase, seconds in model.seconds.items():

@@ -12,8 +12,6 @@ from edgespec.files import cache_folder
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import DRAFT_MODEL, note_before_loading
 from edgespec.paging import disk_speed
-from edgespec.ports.features import OffersFeatures, WantsFeatures
-from edgespec.ports.reduced_head import FitsVocabulary
 from edgespec.runtimes import PreparedModel
 from edgespec.session import plan_score
 from edgespec.settings.config import LoadSettings
@@ -37,7 +35,7 @@ def check_one_text(target: ModelInfo, what: str) -> None:
 def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedModel) -> None:
     """Raise ModelError for a target without hidden states for the head, and UsageError if the head
     stands in the way of several texts."""
-    if not isinstance(target, OffersFeatures):
+    if not target.info.gives_features:
         raise ModelError(
             f"{target.info.name} does not give its hidden states, which the head "
             f"{head.info.name} reads: name a GGUF or ONNX target, or a whole model as "
@@ -57,14 +55,14 @@ def note_on_texts(
     wanted = settings.n_parallel
     if wanted == "auto" or wanted <= n_parallel:
         return None
-    is_head = isinstance(models[-1], WantsFeatures)
+    is_head = models[-1].info.reads_features
     model = f"the head {models[-1].info.name}" if is_head else models[0].info.name
     return f"{rule or model} serves one text at a time: --parallel {wanted} waits in line"
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
     """Raise PairError at the first token id that has different text in the two models."""
-    if isinstance(draft, FitsVocabulary):
+    if draft.vocabulary_fingerprint is not None:
         if runtimes.vocabulary_fingerprint(target.tokens()) != draft.vocabulary_fingerprint:
             raise PairError(
                 f"{draft.info.name} was made from a model with another vocabulary than "

@@ -21,9 +21,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.memory.stable_count import stable_count
-from edgespec.ports.features import OffersFeatures, WantsFeatures
-from edgespec.ports.reduced_head import CanBeTrimmed
-from edgespec.runtimes import ChangesNodes, ModelRequest, PreparedModel, SharesWeights
+from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.pairing import check_head, check_pair
 from edgespec.session.plan_score import expected_rate
@@ -78,7 +76,7 @@ class PreparedModels(Closeable):
     @property
     def again_bytes(self) -> int:
         """Bytes by which the process may grow where the target is planned again."""
-        if isinstance(self.target, ChangesNodes):
+        if self.target.changes_nodes:
             return 0
         return int(GROWTH_OF_PREPARING * self._allocated_bytes)
 
@@ -103,7 +101,7 @@ class PreparedModels(Closeable):
         """The plan of a target that was planned for other numbers of nodes; its file is not read
         again if its runtime needs it only once."""
         target, request = self.target, self._target_request()
-        if not isinstance(target, ChangesNodes):
+        if not target.changes_nodes:
             del target  # its graph must not stay while it is prepared again
             self.close()
             return self.planned()
@@ -133,7 +131,7 @@ class PreparedModels(Closeable):
         notes = dict.fromkeys(note for model in self.prepared for note in model.notes(plan))
         notes |= dict.fromkeys(self.own_notes)
         target = self.target
-        if plan is not None and self.settings.draft is None and isinstance(target, CanBeTrimmed):
+        if plan is not None and self.settings.draft is None:
             notes |= dict.fromkeys(draft_choice.hint(plan, target.trimmed_bytes))
         if plan is not None and (note := process.note_on_plan(plan.planned_bytes)):
             notes[note] = None
@@ -181,15 +179,14 @@ class PreparedModels(Closeable):
         )
         draft = self._adopt(draft_runtime.prepare(request_of_draft))
         check_pair(target, draft)
-        if isinstance(draft, SharesWeights) and not settings.pages_all:
+        if not settings.pages_all:
             draft.share_with(target)
-        if isinstance(draft, WantsFeatures):
+        if draft.info.reads_features:
             check_head(settings, target, draft)
             if target.info.n_slots > 1:  # a head follows one text
                 target.close()
                 self.prepared[0] = target = runtime.prepare(replace(request, n_slots=1))
-            assert isinstance(target, OffersFeatures)
-            target.offer_features(draft.feature_layers, draft.feature_values)
+            target.offer_features(draft.info.feature_layers, draft.info.feature_values)
 
     def _target_request(self) -> ModelRequest:
         """The request that the target is prepared for, without options of its runtime."""
@@ -239,7 +236,7 @@ class PreparedModels(Closeable):
     @property
     def _text_bytes(self) -> int:
         """About what each further text at once takes; 0 if the models write one at a time."""
-        follows_one_text = isinstance(self.prepared[-1], WantsFeatures)
+        follows_one_text = self.prepared[-1].info.reads_features
         if self.engine_settings.draws_guesses or follows_one_text:
             return 0
         return sum(prepared.needs().text_bytes for prepared in self.prepared)

@@ -14,7 +14,7 @@ from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.memory import process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.ports import Vocabulary
-from edgespec.runtimes import PreparedModel, UsesGpu
+from edgespec.runtimes import PreparedModel
 from edgespec.session.encoding import max_characters
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.rule_names import AcceptanceName
@@ -127,11 +127,7 @@ def place_on_gpu(
     The draft is placed first, because it computes several times per round. Raises UsageError for a
     GPU budget if no model uses a GPU, with the models' `notes`.
     """
-    there = [
-        (model, model.gpu_memory)
-        for model in reversed(models)
-        if isinstance(model, UsesGpu) and model.gpu_memory
-    ]
+    there = [(model, model.gpu_memory) for model in reversed(models) if model.gpu_memory]
     if not there:
         if wanted is not None:
             complaint = "--gpu-memory-budget: no GPU computes a model here, leave it out"

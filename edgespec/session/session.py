@@ -36,7 +36,7 @@ from edgespec.session.openai_calls import OpenAICalls
 from edgespec.session.opening import open_models, plan
 from edgespec.session.reserving import POOL, row_bytes
 from edgespec.session.session_budget import BudgetReport, SessionBudget
-from edgespec.session.tokenizer import Tokenizer, chat_format_of, chat_prompts
+from edgespec.session.tokenizer import Tokenizer, chat_prompts
 from edgespec.session.warm_start import warm_engine
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadSettings, SamplingParams
@@ -328,7 +328,7 @@ class Session(OpenAICalls, InOneProcess):
 
         The values that the model's authors recommend, otherwise llama.cpp's defaults.
         """
-        return chat_sampling(chat_format_of(self._models.target.vocabulary).sampling)
+        return chat_sampling(self._models.target.vocabulary.chat_format.sampling)
 
     def _completions(self) -> Completions:
         from edgespec.completions.service import Completions
@@ -350,7 +350,7 @@ class Session(OpenAICalls, InOneProcess):
         """A new converter of texts to tokens and back, with control tokens as text or as tokens."""
         vocabulary = self._models.target.vocabulary
         prompts = chat_prompts(self.target.name, vocabulary, self._encoder)
-        control = chat_format_of(vocabulary).control_tokens
+        control = vocabulary.chat_format.control_tokens
         return Tokenizer(self._encoder, prompts, self.piece, control)
 
     def piece(self, token: int) -> bytes:

@@ -13,8 +13,8 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import BudgetError, EdgespecError, SessionClosed
 from edgespec.memory import changed_budget, library_pages, process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.memory.changed_budget import AdjustsWeights, IsAdjustable
 from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
+from edgespec.ports import AdjustsWeights
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.settings.units import auto_bounds, parse_size
 from edgespec.values import PagingStats
@@ -46,8 +46,7 @@ class SessionBudget(Closeable):
         self._engine = engine
         self._target = models.target
         needs = models.needs
-        weights = models.target.adjusting if isinstance(models.target, IsAdjustable) else None
-        self._weights: AdjustsWeights | None = weights
+        self._weights = weights = models.target.adjusting
         self._cuts = needs.cuts if needs and weights else ()
         self._changing = threading.Lock()
         self._is_over = threading.Event()

@@ -7,13 +7,7 @@ from functools import cached_property, partial
 
 from edgespec.chat.prompts import ChatPrompts
 from edgespec.ports import Vocabulary
-from edgespec.ports.chat_format import ChatFormat, HasChatFormat
 from edgespec.session.encoding import Encoder
-
-
-def chat_format_of(vocabulary: Vocabulary) -> ChatFormat:
-    """The chat format of a model, which may have none."""
-    return vocabulary.chat_format if isinstance(vocabulary, HasChatFormat) else ChatFormat()
 
 
 def chat_prompts(
@@ -22,7 +16,7 @@ def chat_prompts(
     """The prompts of conversations with the model `name`; `source` replaces its chat template."""
     return ChatPrompts(
         name,
-        chat_format_of(vocabulary),
+        vocabulary.chat_format,
         partial(encoder.encode, add_special=False),
         source,
         vocabulary.piece,

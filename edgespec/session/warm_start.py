@@ -17,7 +17,6 @@ from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.grammar.specification import GRAMMAR_BYTES
 from edgespec.ports import LanguageModel
-from edgespec.ports.experts import KnowsExperts
 from edgespec.ports.prefixes import PrefixPlace
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.reserving import POOL, row_bytes
@@ -65,14 +64,12 @@ def warm_engine(
 
 def warm_start(target: LanguageModel, close: Callable[[], None]) -> Callable[[], None]:
     """Give a mixture its saved statistics; returns a function that saves them and calls `close`."""
-    if not isinstance(target, KnowsExperts):
-        return close
     file = JsonFile(cache_folder.experts(), pair_digest(target.info), MAX_FILES)
     target.expect_experts(_shares(file.read()))
 
     def keep_and_close() -> None:
         try:
-            if shares := target.expert_shares:
+            if shares := target.expert_shares():
                 file.write({SHARES: [layer.hex() for layer in shares]})
         finally:
             close()

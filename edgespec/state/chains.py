@@ -16,7 +16,6 @@ import numpy as np
 
 from edgespec.errors import EdgespecError, StateError
 from edgespec.ports import LanguageModel
-from edgespec.ports.state import KeepsBlocks
 from edgespec.state.blocks import BlockFolder
 
 MIN_TOKENS = 64
@@ -84,7 +83,6 @@ class BlockChain:
 
     def _load_block(self, name: str) -> bool:
         """Append a block to the model; False if it is missing or damaged."""
-        assert isinstance(self._model, KeepsBlocks)
         block = self._folder.read(name)
         if block is None:
             return False
@@ -113,7 +111,6 @@ class BlockChain:
 
     def _write_block(self, name: str, begin: int) -> None:
         model = self._model
-        assert isinstance(model, KeepsBlocks)
         try:
             self._folder.write(name, model.write_block(begin, self._slot))
         except EdgespecError as error:

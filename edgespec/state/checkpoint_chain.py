@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from edgespec.errors import EdgespecError, StateError
 from edgespec.ports import LanguageModel
-from edgespec.ports.state import KeepsBlocks, KeepsCheckpoints
 from edgespec.state.blocks import BlockFolder
 from edgespec.state.chains import MIN_TOKENS, BlockChain, next_name
 
@@ -27,10 +26,8 @@ class CheckpointChain(BlockChain):
     """The checkpoints of one slot's text in one model, and which of them are stored."""
 
     def __init__(self, folder: BlockFolder, model: LanguageModel, root: str, slot: int) -> None:
-        n = model.block_tokens if isinstance(model, KeepsBlocks) else 0
+        n = model.block_tokens
         super().__init__(folder, model, n or TOKENS_OF_A_NAME, root, slot)
-        assert isinstance(model, KeepsCheckpoints)
-        self._states: KeepsCheckpoints = model
         self._has_blocks = n > 0
         self._kept: set[int] = set()
         """Ends of the checkpoints that are known to be stored."""
@@ -49,7 +46,7 @@ class CheckpointChain(BlockChain):
                 found = end
                 break
         if n_known >= max(MIN_TOKENS, found + self.block_tokens):
-            self._states.expect_end(n_known, self._slot)
+            self._model.expect_end(n_known, self._slot)
         return found
 
     def load(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
@@ -66,7 +63,7 @@ class CheckpointChain(BlockChain):
             return self._fail(name)
         used: list[str] = []
         try:
-            self._states.read_checkpoint(end, self._pieces(name, used, check), self._slot)
+            self._model.read_checkpoint(end, self._pieces(name, used, check), self._slot)
         except StateError:
             return self._fail(name)
         self._kept = {end}
@@ -94,7 +91,7 @@ class CheckpointChain(BlockChain):
     def keep(self, text: Sequence[int], n_tokens: int) -> bool:
         if not self._folder.is_writing:
             return False
-        for end in self._states.checkpoints(self._slot):
+        for end in self._model.checkpoints(self._slot):
             if MIN_TOKENS <= end <= n_tokens and end not in self._kept:
                 if not super().keep(text, end):
                     self._keep_piece(text[:end], end)
@@ -109,12 +106,12 @@ class CheckpointChain(BlockChain):
             self._kept.add(end)
             return
         try:
-            content = self._states.write_checkpoint(end, piece, self._slot)
+            content = self._model.write_checkpoint(end, piece, self._slot)
             if content is not None:
                 self._folder.write(f"{name}-{piece}", content)
                 self._next = (end, piece + 1)
                 return
-            content = self._states.write_checkpoint(end, 0, self._slot)
+            content = self._model.write_checkpoint(end, 0, self._slot)
             assert content is not None
             self._folder.write(name + END, content)
         except EdgespecError as error:

@@ -16,8 +16,6 @@ from edgespec.errors import StateError, UsageError
 from edgespec.extras import installed_version
 from edgespec.files.sampled import sampled_digest
 from edgespec.ports import LanguageModel
-from edgespec.ports.features import ReadsFeatures
-from edgespec.ports.state import KeepsBlocks, KeepsCheckpoints
 from edgespec.state.blocks import BlockFolder
 from edgespec.state.chains import MIN_TOKENS, BlockChain
 from edgespec.state.checkpoint_chain import CheckpointChain
@@ -79,8 +77,8 @@ class PrefixCache:
         self, path: Path, max_bytes: int, target: LanguageModel, draft: LanguageModel | None
     ) -> None:
         """Raises UsageError if the target's state cannot be stored, or the folder not be used."""
-        self._needs_checkpoints = isinstance(target, KeepsCheckpoints) and target.needs_checkpoints
-        if not self._needs_checkpoints and not _block_tokens(target):
+        self._needs_checkpoints = target.needs_checkpoints
+        if not self._needs_checkpoints and not target.block_tokens:
             raise UsageError(
                 f"--prompt-cache: the state of {target.info.name} has no parts that could be "
                 "stored: leave it out"
@@ -89,9 +87,7 @@ class PrefixCache:
         self._target = target
         self._target_root = _root(target)
         # a head's cache also needs features of the target
-        is_stored = (
-            draft is not None and _block_tokens(draft) and not isinstance(draft, ReadsFeatures)
-        )
+        is_stored = draft is not None and draft.block_tokens and not draft.info.reads_features
         self._draft = draft if is_stored else None
         self._draft_root = _root(self._draft) if self._draft is not None else ""
 
@@ -105,18 +101,13 @@ class PrefixCache:
         return SlotPrefixes(folder, self._blocks(self._target, self._target_root, slot), draft)
 
     def _blocks(self, model: LanguageModel, root: str, slot: int) -> BlockChain:
-        return BlockChain(self.folder, model, _block_tokens(model), root, slot)
-
-
-def _block_tokens(model: LanguageModel) -> int:
-    """Tokens of a model's blocks; 0 if it has none."""
-    return model.block_tokens if isinstance(model, KeepsBlocks) else 0
+        return BlockChain(self.folder, model, model.block_tokens, root, slot)
 
 
 def _root(model: LanguageModel) -> str:
     """Digest of everything besides a text that its KV depends on. Raises StateError if the model's
     files cannot be read."""
-    assert isinstance(model, KeepsBlocks | KeepsCheckpoints)
+    assert model.state_origin is not None
     try:
         of_files = sampled_digest(model.state_origin.files)
     except OSError as error:
@@ -127,7 +118,7 @@ def _root(model: LanguageModel) -> str:
         "processor": instruction_sets(),
         "fingerprint": of_files,
         "settings": dict(model.state_origin.settings),
-        "tokens of a block": _block_tokens(model),
+        "tokens of a block": model.block_tokens,
         "tokens of a tile": model.info.prompt_tile,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

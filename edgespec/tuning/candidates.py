@@ -143,7 +143,7 @@ def _threads(job: TuningJob) -> Iterator[Candidate]:
 def _on_gpu(load: LoadSettings, draft: Path) -> Mapping[str, dict[str, Any]]:
     """Options that place the draft on a GPU, by flag; empty without a GPU."""
     runtime = runtimes.find(draft)
-    if not isinstance(runtime, runtimes.OffersGpu) or runtime.gpu() is None:
+    if runtime.gpu() is None:
         return {}
     n_layers, kind = runtimes.describe(draft).layers, declared().get(runtime.name)
     if not n_layers or kind is None:

@@ -4,6 +4,7 @@ most probable paths, and the text is the target's own whatever they guess."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -16,7 +17,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.models import pair_fit
 from edgespec.ports import PassPart
-from edgespec.ports.features import GuessesBlocks
 from edgespec.rules.pacer import Pacer, nodes_to_verify
 from edgespec.rules.sampling import SamplingParams
 from edgespec.rules.tree_limits import Limits
@@ -37,12 +37,9 @@ class FakeBlockHead(FakeModel):
     """A draft that guesses its own greedy text, and asserts that it knows the features of what it
     has read, and that they are its text's."""
 
-    feature_layers: Sequence[int] = (0, 0, 0)
-    block_guesses = 5
-    is_chained = False
-
     def __init__(self, **settings: object) -> None:
         super().__init__(DRAFT, N_VOCAB, **settings)  # type: ignore[arg-type]
+        self.info = replace(self.info, feature_layers=(0, 0, 0), feature_values=2, block_guesses=5)
         self.known: list[np.ndarray] = []
         self.roots: list[tuple[int, int]] = []
         """Lengths of texts and roots of its passes."""
@@ -69,7 +66,7 @@ class FakeBlockHead(FakeModel):
             assert np.array_equal(known, fake_features(self.committed[: n + 1]))
         assert len(self.committed) <= len(self.known)
         text, rows = [*self.committed, int(tree.token[ROOT])], []
-        for _ in range(self.block_guesses):
+        for _ in range(self.info.block_guesses):
             rows.append(DRAFT(tuple(text)))
             text.append(int(rows[-1].argmax()))
         root = len(self.committed), text[len(self.committed)]
@@ -119,7 +116,6 @@ def test_a_draft_s_agreement_is_that_of_its_first_guesses() -> None:
 @pytest.fixture
 def drafter() -> tuple[FakeBlockHead, BlockDrafter]:
     head = FakeBlockHead()
-    assert isinstance(head, GuessesBlocks)
     feed(head, PROMPT)
     guesses = BlockDrafter(head, 4, N_VOCAB, frozenset({3}))
     guesses.catch_up(PROMPT)
@@ -159,12 +155,12 @@ def test_the_tree_holds_the_most_probable_paths(
     at_depths = []
     [nodes] = nodes_to_verify([tree], [limits], limits.max_nodes, limits.max_branches)
     chosen = sorted(tree.cumulative[nodes])[::-1]
-    for depth in range(head.block_guesses):
+    for depth in range(head.info.block_guesses):
         line = next(node for node in range(len(tree)) if tree.depth[node] == depth)
         mixed = tree.confidence[tree.children(line)]
         at_depths.append([*mixed])
     products = [1.0]
-    for length in range(1, 1 + head.block_guesses):
+    for length in range(1, 1 + head.info.block_guesses):
         products += [float(np.prod(path)) for path in product(*at_depths[:length])]
     assert np.allclose(chosen, sorted(products)[::-1][:n_nodes])
 

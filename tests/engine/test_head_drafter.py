@@ -4,6 +4,7 @@ text is the target's own whatever they guess."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, PassPart, Progress
-from edgespec.ports.features import ReadsFeatures
 from edgespec.rules.sampling import SamplingParams
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult
@@ -30,10 +30,9 @@ PROMPT = [5, 9, 2, 30, 11, 7]
 class FakeHead(FakeModel):
     """A draft that asserts that it knows the features it reads, and that they are its text's."""
 
-    feature_layers: Sequence[int] = (0, 0, 0)
-
     def __init__(self, **settings: object) -> None:
         super().__init__(DRAFT, N_VOCAB, **settings)  # type: ignore[arg-type]
+        self.info = replace(self.info, feature_layers=(0, 0, 0), feature_values=2)
         self.known: dict[int, np.ndarray] = {}
         """Features by position."""
         self.n_predicted = 0
@@ -95,11 +94,6 @@ def run(
                     results.append(end.value)
                     break
     return results
-
-
-def test_a_fake_head_is_a_head() -> None:
-    assert isinstance(FakeHead(), ReadsFeatures)
-    assert not isinstance(FakeModel(DRAFT, N_VOCAB), ReadsFeatures)
 
 
 @pytest.mark.costly
@@ -182,7 +176,7 @@ def test_a_text_whose_features_nobody_gave_goes_on_without_guesses_of_the_head()
     with Engine(target, head, EngineSettings(lookup=False)) as engine:
         target.give_features((0,), lambda position, rows: None)
         prefill(target, PROMPT[:-1])
-        target.give_features(head.feature_layers, head.take_features)
+        target.give_features(head.info.feature_layers, head.take_features)
         engine.first.committed += PROMPT[:-1]
         tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 20)]
     assert tuple(tokens) == run(None, n_tokens=20)[0].tokens
@@ -190,10 +184,9 @@ def test_a_text_whose_features_nobody_gave_goes_on_without_guesses_of_the_head()
 
 
 def test_a_target_that_gives_no_features_decodes_alone_and_says_why() -> None:
-    class Silent(FakeModel):
-        give_features = None  # type: ignore[assignment]
-
-    (result,) = run(FakeHead(), target=Silent(TARGET, N_VOCAB))
+    silent = FakeModel(TARGET, N_VOCAB)
+    silent.info = replace(silent.info, gives_features=False)
+    (result,) = run(FakeHead(), target=silent)
     assert result.tokens == run(None)[0].tokens
     assert "does not give its hidden states" in result.notes[0]
 

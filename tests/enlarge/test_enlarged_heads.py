@@ -11,7 +11,6 @@ import pytest
 
 from edgespec.errors import ModelError
 from edgespec.models.enlarging import fitting_draft
-from edgespec.ports.features import GivesFeatures, ReadsFeatures, WantsFeatures
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
@@ -34,12 +33,10 @@ def guesses(target: Path, head: Path) -> np.ndarray:
         stack.enter_context(closing(big))
         small = runtime.prepare(ModelRequest(head, "draft", 64, 8, 4, 1, target=target))
         stack.enter_context(closing(small))
-        assert isinstance(small, WantsFeatures)
-        big.offer_features(small.feature_layers, small.feature_values)
+        big.offer_features(small.info.feature_layers, small.info.feature_values)
         gives = stack.enter_context(closing(big.load(None)))
         reads = stack.enter_context(closing(small.load(None)))
-        assert isinstance(gives, GivesFeatures) and isinstance(reads, ReadsFeatures)
-        gives.give_features(reads.feature_layers, reads.take_features)
+        gives.give_features(reads.info.feature_layers, reads.take_features)
         prefill(gives, TEXT)
         prefill(reads, TEXT[:-1])
         return evaluate(reads, TokenTree(TEXT[-1], 2), [ROOT])[0]

@@ -16,7 +16,6 @@ import pytest
 
 from edgespec.cli.command_line import main
 from edgespec.errors import ModelError, UsageError
-from edgespec.ports.features import GuessesBlocks, WantsFeatures
 from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
@@ -124,9 +123,8 @@ KINDS = {
 def open_head(path: Path, owner: str = "draft", target: Path | None = None) -> GgufBlockHead:
     request = head_request(path, owner, target)
     with closing(runtime.prepare(request)) as prepared:
-        assert isinstance(prepared, WantsFeatures)
         model = prepared.load(None)
-        assert isinstance(model, GgufBlockHead) and isinstance(model, GuessesBlocks)
+        assert isinstance(model, GgufBlockHead)
         return model
 
 
@@ -152,10 +150,10 @@ def read(head: GgufBlockHead, text: Sequence[int], n_layers: int = 3) -> None:
 
 def block(head: GgufBlockHead, root_token: int = ROOT_TOKEN) -> np.ndarray:
     """Its guesses at all depths."""
-    line = TokenTree(root_token, head.block_guesses)
-    for node in range(head.block_guesses - 1):
+    line = TokenTree(root_token, head.info.block_guesses)
+    for node in range(head.info.block_guesses - 1):
         line.add(node, 1, 1.0)
-    return evaluate(head, line, range(head.block_guesses))
+    return evaluate(head, line, range(head.info.block_guesses))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,12 +175,12 @@ def test_the_best_line_of_chained_guesses_is_that_of_llama_cpp_s_driver(
     """DFlash2: what follows a candidate is scored after that candidate."""
     path = tiny_dflash(n_candidates=4, block_size=block_size).write(tmp_path / "head.gguf")
     with closing(open_head(path)) as head, closing(OwnDriver(path, block_size)) as driver:
-        assert head.is_chained
+        assert head.info.is_chained
         for text in (TEXT, TEXT[:3]):
             head.drop_features(0)
             read(head, text)
             tree, line = TokenTree(ROOT_TOKEN), []
-            for node in range(head.block_guesses):
+            for node in range(head.info.block_guesses):
                 (logits,) = evaluate(head, tree, [node])
                 assert np.isfinite(logits).sum() == 4
                 line.append(int(logits.argmax()))
@@ -233,10 +231,10 @@ def test_a_node_s_guesses_depend_on_its_depth_alone(head: GgufBlockHead) -> None
 def test_nothing_is_guessed_beyond_the_block(head: GgufBlockHead) -> None:
     read(head, TEXT)
     line = TokenTree(ROOT_TOKEN)
-    for node in range(head.block_guesses):
+    for node in range(head.info.block_guesses):
         line.add(node, 1, 1.0)
     with pytest.raises(UsageError, match="1 to 7 tokens"):
-        evaluate(head, line, [head.block_guesses])
+        evaluate(head, line, [head.info.block_guesses])
 
 
 def test_a_pass_leaves_nothing_and_sees_nothing_that_was_not_read(

@@ -14,7 +14,7 @@ pytest.importorskip("llama_cpp")
 
 from edgespec.errors import ModelError, UsageError
 from edgespec.models.embedded import embedded_pair
-from edgespec.ports.baselines import BaselineRequest, BaselineRun, OffersBaselines
+from edgespec.ports.baselines import BaselineRequest, BaselineRun
 from edgespec_runtimes.gguf import baselines, runtime
 from edgespec_runtimes.gguf.llama.vocabulary import GgufVocabulary
 from reference import LlamaCpp
@@ -53,7 +53,6 @@ def sure_tokens(mapped: BaselineRun) -> list[int]:
 
 
 def test_the_runtime_offers_them():
-    assert isinstance(runtime, OffersBaselines)
     assert runtime.baselines.LIBRARY.startswith("llama-cpp-python ")
 
 

@@ -15,7 +15,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import StateError
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
-from edgespec.ports.state import KeepsBlocks
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
@@ -122,7 +121,6 @@ def model() -> Iterator[LanguageModel]:
 
 
 def test_a_foreign_block_is_refused_and_the_model_goes_on(model: LanguageModel) -> None:
-    assert isinstance(model, KeepsBlocks)
     tokens = PROMPT[: 2 * model.block_tokens]
     prefill(model, tokens)
     first = bytes(model.write_block(0, 0))
@@ -142,7 +140,6 @@ def test_a_block_holds_no_dropped_guesses_and_storing_it_moves_no_later_cell(
 ) -> None:
     """Storing a block after a pass with a wrong guess had stored the guess with it, and freed its
     cell, into which the next token was written: texts differed."""
-    assert isinstance(model, KeepsBlocks)
     tokens = PROMPT[: model.block_tokens]
     prefill(model, tokens)
     block = bytes(model.write_block(0, 0))

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.ports.features import GuessesBlocks, ReadsFeatures
 from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from gguf_files import tiny_llama
@@ -73,12 +72,11 @@ def test_the_file_says_what_the_trained_head_says(
         closing(runtime.prepare(head_request(path))) as prepared,
         closing(prepared.load(None)) as model,
     ):
-        assert isinstance(model, ReadsFeatures)
         model.take_features(0, states[0].numpy())
         prefill(model, TEXT)
         line, n_guesses = TokenTree(ROOT_TOKEN), 1
-        if isinstance(model, GuessesBlocks):
-            n_guesses = model.block_guesses
+        if model.info.block_guesses:
+            n_guesses = model.info.block_guesses
         for node in range(n_guesses - 1):
             line.add(node, 1, 1.0)
         logits = evaluate(model, line, range(n_guesses))

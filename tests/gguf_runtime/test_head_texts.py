@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.ports.baselines import BaselineRequest
-from edgespec.ports.features import WantsFeatures
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.session.opening import open_models
@@ -106,8 +105,7 @@ def opened(files: Files, is_paged: bool) -> tuple[LanguageModel, LanguageModel]:
         target = stack.enter_context(closing(runtime.prepare(request)))
         wanted = ModelRequest(files.head, "draft", 128, 17, 8, 1, target=files.target)
         head = stack.enter_context(closing(runtime.prepare(wanted)))
-        assert isinstance(head, WantsFeatures)
-        target.offer_features(head.feature_layers, head.feature_values)
+        target.offer_features(head.info.feature_layers, head.info.feature_values)
         return load_paged(target, 0.3) if is_paged else target.load(None), head.load(None)
 
 
@@ -245,7 +243,8 @@ def test_a_generation_can_be_closed_and_cancelled_at_any_token(good: Files) -> N
 def test_a_target_of_another_runtime_is_refused_with_a_next_step(
     good: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.session.pairing.OffersFeatures", type("Nobody", (), {}))
+    info = property(lambda self: replace(self._measured.info, gives_features=False))
+    monkeypatch.setattr(PreparedGguf, "info", info)
     with pytest.raises(ModelError, match="name a GGUF or ONNX target"):
         open_models(good.settings())
 

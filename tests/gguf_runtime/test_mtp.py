@@ -25,7 +25,6 @@ from edgespec.errors import ModelError
 from edgespec.memory import process
 from edgespec.memory.budget import MIB
 from edgespec.ports import LanguageModel
-from edgespec.ports.features import ReadsFeatures, WantsFeatures
 from edgespec.rules.sampling import SamplingParams
 from edgespec.settings.config import LoadSettings
 from edgespec.tree import ROOT, TokenTree
@@ -98,8 +97,7 @@ def open_target(path: Path, is_paged: bool = False) -> GgufModel:
     with ExitStack() as stack:
         prepared = stack.enter_context(closing(prepare(path)))
         layer = stack.enter_context(closing(prepare(path, "draft")))
-        assert isinstance(layer, WantsFeatures)
-        prepared.offer_features(layer.feature_layers, layer.feature_values)
+        prepared.offer_features(layer.info.feature_layers, layer.info.feature_values)
         model = load_paged(prepared, 0.3) if is_paged else prepared.load(None)
         assert isinstance(model, GgufModel)
         return model
@@ -108,7 +106,7 @@ def open_target(path: Path, is_paged: bool = False) -> GgufModel:
 def open_layer(path: Path) -> GgufOwnHead:
     with closing(prepare(path, "draft")) as prepared:
         model = prepared.load(None)
-        assert isinstance(model, GgufOwnHead) and isinstance(model, ReadsFeatures)
+        assert isinstance(model, GgufOwnHead)
         return model
 
 

@@ -11,7 +11,7 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError, PairError
 from edgespec.models.describe import describe
 from edgespec.models.embedded import embedded_pair
-from edgespec.ports.reduced_head import token_ids_of
+from edgespec.ports import token_ids_of
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec_runtimes.enlarge.gguf.trim import check_trimmable, write_trimmed

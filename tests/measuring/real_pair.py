@@ -25,7 +25,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.models import catalogue, pair_fit
 from edgespec.models.embedded import models_folder
 from edgespec.ports import LanguageModel
-from edgespec.ports.features import GivesFeatures, ReadsFeatures
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
 from edgespec.values import GenerationResult
@@ -43,7 +42,7 @@ def tokens_per_pass(
     rules: EngineSettings,
 ) -> float:
     """Tokens of each pass over `target`, which finds nothing learnt when it begins a text."""
-    first, *others = [*sorted(drafts, key=lambda draft: not isinstance(draft, ReadsFeatures)), None]
+    first, *others = [*sorted(drafts, key=lambda draft: not draft.info.reads_features), None]
     rounds = n_tokens = 0
     for text in texts:
         for model in (target, *drafts):
@@ -67,14 +66,14 @@ def tokens_per_pass(
 
 def _give_features(target: LanguageModel, drafts: Sequence[LanguageModel]) -> None:
     """Let every head have what the target computes; they read the same layers."""
-    heads = [draft for draft in drafts if isinstance(draft, ReadsFeatures)]
-    if len(heads) > 1 and isinstance(target, GivesFeatures):
+    heads = [draft for draft in drafts if draft.info.reads_features]
+    if len(heads) > 1:
 
         def take(position: int, rows: np.ndarray) -> None:
             for head in heads:
                 head.take_features(position, rows)
 
-        target.give_features(heads[0].feature_layers, take)
+        target.give_features(heads[0].info.feature_layers, take)
 
 
 def row(

@@ -40,7 +40,7 @@ class Prepared:
         self.is_closed = True
 
 
-class MuteRuntime:
+class MuteRuntime(runtimes.Runtime):
     """A runtime that has nothing to say about its models beyond what every one says."""
 
     name = "mute"

@@ -19,7 +19,6 @@ from onnx import numpy_helper
 import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.errors import ModelError
-from edgespec.ports.features import WantsFeatures
 from edgespec.rules.sampling import SamplingParams
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes import gguf
@@ -99,8 +98,9 @@ def test_the_text_is_the_target_s_own(
         prepared = stack.enter_context(closing(onnx_runtime.runtime.prepare(request(strange))))
         wanted = head_request(path, target=strange, ctx_size=128, max_nodes=17)
         prepared_head = stack.enter_context(closing(gguf.runtime.prepare(wanted)))
-        assert isinstance(prepared_head, WantsFeatures)
-        prepared.offer_features(prepared_head.feature_layers, prepared_head.feature_values)
+        prepared.offer_features(
+            prepared_head.info.feature_layers, prepared_head.info.feature_values
+        )
         target = load_paged(prepared, 0.3) if is_paged else prepared.load(None)
         stack.enter_context(closing(target))
         head = stack.enter_context(closing(prepared_head.load(None)))

@@ -18,7 +18,6 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 from edgespec.cli.commands.plan_report import plan_report
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, EdgespecError, UsageError
-from edgespec.runtimes import OffersGpu
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.onnx import entry, runtime
@@ -107,7 +106,7 @@ def test_the_cpu_is_taken_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_gpu_that_is_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "find_cuda", lambda: STAND_IN)
-    assert isinstance(runtime, OffersGpu) and runtime.gpu() == STAND_IN.label
+    assert runtime.gpu() == STAND_IN.label
 
 
 def test_where_cuda_cannot_be_used_no_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from edgespec.completions.tokenizing import detokenize, tokenize
 from edgespec.errors import UsageError
 from edgespec.server.guarding import Guard
 from edgespec.server.lifetime import Server
-from edgespec.session.tokenizer import chat_format_of
 
 TEXT = "def gcd(a, b):\n    return ä 🙂"
 
@@ -58,7 +57,7 @@ def test_bos_is_there_on_request(tokenizer, session):
 
 
 def test_control_tokens_are_tokens_or_text(tokenizer, session):
-    control = min(chat_format_of(session._models.target.vocabulary).control_tokens)
+    control = min(session._models.target.vocabulary.chat_format.control_tokens)
     as_token = tokenize(tokenizer, {"content": control})["tokens"]
     as_text = tokenize(tokenizer, {"content": control, "parse_special": False})["tokens"]
     assert len(as_token) == 1 < len(as_text)

@@ -18,6 +18,7 @@ from edgespec.session import opening, prepared_models
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import entry
 from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 PROCESS_BYTES = 90 * MIB
 """Size of the process in every plan: freed memory of other tests decides nothing."""
@@ -91,7 +92,7 @@ def test_what_was_prepared_before_is_let_go(monkeypatch: pytest.MonkeyPatch) -> 
         return adopt(self, model)
 
     budget = least() + MIB // 2
-    monkeypatch.setattr(prepared_models, "ChangesNodes", weakref.WeakSet)  # of no runtime
+    monkeypatch.setattr(PreparedGguf, "changes_nodes", False)
     monkeypatch.setattr(prepared_models.PreparedModels, "_adopt", counted)
     monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", 0.0)
     planned(budget)
@@ -103,7 +104,7 @@ def test_near_the_smallest_budget_nothing_is_prepared_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     budget = least() + MIB // 2
-    monkeypatch.setattr(prepared_models, "ChangesNodes", weakref.WeakSet)  # of no runtime
+    monkeypatch.setattr(PreparedGguf, "changes_nodes", False)
     taken = iter((0, 2 * MIB + 4096))
     monkeypatch.setattr(heap, "allocated_bytes", lambda: next(taken))
     assert planned(budget).max_nodes == 1

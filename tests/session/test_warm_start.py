@@ -15,10 +15,12 @@ SHARES = [b"\x00\xff", b"\x01\x02"]
 
 
 class RememberedMixture(FakeModel):
-    """Implements `KnowsExperts`."""
+    """A mixture that pages its experts."""
 
-    expert_shares: Sequence[bytes] = SHARES
     expected: Sequence[bytes] | None = None
+
+    def expert_shares(self) -> Sequence[bytes]:
+        return SHARES
 
     def expect_experts(self, shares: Sequence[bytes]) -> None:
         self.expected = shares

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,7 @@ DRAFT, BETTER = Path("draft.gguf"), Path("better.gguf")
 @pytest.fixture(autouse=True)
 def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are names here."""
-    monkeypatch.setattr(runtimes, "find", lambda _: None)
+    monkeypatch.setattr(runtimes, "find", lambda _: SimpleNamespace(gpu=lambda: None))
 
 
 def job(*drafts: Path, fixed: tuple[str, ...] = ()) -> TuningJob:

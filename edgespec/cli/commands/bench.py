@@ -53,7 +53,7 @@ from edgespec.jobs.limits import Limiter, ProcessLimits
 from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
 from edgespec.models.model_files import size_of
-from edgespec.ports.baselines import Baselines, OffersBaselines
+from edgespec.ports.baselines import Baselines
 from edgespec.settings.base import Names, spell
 from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT, SELF
@@ -189,7 +189,7 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     for draft in settings.draft:
         if draft != OWN_DRAFT:
             runtimes.find(draft)
-    library = runtime.baselines if isinstance(runtime, OffersBaselines) else None
+    library = runtime.baselines
     requested_modes = choose(settings.modes, known_modes(library.BASELINES if library else ()))
     prompts = chosen_prompts(settings)
     target, drafts = settings.model, settings.draft

@@ -74,7 +74,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     told = groups.given(args, LendSettings)
     host, port, budget_bytes = told.host, told.port, resolve_budget(told.memory_budget)
-    runtime = next((r for r in runtimes.installed() if isinstance(r, runtimes.LendsDevices)), None)
+    found = (r for r in runtimes.installed() if not isinstance(r, str) and r.lends)
+    runtime = next(found, None)
     if runtime is None:
         raise EdgespecError("no installed runtime can lend devices: install edgespec[gguf]")
     host_ip = _checked_address(host, port)

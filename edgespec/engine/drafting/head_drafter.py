@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.engine.drafting.model_drafter import ModelDrafter
-from edgespec.ports import PassPart
-from edgespec.ports.features import GuessesBlocks, ReadsFeatures
+from edgespec.ports import LanguageModel, PassPart
 from edgespec.tree import ROOT, TokenTree
 
 
@@ -20,8 +19,6 @@ class HeadDrafter(ModelDrafter):
     Below guesses it uses features that it predicts itself; accepted tokens are read again with the
     target's.
     """
-
-    model: ReadsFeatures
 
     def open_nodes(self, tree: TokenTree) -> list[int]:
         """The root and the children of evaluated nodes, which have features; none before a text's
@@ -66,14 +63,14 @@ class BlockDrafter(HeadDrafter):
 
     def __init__(
         self,
-        head: GuessesBlocks,
+        head: LanguageModel,
         n_candidates: int,
         n_vocab: int,
         eog_tokens: frozenset[int],
     ) -> None:
         super().__init__(head, n_candidates, n_vocab, eog_tokens)
-        self.step_depth = head.block_guesses
-        self._is_chained = head.is_chained
+        self.step_depth = head.info.block_guesses
+        self._is_chained = head.info.is_chained
         self._said: dict[tuple[int, int], Opinion | None] = {}
         """Guesses by depth and, for chained heads, the token of the node."""
 

@@ -17,7 +17,6 @@ from edgespec.engine.drafting.text_index import History
 from edgespec.engine.settings import EngineSettings
 from edgespec.extras import added
 from edgespec.ports import LanguageModel
-from edgespec.ports.features import GuessesBlocks, ReadsFeatures
 from edgespec.settings.rule_names import Keeps
 
 DRAFTERS = "edgespec.drafters"
@@ -55,11 +54,11 @@ def line_up(
         guessing += [new(info, target.vocabulary) for new in added(DRAFTERS).values()]
     if draft is not None:
         terms = settings.n_candidates, info.n_vocab, eog_tokens
-        if isinstance(draft, GuessesBlocks):
+        if draft.info.block_guesses:
             from edgespec.engine.drafting.head_drafter import BlockDrafter
 
             guessing.insert(0, BlockDrafter(draft, *terms))
-        elif isinstance(draft, ReadsFeatures):
+        elif draft.info.reads_features:
             from edgespec.engine.drafting.head_drafter import HeadDrafter
 
             guessing.insert(0, HeadDrafter(draft, *terms))

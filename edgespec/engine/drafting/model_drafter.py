@@ -12,8 +12,7 @@ import numpy as np
 
 from edgespec.engine.drafting.drafter import Opinion
 from edgespec.errors import ModelError
-from edgespec.ports import LanguageModel, PassPart
-from edgespec.ports.reduced_head import token_ids_of
+from edgespec.ports import LanguageModel, PassPart, token_ids_of
 from edgespec.rules.filters import Logits
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.tree import ROOT, TokenTree

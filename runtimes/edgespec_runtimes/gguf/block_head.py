@@ -23,7 +23,7 @@ from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 
 
 class GgufBlockHead(HiddenStateReader):
-    """A block diffusion head; implements `edgespec.ports.features.GuessesBlocks`.
+    """A block diffusion head.
 
     Features enter the cache when they are given; prompts and `commit` only count their tokens as
     read. A pass attends to what was read, and leaves nothing in the cache.
@@ -32,11 +32,10 @@ class GgufBlockHead(HiddenStateReader):
     def __init__(self, *parts: Any, head: HeadShape, **settings: Any) -> None:
         super().__init__(*parts, head=head, **settings)
         assert head.block is not None
-        self.block_guesses = head.block.size - 1
+        self.block_guesses = self.info.block_guesses
         self._mask_token = head.block.mask_token
         self._n_read = 0
         self._n_candidates = head.block.n_candidates
-        self.is_chained = bool(self._n_candidates)
         self._guessed: tuple[int, int] | None = None
         """Text length and root token of the latest pass, while its results are valid."""
         self._block_sequence = self._shape.n_seq - 1
@@ -44,7 +43,7 @@ class GgufBlockHead(HiddenStateReader):
         n_ctx = max(0, self.info.n_ctx - head.block.size)
         self.info = replace(self.info, n_ctx=n_ctx, max_nodes=self.block_guesses)
         lib.llama_set_causal_attn(self._context, head.block.is_causal)
-        if self.is_chained:
+        if self.info.is_chained:
             llama_cpp_ext.llama_set_embeddings_nextn(self._context, True, False)
 
     @property
@@ -95,7 +94,7 @@ class GgufBlockHead(HiddenStateReader):
             self._guessed = root
         with self._users.use():
             logits: np.ndarray = self._logits(1 + self.block_guesses)[1 + depths]
-            if self.is_chained:
+            if self.info.is_chained:
                 for row, node in zip(logits, nodes, strict=True):
                     self._score(row, int(tree.depth[node]), int(tree.token[node]))
         return [logits]

@@ -116,6 +116,7 @@ class ContextChoice:
             max_nodes=max_nodes,
             max_branches=max_branches,
             n_slots=request.n_slots if self.may_hold_texts(tree_capable) else 1,
+            gives_features=True,
         )
 
     def _measured(

@@ -22,7 +22,8 @@ from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.paging.reader import DirectReader
 from edgespec.ports import Progress
-from edgespec.runtimes import ModelRequest
+from edgespec.ports.embedding import EmbeddingModel
+from edgespec.runtimes import ModelRequest, PreparedEmbedder
 from edgespec.values import ModelInfo, PagingStats
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
@@ -59,8 +60,10 @@ class EmbeddingShape(contexts.ContextShape):
         return params
 
 
-class PreparedGgufEmbedder:
-    """A prepared embedding model; implements `PreparedEmbedder`."""
+class PreparedGgufEmbedder(PreparedEmbedder):
+    """A prepared embedding model."""
+
+    info: ModelInfo
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         options = GgufOptions.of(request.options)
@@ -182,8 +185,8 @@ class PreparedGgufEmbedder:
         )
 
 
-class GgufEmbedder:
-    """A loaded embedding model; implements `EmbeddingModel`."""
+class GgufEmbedder(EmbeddingModel):
+    """A loaded embedding model."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from edgespec.files.regular import open_regular
 from edgespec.memory import room
 from edgespec.ports.baselines import Baselines
 from edgespec.ports.findings import Finding
-from edgespec.runtimes import ModelRequest
+from edgespec.runtimes import ModelRequest, Runtime
 from edgespec.tracing.spans import Track
 from edgespec.values import ModelDetails
 from edgespec_runtimes.gguf.file.architectures import turns_texts_into_vectors
@@ -49,10 +49,11 @@ CHECKED_BYTES_PER_TEXT = 50
 """Memory that checking a header takes for each token or merge: 15 MiB with 303,000."""
 
 
-class GgufRuntime:
+class GgufRuntime(Runtime):
     """The entry point `gguf`."""
 
     name = "gguf"
+    lends = True
 
     def recognises(self, path: Path) -> bool:
         return is_gguf(path)

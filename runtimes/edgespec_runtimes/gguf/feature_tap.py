@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.ports.kept_features import KeptFeatures
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
+from edgespec_runtimes.kit.kept_features import KeptFeatures
 
 SHOW_INPUTS = frozenset({"gpt-oss", "llama", "minimax-m2", "qwen3", "qwen3moe"})
 """Architectures whose graphs give the inputs of all layers but the first; asking another one ends

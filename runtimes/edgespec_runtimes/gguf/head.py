@@ -39,7 +39,6 @@ class HiddenStateReader(GgufModel):
         # llama.cpp computes logits of all rows of a head's pass, or of none
         self.info = replace(self.info, prompts_share_passes=False, prompts_give_logits=False)
         self._borrowed = borrowed
-        self.feature_layers: Sequence[int] = head.layers
         self._n_fused = len(head.layers) * head.n_values
         """Values of one token's hidden states."""
         self._rows = lib.llama_batch_ext_init(self._context)
@@ -81,7 +80,7 @@ class HiddenStateReader(GgufModel):
 
 
 class GgufHead(HiddenStateReader):
-    """An EAGLE-3 head; implements `edgespec.ports.features.ReadsFeatures`.
+    """An EAGLE-3 head.
 
     A feature is fused by the head from a token's hidden states, or predicted by it at a node for
     the tokens below.

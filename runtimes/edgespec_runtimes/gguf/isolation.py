@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from typing import Any
 
@@ -23,10 +23,10 @@ from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, TargetLost
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.ports import PassPart, Progress, Vocabulary
+from edgespec.ports import LanguageModel, PassPart, Progress, Vocabulary
 from edgespec.runtimes import ModelRequest
 from edgespec.tree import TokenTree
-from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec.values import PagingStats, PassReport
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 
 _PROGRAM = "edgespec_runtimes.gguf.isolated"
@@ -102,10 +102,8 @@ class IsolatedAnswer:
     paging: PagingStats = field(default_factory=PagingStats)
 
 
-class IsolatedModel:
-    """A model in a child process; implements `LanguageModel`."""
-
-    info: ModelInfo
+class IsolatedModel(LanguageModel):
+    """A model in a child process."""
 
     def __init__(
         self,
@@ -148,7 +146,7 @@ class IsolatedModel:
             while not self._channel.poll(_POLL_S):
                 if is_stopped():
                     raise Cancelled("loading was cancelled")
-            self.info = self._answer(progress).value
+            self.info = replace(self._answer(progress).value, gives_features=False)
             self._committed = [0] * self.info.n_slots
         except BaseException:
             self._users.close(lambda: None, self._release)

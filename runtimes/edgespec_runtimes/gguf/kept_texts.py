@@ -16,7 +16,7 @@ from edgespec_runtimes.kit.running import RunningModel
 
 
 class KeptTexts(RunningModel):
-    """Base of GGUF models; implements `KeepsBlocks` and `KeepsCheckpoints`."""
+    """Base of GGUF models, which store texts."""
 
     _memory: LlamaMemory
     _texts: Texts

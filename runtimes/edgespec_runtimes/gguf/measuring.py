@@ -16,7 +16,6 @@ from edgespec.memory import process
 from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.ports.kept_features import check_layers, feature_bytes, no_features
 from edgespec.runtimes import GpuMemory, ModelRequest
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.recurrent import N_CHECKPOINTS
@@ -42,6 +41,7 @@ from edgespec_runtimes.gguf.weights.offloading import (
 from edgespec_runtimes.gguf.weights.packing import packed_matrices, resident_weights
 from edgespec_runtimes.gguf.weights.paged_experts import expert_sizes
 from edgespec_runtimes.gguf.weights.rounding import has_prompt_tiles
+from edgespec_runtimes.kit.kept_features import check_layers, feature_bytes, no_features
 
 ID_STEP_BYTES = 64 << 10
 """Rounding step of the size of a model without weights and tokenizer: malloc's count differs by a

@@ -54,8 +54,7 @@ _address_of_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
 
 
 class GgufModel(KeptTexts):
-    """A loaded GGUF model; implements `LanguageModel`, `KeepsState`, `IsAdjustable` and, if loaded
-    for it, `GivesFeatures`."""
+    """A loaded GGUF model."""
 
     _weights: PagedWeights | None
     _tap: FeatureTap | None = None
@@ -93,7 +92,7 @@ class GgufModel(KeptTexts):
         super().__init__(vocabulary, origin, stop, model.users, clock)
         self._model = model
         self._shape = shape
-        self._weights = weights
+        self.adjusting = self._weights = weights
         self._clock = clock
         self._trace = trace
         gives_logits = prompts_are_invariant and info.architecture not in _LOGITS_OF_ALL
@@ -365,7 +364,6 @@ class GgufModel(KeptTexts):
             self._texts.truncate({target: 0})
             self._texts.share(source, target, n_tokens)
 
-    @property
     def expert_shares(self) -> Sequence[bytes]:
         experts = self._weights.experts if self._weights else None
         return experts.cache.shares if experts else ()

@@ -18,7 +18,7 @@ from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import DirectReader, WatchedFiles
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
-from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
+from edgespec.runtimes import GpuMemory, ModelRequest, PreparedModel, without_padding
 from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts
@@ -53,16 +53,17 @@ INTRODUCTION_S = 5.0
 one millisecond."""
 
 
-class PreparedGguf:
-    """A prepared GGUF model; implements `PreparedModel`, `UsesGpu`, `ChangesNodes`,
-    `OffersFeatures` and `CanBeTrimmed`."""
+class PreparedGguf(PreparedModel):
+    """A prepared GGUF model."""
+
+    changes_nodes = True
 
     def __init__(
         self, request: ModelRequest, header: GgufFile, lender: Any = None, mtp: bool = False
     ) -> None:
         """`lender` is a context of the target whose matrices a head uses. With `mtp`, only the
         model's own prediction layers are computed."""
-        self.seconds: dict[str, float] = {}
+        self.seconds = {}
         self._phase = partial(request.phase, seconds=self.seconds)
         self.is_isolated = False
         """True in a child process that holds only this model, which a lost server may abort."""

@@ -5,7 +5,6 @@ EAGLE-3 and DFlash heads have files of their own; prediction layers (MTP) are in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +34,7 @@ from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 
 class PreparedHead(PreparedGguf):
-    """A prepared head; implements `PreparedModel` and `WantsFeatures`."""
+    """A prepared head."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         target = None
@@ -63,12 +62,15 @@ class PreparedHead(PreparedGguf):
             raise
 
     @property
-    def feature_layers(self) -> Sequence[int]:
-        return self._head.layers
-
-    @property
-    def feature_values(self) -> int:
-        return self._head.n_values
+    def info(self) -> ModelInfo:
+        head, block = self._head, self._head.block
+        return replace(
+            super().info,
+            feature_layers=tuple(head.layers),
+            feature_values=head.n_values,
+            block_guesses=block.size - 1 if block else 0,
+            is_chained=bool(block and block.n_candidates),
+        )
 
     def close(self) -> None:
         close_all(super().close, self._close_borrowed)

@@ -33,7 +33,7 @@ from edgespec_runtimes.gguf.weights.shared import SharedWeights, copy_sizes, oth
 
 
 class PreparedTrimmed(PreparedGguf):
-    """A prepared trimmed copy; implements `PreparedModel`, `FitsVocabulary` and `SharesWeights`."""
+    """A prepared trimmed copy."""
 
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
         if request.owner != "draft":
@@ -42,16 +42,13 @@ class PreparedTrimmed(PreparedGguf):
                 "target with -m, and this one with -md"
             )
         self._trimmed = trimmed_shape(header)
+        self.vocabulary_fingerprint = self._trimmed.vocabulary
         self._target: PreparedGguf | None = None
         super().__init__(request, header)
 
     @property
     def info(self) -> ModelInfo:
         return replace(super().info, n_vocab=self._trimmed.n_vocab)
-
-    @property
-    def vocabulary_fingerprint(self) -> str:
-        return self._trimmed.vocabulary
 
     def tokens(self) -> Sequence[bytes]:
         return []
@@ -142,20 +139,16 @@ class TokenEmbeddings:
 
 
 class TrimmedModel(GgufModel):
-    """A loaded trimmed copy; implements `RatesSomeTokens` and `BorrowsWeights`."""
+    """A loaded trimmed copy."""
 
     _shared: SharedWeights | None = None
 
     def __init__(self, *parts: Any, table: TokenEmbeddings, **settings: Any) -> None:
         """Open it like a `GgufModel`; takes ownership of `table`."""
         super().__init__(*parts, **settings)
-        self._table = table
+        self._table, self.token_ids = table, table.token_ids
         self._batch.free()
         self._batch = RowBatch(self._shape.largest_batch, self._shape.n_seq, table.n_values)
-
-    @property
-    def token_ids(self) -> np.ndarray:
-        return self._table.token_ids
 
     def hold(self, weights: SharedWeights) -> None:
         """Take ownership of its weights, if it shares its target's."""

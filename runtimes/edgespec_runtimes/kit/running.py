@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -17,12 +17,11 @@ import numpy as np
 from edgespec.concurrency.owning import Users
 from edgespec.errors import ContextOverflow
 from edgespec.paging.store import PassMeter
-from edgespec.ports import PassPart, Progress, Vocabulary
-from edgespec.ports.features import Take
-from edgespec.ports.kept_features import KeptFeatures, not_offered
+from edgespec.ports import LanguageModel, PassPart, Progress, Take, Vocabulary
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import prompt_parts
-from edgespec.values import ModelInfo, PagingStats, PassReport
+from edgespec.values import PagingStats, PassReport
+from edgespec_runtimes.kit.kept_features import KeptFeatures, not_offered
 from edgespec_runtimes.kit.segmented import SegmentedWeights
 
 
@@ -34,10 +33,9 @@ class Stoppable(Protocol):
     def is_set(self) -> bool: ...
 
 
-class RunningModel(ABC):
+class RunningModel(LanguageModel):
     """Base of loaded models; implements the part of the ports that no library decides."""
 
-    info: ModelInfo
     _weights: SegmentedWeights[Any] | None
     _tap: KeptFeatures | None = None
 
@@ -60,10 +58,6 @@ class RunningModel(ABC):
         self._n_passes = self._n_rows = 0
         self._is_running = False
         self._state = threading.Lock()
-
-    @abstractmethod
-    def committed_of(self, slot: int) -> int:
-        """Number of tokens committed to a slot."""
 
     def evaluate(
         self, parts: Sequence[PassPart], progress: Progress | None = None
@@ -97,10 +91,6 @@ class RunningModel(ABC):
         if self._tap is None or self._tap.layers != tuple(layers):
             raise not_offered(self.info, layers)
         self._tap.give(take)
-
-    @property
-    def adjusting(self) -> SegmentedWeights[Any] | None:
-        return self._weights
 
     def paging(self) -> PagingStats:
         if self._paging is not None:

@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from edgespec.errors import ModelError
 from edgespec.ports.findings import Finding
-from edgespec.runtimes import ModelRequest
+from edgespec.runtimes import ModelRequest, Runtime
 from edgespec.settings.units import format_size
 from edgespec.values import ModelDetails
 from edgespec_runtimes.onnx import baselines
@@ -36,7 +36,7 @@ _CONTRADICTIONS = (
 """Exceptions of reading a graph whose parts contradict each other in a way that no check names."""
 
 
-class OnnxRuntime:
+class OnnxRuntime(Runtime):
     """The entry point `onnx`."""
 
     name = "onnx"

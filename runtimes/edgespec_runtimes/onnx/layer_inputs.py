@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.ports.kept_features import KeptFeatures
+from edgespec_runtimes.kit.kept_features import KeptFeatures
 from edgespec_runtimes.onnx.batches import Batch
 
 

@@ -27,8 +27,7 @@ from edgespec_runtimes.onnx.layer_inputs import LayerInputs
 
 
 class OnnxModel(RunningModel):
-    """A loaded ONNX model; implements `LanguageModel`, `KeepsBlocks`, `IsAdjustable` and, if loaded
-    for it, `GivesFeatures`. Owns its decoder and `files`.
+    """A loaded ONNX model, which owns its decoder and `files`.
 
     Texts in one pass have separate batches: each piece's weights are read once for all of them, and
     a text rounds as it does alone, which it would not as a row of a common batch.
@@ -53,7 +52,7 @@ class OnnxModel(RunningModel):
         super().__init__(vocabulary, origin, decoder.stop, Users("the model"))
         self._decoder = decoder
         self._caches = decoder.caches
-        self._weights = decoder.weights
+        self.adjusting = self._weights = decoder.weights
         self._batcher = batcher
         self._tap = self._layer_inputs = layer_inputs
         self._files = files

@@ -23,11 +23,11 @@ from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import LanguageModel, PassPart, Progress
-from edgespec.ports.kept_features import check_layers, no_features
 from edgespec.ports.state import StateOrigin
-from edgespec.runtimes import GpuMemory, ModelRequest, without_padding
+from edgespec.runtimes import GpuMemory, ModelRequest, PreparedModel, without_padding
 from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
+from edgespec_runtimes.kit.kept_features import check_layers, no_features
 from edgespec_runtimes.onnx.batches import Batcher
 from edgespec_runtimes.onnx.cache import KeyValueCache
 from edgespec_runtimes.onnx.decoder import Decoder
@@ -85,8 +85,8 @@ MOST_ROOM = 0.1
 they take memory; with a larger share it has none, and unused slots take no memory."""
 
 
-class PreparedOnnx:
-    """A prepared ONNX model; implements `PreparedModel`, `UsesGpu` and `OffersFeatures`.
+class PreparedOnnx(PreparedModel):
+    """A prepared ONNX model.
 
     Call `read` first, and `place` before `needs`.
     """
@@ -94,7 +94,7 @@ class PreparedOnnx:
     info: ModelInfo
 
     def __init__(self, request: ModelRequest) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds = {}
         self._phase = partial(request.phase, seconds=self.seconds)
         self._request = request
         self._stop = StopFlag()
@@ -298,6 +298,7 @@ class PreparedOnnx:
             max_nodes=request.max_nodes,
             max_branches=request.max_branches,
             n_slots=request.n_slots,
+            gives_features=True,
         )
 
     def _load_resident(self, progress: Progress | None) -> LanguageModel:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from edgespec.errors import UsageError
-from edgespec.ports.chat_format import ChatFormat
+from edgespec.ports import Vocabulary
 from edgespec_runtimes.gguf.file.header import GgufFile
 from edgespec_runtimes.gguf.llama.bindings import lib
 
@@ -43,12 +43,11 @@ class TokenIds:
         return overrides
 
 
-class NoTexts:
+class NoTexts(Vocabulary):
     """The vocabulary of a model without a tokenizer: llama.cpp would end the process."""
 
     eog_tokens: frozenset[int] = frozenset()
     longest_piece_bytes = 0
-    chat_format = ChatFormat()
 
     def __init__(self, n_vocab: int) -> None:
         self.n_vocab = n_vocab

@@ -10,7 +10,7 @@ from itertools import repeat
 
 import numpy as np
 
-from edgespec.ports import check_token
+from edgespec.ports import Vocabulary, check_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.library_templates import LlamaTemplates
@@ -31,7 +31,7 @@ PIECES_KEPT = 8_192
 """Pieces of tokens that are kept, at 300 bytes each."""
 
 
-class GgufVocabulary:
+class GgufVocabulary(Vocabulary):
     """Converts between text and tokens with llama.cpp's tokenizer."""
 
     def __init__(

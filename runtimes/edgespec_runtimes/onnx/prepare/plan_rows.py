@@ -12,8 +12,8 @@ from onnx import TensorProto
 from edgespec.memory.budget import LOADING, MemoryRow
 from edgespec.memory.needs import BatchNeeds
 from edgespec.memory.pinning import SegmentSize
-from edgespec.ports.kept_features import feature_bytes
 from edgespec.values import ModelInfo
+from edgespec_runtimes.kit.kept_features import feature_bytes
 from edgespec_runtimes.onnx.files.source import Source, StoredWeight
 from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds

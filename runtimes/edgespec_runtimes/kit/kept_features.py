@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from edgespec.errors import ModelError, UsageError
-from edgespec.ports.features import Take
+from edgespec.ports import Take
 from edgespec.values import ModelInfo
 
 
