@@ -298,11 +298,6 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
     if "model" in settings:
         if not any(settings.get(name) for name in ("draft", "no_draft")):
             _add_own_draft(settings, notes)
-        if not any(settings.get(name) for name in ("draft", "no_draft", "lookup")):
-            notes.append(
-                "no draft model: -md names one, -md self makes one from a GGUF target; until then "
-                "a model that is paged guesses from the text itself (--lookup: one in memory, too)"
-            )
         return
     if "draft" in settings:
         raise UsageError(f"{names.of('draft')} needs the model it drafts for: name it with --model")

@@ -14,16 +14,14 @@ from edgespec.errors import EdgespecError
 def folder() -> Path:
     """The cache folder by the XDG base directory specification; it may not exist yet.
 
-    Raises EdgespecError where the user has no home folder.
+    For a user without a home folder it is one that cannot be made, in which nothing is found.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():
         try:
             base = Path.home() / ".cache"
-        except RuntimeError as error:
-            raise EdgespecError(
-                "there is no home folder to keep the cache in: let XDG_CACHE_HOME name a folder"
-            ) from error
+        except RuntimeError:
+            base = Path(os.devnull, "no home folder")
     return base / "edgespec"
 
 

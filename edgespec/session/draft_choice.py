@@ -143,16 +143,32 @@ def buffer_bytes(plan: MemoryPlan) -> int:
     return fixed_bytes + kv_bytes + min(MAX_LOGITS_BYTES, logits_bytes)
 
 
-def hint(plan: MemoryPlan, trimmed_bytes: Callable[[float], int]) -> Sequence[str]:
-    """A note about what a draft made from the target would bring; none if it would be slower, or if
-    no guesses are wanted."""
-    if plan.max_nodes == 1:
+def choice(
+    plan: MemoryPlan,
+    trimmed_bytes: Callable[[float], int],
+    disk_bytes_per_s: float | None,
+    is_promised: bool = False,
+) -> DraftCandidate | None:
+    """The fastest draft beside a target under its `plan`; None if none is worth making: on code,
+    or where it is promised also in conversation."""
+    found = candidates(plan, trimmed_bytes, Speed.of(plan, disk_bytes_per_s))
+    needed = min if is_promised else max
+    return found[0] if found and needed(found[0].speedup) >= MIN_SPEEDUP else None
+
+
+def hint(
+    plan: MemoryPlan, trimmed_bytes: Callable[[float], int], disk_bytes_per_s: Callable[[], float]
+) -> Sequence[str]:
+    """A note about what a draft made from the target would bring; none if none would be made, or if
+    no guesses are wanted. The disk is asked only where the usual one lets a draft pay."""
+    chosen = None
+    if plan.max_nodes > 1 and choice(plan, trimmed_bytes, None, is_promised=True):
+        chosen = choice(plan, trimmed_bytes, disk_bytes_per_s(), is_promised=True)
+    if chosen is None:
         return []
-    found = candidates(plan, trimmed_bytes, Speed.of(plan))
-    if not found or min(found[0].speedup) < MIN_SPEEDUP:
-        return []
-    file_bytes, (low, high) = found[0].file_bytes, found[0].speedup
+    low, high = chosen.speedup
     return [
-        f"-md self makes a draft from the target, once, in minutes ({format_size(file_bytes)} in "
-        f"the cache): expect {low:.1f} to {high:.1f} times as many tokens per second"
+        f"-md self makes a draft from the target, once, in minutes "
+        f"({format_size(chosen.file_bytes)} in the cache): expect {low:.1f} to {high:.1f} times as "
+        "many tokens per second"
     ]

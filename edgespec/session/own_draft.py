@@ -28,11 +28,11 @@ from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging import disk_speed
 from edgespec.ports import Progress
 from edgespec.session import draft_choice, session
-from edgespec.session.draft_choice import MIN_SPEEDUP, DraftCandidate, Speed
+from edgespec.session.draft_choice import DraftCandidate
 from edgespec.session.frequent_tokens import frequent_tokens
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.settings.config import LoadSettings
-from edgespec.settings.units import format_size
+from edgespec.settings.units import format_rate, format_size
 from edgespec.tools import ModelTool, load_tool
 
 PROMPTS = (
@@ -55,6 +55,9 @@ BUFFER_SHARE, MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 0.1, 16 * MIB, 256 * MIB
 DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
 _NAME = re.compile(rf".*-self-(\w+)-([0-9a-f]{{{DIGITS}}})\.gguf")
+OTHERWISE = "name a small model of its family with -md, or use --lookup"
+DISK_MARGIN = 1.25
+"""Factor by which the next measurement of the disk may be faster, where a budget is named."""
 N_CLASSES = 8
 """Budgets that are equal in eighths of the target's size share a choice."""
 
@@ -181,7 +184,7 @@ def make(
     tool.check_trimmable(target)
     alone = settings.model_copy(update={"model": target, "draft": None})
     plan = session.plan(alone, NO_GUESSES, progress)
-    chosen = _choose(target, plan, tool, partial(_pages, alone))
+    chosen = _choose(target, plan, tool, partial(_planned, alone))
     needed = 2 * chosen.file_bytes
     if (free := shutil.disk_usage(out.parent).free) < needed:
         raise EdgespecError(
@@ -227,52 +230,47 @@ class _Slower(UsageError):
     """A draft would be slower than none."""
 
 
-def _pages(alone: LoadSettings, budget_bytes: int) -> bool:
-    """True if a target `alone` is paged under another budget."""
+def _planned(alone: LoadSettings, budget_bytes: int) -> MemoryPlan:
+    """The plan of a target `alone` under another budget."""
     changed = {"memory_budget": budget_bytes, "adjustable_budget": alone.pages_all}
-    return session.plan(alone.model_copy(update=changed), NO_GUESSES).paged
+    return session.plan(alone.model_copy(update=changed), NO_GUESSES)
 
 
 def _choose(
-    target: Path, plan: MemoryPlan, tool: ModelTool, pages: Callable[[int], bool]
+    target: Path, plan: MemoryPlan, tool: ModelTool, planned: Callable[[int], MemoryPlan]
 ) -> DraftCandidate:
-    """The candidate with the most expected tokens per second. `pages` tells whether the target
-    alone is paged under another budget."""
+    """The candidate with the most expected tokens per second. `planned` gives the plan of the
+    target alone under another budget.
+
+    Raises BudgetError with a budget under which a draft is made, UsageError if there is none.
+    """
     if not plan.paged:
         raise UsageError(
             f"{target.name} fits into {format_size(plan.budget_bytes)}: a draft made from it would "
-            "hardly be faster than none; name a small model of its family with -md, or use --lookup"
+            f"hardly be faster than none; {OTHERWISE}"
         )
     trimmed_bytes = partial(tool.trimmed_bytes, target)
-    found = draft_choice.candidates(
-        plan, trimmed_bytes, Speed.of(plan, disk_speed.bytes_per_second(target))
-    )
-    if not found:
-        weight_bytes = min(trimmed_bytes(one.bits) for one in draft_choice.COARSENESSES)
-        least = weight_bytes + draft_choice.buffer_bytes(plan)
-        smallest = plan.smallest_bytes + least
-        takes = (
-            f"a draft made from {target.name} takes at least {format_size(least)} beside "
-            f"{format_size(plan.smallest_bytes)} for the target"
-        )
-        if not pages(smallest):
-            raise UsageError(
-                f"{takes}, and the {format_size(smallest)} for both hold all of the target, where "
-                "it would hardly be faster than none; name a small model of its family with -md, "
-                "or use --lookup"
+    disk = disk_speed.bytes_per_second(target) or draft_choice.USUAL_DISK_BYTES_PER_S
+    if chosen := draft_choice.choice(plan, trimmed_bytes, disk):
+        return chosen
+    for one in reversed(draft_choice.COARSENESSES):
+        nbytes = trimmed_bytes(one.bits) + draft_choice.buffer_bytes(plan)
+        both_bytes = plan.smallest_bytes + nbytes + process.STEP_BYTES
+        both_bytes = -(-both_bytes // MIB) * MIB  # as it is written
+        if both_bytes > plan.budget_bytes and draft_choice.choice(
+            planned(both_bytes), trimmed_bytes, DISK_MARGIN * disk, is_promised=True
+        ):
+            raise BudgetError(
+                f"a draft made from {target.name} takes {format_size(nbytes)} beside "
+                f"{format_size(plan.smallest_bytes)} for the target, more than "
+                f"{format_size(plan.budget_bytes)} leave: a --memory-budget of "
+                f"{both_bytes // MIB}MiB has room for both",
+                both_bytes,
             )
-        raise BudgetError(
-            f"{takes}, more than {format_size(plan.budget_bytes)}: a --memory-budget of "
-            f"{format_size(smallest)} has room for both",
-            smallest,
-        )
-    if max(found[0].speedup) < MIN_SPEEDUP:
-        raise UsageError(
-            f"a draft made from {target.name} would be slower than none under "
-            f"{format_size(plan.budget_bytes)}: its {format_size(found[0].draft_bytes)} hold "
-            "weights of the target now; raise --memory-budget, or go on with guesses from the text"
-        )
-    return found[0]
+    raise UsageError(
+        f"a draft made from {target.name} would be slower than none, also under larger budgets: "
+        f"this disk reads {format_rate(disk)}, for which its steps compute too long; {OTHERWISE}"
+    )
 
 
 def _without_draft(

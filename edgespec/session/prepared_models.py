@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from edgespec import runtimes
@@ -21,6 +21,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.memory.stable_count import stable_count
+from edgespec.paging import disk_speed
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import draft_choice, pairing, reserving
 from edgespec.session.pairing import check_head, check_pair
@@ -38,6 +39,11 @@ LOOKUPS = (16, 8)
 GROWTH_OF_PREPARING = 0.5
 """Share of what preparing allocated by which the process may grow, through fragments of its heap,
 where that is done two times again: 0.27 to 0.36 with an ONNX graph of 30 layers (45 MiB)."""
+
+SAME_FILE = (
+    "-md is the target's own file: its guesses cost as much as its answers; name a smaller model "
+    "of its family, or none"
+)
 
 
 class PreparedModels(Closeable):
@@ -132,7 +138,8 @@ class PreparedModels(Closeable):
         notes |= dict.fromkeys(self.own_notes)
         target = self.target
         if plan is not None and self.settings.draft is None:
-            notes |= dict.fromkeys(draft_choice.hint(plan, target.trimmed_bytes))
+            hint = draft_choice.hint(plan, target.trimmed_bytes, lambda: self._disk_bytes_per_s)
+            notes |= dict.fromkeys(hint)
         if plan is not None and (note := process.note_on_plan(plan.planned_bytes)):
             notes[note] = None
         rule = self.engine_settings
@@ -140,6 +147,10 @@ class PreparedModels(Closeable):
         if note := pairing.note_on_texts(self.settings, self.prepared, self.n_parallel, reason):
             notes[note] = None
         return tuple(notes)
+
+    @cached_property
+    def _disk_bytes_per_s(self) -> float:
+        return disk_speed.bytes_per_second(self.settings.model, pairing.SAMPLE_S) or 0.0
 
     def _prepare(self) -> None:
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
@@ -179,6 +190,8 @@ class PreparedModels(Closeable):
         )
         draft = self._adopt(draft_runtime.prepare(request_of_draft))
         check_pair(target, draft)
+        if not draft.info.reads_features and settings.draft.samefile(settings.model):
+            self.own_notes = (*self.own_notes, SAME_FILE)
         if not settings.pages_all:
             draft.share_with(target)
         if draft.info.reads_features:

@@ -64,6 +64,11 @@ def test_commands_change_the_conversation(chat, tmp_path):
     assert json.loads(file.read_text())["messages"] == [{"role": "system", "content": "Be brief."}]
 
 
+@pytest.mark.parametrize("ending", ["/exit", "/bye", "exit"])
+def test_what_people_type_to_leave_ends_a_conversation(chat, ending):
+    assert chat(f"/system x\n{ending}\nnever answered\n", "--commands")[0] == ""
+
+
 def test_a_piped_line_that_begins_with_a_slash_is_a_message(chat, tmp_path):
     file = tmp_path / "talk.json"
     out, _ = chat(f"/no_think Say hi\n/save {file}\n", "--quiet")

@@ -142,8 +142,3 @@ def test_without_models_the_embedded_pair_is_used(fake: FakeSession):
     assert command_line.main(["generate", "-p", "hi"]) == 0
     assert fake.load_settings.model.name.startswith("edgespec-target")
     assert fake.load_settings.draft.name.startswith("edgespec-draft")
-
-
-def test_a_target_without_a_draft_is_told_so(fake: FakeSession, capsys):
-    assert command_line.main(["generate", "-m", "m.gguf", "-p", "hi"]) == 0
-    assert "no draft" in capsys.readouterr().err

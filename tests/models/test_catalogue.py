@@ -201,14 +201,15 @@ def test_a_cache_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyP
         cache_folder.make_folder()
 
 
-def test_without_a_home_the_cache_needs_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
+    assert not cache_folder.models()
     with pytest.raises(EdgespecError, match="let XDG_CACHE_HOME name a folder"):
-        cache_folder.folder()
+        cache_folder.make_folder()
 
 
 @pytest.mark.parametrize(

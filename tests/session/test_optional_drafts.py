@@ -62,3 +62,9 @@ def test_one_that_was_asked_for_is_used_and_told_of() -> None:
     plan = planned(planned("4GiB", optional=False).smallest_bytes, optional=False)
     assert plan.has_draft
     assert any("--no-draft" in note for note in plan.notes) == (plan.gain_without_draft > 0)
+
+
+def test_a_draft_that_is_the_targets_own_file_is_told_of() -> None:
+    target = embedded_pair().target
+    plan = edgespec.plan(LoadSettings(model=target, draft=target, memory_budget="1GiB"))
+    assert any("the target's own file" in note for note in plan.notes)

@@ -54,7 +54,7 @@ Commands, also in a pipe with --commands:
   /save FILE      save the conversation as JSON
   /load FILE      continue a saved conversation
   /stats          show what the last answer cost
-  /exit           end"""
+  /exit           end, as /bye and exit do"""
 
 SLASH_COMMANDS = _EXAMPLES[_EXAMPLES.index("Enter sends") :]
 """Answer to `/help`."""
@@ -177,9 +177,11 @@ class Chat:
         text = line.strip()
         self._is_stopped = False
         try:
+            if self._obeys and text in chat_input.ENDINGS:
+                return False
             if self._obeys and text.startswith("/"):
-                return self._obey(text)
-            if text:
+                self._obey(text)
+            elif text:
                 self._answer(text)
         except BrokenPipeError:  # nobody reads the answers any more
             raise
@@ -190,14 +192,11 @@ class Chat:
             self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
         return True
 
-    def _obey(self, text: str) -> bool:
+    def _obey(self, text: str) -> None:
         name, _, rest = text.partition(" ")
-        if name == "/exit":
-            return False
         if name not in self._commands:
             raise UsageError(f"{name} is not a command: {', '.join(chat_input.COMMANDS)}")
         self._commands[name](rest.strip())
-        return True
 
     @property
     def _commands(self) -> dict[str, Callable[[str], None]]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 4 << 20
 COMMANDS = ("/system", "/reset", "/save", "/load", "/stats", "/help", "/exit")
+ENDINGS = ("/exit", "/bye", "exit")
 HOW_TO_END = "Ctrl-D or /exit ends the conversation"
 
 
