@@ -18,11 +18,6 @@ from edgespec.rules.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName, Keeps
 from edgespec.tree import TokenTree
 
-LENIENCE = 0.3
-"""Leviathan's l."""
-EPSILON, DELTA = 0.09, 0.3
-"""Medusa's bounds of a typical token's probability."""
-
 
 @dataclass(frozen=True, slots=True)
 class Growth:
@@ -68,8 +63,9 @@ def compared(
     accepted with probability min(1, p / q), where p is the target's distribution after the earlier
     rejections. With one guess it is the rule of Leviathan et al., arXiv 2211.17192; with
     `is_distinct` ones, each of which is removed from the next one's q, Sequoia's (Chen et al.,
-    arXiv 2402.12374). With `lenience`, by which q is multiplied, no token has a probability above
-    p / lenience. At temperature 0 nothing is drawn, and the target's own token is picked.
+    arXiv 2402.12374). With `lenience`, by which q is multiplied (Leviathan et al., appendix A.5,
+    lossy), no token has a probability above p / lenience. At temperature 0 nothing is drawn, and
+    the target's own token is picked.
     """
     logits, draws = after[node], tree.draws.get(node)
     if draws is None or not draws.guesses:
@@ -82,29 +78,19 @@ def compared(
         if sampler.uniform() * q[guess] < p[guess]:
             return guess
         p = leftover(p, q)
-        q = without(q, guess) if is_distinct else q
+        if is_distinct:  # q of the draw after this guess
+            q = leftover(q, np.eye(1, len(q), guess)[0])
     return drawn(p, sampler)
-
-
-def lenient(tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler) -> int:
-    """Lenience (Leviathan et al., appendix A.5), lossy. At temperature 0 a guess is accepted if its
-    probability is at least l times that of the best token."""
-    children = [child for child in tree.children(node) if child in after]
-    if sampler.params.temperature > 0 or not children:
-        return compared(tree, node, after, sampler, lenience=LENIENCE)
-    tokens, p = sampler.distribution(after[node], temperature=1.0)
-    guess = int(tree.token[children[0]])
-    return guess if guess in tokens[p >= LENIENCE * p.max()] else sampler.draw(after[node])
 
 
 def typical(tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler) -> int:
     """Medusa (Cai et al., arXiv 2401.10774, section 3.3.1), lossy: the most probable guess with
-    p > min(epsilon, delta exp(-H(p))). At temperature 0 this is the target's own token."""
+    p > min(0.09, 0.3 exp(-H(p))). At temperature 0 this is the target's own token."""
     children = [child for child in tree.children(node) if child in after]
     if not children or sampler.params.temperature == 0:
         return sampler.draw(after[node])
     tokens, p = sampler.distribution(after[node])
-    least = min(EPSILON, DELTA * math.exp(float((p * np.log(p)).sum())))
+    least = min(0.09, 0.3 * math.exp(float((p * np.log(p)).sum())))
     chances, guesses = dense(tokens, p, len(after[node])), tree.token[children]
     best = int(guesses[np.argmax(chances[guesses])])
     return best if chances[best] > least else sampler.draw(after[node])
@@ -137,7 +123,7 @@ ACCEPTANCE_RULES: dict[str, AcceptanceRule] = {
             partial(compared, is_distinct=True),
             Growth(8, with_replacement=False),
         ),
-        AcceptanceRule(AcceptanceName.LENIENCE, lenient, Growth(1)),
+        AcceptanceRule(AcceptanceName.LENIENCE, partial(compared, lenience=0.3), Growth(1)),
         AcceptanceRule(AcceptanceName.TYPICAL, typical),
     )
 }
@@ -155,14 +141,6 @@ def leftover(p: Probabilities, q: Probabilities) -> Probabilities:
     rest = np.maximum(p - q, 0.0)
     total = rest.sum()
     return rest / total if total > 0 else p  # equal distributions reject only by rounding errors
-
-
-def without(q: Probabilities, guess: int) -> Probabilities:
-    """The distribution of the next draw after `guess`; all zeros if there is no other token."""
-    rest = q.copy()
-    rest[guess] = 0.0
-    total = rest.sum()
-    return rest / total if total > 0 else rest
 
 
 def drawn(p: Probabilities, sampler: Sampler) -> int:

@@ -29,15 +29,16 @@ MIN_GROUPS = 2048
 def kept(logits: Logits, params: SamplingParams, best: float) -> Tokens | None:
     """Tokens that pass top-k, top-p and min-p, ascending; None for all. `best` is the highest
     logit."""
+    near, bound = None, -math.inf
+    if params.min_p > 0:
+        bound = best + math.log(params.min_p)
+        near = np.flatnonzero(logits >= bound)
+        if len(near) == 1:  # the best one passes every filter
+            return near
     best_first = top_tokens(logits, params.top_k) if params.top_k else None
     if params.top_p < 1:
         best_first = _nucleus(logits, best_first, params.top_p, best)
-    if params.min_p > 0:
-        bound = best + math.log(params.min_p)
-        if best_first is None:
-            return np.flatnonzero(logits >= bound)
-        best_first = best_first[logits[best_first] >= bound]
-    return None if best_first is None else np.sort(best_first)
+    return near if best_first is None else np.sort(best_first[logits[best_first] >= bound])
 
 
 def token_logprobs(logits: Logits, token: int, n_top: int) -> TokenLogprobs:

@@ -19,9 +19,7 @@ Tokens = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
 CHUNK = 1 << 13
-"""Number of hashes that are computed at once, so that they fit into the processor's cache."""
-N_FEW = 16
-"""Number of tokens up to which Python's numbers are faster than arrays."""
+"""Hashes that are computed at once, so that they fit into the processor's cache."""
 MAX_LEVEL = 40.0
 """Noise above every number of `Noise.gumbel`, which has 52 random bits."""
 _MASK = (1 << 64) - 1
@@ -43,21 +41,14 @@ class Noise:
 
         The same on every machine, up to the rounding of logarithms.
         """
-        if len(tokens) <= N_FEW:
-            return np.array(self._gumbel_of_few(position, tokens.tolist()))
-        noise = self._uniform(position, tokens.astype(np.uint64))
+        z = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+        z += np.uint64(self._stream(position))
+        _mix_in_place(z, np.empty_like(z))
+        z ^= z >> np.uint64(31)
+        noise: Numbers = ((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         # -log(-log(1 - u)): the highest come from u near 0, where floating point is dense
         np.negative(np.log1p(np.negative(noise, out=noise), out=noise), out=noise)
         np.negative(np.log(noise, out=noise), out=noise)
-        return noise
-
-    def _gumbel_of_few(self, position: int, tokens: list[int]) -> list[float]:
-        """`gumbel` with Python's numbers: numpy calls a dozen functions, which take longer for few
-        tokens, most of all once the weights of a pass have displaced them from the caches."""
-        stream, noise = self._stream(position), []
-        for token in tokens:
-            uniform = ((_mixed((token + 1) * _GOLDEN + stream) >> 12) + 0.5) * 2.0**-52
-            noise.append(-math.log(-math.log1p(-uniform)))
         return noise
 
     def above(
@@ -87,16 +78,6 @@ class Noise:
             _mix_in_place(z[:n], shifted[:n])
             found.append(begin + np.flatnonzero(z[:n] <= highest))
         return np.concatenate(found)
-
-    def _uniform(self, position: int, tokens: NDArray[np.uint64]) -> Numbers:
-        """Numbers between 0 and 1, both excluded, [len(tokens)]."""
-        z = (tokens + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(self._stream(position))
-        _mix_in_place(z, np.empty_like(z))
-        z ^= z >> np.uint64(31)
-        uniform: Numbers = (z >> np.uint64(12)).astype(np.float64)
-        uniform += 0.5
-        uniform *= 2.0**-52
-        return uniform
 
     def _stream(self, position: int) -> int:
         return _mixed(self._key + (position + 1) * _GOLDEN)

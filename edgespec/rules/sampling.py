@@ -16,7 +16,6 @@ import numpy as np
 from edgespec.errors import GrammarError, UsageError
 from edgespec.ports.text_request import Constraint
 from edgespec.rules.filters import (
-    CHUNK,
     Logits,
     Probabilities,
     Tokens,
@@ -33,13 +32,9 @@ from edgespec.values import TokenLogprobs
 __all__ = ["Sampler", "SamplingParams", "distribution"]
 
 MAX_COMPARED = 8192
-"""Largest vocabulary whose tokens are all compared in a draw without filters."""
+"""Most tokens that are all compared in a draw."""
 N_FAVOURITES = 64
 """Number of most probable tokens that are compared first, so that few others can win a draw."""
-NEAR = 6.0
-"""Temperatures below the best logit down to which tokens are, as a rule, these favourites."""
-ROUNDING = 1e-9
-"""Relative error that sums of weights certainly do not reach."""
 
 
 class Sampler:
@@ -57,9 +52,6 @@ class Sampler:
         n_logprobs: int | None = None,
     ) -> None:
         self.params = params
-        self._takes_logits_as_they_are = (
-            not params.penalises and not params.logit_bias and constraint is None
-        )
         self.latest_logprobs: TokenLogprobs | None = None
         """Log probabilities of the latest accepted token and of `n_logprobs` alternatives; None
         without `n_logprobs`."""
@@ -76,38 +68,35 @@ class Sampler:
         """Coins of acceptance rules; others do without numpy.random, which takes 2 MiB."""
         return np.random.Generator(np.random.PCG64([self.params.seed, 1]))
 
-    def distribution(
-        self, logits: Logits, temperature: float | None = None
-    ) -> tuple[Tokens, Probabilities]:
-        """Tokens that may come next, ascending, and their probabilities, at the request's own
-        temperature by default. `logits` is [n_vocab]."""
-        params = self.params
-        if temperature is not None:
-            params = params.model_copy(update={"temperature": temperature})
+    def distribution(self, logits: Logits) -> tuple[Tokens, Probabilities]:
+        """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab]."""
         best_logit(logits)  # damaged logits are an error, even of forbidden tokens
-        return distribution(self._allowed(logits), params, self._recent)
+        return distribution(self._allowed(logits), self.params, self._recent)
 
     def draw(self, logits: Logits) -> int:
         """The next token, drawn from `distribution`. `logits` is [n_vocab]."""
-        place = int(logits.argmax())
-        best = float(logits[place])
+        params = self.params
+        params.check_vocabulary(len(logits))
+        possible = adjusted(self._allowed(logits), params, self._recent)
+        place = int(possible.argmax())
+        best = float(possible[place])
+        if possible is not logits or not math.isfinite(best):
+            best_logit(logits)  # damaged logits are an error, even of forbidden tokens
         if not math.isfinite(best):
-            best_logit(logits)  # raises: damaged logits are an error, even of forbidden tokens
-        params, possible = self.params, logits
-        if not self._takes_logits_as_they_are:
-            params.check_vocabulary(len(logits))
-            possible = adjusted(self._allowed(logits), params, self._recent)
-            place = int(possible.argmax())
-            best = float(possible[place])
-            if not math.isfinite(best):
-                grammar = "" if self._constraint is None else " that the grammar allows here"
-                raise UsageError(f"logit_bias forbids every token{grammar}: leave one out of it")
+            grammar = "" if self._constraint is None else " that the grammar allows here"
+            raise UsageError(f"logit_bias forbids every token{grammar}: leave one out of it")
         if params.temperature == 0:
             return place
-        if params.min_p > 0 and (drawn := self._draw_from_few(possible, best)) is not None:
-            return drawn
-        tokens, scores = self._scores(possible, best, self.n_accepted, 1)
-        return int(tokens[scores.argmax()])
+        if params.min_p > 0:  # rather few pass it, of which the winner mostly passes the others
+            near = np.flatnonzero(possible >= best + math.log(params.min_p))
+            if len(near) <= (params.top_k or N_FAVOURITES):
+                winner = int(self._noisy(possible, self.n_accepted, near, None).argmax())
+                weights = np.exp(possible[near] - best)
+                before = weights[weights >= weights[winner]].sum() - weights[winner]
+                if before < 0.999 * params.top_p * weights.sum():
+                    return int(near[winner])
+        places, scores = self._scores(possible, best, self.n_accepted, 1)
+        return int(places[scores.argmax()])
 
     @property
     def needs_branches(self) -> bool:
@@ -233,85 +222,35 @@ class Sampler:
         recent.extend(ahead)
         return recent
 
-    def _draw_from_few(self, logits: Logits, best: float) -> int | None:
-        """The token that `_scores` would rank first, found among the few that pass min-p alone;
-        None unless it certainly passes the other filters, too. Calls less of numpy, whose code the
-        weights of a pass displace from the caches."""
-        params = self.params
-        near = (logits >= best + math.log(params.min_p)).nonzero()[0]
-        if len(near) == 1:
-            return int(near[0])
-        if len(near) > min(params.top_k or N_FAVOURITES, N_FAVOURITES):
-            return None
-        found = logits[near]
-        noise = self._noise.gumbel(self.n_accepted, near)
-        winner = int((found + params.temperature * noise).argmax())
-        values = found.tolist()
-        value = values[winner]
-        # top-k keeps all of them; top-p keeps a token if those before it have less than its share
-        weight = weight_before = 0.0
-        for place, each in enumerate(values):
-            its_weight = math.exp(each - best)
-            weight += its_weight
-            if each > value or (each == value and place < winner):
-                weight_before += its_weight
-        is_kept = weight_before <= params.top_p * weight * (1 - ROUNDING)
-        return int(near[winner]) if is_kept else None
-
     def _scores(
         self, logits: Logits, best: float, position: int, k: int, tokens: Tokens | None = None
     ) -> tuple[Tokens, Probabilities]:
         """Places in `logits` that pass the filters and their `logit + temperature * noise`, the `k`
         highest among them. `best` is the highest logit. `tokens` are those of the places, by
         default the places themselves."""
-        places, temperature = kept(logits, self.params, best), self.params.temperature
-        if places is None and len(logits) <= MAX_COMPARED:
-            places = np.arange(len(logits))
-        if places is not None:
-            return self._best_scores(logits, position, k, places, tokens)
-        least = best - NEAR * temperature
-        places = (logits >= least).nonzero()[0]
-        if not k <= len(places) <= N_FAVOURITES:
-            places = top_tokens(logits, max(k, N_FAVOURITES))
-            least = float(logits[places[-1]])
-            places = np.sort(places[np.isfinite(logits[places])])
-        scores = logits[places] + self._scaled_noise(position, places, tokens)
-        if not math.isfinite(least):  # no others are possible
-            return places, scores
-        bound = float(scores.max() if k == 1 else np.partition(scores, -k)[-k])
-        level = (bound - least) / temperature
-        others = _without(self._noise.above(level, position, len(logits), tokens), places)
-        reached = logits[others] + self._scaled_noise(position, others, tokens)
-        return np.concatenate((places, others)), np.concatenate((scores, reached))
+        passing = kept(logits, self.params, best)
+        if passing is not None:
+            logits, tokens = logits[passing], passing if tokens is None else tokens[passing]
+        places = np.arange(len(logits))
+        if len(logits) > MAX_COMPARED:
+            places = np.sort(top_tokens(logits, max(k, N_FAVOURITES)))
+        scores = self._noisy(logits, position, places, tokens)
+        least = float(logits[places].min())
+        if len(places) < len(logits) and math.isfinite(least):
+            level = (float(np.partition(scores, -k)[-k]) - least) / self.params.temperature
+            lucky = self._noise.above(level, position, len(logits), tokens)
+            others = np.setdiff1d(lucky, places, assume_unique=True)
+            scores = np.append(scores, self._noisy(logits, position, others, tokens))
+            places = np.append(places, others)
+        return places if passing is None else passing[places], scores
 
-    def _best_scores(
-        self, logits: Logits, position: int, k: int, places: Tokens, tokens: Tokens | None
-    ) -> tuple[Tokens, Probabilities]:
-        """The scores of `places`: of many, only the `k` highest of each chunk of them."""
-        found, scores = [], []
-        for begin in range(0, len(places), CHUNK):
-            chunk = places[begin : begin + CHUNK]
-            reached = logits[chunk] + self._scaled_noise(position, chunk, tokens)
-            if len(places) > CHUNK:
-                best = np.sort(top_tokens(reached, k))
-                chunk, reached = chunk[best], reached[best]
-            found.append(chunk)
-            scores.append(reached)
-        return np.concatenate(found), np.concatenate(scores)
-
-    def _scaled_noise(
-        self, position: int, places: Tokens, tokens: Tokens | None = None
+    def _noisy(
+        self, logits: Logits, position: int, places: Tokens, tokens: Tokens | None
     ) -> Probabilities:
-        """Temperature times noise of the tokens at `places`."""
-        ids = places if tokens is None else tokens[places]
-        return self.params.temperature * self._noise.gumbel(position, ids)
-
-
-def _without(tokens: Tokens, others: Tokens) -> Tokens:
-    """`tokens` without `others`, which are ascending and at least one."""
-    places = np.minimum(np.searchsorted(others, tokens), len(others) - 1)
-    rest: Tokens = tokens[others[places] != tokens]
-    return rest
+        """Logits at `places` plus temperature times noise of the tokens there."""
+        noise = self._noise.gumbel(position, places if tokens is None else tokens[places])
+        scores: Probabilities = logits[places] + self.params.temperature * noise
+        return scores
 
 
 def distribution(

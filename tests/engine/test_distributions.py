@@ -51,10 +51,10 @@ class CachingSampler(Sampler):
         super().__init__(params)
         self.known: dict[bytes, Any] = {}
 
-    def distribution(self, logits: Logits, temperature: float | None = None) -> Any:
+    def distribution(self, logits: Logits) -> Any:
         key = logits.tobytes()
         if key not in self.known:
-            self.known[key] = super().distribution(logits, temperature)
+            self.known[key] = super().distribution(logits)
         return self.known[key]
 
     def draw(self, logits: Logits) -> int:
@@ -170,13 +170,11 @@ def test_every_rule_that_claims_the_distribution_is_looked_at() -> None:
         ("rejection", "leftover", lambda p, q: p),
         pytest.param("specinfer", "leftover", lambda p, q: p, marks=pytest.mark.slow),
         pytest.param("sequoia", "leftover", lambda p, q: p, marks=pytest.mark.slow),
-        ("sequoia", "without", lambda q, guess: q),
     ],
     ids=[
         "rejection: the residual",
         "specinfer: the residual",
         "sequoia: the residual",
-        "sequoia: the draft's rest",
     ],
 )
 def test_a_rule_that_is_wrong_by_one_term_is_found_out(
