@@ -120,28 +120,15 @@ def _places(wanted: Tokens, n_logits: int, tokens: Tokens | None) -> tuple[Token
 
 def _nucleus(logits: Logits, best_first: Tokens | None, p: float, best: float) -> Tokens:
     """The smallest set of best tokens with total probability `p`, of `best_first` or of all."""
-    if best_first is not None:
-        reached = _reached(logits, best_first, best)
-        enough = p * reached[-1]
-    else:
-        enough = p * total_weight(logits, best)
-        k = 256
-        best_first = top_tokens(logits, k)
-        reached = _reached(logits, best_first, best)
-        while reached[-1] < enough and k < len(logits):
-            k *= 8
-            del best_first, reached  # a large vocabulary's are megabytes
-            best_first = top_tokens(logits, k)
-            reached = _reached(logits, best_first, best)
-    return best_first[: int(np.searchsorted(reached, enough)) + 1]
-
-
-def _reached(logits: Logits, tokens: Tokens, best: float) -> Probabilities:
-    """Cumulative weights of `tokens`, relative to that of the `best` logit."""
-    weights = logits[tokens].astype(np.float64)
-    weights -= best
-    reached: Probabilities = np.cumsum(np.exp(weights, out=weights), out=weights)
-    return reached
+    k, enough = 256, 0.0 if best_first is not None else p * total_weight(logits, best)
+    while True:
+        some = top_tokens(logits, k) if best_first is None else best_first
+        reached = logits[some].astype(np.float64)
+        reached -= best
+        np.cumsum(np.exp(reached, out=reached), out=reached)
+        if best_first is not None or reached[-1] >= enough or k >= len(logits):
+            return some[: int(np.searchsorted(reached, enough or p * reached[-1])) + 1]
+        k *= 8
 
 
 def total_weight(logits: Logits, best: float) -> float:

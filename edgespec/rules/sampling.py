@@ -124,7 +124,7 @@ class Sampler:
         """
         best_logit(logits)
         if n_ahead >= 0:
-            logits = self._foreseeably_allowed(logits, ahead, tokens)
+            logits = self._allowed(logits, ahead, tokens, is_foreseen=True)
         logits = adjusted(logits, self.params, self._with(ahead), tokens)
         best = float(logits.max())
         if not math.isfinite(best):
@@ -158,7 +158,7 @@ class Sampler:
             favours = [-temperature * math.log(math.expm1(time)) for time in times]
         if self._constraint is not None and n_ahead >= 0:
             none = np.zeros(len(these), np.float32)
-            allowed = self._foreseeably_allowed(none, ahead, these).tolist()
+            allowed = self._allowed(none, ahead, these, is_foreseen=True).tolist()
             favours = [one + bias for one, bias in zip(favours, allowed, strict=True)]
         return favours
 
@@ -195,24 +195,24 @@ class Sampler:
         return token
 
     def _allowed(
-        self, logits: Logits, ahead: Sequence[int] = (), tokens: Tokens | None = None
+        self,
+        logits: Logits,
+        ahead: Sequence[int] = (),
+        tokens: Tokens | None = None,
+        is_foreseen: bool = False,
     ) -> Logits:
         """`logits` without the tokens that the constraint forbids after `ahead`, so that filters
-        choose among the rest."""
+        choose among the rest; none are foreseen where it fails."""
         if self._constraint is None:
             return logits
-        allowed = self._constraint.allowed(ahead)
+        try:
+            allowed = self._constraint.allowed(ahead)
+        except GrammarError:
+            if not is_foreseen:
+                raise
+            return np.full_like(logits, -np.inf)
         allowed = allowed[: len(logits)] if tokens is None else allowed[tokens]
         return np.where(allowed, logits, np.float32(-np.inf))
-
-    def _foreseeably_allowed(
-        self, logits: Logits, ahead: Sequence[int], tokens: Tokens | None
-    ) -> Logits:
-        """Result of `_allowed`; nothing is allowed where the constraint fails: the draw raises."""
-        try:
-            return self._allowed(logits, ahead, tokens)
-        except GrammarError:
-            return np.full_like(logits, -np.inf)
 
     def _with(self, ahead: Sequence[int]) -> Iterable[int]:
         """The window of recent tokens after `ahead`."""
