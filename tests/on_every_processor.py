@@ -21,7 +21,7 @@ TESTED = (
     *("gguf_recurrent", "gguf_types", "invariant_products", "packed_weights"),
     *("reference_kernels", "rounding_notes", "same_request", "sliced_heads", "zoo"),
 )
-TESTS = [f"tests/gguf_runtime/test_{name}.py" for name in TESTED]
+TESTS = [*(f"tests/gguf_runtime/test_{name}.py" for name in TESTED), "tests/test_golden_texts.py"]
 PATIENCE = ("-o", "faulthandler_timeout=3600")
 """The species of the zoo are one fixture, which takes long without AVX or on a busy machine."""
 START = "from edgespec_runtimes.gguf.llama import loading; loading.start(); print(loading.build())"
