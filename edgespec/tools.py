@@ -12,9 +12,8 @@ from typing import Protocol
 
 from edgespec import extras
 from edgespec.errors import EdgespecError
-from edgespec.files.training_texts import TrainingText
 from edgespec.ports import Progress
-from edgespec.values import EnlargeReport
+from edgespec.values import EnlargeReport, TrainingText
 
 GROUP, NAME = "edgespec.tools", "gguf"
 

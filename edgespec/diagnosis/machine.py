@@ -17,7 +17,6 @@ from pathlib import Path
 from edgespec import runtimes
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder
-from edgespec.files.training_texts import TrainingTexts
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
@@ -127,11 +126,6 @@ def _cache() -> Iterator[Finding]:
         if cache_folder.is_outdated(path, embedded_pair().target_sha256)
     ]
     yield Finding("cache", str(folder), f"{format_size(taken)} in it")
-    if learnt := TrainingTexts(cache_folder.learnt()).nbytes:
-        yield Finding(
-            "cache", "texts to learn from", f"{format_size(learnt)}, prompts and answers", "note",
-            "`edgespec models adapt` trains a draft on them, `edgespec models forget` deletes them",
-        )  # fmt: skip
     experts = cache_folder.experts()
     if mixtures := list(experts.glob("*.json")):
         taken = sum(path.stat().st_size for path in mixtures)

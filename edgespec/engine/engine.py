@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from edgespec.concurrency.owning import Users
 from edgespec.engine.admission import admit, check_drafters, notes_on, obstacle
@@ -26,9 +26,6 @@ from edgespec.ports.prefixes import PrefixPlace
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.tracing.spans import OFF, Trace
-
-if TYPE_CHECKING:
-    from edgespec.engine.drafting.corrections import Corrections
 
 T = TypeVar("T")
 
@@ -53,7 +50,6 @@ class Engine(Scheduler):
         trace: Trace = OFF,
         drafters: Sequence[Drafter] = (),
         state_store: StateStore | None = None,
-        observer: Callable[[], Corrections] | None = None,
         release: Callable[[], None] = nothing,
         n_grammars: int | None = None,
         name: str = "the engine",
@@ -62,9 +58,8 @@ class Engine(Scheduler):
         """`drafters` guess in addition to the draft model, in the first text only.
 
         The models are borrowed, unless `release` frees them at the end. At most `n_grammars`
-        requests with grammars run at a time. `observer` makes what records the corrections of a
-        text. `name` is the subject of error messages. `prefixes` says where the texts of a slot are
-        stored.
+        requests with grammars run at a time. `name` is the subject of error messages. `prefixes`
+        says where the texts of a slot are stored.
         """
         settings = settings or EngineSettings()
         check_drafters(settings, draft, drafters)
@@ -86,7 +81,6 @@ class Engine(Scheduler):
             Slot(target, n, grower, limits, self._acceptance, self.planner, clock, trace, prefixes)
             for n, grower in enumerate(growers)
         ]
-        self._observer = observer
         has_grower = growers[0] is not None
         self._notes = notes_on(reason, self._acceptance, has_grower, target.info.n_slots)
         loop = Loop(target, self.planner, clock, trace)
@@ -100,7 +94,6 @@ class Engine(Scheduler):
             request = admit(self._target, terms, rule, self._settings.n_keep)
         for note in self._notes:
             request.tally.note(note)
-        request.corrections = self._observer() if self._observer is not None else None
         return request
 
     def run(self, request: ActiveRequest) -> Generation:

@@ -68,8 +68,6 @@ class Loop(Closeable):
         finally:
             request.paging = self.target.paging().since(slot.paging_before)
             self._trace.add(Track.ENGINE, "generation", slot.begun, self.clock())
-        if request.corrections is not None:
-            request.corrections.see_end(request)
         self._trace.flush()
         if request.tally.outcomes:
             self._planner.keep()
@@ -230,8 +228,6 @@ class Loop(Closeable):
         round_.accept(nodes, logits)
         slot.commit(round_.tree, round_.path)
         round_.observe_logits(nodes, logits)
-        if slot.request.corrections is not None:
-            slot.request.corrections.see_round(round_, nodes, logits)
         del logits  # the memory plan has room for the logits of one pass
         slot.tree = round_.reroot()
         outcome = round_.end(slot.tree)

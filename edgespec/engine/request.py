@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +21,6 @@ from edgespec.rules.filters import Logits
 from edgespec.rules.sampling import Sampler
 from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult, PagingStats, TokenEvent
-
-if TYPE_CHECKING:
-    from edgespec.engine.drafting.corrections import Corrections
 
 
 def nowhere(events: Sequence[TokenEvent]) -> None:
@@ -62,8 +58,6 @@ class ActiveRequest:
     """Set once the engine has let go of it, or never had it and never will."""
     failure: BaseException | None = None
     """Error that ended the text, Cancelled included; raised after the tokens before it."""
-    corrections: Corrections | None = None
-    """Record of the target's corrections, to train the draft later."""
     paging: PagingStats | None = None
     """Reads of the target while it ran."""
 

@@ -66,7 +66,7 @@ class EngineSettings(Speculation, ContextEnd):
         changed = {
             name: getattr(self, name)
             for name, field in type(self).model_fields.items()
-            if name not in {"remember", "learn", *ContextEnd.model_fields}
+            if name not in {"remember", *ContextEnd.model_fields}
             and getattr(self, name) != field.default
         }
         return ", ".join(f"{name}={value}" for name, value in changed.items())

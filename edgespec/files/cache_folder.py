@@ -1,4 +1,4 @@
-"""Paths in edgespec's cache folder, which holds reproducible files and texts to learn from.
+"""Paths in edgespec's cache folder, which holds reproducible files.
 
 Knows folders and names; neither creates models nor opens them.
 """
@@ -61,11 +61,6 @@ def experts() -> Path:
 def tuned() -> Path:
     """Folder of presets found by `edgespec tune`, one small file per device, pair and budget."""
     return folder() / "tuned"
-
-
-def learnt() -> Path:
-    """Folder of the texts that `--learn` keeps."""
-    return folder() / "learnt"
 
 
 def drafts() -> Path:

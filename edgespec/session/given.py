@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.ports import Progress
 from edgespec.settings import arguments
 from edgespec.settings.base import Names, PythonNames, Settings, spell
@@ -70,11 +70,6 @@ def checked(
 
         settings = settings.model_copy(update={"draft": obtain(settings, progress)})
     engine_settings = arguments.instance("engine_settings", engine_settings, EngineSettings)
-    if engine_settings.learn and settings.draft is None:
-        raise UsageError(
-            f"{settings.names.of('learn')} keeps texts for a draft to learn from: name one with "
-            f"{settings.names.of('draft')}"
-        )
     return settings, engine_settings, arguments.callback("progress", progress)
 
 

@@ -153,18 +153,6 @@ def measured(draft: Path) -> OwnDraft | None:
     return None
 
 
-def forget(path: Path) -> int:
-    """Delete a draft that `obtain` keeps in the cache, and what is known about its target's drafts;
-    returns its size. Raises UsageError for any other file."""
-    match = _NAME.fullmatch(path.name)
-    if match is None or path.parent != cache_folder.folder():
-        raise UsageError(f"{path} is no draft made with -md self: delete it yourself")
-    nbytes = path.stat().st_size
-    path.unlink()
-    (cache_folder.drafts() / f"{match[2]}.json").unlink(missing_ok=True)
-    return nbytes
-
-
 def make(
     target: Path,
     out: Path,

@@ -29,8 +29,6 @@ REQUESTS = "requests"
 """Plan row: memory for a server's requests."""
 BESIDE = "a model beside"
 """Plan row: memory for a model that is loaded beside the session."""
-TEXTS_TO_LEARN = "texts to learn from"
-"""Plan row: memory for the corrections that `learn` records."""
 SAMPLING_BYTES_PER_TOKEN, RULE_BYTES_PER_TOKEN = 32, 80
 """Memory per token of the vocabulary for a draw: adjusted logits in single and double precision,
 and tokens in order, where filters leave most of a flat distribution. Acceptance rules that compare
@@ -67,11 +65,6 @@ def reserved_rows(
         import numpy.random  # noqa: F401 - here, so that the process's row has it
 
         from edgespec.engine.drafting import drawing  # noqa: F401
-    if engine_settings.learn:
-        from edgespec.engine.drafting import corrections
-
-        nbytes = corrections.bytes_needed(target.info.n_vocab, n_texts)
-        rows.append(MemoryRow("process", TEXTS_TO_LEARN, nbytes))
     return rows
 
 

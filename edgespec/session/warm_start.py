@@ -1,13 +1,11 @@
 """The engine of loaded models, which goes on with what earlier runs have learnt.
 
-What it learns itself is kept: costs and confidences, a mixture's use of its experts, and texts that
-the draft may learn from.
+What it learns itself is kept: costs and confidences, and a mixture's use of its experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from edgespec.engine.drafting.state_store import StateStore
@@ -40,21 +38,12 @@ def warm_engine(
         draft_info = draft.info if draft else None
         store = StateStore(cache_folder.calibrations(), target.info, draft_info)
         release = warm_start(target, models.close)
-    observer = None
-    if settings.learn and draft is not None:
-        from edgespec.engine.drafting.corrections import Corrections
-        from edgespec.files.training_texts import TrainingTexts
-
-        texts = TrainingTexts(cache_folder.learnt())
-        keep = partial(texts.keep, target.info, draft.info, models.path)
-        observer = partial(Corrections, keep)
     return Engine(
         target,
         draft,
         settings,
         trace=trace,
         state_store=store,
-        observer=observer,
         release=release,
         n_grammars=row_bytes(models.plan, POOL) // GRAMMAR_BYTES or None,
         name="the session",

@@ -32,7 +32,7 @@ from edgespec.settings.parsing import (
     disk_size,
     texts_at_once,
 )
-from edgespec.settings.rule_names import AcceptanceName, FallbackName, Keeps, PacerName
+from edgespec.settings.rule_names import AcceptanceName, FallbackName, PacerName
 from edgespec.settings.units import auto_bounds
 
 DEFAULT_CTX_SIZE = 4096
@@ -274,19 +274,6 @@ class Speculation(Settings):
     beside a draft model, and without one if the target's weights are paged."""
     no_overlap: Annotated[bool, Flag()] = False
     """Do not draft while the target verifies."""
-    learn: Annotated[bool, Flag()] = False
-    """Keep ALL TEXTS, prompts and answers, in the cache folder, so that `edgespec models adapt` can
-    train the draft on what the target said where no guess was right: 64 MiB at most, readable by
-    you alone; `edgespec models forget` deletes them."""
-
-    @model_validator(mode="after")
-    def _can_learn(self) -> Self:
-        if self.learn and self.acceptance.keeps is Keeps.NEITHER:
-            raise UsageError(
-                f"the acceptance rule {self.acceptance} lets guesses of the draft into the text, "
-                f"from which it would learn its own mistakes: leave out {self.names.of('learn')}"
-            )
-        return self
 
 
 class ContextEnd(Settings):

@@ -13,7 +13,7 @@ import torch
 from gguf.quants import quantize
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from edgespec_runtimes.adapt import llama
+import llama_names as llama
 from mixture import MixtureForCausalLM
 from tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
 

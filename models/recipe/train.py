@@ -17,9 +17,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import corpus
 import evaluate
+import llama_names as llama
 import shapes
 from distill import PROMPT_TOKENS, best_part, distillation_loss, sample_text
-from edgespec_runtimes.adapt import llama, weights
+from edgespec_runtimes.adapt import weights
 from edgespec_runtimes.gguf.file.header import read_header
 from fit import Loss, device, fit, next_token_loss, windows
 from mixture import COARSE, FINE, ExpertShape, upcycled, with_balance

@@ -179,7 +179,6 @@ GIVEN = {
     "max_depth": "4",
     "lookup": True,
     "no_overlap": True,
-    "learn": True,
     "context_shift": True,
     "keep": "7",
 }

@@ -33,7 +33,6 @@ from edgespec.memory.budget import MemoryRow, plan_memory
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.models import draft_training, pair_fit
-from edgespec.models.embedded import embedded_pair
 from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding
@@ -346,21 +345,12 @@ def test_models_draft(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyP
 def test_models_adapt(
     golden: Golden, measured: None, as_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(draft: Path, new: Path, *others: object) -> draft_training.AdaptationResult:
+    def train(draft: Path, new: Path, *others: object) -> float:
         new.write_bytes(b"new")
-        return draft_training.AdaptationResult(20, 4000, 300, 1.5)
+        return 1.5
 
-    data = draft_training.TrainingData(embedded_pair().target, (), ())
     monkeypatch.setattr(draft_training, "check", lambda draft: None)
-    monkeypatch.setattr(draft_training, "training_data", lambda *args: data)
+    monkeypatch.setattr(draft_training, "answers", lambda *args: [])
     monkeypatch.setattr(draft_training, "train", train)
-    words = ("models", "adapt", "draft", "-o", "new.gguf", *["--json"] * as_json)
+    words = ("models", "adapt", "target", "draft", "-o", "new.gguf", *["--json"] * as_json)
     golden(f"models-adapt-{'json' if as_json else 'text'}", *words)
-
-
-@JSON_FLAG
-def test_models_forget(golden: Golden, as_json: bool) -> None:
-    golden(
-        f"models-forget-{'json' if as_json else 'text'}",
-        *("models", "forget", *["--json"] * as_json),
-    )

@@ -67,14 +67,6 @@ def test_the_command_line_makes_it_of_the_model_it_names(
     assert "edgespec models draft TARGET OUT" in capsys.readouterr().err
 
 
-def test_the_command_line_deletes_it(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    draft = cache / "big-self-Q2_K-0123456789ab.gguf"
-    draft.write_bytes(b"12345")
-    assert command_line.main(["models", "forget", draft.stem, "--json"]) == 0
-    assert '"deleted_bytes": 5' in capsys.readouterr().out
-    assert not draft.exists()
-
-
 def test_a_target_that_fits_gets_none(cache: Path) -> None:
     with pytest.raises(UsageError, match=r"fits into 1\.0 GiB"):
         session.plan(LoadSettings(model=TARGET, draft="self", memory_budget="1GiB"))
@@ -163,15 +155,7 @@ def test_a_budget_without_room_for_the_target_is_refused_at_once(
     assert planned == [True, False]
 
 
-def test_only_drafts_of_the_cache_are_deleted(tmp_path: Path) -> None:
-    other = tmp_path / "mine-self-Q2_K-0123456789ab.gguf"
-    other.write_bytes(b"mine")
-    with pytest.raises(UsageError, match="delete it yourself"):
-        own_draft.forget(other)
-    assert other.exists()
-
-
-def test_a_draft_is_deleted_with_what_is_known_about_it(cache: Path) -> None:
+def test_figures_of_a_draft_are_known_by_its_name(cache: Path) -> None:
     draft = cache / "big-self-Q2_K-0123456789ab.gguf"
     draft.write_bytes(b"12345")
     figures = asdict(OwnDraft("Q2_K", 5, 9, 4.5, 3.0, 1.0, 0.0))
@@ -179,9 +163,6 @@ def test_a_draft_is_deleted_with_what_is_known_about_it(cache: Path) -> None:
     made = own_draft.measured(draft)
     assert made is not None
     assert (made.tokens_per_pass, made.speedup) == (4.5, 3.0)
-    assert own_draft.forget(draft) == 5
-    assert own_draft.measured(draft) is None
-    assert kept(cache) == []
 
 
 def test_the_command_line_uses_one_that_was_made_for_such_a_budget(

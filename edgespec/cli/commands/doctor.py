@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
 def _examined_pair(command: CommandSettings, console: Console) -> tuple[Forecast, TrialFigures]:
     """The forecast of a pair, and the short run that it is based on."""
-    load, engine = command.load, command.engine.but(learn=False)
+    load, engine = command.load, command.engine
     plan = plan_trial(load, engine)
     if not plan.has_draft:  # it came by itself, and was left out
         load = load.without_draft()

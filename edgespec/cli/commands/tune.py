@@ -158,7 +158,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
         runtimes.find(path)
     job = TuningJob(
         load=load,
-        engine=command.engine.but(learn=False),
+        engine=command.engine,
         drafts=known,
         default_threads=process.usable_cores(),
         fixed=frozenset((load.model_fields_set | command.generate.model_fields_set) & TUNED),

@@ -1,25 +1,23 @@
-"""Training samples from kept texts: tokens, and the target's predictions after them.
+"""Training samples: windows of texts, and what the target said in them.
 
-Where no guess was accepted, the prediction is the target's distribution, elsewhere in answers its
-token (online speculative decoding, Liu et al., arXiv 2310.07177). Prompts are only context.
+Prompts are only context.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.files.training_texts import TrainingText
+from edgespec.values import TrainingText
 
 WINDOW = 512
 """Most tokens of a sample; a longer text is cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """A training sample: tokens of a text, and the target's predictions after some of them."""
+class Lesson(NamedTuple):
+    """Tokens of a text, and the target's distribution after some of them."""
 
     tokens: np.ndarray
     """Tokens, int64 [length]."""
@@ -32,25 +30,19 @@ class Lesson:
 
 
 def lessons_of(text: TrainingText, n_vocab: int) -> Iterator[Lesson]:
-    """The samples of a text, for windows that contain a part of the answer."""
-    if max(text.tokens) >= n_vocab:
+    """The samples of a text, for windows that contain a part of the answer; none if the text has
+    tokens that the draft does not know."""
+    tokens, top = np.array(text.tokens, np.int64), np.array(text.said)
+    if tokens.max() >= n_vocab or not len(top):
         return
-    tokens = np.array(text.tokens, np.int64)
-    corrections = {one.place: one for one in text.corrections}
-    width = max((len(one.tokens) for one in text.corrections), default=1)
+    said, shares = top[..., 0].astype(np.int64), np.exp(top[..., 1]).astype(np.float32)
+    shares[said >= n_vocab] = 0.0
+    said[said >= n_vocab] = 0
+    shares /= shares.sum(axis=1, keepdims=True)
     for start in range(0, len(tokens) - 1, WINDOW):
         end = min(start + WINDOW, len(tokens) - 1)  # there is no prediction after the last token
-        places = [place for place in range(start, end) if place + 1 >= text.n_prompt]
-        if not places:
-            continue
-        said = np.zeros((len(places), width), np.int64)
-        shares = np.zeros((len(places), width), np.float32)
-        for row, place in enumerate(places):
-            known = corrections.get(place + 1)
-            if known is not None and sum(known.probabilities) > 0 and max(known.tokens) < n_vocab:
-                said[row, : len(known.tokens)] = known.tokens
-                shares[row, : len(known.tokens)] = known.probabilities
-                shares[row] /= shares[row].sum()
-            else:
-                said[row, 0], shares[row, 0] = tokens[place + 1], 1.0
-        yield Lesson(tokens[start:end], np.array(places) - start, said, shares)
+        first = max(start, text.n_prompt - 1)
+        if first < end:
+            rows = slice(first + 1 - text.n_prompt, end + 1 - text.n_prompt)
+            places = np.arange(first - start, end - start)
+            yield Lesson(tokens[start:end], places, said[rows], shares[rows])

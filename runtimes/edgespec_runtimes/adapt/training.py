@@ -1,15 +1,20 @@
-"""Distils a target into its draft, on kept texts. Knows samples and a model; nothing of files."""
+"""Distils a target into its draft, in a GGUF file, on texts that the target wrote."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
 
-from edgespec_runtimes.adapt.lessons import Lesson
+from edgespec.errors import UsageError
+from edgespec.values import TrainingText
+from edgespec_runtimes.adapt import adaptable, llama, weights
+from edgespec_runtimes.adapt.lessons import Lesson, lessons_of
+from edgespec_runtimes.gguf.file.header import GgufFile, read_header
+from edgespec_runtimes.gguf.file.validation import validate
 
 BATCH_TOKENS = 2048
 """Approximate number of tokens per step."""
@@ -21,39 +26,59 @@ WARM_UP = 0.05
 LARGEST_GRADIENT = 1.0
 
 
-def train(
-    model: LlamaForCausalLM,
+def adapt(
+    source: Path,
+    out: Path,
+    name: str,
+    texts: Sequence[TrainingText],
+    n_threads: int,
+    report: Callable[[float], None],
+) -> float:
+    """Train the draft `source` on `texts` and write it to `out` under `name`; returns the mean loss
+    of the last epoch in nats per token.
+
+    Sets the threads of the whole process. `report` is called with the share that is done. Raises
+    ModelError for a model that cannot be trained, UsageError for texts without training data.
+    """
+    header = read_header(source)
+    validate(header)
+    adaptable.check(header)
+    torch.set_num_threads(n_threads)
+    read = weights.read(header)
+    n_vocab = len(read["token_embd.weight"])
+    lessons = [lesson for text in texts for lesson in lessons_of(text, n_vocab)]
+    if not lessons:
+        raise UsageError(f"the texts have tokens that {header.name} does not know")
+    tensors = {key: torch.from_numpy(values).requires_grad_() for key, values in read.items()}
+    loss = _train(header, tensors, lessons, report)
+    found = {key: values.detach().numpy() for key, values in tensors.items()}
+    weights.write(header, found, out, name)
+    return loss
+
+
+def _train(
+    header: GgufFile,
+    tensors: llama.Tensors,
     lessons: Sequence[Lesson],
     report: Callable[[float], None],
-    epochs: int = EPOCHS,
-    seed: int = 0,
 ) -> float:
-    """Train `model` in place; returns the mean loss of the last epoch in nats per token.
-
-    `report` is called with the share that is done.
-    """
-    random = np.random.default_rng(seed)
-    plan = [batch for _ in range(epochs) for batch in _batches(lessons, random)]
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=RATE_TIMES_WIDTH / model.config.hidden_size,
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
-    )
-    model.train()
-    losses = []
+    random = np.random.default_rng(0)
+    plan = [batch for _ in range(EPOCHS) for batch in _batches(lessons, random)]
+    rate, parameters = RATE_TIMES_WIDTH / header.embedding_length, [*tensors.values()]
+    optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    losses: list[float] = []
     for step, batch in enumerate(plan):
         for group in optimizer.param_groups:
-            group["lr"] = RATE_TIMES_WIDTH / model.config.hidden_size * _schedule(step / len(plan))
-        loss = _loss(model, batch)
+            group["lr"] = rate * _schedule(step / len(plan))
+        loss = _loss(header, tensors, batch)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
+        torch.nn.utils.clip_grad_norm_(parameters, LARGEST_GRADIENT)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
         report((step + 1) / len(plan))
-    last = losses[-max(1, len(losses) // epochs) :]
-    return sum(last) / len(last) if last else math.nan
+    last = losses[-max(1, len(losses) // EPOCHS) :]
+    return sum(last) / len(last)
 
 
 def _batches(lessons: Sequence[Lesson], random: np.random.Generator) -> Iterator[list[Lesson]]:
@@ -68,16 +93,16 @@ def _batches(lessons: Sequence[Lesson], random: np.random.Generator) -> Iterator
         yield batch
 
 
-def _loss(model: LlamaForCausalLM, batch: Sequence[Lesson]) -> torch.Tensor:
-    """Cross-entropy of the draft with the target's predictions, in nats per answer token."""
+def _loss(header: GgufFile, tensors: llama.Tensors, batch: Sequence[Lesson]) -> torch.Tensor:
+    """Cross-entropy of the draft with the target's distribution, in nats per answer token."""
     length = max(len(lesson.tokens) for lesson in batch)
     tokens = np.zeros((len(batch), length), np.int64)
     for row, lesson in zip(tokens, batch, strict=True):
         row[: len(lesson.tokens)] = lesson.tokens  # padding is at the end and has no effect
-    hidden = model.model(torch.from_numpy(tokens), use_cache=False).last_hidden_state
+    hidden = llama.hidden_states(header, tensors, torch.from_numpy(tokens))
     total, n_places = torch.zeros(()), 0
     for row, lesson in zip(hidden, batch, strict=True):
-        offered = model.lm_head(row[torch.from_numpy(lesson.places)]).float().log_softmax(-1)
+        offered = llama.logits(tensors, row[torch.from_numpy(lesson.places)]).log_softmax(-1)
         taught = offered.gather(1, torch.from_numpy(lesson.said))
         total = total - (torch.from_numpy(lesson.shares) * taught).sum()
         n_places += len(lesson.places)

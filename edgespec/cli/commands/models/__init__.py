@@ -28,8 +28,7 @@ COMMANDS = {
     "pull": ("keeping", "download a model"),
     "enlarge": ("making", "write a larger model that generates the same text"),
     "draft": ("making", "make a draft from the target itself"),
-    "adapt": ("making", "train a draft on what its target wrote with --learn"),
-    "forget": ("keeping", "delete the texts that --learn kept, or a draft made with -md self"),
+    "adapt": ("making", "train a draft on what its target answers"),
 }
 """Module and description of each command, whose flags `add_NAME` adds and which `run_NAME` runs."""
 

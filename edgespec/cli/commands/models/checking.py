@@ -95,10 +95,9 @@ def add_check(parser: argparse.ArgumentParser) -> None:
     add_measuring(parser)
 
 
-def add_measuring(parser: argparse.ArgumentParser, usual_prompts: str = "") -> None:
+def add_measuring(parser: argparse.ArgumentParser) -> None:
     """Flags of commands that compare a draft with texts written by the target."""
-    usual = {"prompts": usual_prompts}
-    groups.add(parser, CheckSettings, "prompts", "max_tokens", defaults=usual)
+    groups.add(parser, CheckSettings, "prompts", "max_tokens")
     groups.add(parser, LoadSettings, "memory_budget", "ctx_size", "threads")
     groups.add_plain_output(parser)
 

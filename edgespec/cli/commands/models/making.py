@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.commands.models import checking, describing
-from edgespec.cli.commands.models.checking import CheckSettings, Prompts
+from edgespec.cli.commands.models.checking import CheckSettings
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import check_output
@@ -18,7 +18,6 @@ from edgespec.reports import Report, Row
 from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from edgespec.models.draft_training import AdaptationResult
     from edgespec.models.pair_fit import PairFit
     from edgespec.session.own_draft import OwnDraft
     from edgespec.values import EnlargeReport
@@ -53,22 +52,19 @@ examples:
   edgespec models check big-onnx draft.gguf      (the draft comes from a GGUF file of big-onnx)"""
 
 _ADAPT = """\
-Train a draft on the texts that its target wrote while `--learn` was given, so that it guesses more
-of such texts. NEW is DRAFT with other weights, in the same quantisation (of K-quants in Q8_0);
-DRAFT stays as it is.
+Train DRAFT on what TARGET answers to prompts like yours, so that it guesses more of such texts. NEW
+is DRAFT with other weights, in the same quantisation (of K-quants in Q8_0); DRAFT stays as it is.
 
-A tenth of the texts is not learnt: their prompts measure the draft before and after, as `models
-check` does. A draft that learns one kind of texts may guess others less well.
+A tenth of the prompts is not learnt: they measure the draft before and after, as `models check`
+does. A draft that learns one kind of texts may guess others less well.
 
 Drafts are GGUF files of the architecture llama. Training takes minutes, in a process of its own
 that no memory budget limits: about 16 bytes for each parameter, and PyTorch."""
 
 _ADAPT_EXAMPLES = """\
 examples:
-  edgespec serve -m big.gguf -md small.gguf --learn
-  edgespec models adapt small.gguf -o mine.gguf
-  edgespec serve -m big.gguf -md mine.gguf
-  edgespec models forget                        (delete the texts that --learn kept)"""
+  edgespec models adapt big.gguf small.gguf -o mine.gguf --prompts questions.txt -n 200
+  edgespec serve -m big.gguf -md mine.gguf"""
 
 
 def add_enlarge(parser: argparse.ArgumentParser) -> None:
@@ -127,14 +123,10 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
 def add_adapt(parser: argparse.ArgumentParser) -> None:
     parser.description = _ADAPT
     parser.epilog = _ADAPT_EXAMPLES
-    parser.add_argument("draft", metavar="DRAFT", help="the draft that guessed, a name or a path")
+    parser.add_argument("target", metavar="TARGET", help="the big model, a name or a path")
+    parser.add_argument("draft", metavar="DRAFT", help="the small model, a name or a path")
     groups.flag(parser, "-o --out NEW", "the GGUF file to write, a new one", required=True)
-    groups.flag(
-        parser,
-        "--learnt-with TARGET",
-        "the target that wrote the texts (default: the one that did, if it was one)",
-    )
-    checking.add_measuring(parser, "of a tenth of the kept texts, 20 at most, which are not learnt")
+    checking.add_measuring(parser)
 
 
 def run_adapt(args: argparse.Namespace, console: Console) -> None:
@@ -142,31 +134,28 @@ def run_adapt(args: argparse.Namespace, console: Console) -> None:
     from edgespec.memory import process
     from edgespec.models import draft_training
 
-    draft, out = catalogue.find(args.draft), Path(args.out)
+    target, draft, out = catalogue.find(args.target), catalogue.find(args.draft), Path(args.out)
     check_output(out)
     if out.exists():
         raise UsageError(f"{out} exists and is not overwritten: name another file")
     draft_training.check(draft)
-    named = catalogue.find(args.learnt_with) if "learnt_with" in args else None
-    data = draft_training.training_data(draft, named)
-    file = groups.given(args, CheckSettings).prompts
-    prompts: Prompts = read_prompts(file) if file else data.prompts
-    before = checking.measured(args, data.target, draft, prompts, console)
+    told, load = groups.given(args, CheckSettings), checking.load_settings(args, target, draft)
+    learnt, held_out = draft_training.divided(read_prompts(told.prompts))
+    before = checking.measured(args, target, draft, held_out, console)
     if "json" not in args:
         console.write("\n".join(["Before:", *before.report(draft).lines(console.width), ""]))
-    load = checking.load_settings(args, data.target, draft)
+    texts = draft_training.answers(load, learnt, told.max_tokens, console.progress_with_rest)
     with scratch_folder(out.parent) as folder:
         new, n_threads = folder / "adapted.gguf", load.threads or process.usable_cores()
-        adapted = draft_training.train(
-            draft, new, out.stem, data.learnt, n_threads, console.progress
-        )
-        after = checking.measured(args, data.target, new, prompts, console)
+        loss = draft_training.train(draft, new, out.stem, texts, n_threads, console.progress)
+        after = checking.measured(args, target, new, held_out, console)
         _place(new, out)
+    trained = {"n_texts": len(texts), "n_tokens": sum(len(text.said) for text in texts)}
     report = Report(
         Row("before", before.report(draft), "After:"),
         Row("after", after.report(out)),
         Row("path", out, ""),
-        Row("trained", adapted, adapted_lines(adapted, before.fit, after.fit, out)),
+        Row("trained", trained | {"loss": loss}, adapted_lines(before.fit, after.fit, out)),
     )
     console.result(args, report)
 
@@ -198,14 +187,10 @@ def own_draft_lines(made: OwnDraft, target: Path, out: Path) -> list[str]:
     ]
 
 
-def adapted_lines(
-    adapted: AdaptationResult, before: PairFit, after: PairFit, out: Path
-) -> list[str]:
-    """Lines about the training of an adapted draft, and its effect."""
+def adapted_lines(before: PairFit, after: PairFit, out: Path) -> list[str]:
+    """Lines about the effect of a training."""
     old, new = before.largest_tree.tokens_per_pass, after.largest_tree.tokens_per_pass
     lines = [
-        f"Learnt {adapted.n_tokens:,} tokens of {adapted.n_texts} answers, in "
-        f"{adapted.n_corrections:,} places the target's distribution.",
         f"Tokens per pass with {after.largest_tree.drafted_nodes} guesses of the draft: {old:.2f} "
         f"before, {new:.2f} after ({100 * (new / old - 1):+.0f} %).",
         f"{out}: use it with -md {out}",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgespec.files.training_texts import TrainingText
 from edgespec.ports import Progress
+from edgespec.values import TrainingText
 from edgespec_runtimes.adapt import adaptable
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.enlarge.gguf.enlarged_heads import fit_head
@@ -52,7 +52,7 @@ class GgufTool:
         n_threads: int,
         report: Callable[[float], None],
     ) -> float:
-        from edgespec_runtimes.adapt.draft import adapt  # imports PyTorch
+        from edgespec_runtimes.adapt.training import adapt  # imports PyTorch
 
         return adapt(source, out, name, texts, n_threads, report)
 
