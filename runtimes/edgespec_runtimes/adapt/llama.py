@@ -6,6 +6,7 @@ GGUF's rotary pairs are neighbours, so that no matrix is reordered on the way.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
@@ -19,7 +20,7 @@ def hidden_states(header: GgufFile, tensors: Tensors, tokens: torch.Tensor) -> t
     """The normed last hidden states [batch, length, width] of `tokens` [batch, length];
     `adaptable.check` must have accepted the header."""
     epsilon = header.metadata[header.key("attention.layer_norm_rms_epsilon")]
-    base = header.metadata.get(header.key("rope.freq_base"), 10000.0)
+    base: Any = header.metadata.get(header.key("rope.freq_base"), 10000.0)
 
     def normed(x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, x.shape[-1:], tensors[f"{name}.weight"], epsilon)
