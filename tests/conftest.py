@@ -13,7 +13,7 @@ import psutil  # noqa: F401 - tests that change sys.platform would import anothe
 import pytest
 from hypothesis import settings
 
-from edgespec.cli.command_line import let_idle_threads_sleep
+from edgespec.cli.command_line import set_up_libraries
 from edgespec.memory import heap, library_pages, process
 
 pytest.register_assert_rewrite(
@@ -38,7 +38,7 @@ settings.load_profile("edgespec")
 heap.trim_heap_top = lambda: None  # before the runtime takes it by name: see `process_of_one_size`
 
 gc.disable()  # until tests are collected, which makes objects and no garbage
-let_idle_threads_sleep(os.environ)  # workers outnumber cores
+set_up_libraries(os.environ)  # workers outnumber cores
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import onnxruntime by themselves
 # without files of bytecode, a process that a test starts spends half of its time on compiling
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_whole_process = argv is None
     arguments = sys.argv[1:] if argv is None else list(argv)
     if is_whole_process:
-        let_idle_threads_sleep(os.environ)
+        set_up_libraries(os.environ)
     interrupts = Interrupts()
     with interrupts.heard(until_the_end=is_whole_process):
         try:
@@ -70,6 +70,8 @@ def _run(arguments: Sequence[str], interrupts: Interrupts) -> int:
 
 
 def _message(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "this process may have no more memory: raise its limit (ulimit -v), or free some"
     if not isinstance(error, EdgespecError | OSError):
         return f"unexpected {type(error).__name__}: {error} (EDGESPEC_DEBUG=1 shows where)"
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
@@ -93,8 +95,9 @@ def json_place(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def let_idle_threads_sleep(environ: MutableMapping[str, str]) -> None:
-    """Let idle OpenMP threads sleep soon, unless the user has configured them.
+def set_up_libraries(environ: MutableMapping[str, str]) -> None:
+    """Let idle OpenMP threads sleep soon, and failures of ggml end without a debugger, unless the
+    user has configured that.
 
     GOMP reads the variable once, when a runtime loads it. Its default makes passes more than ten
     times slower if another program uses the same cores; the runtime lets threads of models in
@@ -106,6 +109,7 @@ def let_idle_threads_sleep(environ: MutableMapping[str, str]) -> None:
     if not environ.get("OMP_WAIT_POLICY"):
         environ.setdefault("GOMP_SPINCOUNT", str(SHORT))
     environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 
 def _prepare_streams() -> None:

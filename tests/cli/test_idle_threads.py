@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from edgespec.cli.command_line import let_idle_threads_sleep
+from edgespec.cli.command_line import set_up_libraries
 from edgespec.concurrency.spinning import SHORT
 
 
@@ -27,8 +27,8 @@ from edgespec.concurrency.spinning import SHORT
 def test_idle_threads_sleep_soon_unless_the_user_chose_otherwise(
     given: dict[str, str], expected: dict[str, str]
 ) -> None:
-    let_idle_threads_sleep(given)
-    assert given == expected
+    set_up_libraries(given)
+    assert given == expected | {"GGML_NO_BACKTRACE": "1"}
 
 
 def test_importing_the_library_changes_no_environment() -> None:

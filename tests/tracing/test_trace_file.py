@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from edgespec.errors import BudgetError, EdgespecError, UsageError
 from edgespec.tracing.spans import OFF, Track
 from edgespec.tracing.trace_file import MAX_EVENTS, TraceFile, open_trace
-from small_files import files_of_at_most
 from traces import KeptFile, check, counts, read, read_cut_off, spans, ticking, trace_in_memory
 
 MIB = 1 << 20
@@ -222,23 +221,6 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
 def test_a_folder_is_no_file_to_write(tmp_path: Path):
     with pytest.raises(UsageError, match="it is a folder: name a file in it"):
         open_trace(tmp_path)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")
-def test_a_disk_that_is_full_from_the_start_is_told_at_once():
-    with pytest.raises(EdgespecError, match="No space left on device"):
-        open_trace("/dev/full")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits of files")
-@pytest.mark.parametrize("is_new", [True, False])
-def test_a_disk_that_is_full_from_the_start_keeps_no_new_file(tmp_path: Path, is_new: bool):
-    path = tmp_path / "trace.json"
-    if not is_new:
-        path.touch()
-    with files_of_at_most(100), pytest.raises(EdgespecError, match="File too large"):
-        open_trace(path)
-    assert path.exists() != is_new
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")

@@ -101,14 +101,16 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             if not (json_file and shown.text):
                 raise
             return report_failure(error, str(error), error.exit_code, json_file, text=shown.text)
-        trace.close()
+        viewers = None
+        if "trace" in args:
+            viewers = f"trace: {args.trace}: ui.perfetto.dev or chrome://tracing opens it"
+            try:
+                trace.close()
+            except EdgespecError as error:
+                viewers = f"note: {error}"
         peak_bytes = process.peak_rss_bytes()
         console.end_of_progress()
-        traced, is_green = (
-            getattr(args, "trace", None),
-            result.speculation.drafted and console.color,
-        )
-        viewers = f"trace: {traced}: ui.perfetto.dev or chrome://tracing opens it"
+        is_green = result.speculation.drafted and console.color
         report = generation_report(
             result,
             running.plan,
@@ -119,7 +121,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
             Row("draft", command.load.draft if running.draft else None),
             Row("version", installed_version()),
             Row(format="green: guessed by the draft" if is_green else None),
-            Row(format=viewers if traced else None),
+            Row(format=viewers),
         )
         if json_file:
             write_json(json_file, report.as_dict())

@@ -56,7 +56,7 @@ class GgufFile:
     @property
     def architecture(self) -> str:
         name = self.text("general.architecture")
-        if not name.isprintable():  # it is part of many messages
+        if not name.isprintable() or not 0 < len(name) <= MAX_NAME:  # it is part of messages
             raise ModelError(f"{self.path}: general.architecture is no name but {name!r:.80}")
         return name
 
@@ -160,6 +160,8 @@ def read_header(path: Path) -> GgufFile:
     return _join([read_part(part, index) for index, part in enumerate(paths)])
 
 
+MAX_NAME = 64
+"""Letters of an architecture's name."""
 _SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 

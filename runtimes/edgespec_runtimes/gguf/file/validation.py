@@ -89,8 +89,6 @@ def validate(header: GgufFile, as_draft: bool = False, embeds: bool = False) -> 
     `embeds`, the model must turn texts into vectors instead of writing them."""
     if not header.tensors:
         raise ModelError(f"{header.path} holds no tensors: it is a vocabulary or an empty shell")
-    if not header.architecture:
-        raise ModelError(f"{header.path}: general.architecture is empty")
     if embeds:
         check_embeds(header)
     elif not (as_draft and is_head(header)):
