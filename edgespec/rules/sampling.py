@@ -129,16 +129,15 @@ class Sampler:
         best = float(logits.max())
         if not math.isfinite(best):
             return [], []
+        places: Tokens | None = None
+        scores: np.ndarray = logits
         position = self.n_accepted + n_ahead
-        if self.params.temperature == 0 or position < 0:
-            places = top_tokens(logits, k)
-            weights = np.exp(logits - best)
-            shares = weights[places] / weights.sum()
-        else:
+        if self.params.temperature > 0 and position >= 0:
             places, scores = self._scores(logits, best, position, k, tokens)
-            weights = np.exp(scores - scores.max())
-            order = np.lexsort((places, -scores))[:k]
-            places, shares = places[order], weights[order] / weights.sum()
+        order = top_tokens(scores, k)
+        weights = np.exp(scores - scores[order[0]])
+        shares = weights[order] / weights.sum()
+        places = order if places is None else places[order]
         possible = np.isfinite(logits[places])
         shares = np.maximum(shares[possible], np.finfo(np.float32).tiny)
         found = places[possible] if tokens is None else tokens[places[possible]]
@@ -163,10 +162,7 @@ class Sampler:
         return favours
 
     def uniform(self) -> float:
-        """The seed's next uniform draw from [0, 1), independent of the noise of `draw`.
-
-        For acceptance rules that accept guesses at random.
-        """
+        """The seed's next uniform draw from [0, 1), independent of the noise of `draw`."""
         return float(self._coin.random())
 
     def forget_constraint(self) -> None:
