@@ -14,6 +14,7 @@ import textwrap
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,12 @@ REMARKS = {
 }
 CONSTRUCTED = ("AsyncSession",)
 """Classes that programs construct with arguments which are no fields."""
-PREDICTIONS = re.compile(
-    r"(?P<title>\*\*(?P<rate>[\d.]+ GB/s)\*\*[^\n]*\n\n)(?:\|[^\n]*\n)*\n?", re.MULTILINE
+PREDICTIONS = re.compile(r"\| model \| disk \|(?:[^\n]*\n\|)*[^\n]*\n")
+MODELS = (
+    *("8B-Q4_K_M", "8B-Q8_0", "14B-Q4_K_M", "20B-MXFP4", "26B-A4B-Q4_K_M", "27B-Q2_0"),
+    *("27B-Q4_K_M", "35B-A3B-Q4_K_M", "70B-Q4_K_M"),
 )
-MODELS = ("3B-Q4_K_M", "8B-Q4_K_M", "8B-Q8_0", "14B-Q4_K_M", "32B-Q4_K_M", "70B-Q4_K_M")
+DISKS = ("0.5 GB/s", "2 GB/s")
 MEMORIES = (4, 8, 16, 32)
 EXAMPLE = re.compile(r"(`(examples/[\w.-]+)`:\n\n```\w+\n).*?(^```$)", re.MULTILINE | re.DOTALL)
 
@@ -80,18 +83,13 @@ def reference() -> str:
 
 
 def with_predictions(page: str) -> str:
-    """The page, with what `edgespec plan --what-if` says in a table below each speed of a disk."""
-
-    def told(match: re.Match[str]) -> str:
-        disk_bytes_per_s = parse_rate(match["rate"])
-        rows = ["| | " + " | ".join(f"{n} GiB" for n in MEMORIES) + " |"]
-        rows.append("| --- " * (len(MEMORIES) + 1) + "|")
-        for model in MODELS:
-            cells = (_cell(model, n << 30, disk_bytes_per_s) for n in MEMORIES)
-            rows.append(f"| {model} | " + " | ".join(cells) + " |")
-        return match["title"] + "\n".join(rows) + "\n\n"
-
-    return PREDICTIONS.sub(told, page)
+    """The page, with what `edgespec plan --what-if` says in its table."""
+    rows = ["| model | disk | " + " | ".join(f"{n} GiB" for n in MEMORIES) + " |"]
+    rows.append("| --- " * (len(MEMORIES) + 2) + "|")
+    for model, disk in product(MODELS, DISKS):
+        cells = (_cell(model, n << 30, parse_rate(disk)) for n in MEMORIES)
+        rows.append(f"| {model} | {disk} | " + " | ".join(cells) + " |")
+    return PREDICTIONS.sub("\n".join(rows) + "\n", page)
 
 
 def _cell(model: str, memory_bytes: int, disk_bytes_per_s: float) -> str:

@@ -32,6 +32,30 @@ def test_more_memory_reads_less_until_it_fits() -> None:
     assert [one.plan.paged for one in found] == [True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("35B-A3B-Q4_K_M", "Qwen3.6 35B-A3B"),
+        ("26B-A4B-Q4_K_M", "Gemma 4 26B-A4B"),
+        ("20B-MXFP4", "gpt-oss-20b"),
+    ],
+)
+def test_a_mixture_reads_what_a_token_chooses_and_has_no_draft(name: str, like: str) -> None:
+    found = what_if(name, usual_budget(8 * GIB), 1e9)
+    experts = found.plan.experts
+    assert found.like == like and experts is not None
+    assert 0.8 * found.size_bytes < experts.nbytes < 0.95 * found.size_bytes
+    assert found.plan.bytes_per_pass < experts.token_bytes
+    assert not found.drafted
+
+
+def test_a_hybrid_keeps_keys_in_a_quarter_of_its_layers() -> None:
+    plans = [what_if(name, usual_budget(32 * GIB), 1e9).plan for name in ("27B-Q2_0", "32B-Q4_K_M")]
+    hybrid, dense = (plan.rows[1].nbytes for plan in plans)
+    assert plans[0].rows[1].what.startswith("KV cache")
+    assert hybrid < dense / 2
+
+
 def test_a_slower_disk_takes_longer_in_proportion() -> None:
     fast, slow = (what_if("8B-Q8_0", 5 * GIB, disk) for disk in (2e9, 1e9))
     assert slow.seconds_per_token == pytest.approx(2 * fast.seconds_per_token)

@@ -16,12 +16,14 @@ from typing import Self
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
+from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session import draft_choice
 from edgespec.session.draft_choice import Speed
 from edgespec.session.plan_score import USUAL_STEPS, USUAL_TOKENS, expected_rate
 
+MXFP4 = "MXFP4"
 BITS = {
     "F32": 32.0,
     "F16": 16.0,
@@ -38,25 +40,37 @@ BITS = {
     "Q3_K_M": 4.00,
     "Q3_K_S": 3.64,
     "Q2_K": 3.16,
+    MXFP4: 4.63,
+    "Q2_0": 2.25,
 }
-"""Bits per weight of Llama 3.1 8B in each kind of file (llama.cpp, tools/quantize/README.md)."""
+"""Bits per weight of Llama 3.1 8B in each kind of file (llama.cpp, tools/quantize/README.md); MXFP4
+as in gpt-oss, whose experts alone have it, and Q2_0 of its block."""
 MIN_BILLIONS, MAX_BILLIONS = 0.1, 2000
-_NAME = re.compile(r"(?P<size>\d+(?:\.\d+)?)B[-_:](?P<kind>\w+)", re.IGNORECASE | re.ASCII)
+_NAME = re.compile(
+    r"(?P<size>\d+(?:\.\d+)?)B(?P<active>-A\d+(?:\.\d+)?B)?[-_:](?P<kind>\w+)",
+    re.IGNORECASE | re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class UsualShape:
-    """Sizes of a dense model, from its published configuration."""
+    """Sizes of a model, from its published configuration."""
 
     like: str
     billions: float
     n_layers: int
     width: int
-    kv_width: int
-    """Width of a token's keys in a layer, all heads together."""
+    kv_width: float
+    """Width of a token's keys in a layer, all heads together, on average over all layers."""
     n_vocab: int
     tied: bool
     """True if the head's weights are those of the embedding table."""
+    state_bytes: int = 0
+    """State of a text in layers that keep no keys."""
+    n_experts: int = 0
+    """Experts in each layer; 0 for a dense model."""
+    n_used: int = 0
+    expert_width: int = 0
 
 
 SHAPES = (
@@ -65,9 +79,17 @@ SHAPES = (
     UsualShape("Qwen2.5 3B", 3.09, 36, 2_048, 256, 151_936, True),
     UsualShape("Llama 3.1 8B", 8.03, 32, 4_096, 1_024, 128_256, False),
     UsualShape("Qwen2.5 14B", 14.8, 48, 5_120, 1_024, 152_064, False),
+    UsualShape("Qwen3.6 27B", 27.3, 64, 5_120, 256, 248_320, False, 151_000_000),
     UsualShape("Qwen2.5 32B", 32.8, 64, 5_120, 1_024, 152_064, False),
     UsualShape("Llama 3.1 70B", 70.6, 80, 8_192, 1_024, 128_256, False),
 )
+MIXTURES = (
+    UsualShape("gpt-oss-20b", 20.9, 24, 2_880, 512, 201_088, False, 0, 32, 4, 2_880),
+    UsualShape("Gemma 4 26B-A4B", 25.2, 30, 2_816, 1_792, 262_144, True, 0, 128, 8, 704),
+    UsualShape("Qwen3.6 35B-A3B", 34.7, 40, 2_048, 128, 248_320, False, 63_000_000, 256, 8, 512),
+    UsualShape("gpt-oss-120b", 116.8, 36, 2_880, 512, 201_088, False, 0, 128, 4, 2_880),
+)
+"""Named with the parameters of a token (A4B), or by the kind of file that only gpt-oss has."""
 PROCESS_BYTES = 116 * MIB
 """Interpreter, libraries and vocabulary: `plan` of a file like Qwen2.5 1.5B."""
 GRAPH_BYTES_PER_LAYER = 200_000
@@ -139,7 +161,8 @@ def what_if(
     ctx_size: int = 4096,
     n_threads: int = 4,
 ) -> WhatIf:
-    """The expected speed of a model named by parameters and kind of file: `8B-Q4_K_M`.
+    """The expected speed of a model named by parameters and kind of file: `8B-Q4_K_M`, or a mixture
+    `35B-A3B-Q4_K_M`.
 
     Raises UsageError for another name, and BudgetError with the smallest budget.
     """
@@ -147,8 +170,9 @@ def what_if(
     score = partial(expected_rate, n_threads=n_threads)
     plan = plan_models(budget_bytes, PROCESS_BYTES, weights.needs(ctx_size), score=score)
     speed = Speed(plan, weights.used_bytes, disk_bytes_per_s, n_threads)
-    reading_s = -(-PROMPT_TOKENS // plan.batch_size) * plan.bytes_per_pass / disk_bytes_per_s
-    operations = 2 * weights.n_weights * PROMPT_TOKENS
+    n_batches = -(-PROMPT_TOKENS // plan.batch_size)
+    reading_s = n_batches * plan.expected_bytes(plan.batch_size) / disk_bytes_per_s
+    operations = 2 * (8 * weights.used_bytes / weights.bits) * PROMPT_TOKENS
     drafted = (
         Drafted(draft, nbytes, tokens, (round_s / tokens[0], round_s / tokens[1]))
         for draft, nbytes, tokens, round_s in _drafts(weights, plan, speed)
@@ -169,13 +193,19 @@ def what_if(
 def _drafts(
     weights: _Weights, plan: MemoryPlan, speed: Speed
 ) -> Iterator[tuple[str, int, tuple[float, float], float]]:
-    """Drafts that fit: name, memory, tokens per pass, and seconds of a round."""
+    """Drafts that fit: name, memory, tokens per pass, and seconds of a round.
+
+    None for a mixture: each guess chooses experts of its own, which are read for it.
+    """
+    if weights.shape.n_experts:
+        return
     relative_bytes = RELATIVE_BYTES + draft_choice.buffer_bytes(plan)
     is_small = RELATIVE_SHARE * weights.nbytes > RELATIVE_BYTES
     if plan.paged and is_small and plan.smallest_bytes + relative_bytes <= plan.budget_bytes:
         round_s = speed.round_s(relative_bytes, RELATIVE_BYTES, USUAL_STEPS)
         yield RELATIVE, relative_bytes, RELATIVE_TOKENS, round_s
-    for own in draft_choice.candidates(plan, weights.trimmed_bytes, speed)[:1]:
+    can_be_trimmed = not weights.shape.state_bytes
+    for own in draft_choice.candidates(plan, weights.trimmed_bytes, speed)[:can_be_trimmed]:
         round_s = speed.round_s(own.draft_bytes, own.file_bytes, copy_bytes=own.file_bytes)
         yield "-md self", own.draft_bytes, own.coarseness.tokens_per_pass, round_s
 
@@ -195,15 +225,17 @@ class _Weights:
         kind = match["kind"].upper() if match else ""
         if match is None or kind not in BITS:
             raise UsageError(
-                f"--what-if {model}: write parameters and kind of file like 8B-Q4_K_M; the kinds "
-                f"are {', '.join(BITS)}"
+                f"--what-if {model}: write parameters and kind of file like 8B-Q4_K_M, for a "
+                f"mixture with those of a token like 35B-A3B-Q4_K_M; the kinds are "
+                f"{', '.join(BITS)}"
             )
         billions = float(match["size"])
         if not MIN_BILLIONS <= billions <= MAX_BILLIONS:
             raise UsageError(
                 f"--what-if {model}: it must have {MIN_BILLIONS}B to {MAX_BILLIONS:,}B parameters"
             )
-        shape = min(SHAPES, key=lambda shape: abs(math.log(shape.billions / billions)))
+        shapes = MIXTURES if match["active"] or kind == MXFP4 else SHAPES
+        shape = min(shapes, key=lambda shape: abs(math.log(shape.billions / billions)))
         return cls(shape, billions * 1e9, BITS[kind])
 
     @property
@@ -220,13 +252,38 @@ class _Weights:
         return int(self.scale * self.shape.n_vocab * self.shape.width * self.bits / 8)
 
     @property
+    def dense_bytes(self) -> int:
+        """Bytes that every pass computes with: an embedding table of its own is read by rows."""
+        nbytes = self.nbytes - (self.experts.nbytes if self.experts else 0)
+        return nbytes if self.shape.tied else nbytes - self.head_bytes
+
+    @property
     def used_bytes(self) -> int:
-        """Bytes that a pass computes with: an embedding table of its own is read by rows."""
-        return self.nbytes if self.shape.tied else self.nbytes - self.head_bytes
+        """Bytes that a pass over one token computes with."""
+        return self.dense_bytes + (int(self.experts.token_bytes) if self.experts else 0)
+
+    @property
+    def experts(self) -> ExpertSizes | None:
+        shape = self.shape
+        if not shape.n_experts:
+            return None
+        n_weights = 3 * shape.width * shape.expert_width  # of one expert
+        expert_bytes = int(self.scale * n_weights * self.bits / 8)
+        layer_bytes = shape.n_experts * expert_bytes
+        n_bytes, least_bytes = shape.n_layers * layer_bytes, shape.n_used * expert_bytes
+        return ExpertSizes(
+            shape.n_layers,
+            shape.n_experts,
+            shape.n_used,
+            n_bytes,
+            n_bytes,
+            layer_bytes,
+            least_bytes,
+        )
 
     @property
     def layer_bytes(self) -> int:
-        return (self.used_bytes - self.head_bytes) // self.shape.n_layers
+        return (self.dense_bytes - self.head_bytes) // self.shape.n_layers
 
     def trimmed_bytes(self, bits: float) -> int:
         """Memory of a draft with so many bits per weight of layers, and of a head for the most
@@ -238,19 +295,20 @@ class _Weights:
     def needs(self, ctx_size: int) -> ModelNeeds:
         shape = self.shape
         cuts = tuple(self._segments(n) for n in SEGMENTS_PER_LAYER)
+        kv_bytes = int(4 * shape.n_layers * shape.kv_width * ctx_size)
+        experts = self.experts
         return ModelNeeds(
             fixed=(
-                _row(
-                    f"KV cache ({ctx_size} tokens)", 4 * shape.n_layers * shape.kv_width * ctx_size
-                ),
+                _row(f"KV cache ({ctx_size} tokens)", kv_bytes + shape.state_bytes),
                 _row("compute graphs", GRAPH_BYTES_PER_LAYER * shape.n_layers),
             ),
             batches=tuple(
                 BatchNeeds(size, (_row("compute buffers", self._batch_bytes(size)),), (), 1)
                 for size in BATCH_SIZES
             ),
-            resident=(_row("weights", self.used_bytes),),
+            resident=(_row("weights", self.dense_bytes + (experts.nbytes if experts else 0)),),
             cuts=cuts,
+            experts=experts,
         )
 
     def _batch_bytes(self, size: int) -> int:

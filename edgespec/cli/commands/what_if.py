@@ -49,7 +49,8 @@ def add_to(parser: ArgumentParser) -> None:
     groups.flag(
         group,
         "--what-if MODEL",
-        "a dense model by its parameters and kind of file, like 8B-Q4_K_M; --memory-budget, "
+        "a model by its parameters and kind of file, like 8B-Q4_K_M, for a mixture with those of "
+        "a token, like 35B-A3B-Q4_K_M; --memory-budget, "
         f"-c ({CTX_SIZE}), -t ({N_THREADS}) and --disk "
         f"({format_rate(DISK_BYTES_PER_S)}) apply, other flags do not",
     )
@@ -98,7 +99,8 @@ def _report(found: WhatIf, source: str) -> Report:
     reading = "It fits into memory: no pass reads the disk, and computing decides."
     if plan.paged:
         reading = (
-            f"{format_size(plan.pinned_bytes)} of weights stay in memory; a pass reads "
+            f"{format_size(plan.pinned_bytes + plan.expert_bytes)} of weights stay in memory; a "
+            f"pass reads "
             f"{format_size(plan.bytes_per_pass)}: {plan.bytes_per_pass / disk:.2f} s at "
             f"{format_rate(disk)}."
         )
