@@ -154,10 +154,12 @@ def _members(thing: type, node: ast.AST, name: str) -> list[str]:
                 elif member.name == "__init__" and name in CONSTRUCTED:
                     methods[name] = f"{_code(member, 'edgespec.', name)}\n{_text(member)}"
     defaults = _defaults(thing)
+    settings = getattr(thing, "model_fields", {})
+    hidden = {name for name, field in settings.items() if not field.repr}
     rows = [
         (name, kind, defaults.get(name, default), text)
         for name, kind, default, text in rows
-        if not name.startswith("_")
+        if not name.startswith("_") and name not in hidden
     ]
     own = [name for name in methods if name in vars(thing) or name == thing.__name__]
     ordered = [*own, *(name for name in methods if name not in own)]

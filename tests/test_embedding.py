@@ -106,6 +106,8 @@ def test_the_web_application_streams_and_tells_its_memory(
     app = runpy.run_path(str(EXAMPLES / "web.py"))["app"]
     with TestClient(app) as client:
         written = client.post("/write", params={"prompt": "import ", "max_tokens": 12}).text
+        wrong = client.post("/chat", json=[{"role": "wizard", "content": "a"}])
+        assert (wrong.status_code, "template" in wrong.json()["detail"]) == (400, True)
         memory = client.get("/memory").json()
         asked = {"prompt": "import ", "max_tokens": 900}
         with client.stream("POST", "/write", params=asked) as left:

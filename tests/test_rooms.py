@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtimes": RESOURCES,
     "tools": PORTS,
     "tracing.trace_file": CORE,
-    "session": LOADING | {"chat", "completions", "grammar", "models.catalogue", "state"},
+    "session": LOADING | {"chat", "completions", "grammar", "hub", "models.catalogue", "state"},
     "models": SESSION,
     "models.catalogue": PORTS | {"models"},
     "models.draft_training": SESSION | {"jobs", "models"},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import pydoc
 import re
 import subprocess
@@ -13,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.settings import config
-from edgespec.settings.config import LoadSettings
+from edgespec.settings.config import LoadFields, LoadSettings, SamplingFields
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/getting-started.md")
@@ -45,6 +42,18 @@ with edgespec.load("big.gguf") as session:
     for result in session.generate_many(["Once", [1, 2]], max_tokens=3):
         print(result.text)
     print(session.generate("Once", grammar=edgespec.json_schema({"type": "string"})).text)
+with edgespec.load("big.gguf", memory_budget="4GiB", n_parallel=2, cache_type_k="q8_0") as session:
+    twin = edgespec.AsyncSession(session)
+    session.generate("Once", temperature=0.7, seed=3, stop="end")
+    twin.chat(messages, tools=[], template={"enable_thinking": False}, top_k=3)
+    session.generate("Once", max_token=3)  # type: ignore[call-arg]
+    session.stream("Once", temprature=0.5)  # type: ignore[call-arg]
+    session.chat(messages, stopp="x")  # type: ignore[call-arg]
+    twin.stream("Once", stopp="x")  # type: ignore[call-arg]
+    twin.chat(messages, max_token=3)  # type: ignore[call-arg]
+    twin.generate_many(["Once"], seeed=3)  # type: ignore[call-arg]
+edgespec.load("big.gguf", memory_buget="4GiB")  # type: ignore[call-arg]
+edgespec.LoadSettings(model="big.gguf", ctx=3)  # type: ignore[call-arg]
 """
 
 
@@ -66,22 +75,24 @@ def test_the_python_of_pages_and_examples_passes_a_strict_type_checker(tmp_path:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_types_of_load_settings_know_every_setting() -> None:
-    tree = ast.parse(inspect.getsource(config))
-    (settings,) = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and node.name == LoadSettings.__name__
-    )
-    (init,) = (
-        node
-        for node in ast.walk(settings)
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
-    )
-    assert {argument.arg for argument in init.args.kwonlyargs} == set(LoadSettings.model_fields)
+def test_the_types_of_load_settings_know_every_public_setting() -> None:
+    hidden = {name for name, field in LoadSettings.model_fields.items() if not field.repr}
+    assert {"model", *LoadFields.__annotations__} == {*LoadSettings.known(), "options"} - hidden
+
+
+def test_the_types_of_sampling_know_every_setting() -> None:
+    assert SamplingFields.__annotations__.keys() == edgespec.SamplingParams.model_fields.keys()
 
 
 def test_dir_and_help_show_the_public_names() -> None:
     assert dir(edgespec) == sorted(edgespec.__all__)
     shown = pydoc.render_doc(edgespec, renderer=pydoc.plaintext)
     assert [name for name in edgespec.__all__ if name not in shown] == []
+
+
+def test_settings_show_names_defaults_and_meanings_and_nothing_of_pydantic() -> None:
+    shown = pydoc.render_doc(edgespec.LoadSettings, renderer=pydoc.plaintext)
+    assert "ctx_size: int = 0\n |      Tokens of context; 0 is what the model was" in shown
+    assert "memory_budget='auto', " in shown.splitlines()[3]
+    for text in (shown, repr(edgespec.LoadSettings(model="m"))):
+        assert not re.search("pydantic_|FieldInfo|Flag\\(|model_dump|optional_draft", text)

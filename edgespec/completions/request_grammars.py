@@ -17,13 +17,7 @@ from edgespec.completions.argument_types import followed, types_of
 from edgespec.completions.requests import ChatRequest, RequestError, ResponseFormat
 from edgespec.completions.tool_calls import call_grammar, knows_calls
 from edgespec.errors import GrammarError
-from edgespec.grammar.specification import (
-    Grammar,
-    json_schema,
-    lark_grammar,
-    regular_expression,
-    schema_rules,
-)
+from edgespec.grammar.specification import Grammar, schema_rules, unchecked_schema
 
 Schema = Mapping[str, Any]
 
@@ -72,13 +66,13 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
     if response_format is None or response_format.type == "text":
         return None
     if response_format.type == "json_object":
-        return json_schema(
+        return unchecked_schema(
             {"type": "object"} if response_format.schema_ is None else response_format.schema_
         )
     if response_format.type == "json_schema":
         if response_format.json_schema is None:
             raise RequestError("response_format.json_schema is missing", "response_format")
-        return json_schema(response_format.json_schema.schema_)
+        return unchecked_schema(response_format.json_schema.schema_)
     name, text = (
         ("grammar", response_format.grammar)
         if response_format.type == "grammar"
@@ -86,7 +80,7 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
     )
     if not text:
         raise RequestError(f"response_format.{name} is missing", "response_format")
-    return lark_grammar(text) if response_format.type == "grammar" else regular_expression(text)
+    return Grammar("grammar" if name == "grammar" else "regular expression", text)
 
 
 def call_grammar_of(template: str) -> Callable[[Sequence[Mapping[str, Any]]], Grammar]:
@@ -106,7 +100,7 @@ def _grammar(form: _MarkedForm, tools: Sequence[Mapping[str, Any]]) -> Grammar:
     for rule, tool in zip(names, tools, strict=True):
         rules += _call(form, rule, tool["function"])
     rules += ['line_break: "\\n"'] if form.line_break else []
-    return lark_grammar("\n".join(rules) + "\n")
+    return Grammar("grammar", "\n".join(rules) + "\n")
 
 
 def _call(form: _MarkedForm, rule: str, function: Mapping[str, Any]) -> Iterator[str]:

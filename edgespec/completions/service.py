@@ -60,7 +60,7 @@ class Generates(Protocol):
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        template: Mapping[str, Any] | None = None,
     ) -> ChatPrompt: ...
 
     def encode(self, text: str) -> list[int]: ...
@@ -172,7 +172,7 @@ class Completions:
         try:
             with _about("messages"):
                 return self._session.chat_prompt(
-                    request.messages, request.offered_tools, **request.template_variables
+                    request.messages, request.offered_tools, request.template_variables
                 )
         except ModelError as error:  # no template, or one that refuses these messages
             raise RequestError(str(error), "messages") from error
@@ -200,7 +200,7 @@ class Completions:
         it has one."""
         variables = {"enable_thinking": False} | request.template_variables
         with suppress(ModelError):
-            told = self._session.chat_prompt(request.messages, request.offered_tools, **variables)
+            told = self._session.chat_prompt(request.messages, request.offered_tools, variables)
             if not told.closing:
                 return told
         return prompt.closed()

@@ -77,13 +77,9 @@ class GrammarCompiler:
         )
 
     def _matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
-        try:
-            compiled = _compiled(grammar)
-            matcher = llguidance.LLMatcher(self._tokens, compiled, log_level=0, limits=_LIMITS)
-        except (ValueError, RecursionError) as error:
-            raise GrammarError(f"the {grammar.kind} is wrong: {_line(str(error))}") from error
-        if matcher.is_error():
-            raise GrammarError(f"the {grammar.kind} is wrong: {_line(matcher.get_error())}")
+        compiled = _compiled(grammar)
+        matcher = llguidance.LLMatcher(self._tokens, compiled, log_level=0, limits=_LIMITS)
+        _refuse(grammar, matcher.get_error())
         return matcher
 
 
@@ -190,22 +186,30 @@ class _Tokens:
         return self._vocabulary.encode(text, add_special=False)
 
 
+def check(grammar: Grammar) -> None:
+    """Raise GrammarError for a grammar that is wrong, whatever the vocabulary."""
+    _refuse(grammar, llguidance.LLMatcher.validate_grammar(_compiled(grammar), limits=_LIMITS))
+
+
+def _refuse(grammar: Grammar, reason: str) -> None:
+    if reason:
+        raise GrammarError(f"the {grammar.kind} is wrong: {_line(reason)}")
+
+
 def _compiled(grammar: Grammar) -> str:
-    """The grammar in llguidance's own format."""
-    match grammar.kind:
-        case "json schema":
-            schema = rewritten(json.loads(grammar.source), exhausts)
-            if has_large_integers(schema):
-                compiled = llguidance.LLMatcher.grammar_from_lark(lark_rules(schema, JSON_STYLE))
-            else:
-                compiled = llguidance.LLMatcher.grammar_from_json_schema(
-                    schema, defaults=_JSON_STYLE
-                )
-        case "regular expression":
-            compiled = llguidance.LLMatcher.grammar_from_regex(grammar.source)
-        case _:
-            compiled = llguidance.LLMatcher.grammar_from_lark(grammar.source)
-    return str(compiled)
+    """The grammar in llguidance's own format. Raises GrammarError."""
+    try:
+        if grammar.kind == "regular expression":
+            return str(llguidance.LLMatcher.grammar_from_regex(grammar.source))
+        if grammar.kind == "grammar":
+            return str(llguidance.LLMatcher.grammar_from_lark(grammar.source))
+        schema = rewritten(json.loads(grammar.source), exhausts)
+        if has_large_integers(schema):
+            return str(llguidance.LLMatcher.grammar_from_lark(lark_rules(schema, JSON_STYLE)))
+        compiled = llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
+        return str(compiled)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the {grammar.kind} is wrong: {_line(str(error))}") from error
 
 
 def _line(text: str) -> str:

@@ -13,6 +13,8 @@ from edgespec.grammar.large_integers import lark_rules
 from edgespec.grammar.schemas import rewritten, unchecked_formats
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from edgespec.grammar.matcher import GrammarCompiler
     from edgespec.ports import Vocabulary
 
@@ -61,11 +63,18 @@ class Grammar:
             )
 
 
-def json_schema(schema: str | Mapping[str, Any]) -> Grammar:
-    """A grammar for JSON by the schema; `{}` allows any JSON, `{"type": "object"}` any object.
+def json_schema(schema: str | Mapping[str, Any] | type[BaseModel]) -> Grammar:
+    """A grammar for JSON by a schema or a pydantic class; `{}` allows any JSON, `{"type":
+    "object"}` any object.
 
-    Raises GrammarError for an invalid schema.
+    Raises GrammarError for an invalid schema, and UsageError if llguidance is not installed.
     """
+    from_class = getattr(schema, "model_json_schema", None)
+    return _checked(unchecked_schema(from_class() if from_class else schema))
+
+
+def unchecked_schema(schema: Any) -> Grammar:
+    """`json_schema` without the library. Raises GrammarError for what is no schema at all."""
     if not isinstance(schema, str):
         try:
             schema = json.dumps(schema)
@@ -81,13 +90,20 @@ def json_schema(schema: str | Mapping[str, Any]) -> Grammar:
 
 
 def regular_expression(pattern: str) -> Grammar:
-    """A grammar for text that matches `pattern` completely."""
-    return Grammar("regular expression", pattern)
+    """A grammar for text that matches `pattern` completely. Raises GrammarError."""
+    return _checked(Grammar("regular expression", pattern))
 
 
 def lark_grammar(source: str) -> Grammar:
-    """A grammar for text that matches the rule `start` of a Lark grammar."""
-    return Grammar("grammar", source)
+    """A grammar for text that matches the rule `start` of a Lark grammar. Raises GrammarError."""
+    return _checked(Grammar("grammar", source))
+
+
+def _checked(grammar: Grammar) -> Grammar:
+    with extras.needed(_EXTRA, _WHY):
+        from edgespec.grammar.matcher import check
+    check(grammar)
+    return grammar
 
 
 def json_rules(schemas: Mapping[str, Any], start: str) -> Grammar:

@@ -15,7 +15,8 @@ from edgespec.chat.messages import Message
 from edgespec.engine.generation import Generation
 from edgespec.errors import UsageError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.session.session import Session, TextOptions
+from edgespec.session.session import ChatOptions, Session, TextOptions
+from edgespec.settings import arguments
 from edgespec.settings.config import SamplingParams
 from edgespec.values import GenerationResult, TokenEvent
 
@@ -57,13 +58,16 @@ class AsyncSession:
         max_tokens: int | None = None,
         **options: Unpack[TextOptions],
     ) -> AsyncGeneration:
-        """`Session.stream`; mistakes are raised where the first token is waited for."""
+        """`Session.stream`; mistakes are raised on entering, or where the first token is waited
+        for."""
+        arguments.keywords(options, ChatOptions.__annotations__)
         return AsyncGeneration(
             lambda: self._session.stream(prompt, sampling, max_tokens, **options)
         )
 
-    def chat(self, messages: Sequence[Message], **options: Any) -> AsyncGeneration:
-        """`Session.chat`; mistakes are raised where the first token is waited for."""
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> AsyncGeneration:
+        """`Session.chat`; mistakes are raised as with `stream`."""
+        arguments.keywords(options, ChatOptions.__annotations__)
         return AsyncGeneration(lambda: self._session.chat(messages, **options))
 
     async def generate(
@@ -219,6 +223,15 @@ class AsyncGeneration(InThread[TokenEvent]):
         self._text = _Started(start)
         super().__init__(self._text)
 
+    async def __aenter__(self) -> Self:
+        """Check the request and begin it. Raises the errors of the session's method."""
+        try:
+            await asyncio.to_thread(self._text.begin)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self
+
     @property
     def result(self) -> GenerationResult:
         """`Generation.result`. Raises UsageError before the end."""
@@ -239,11 +252,14 @@ class _Started:
         return self
 
     def __next__(self) -> TokenEvent:
+        return next(self.begin())
+
+    def begin(self) -> Generation:
         if self.generation is None:
             self.generation = self._start()
             if self._is_cancelled:
                 self.generation.cancel()
-        return next(self.generation)
+        return self.generation
 
     def cancel(self) -> None:
         self._is_cancelled = True

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -28,21 +28,23 @@ from edgespec.session.encoding import Encoder
 from edgespec.session.given import checked, in_words_of
 from edgespec.session.reserving import REQUESTS
 from edgespec.settings import arguments
-from edgespec.settings.config import LoadSettings
+from edgespec.settings.config import LoadFields, LoadSettings
 from edgespec.values import ModelInfo, PagingStats
 
 
 def load_embedder(
-    settings: LoadSettings | str | Path, progress: Progress | None = None
+    settings: LoadSettings | str | Path,
+    progress: Progress | None = None,
+    **fields: Unpack[LoadFields],
 ) -> Embedder:
     """Load an embedding model so that the process stays within the budget from now on.
 
-    A path or a name means default settings. Raises ModelError for a model that writes texts,
+    The arguments are those of `load`. Raises ModelError for a model that writes texts,
     BudgetError or UsageError, and then leaves nothing open.
     """
     with in_words_of(settings), ExitStack() as stack:
         worker = stack.enter_context(Worker())
-        prepared = stack.enter_context(_Prepared(settings, progress))
+        prepared = stack.enter_context(_Prepared(settings, progress, fields))
         plan = worker.run(prepared.plan, prepared.cancel)
         model = worker.run(lambda: prepared.load(plan), prepared.cancel)
         return Embedder(model, plan)
@@ -161,8 +163,13 @@ class Embedder(InOneProcess):
 class _Prepared(Closeable):
     """The steps of loading an embedding model."""
 
-    def __init__(self, settings: LoadSettings | str | Path, progress: Progress | None) -> None:
-        self._settings, _, self._progress = checked(settings, None, progress)
+    def __init__(
+        self,
+        settings: LoadSettings | str | Path,
+        progress: Progress | None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._settings, _, self._progress = checked(settings, None, progress, fields)
         if self._settings.draft is not None:
             raise UsageError(
                 f"{self._settings.model.name} turns texts into vectors, so that nothing is guessed:"

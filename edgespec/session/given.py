@@ -5,14 +5,17 @@ them, in the caller's words.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from edgespec import extras
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, ModelError
 from edgespec.ports import Progress
-from edgespec.settings import arguments
+from edgespec.settings import arguments, hub_reference
 from edgespec.settings.base import Names, PythonNames, Settings, spell
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT
@@ -57,14 +60,20 @@ def checked(
     settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None,
     progress: Progress | None,
+    fields: Mapping[str, Any] | None = None,
 ) -> tuple[LoadSettings, EngineSettings, Progress | None]:
     """The validated arguments. Raises UsageError."""
     if isinstance(settings, str | Path):
-        settings = LoadSettings(model=Path(settings))
+        settings = LoadSettings.model_validate({"model": Path(settings), **(fields or {})})
+    elif fields:
+        settings = arguments.instance("settings", settings, LoadSettings).but(fields)
     if engine_settings is None:
         engine_settings = EngineSettings()
     settings = arguments.instance("settings", settings, LoadSettings)
-    settings = _with_paths(settings)
+    found = {"model": _located(settings.model, False, progress)}
+    if settings.draft is not None:
+        found["draft"] = _located(settings.draft, True, progress)
+    settings = settings.model_copy(update=found)
     if settings.draft == OWN_DRAFT:
         from edgespec.session.own_draft import obtain
 
@@ -73,22 +82,25 @@ def checked(
     return settings, engine_settings, arguments.callback("progress", progress)
 
 
-def _with_paths(settings: LoadSettings) -> LoadSettings:
-    """The settings with paths where models are given by names. Raises ModelError."""
-    given = {"model": settings.model, "draft": settings.draft}
-    found = {role: path for role, path in given.items() if path and path != OWN_DRAFT}
-    named = {role: path for role, path in found.items() if _is_name(path)}
-    if not named:
-        return settings
-    from edgespec.models import catalogue
-
-    paths = {role: catalogue.find(str(name)) for role, name in named.items()}
-    return settings.model_copy(update=paths)
-
-
-def _is_name(path: Path) -> bool:
-    if path.name != str(path) or path.suffix in (".gguf", ".onnx"):
-        return False
+def _located(path: Path, takes_heads: bool, progress: Progress | None) -> Path:
+    """The file of a model that may be given by a name, or by its place on Hugging Face's hub, from
+    where it is fetched. Raises ModelError, FetchError and UsageError."""
+    name = str(path)
     with suppress(OSError):  # too long for a file's name
-        return not path.exists()
-    return True
+        if path == OWN_DRAFT or path.exists():
+            return path
+    if path.name == name and path.suffix not in (".gguf", ".onnx"):
+        from edgespec.models import catalogue
+
+        return catalogue.find(name)
+    reference = hub_reference.find(name)
+    if reference is None:
+        return path
+    if reference.quant is None and "hf.co/" not in name and "huggingface.co/" not in name:
+        raise ModelError(
+            f"{name}: no such file; a repository of Hugging Face is fetched as {name}:QUANT, or as "
+            f"hf.co/{name}"
+        )
+    with extras.needed("hub", "fetching models needs huggingface_hub"):
+        from edgespec.hub.fetch import Hub
+    return Hub().fetch(replace(reference, takes_heads=takes_heads), progress).path

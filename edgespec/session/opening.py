@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable
@@ -28,7 +28,7 @@ from edgespec.session.given import checked, in_words, in_words_of
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.prepared_models import PreparedModels
 from edgespec.settings import arguments
-from edgespec.settings.config import LoadSettings
+from edgespec.settings.config import LoadFields, LoadSettings
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
 
@@ -45,15 +45,16 @@ def plan(
     settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
+    **fields: Unpack[LoadFields],
 ) -> MemoryPlan:
     """The memory plan, without reading weights. Raises BudgetError and ModelError.
 
-    A path or a name means default settings for that model, without a draft. The budget is that of
-    the process: a model that it has loaded already counts.
+    The arguments are those of `load`. The budget is that of the process: a model that it has loaded
+    already counts.
     """
     with (
         in_words_of(settings),
-        _Opening(*checked(settings, engine_settings, progress)) as opening,
+        _Opening(*checked(settings, engine_settings, progress, fields)) as opening,
     ):
         return opening.plan()
 
@@ -63,6 +64,7 @@ def open_models(
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
     trace: Trace = OFF,
+    **fields: Unpack[LoadFields],
 ) -> LoadedModels:
     """The models that `load` loads, without an engine, for programs with an engine of their own.
 
@@ -71,7 +73,7 @@ def open_models(
     with (
         in_words_of(settings),
         arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
-        _Opening(*checked(settings, engine_settings, progress), trace) as opening,
+        _Opening(*checked(settings, engine_settings, progress, fields), trace) as opening,
     ):
         return opening.load()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.chat.messages import Message
@@ -39,7 +39,7 @@ from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer, chat_prompts
 from edgespec.session.warm_start import warm_engine
 from edgespec.settings import arguments
-from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.settings.config import LoadFields, LoadSettings, SamplingFields, SamplingParams
 from edgespec.state.prefix_cache import PrefixCache
 from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStats
@@ -54,8 +54,8 @@ MAX_LOGPROBS = 100
 """Most alternatives of a token; 0: only its own log probability."""
 
 
-class TextOptions(TypedDict, total=False):
-    """Keyword options of `Session.stream`, which documents them."""
+class TextOptions(SamplingFields, total=False):
+    """Keyword options of `Session.stream`, which documents them; sampling fields among them."""
 
     stop: str | Sequence[str]
     progress: Progress | None
@@ -63,21 +63,35 @@ class TextOptions(TypedDict, total=False):
     logprobs: int | None
 
 
+class ChatOptions(TextOptions, total=False):
+    """Keyword options of `Session.chat`."""
+
+    sampling: SamplingParams | None
+    max_tokens: int | None
+    tools: Sequence[Mapping[str, Any]] | None
+    template: Mapping[str, Any] | None
+
+
 def load(
     settings: LoadSettings | str | Path,
     engine_settings: EngineSettings | None = None,
     progress: Progress | None = None,
     trace: Trace = OFF,
+    **fields: Unpack[LoadFields],
 ) -> Session:
     """Load target and draft so that the process stays within the budget from now on.
 
-    A path or a name means default settings for that model, without a draft. Loading and generating
-    are recorded in `trace`, which `open_trace` opens and the caller closes.
+    `settings` may be a path, a name, or a repository `USER/REPO:QUANT` of Hugging Face, which is
+    fetched; `fields` are those of `LoadSettings`. Loading and generating are recorded in `trace`,
+    which `open_trace` opens and the caller closes.
 
-    Raises ModelError, PairError, BudgetError or UsageError, and then leaves nothing open.
+    Raises ModelError, PairError, BudgetError, FetchError or UsageError, and then leaves nothing
+    open.
     """
     with in_words_of(settings), ExitStack() as on_failure:
-        models = on_failure.enter_context(open_models(settings, engine_settings, progress, trace))
+        models = on_failure.enter_context(
+            open_models(settings, engine_settings, progress, trace, **fields)
+        )
         session = Session(models, engine_settings, trace)
         on_failure.pop_all()
         return session
@@ -171,8 +185,9 @@ class Session(OpenAICalls, InOneProcess):
         `size` is bytes, 6GiB, 512M or 75% of the machine's memory. Returns the new plan once the
         process's memory is within it, which takes a pass at most; a larger budget fills up in the
         passes that follow. A budget of auto follows the free memory no longer. Texts do not
-        change. Raises BudgetError for a size below `budget.smallest_bytes`, also for weights that
-        cannot be let go (`LoadSettings.adjustable_budget`).
+        change. Raises BudgetError for a size below `budget.smallest_bytes`, which is large where
+        weights cannot be let go (`LoadSettings.adjustable_budget`), UsageError for what is no size,
+        WeightReadError, and SessionClosed.
         """
         return self._budget.change(size)
 
@@ -193,20 +208,21 @@ class Session(OpenAICalls, InOneProcess):
         grammar: Grammar | None = None,
         logprobs: int | None = None,
         shown: Mapping[int, str] | None = None,
+        **fields: Unpack[SamplingFields],
     ) -> Generation:
         """A generation, which yields tokens as they are accepted and has a `result` at its end.
 
-        `grammar` constrains the text. With `logprobs`, each token has its log probability and those
-        of that many alternatives, as computed by the target. `shown` gives control tokens a text;
-        others add none. Raises UsageError immediately for invalid arguments.
+        `fields` are those of `SamplingParams` and replace those of `sampling`. `grammar` constrains
+        the text. With `logprobs`, each token has its log probability and those of that many
+        alternatives, as computed by the target. `shown` gives control tokens a text; others add
+        none. Raises UsageError immediately for invalid arguments, and TypeError for unknown ones.
         """
+        arguments.keywords(fields, SamplingFields.__annotations__, ChatOptions.__annotations__)
         with in_words_of(self._models.names):
             tokens, notes = self._encoder.prompt(prompt)
         request = TextRequest(
             prompt_tokens=tuple(tokens),
-            sampling=SamplingParams()
-            if sampling is None
-            else arguments.instance("sampling", sampling, SamplingParams),
+            sampling=_sampling(sampling, fields),
             max_tokens=None if max_tokens is None else arguments.whole("max_tokens", max_tokens),
             stop=arguments.texts("stop", stop),
             progress=arguments.callback("progress", progress),
@@ -258,6 +274,7 @@ class Session(OpenAICalls, InOneProcess):
         A prompt is text, tokens, or the messages of a conversation. `prompts` may be an iterator,
         which is read as results are taken. Close the returned iterator to end early.
         """
+        arguments.keywords(options, ChatOptions.__annotations__)
 
         def start(prompt: str | Sequence[int] | Sequence[Message]) -> Generation:
             begin: Callable[..., Generation] = self.chat if _is_chat(prompt) else self.stream
@@ -270,44 +287,35 @@ class Session(OpenAICalls, InOneProcess):
         messages: Sequence[Message],
         sampling: SamplingParams | None = None,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        progress: Progress | None = None,
-        grammar: Grammar | None = None,
-        logprobs: int | None = None,
+        *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        template: Mapping[str, Any] | None = None,
+        **options: Unpack[TextOptions],
     ) -> Generation:
         """A generation that answers a conversation, formatted by the model's chat template.
 
         `messages` are `{"role": "user", "content": "..."}` and so on, `tools` have OpenAI's form,
-        `variables` are further variables of the template. A last message of the assistant is
-        continued; `add_generation_prompt` and `continue_final_message` say otherwise, as in vLLM.
-        The text is the model's raw output, reasoning included. Raises UsageError, and ModelError
-        for a model without a template.
+        `template` has further variables of the template, `options` are those of `stream`. A last
+        message of the assistant is continued; the variables `add_generation_prompt` and
+        `continue_final_message` say otherwise, as in vLLM. The text is the model's raw output,
+        reasoning included. Raises UsageError, and ModelError for a model without a template.
         """
-        prompt = self.chat_prompt(messages, tools, **variables)
-        if grammar is not None:
+        arguments.keywords(options, ChatOptions.__annotations__)
+        prompt = self.chat_prompt(messages, tools, template)
+        if options.get("grammar") is not None:
             prompt = prompt.closed()
-        return self.stream(
-            prompt.tokens,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-            progress=progress,
-            grammar=grammar,
-            logprobs=logprobs,
-            shown=prompt.hidden_marks,
-        )
+        shown = prompt.hidden_marks
+        return self.stream(prompt.tokens, sampling, max_tokens, shown=shown, **options)
 
     def chat_prompt(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        template: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
         """The prompt of a conversation. Raises the errors of `chat`."""
         with in_words_of(self._models.names):
-            return self._prompts.prompt(messages, tools, **variables)
+            return self._prompts.prompt(messages, tools, **(template or {}))
 
     def use_chat_template(self, source: str | None) -> None:
         """Replace the model's chat template; None restores it.
@@ -389,6 +397,14 @@ def _close(engine: Engine, budget: SessionBudget) -> None:
     """End the threads of a session; a budget that is being changed ends with the engine."""
     engine.close()
     budget.close()
+
+
+def _sampling(sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
+    """The sampling parameters with these fields in place of their own. Raises UsageError."""
+    if sampling is None:
+        return SamplingParams.model_validate(fields)
+    arguments.instance("sampling", sampling, SamplingParams)
+    return SamplingParams.model_validate({**dict(sampling), **fields}) if fields else sampling
 
 
 def _is_chat(prompt: Any) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.errors import UsageError
+from edgespec.settings.base import nearest
 
 T = TypeVar("T")
 
@@ -23,6 +24,18 @@ def instance(name: str, value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise UsageError(f"{name} must be of the type {kind.__name__}, not {_shown(value)}")
     return value
+
+
+def keywords(given: Iterable[str], known: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Raise TypeError for a keyword that a call does not have, with the nearest that it has.
+
+    `others` are its keywords that are checked elsewhere.
+    """
+    known = [*known]
+    for name in given:
+        if name not in known:
+            hint = nearest(name, [*known, *others])
+            raise TypeError(f"unexpected keyword argument {name!r}{hint}")
 
 
 def callback(name: str, value: T) -> T:
@@ -58,7 +71,11 @@ def token_ids(name: str, value: Any) -> list[int]:
         raise UsageError(f"{name} is bytes: decode them to text, or give a list of token ids")
     if not isinstance(value, Iterable) or isinstance(value, Mapping | Set):
         raise UsageError(f"{name} must be text or a list of token ids, not {_shown(value)}")
-    return [whole(f"a token of {name}", token) for token in value]
+    tokens = [*value]
+    for kind, method in ((str, "generate_many"), (Mapping, "chat")):
+        if tokens and isinstance(tokens[0], kind):
+            raise UsageError(f"{name} is one text, and a list was given: `{method}` takes it")
+    return [whole(f"a token of {name}", token) for token in tokens]
 
 
 def whole(name: str, value: Any) -> int:

@@ -5,21 +5,19 @@ Defines no settings; `config` does.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
-from itertools import pairwise
+from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
-from typing import Any, Literal, Self
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
@@ -27,6 +25,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic._internal._model_construction import ModelMetaclass
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from edgespec.errors import UsageError
@@ -119,15 +118,50 @@ def names_in(info: ValidationInfo) -> Names:
     return info.context or PythonNames()
 
 
-class Settings(BaseModel):
+HIDDEN = Field(repr=False)
+"""Annotation of a setting that only commands set: programs are not told of it."""
+
+
+class _Shown(ModelMetaclass):
+    """Lists what settings have themselves, so that `help` shows that."""
+
+    def __dir__(self) -> list[str]:
+        inherited = {*ModelMetaclass.__dir__(BaseModel)}
+        return [name for name in super().__dir__() if name not in inherited and name[0] != "_"]
+
+
+class Settings(BaseModel, metaclass=_Shown):
     """Frozen settings, whose validation raises UsageError with the user's names of settings.
 
     Names are those of Python arguments, unless the validation context is a `Names`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     _names: Names = PrivateAttr(default_factory=PythonNames)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Show names, defaults and meanings in `help`, and no internals of pydantic."""
+        lines, parameters = [], []
+        for name, info in cls.model_fields.items():
+            if not info.repr:
+                continue
+            default = info.get_default(call_default_factory=True, validated_data={})
+            usual = Parameter.empty if info.is_required() else default
+            parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=usual))
+            meaning, _, more = cls.meaning(name).partition(". ")
+            shown = "" if info.is_required() else f" = {default!r}"
+            lines += [f"{name}: {_shown(info.annotation)}{shown}", f"    {meaning}{more and '.'}"]
+        cls.__signature__ = Signature(parameters)
+        cls.__doc__ = "\n".join([cleandoc(cls.__doc__ or ""), "", *lines])
+
+    @classmethod
+    def meaning(cls, name: str) -> str:
+        """What a setting means, as its docstring says; empty without the source."""
+        return " ".join((cls.model_fields[name].description or "").split())
 
     def model_post_init(self, context: Names | None, /) -> None:
         if context is not None:
@@ -176,28 +210,18 @@ def spell(setting: str) -> str:
     return FLAGS.get(setting, "--" + setting.replace("_", "-"))
 
 
-@cache
-def descriptions(settings: type[Settings]) -> dict[str, str]:
-    """Docstrings of settings for `--help`, read from the source; empty without a source."""
-    found: dict[str, str] = {}
-    for kind in reversed(settings.__mro__):
-        if not issubclass(kind, Settings) or kind is Settings:
-            continue
-        for statement, text in pairwise(_classes_of(kind.__module__).get(kind.__name__, ())):
-            match statement, text:
-                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(said))):
-                    found[name] = " ".join(said.split())
-    return found
-
-
-@cache
-def _classes_of(module: str) -> dict[str, list[ast.stmt]]:
-    """Bodies of a module's classes by name; empty without its source."""
-    try:
-        statements = ast.parse(inspect.getsource(sys.modules[module])).body
-    except OSError:
-        return {}
-    return {node.name: node.body for node in statements if isinstance(node, ast.ClassDef)}
+def _shown(annotation: Any) -> str:
+    """A type without what only validates: `int | None`."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _shown(args[0])
+    if origin in (Union, UnionType):
+        return " | ".join(map(_shown, args))
+    if origin is Literal:
+        return " | ".join(map(repr, args))
+    name = "None" if annotation is NoneType else getattr(annotation, "__name__", str(annotation))
+    inner = ", ".join("..." if arg is ... else _shown(arg) for arg in args)
+    return f"{name}[{inner}]" if inner else name
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import (
     AfterValidator,
@@ -20,7 +20,7 @@ from pydantic import (
 
 from edgespec.errors import UsageError
 from edgespec.files import gguf_names
-from edgespec.settings.base import Flag, Settings
+from edgespec.settings.base import HIDDEN, Flag, Settings
 from edgespec.settings.draft_name import draft_named
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.options import RuntimeOptions, declared, option_names
@@ -55,6 +55,35 @@ AtLeastOne = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 
 
+class LoadFields(TypedDict, total=False):
+    """Keywords of `LoadSettings` for type checkers, with the options of the runtimes here."""
+
+    draft: str | Path | None
+    memory_budget: int | str
+    adjustable_budget: bool
+    ctx_size: int
+    ctx_size_draft: int
+    batch_size: int | None
+    n_parallel: int | Literal["auto"]
+    threads: int | None
+    threads_draft: int | None
+    options: Mapping[str, RuntimeOptions]
+    gpu_memory_budget: int | str | None
+    grammars: bool
+    logprobs: bool
+    prompt_cache: str | Path | None
+    prompt_cache_size: int | str
+    cache_type_k: str
+    cache_type_v: str
+    flash_attn: str
+    n_gpu_layers: int
+    n_gpu_layers_draft: int
+    equal_passes: bool | None
+    rpc: str
+    provider: str
+    accuracy_level: int | None
+
+
 class LoadSettings(Settings):
     """The models, how they are loaded, and the memory that the whole process may take."""
 
@@ -62,7 +91,7 @@ class LoadSettings(Settings):
     """The target: a GGUF file, of a split one the first part, or an ONNX model or its folder."""
     draft: Annotated[Path | None, BeforeValidator(draft_named)] = None
     """None: the target decodes alone. "self": a draft that is made from the target, once."""
-    optional_draft: bool = False
+    optional_draft: Annotated[bool, HIDDEN] = False
     """Leave the draft out where texts are expected to be faster without it, where it does not fit,
     and where it is a head, which follows one text, and `n_parallel` asks for more."""
     memory_budget: Annotated[int | str, Flag(metavar="SIZE"), BeforeValidator(budget)] = "auto"
@@ -85,7 +114,7 @@ class LoadSettings(Settings):
     """Texts that are generated at once, in shared passes, or auto for as many as the budget
     affords; `serve` takes no more than leave a single text as fast as with 1. Others wait in
     line."""
-    keeps_one_text_fast: bool = False
+    keeps_one_text_fast: Annotated[bool, HIDDEN] = False
     """With `n_parallel` auto: only as many texts as take at most 2% of the weights' memory, so that
     a text that is alone is as fast as with 1."""
     threads: Annotated[Threads | None, Flag(metavar="N", short="-t")] = None
@@ -102,16 +131,16 @@ class LoadSettings(Settings):
     auto, which is what is free there now less a margin. Default: auto."""
     grammars: bool = False
     """Keep memory for structured answers, which are refused where the budget does not hold it."""
-    spare_grammars: bool = False
+    spare_grammars: Annotated[bool, HIDDEN] = False
     """The same, only if the budget has so much more than the models need."""
     logprobs: bool = False
     """Keep memory for a server's answers with log probabilities."""
-    most_body_bytes: Count | None = None
+    most_body_bytes: Annotated[Count | None, HIDDEN] = None
     """Keep memory for a server's requests, whose bodies have at most so many bytes; 0 is what the
     context may need. None: nobody asks."""
-    beside_bytes: Count = 0
+    beside_bytes: Annotated[Count, HIDDEN] = 0
     """Keep memory for a model that is loaded beside this session, such as an embedding model."""
-    chats: bool = True
+    chats: Annotated[bool, HIDDEN] = True
     """Import what conversations need before planning, which counts it: 2 to 5 MiB. Without it, that
     comes with the first conversation; commands import it themselves."""
     prompt_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
@@ -124,33 +153,7 @@ class LoadSettings(Settings):
 
     if TYPE_CHECKING:  # pydantic converts, which type checkers do not know
 
-        def __init__(
-            self,
-            *,
-            model: str | Path,
-            draft: str | Path | None = None,
-            optional_draft: bool = False,
-            memory_budget: int | str = "auto",
-            adjustable_budget: bool = False,
-            ctx_size: int = 0,
-            ctx_size_draft: int = 0,
-            batch_size: int | None = None,
-            n_parallel: int | Literal["auto"] = 1,
-            keeps_one_text_fast: bool = False,
-            threads: int | None = None,
-            threads_draft: int | None = None,
-            options: Mapping[str, RuntimeOptions] = ...,
-            gpu_memory_budget: int | str | None = None,
-            grammars: bool = False,
-            spare_grammars: bool = False,
-            logprobs: bool = False,
-            most_body_bytes: int | None = None,
-            beside_bytes: int = 0,
-            chats: bool = True,
-            prompt_cache: str | Path | None = None,
-            prompt_cache_size: int | str = ...,
-            **of_runtimes: Any,
-        ) -> None: ...
+        def __init__(self, *, model: str | Path, **fields: Unpack[LoadFields]) -> None: ...
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
@@ -200,6 +203,10 @@ class LoadSettings(Settings):
             values |= options.model_dump(exclude_unset=True)
         return values
 
+    def but(self, fields: Mapping[str, Any]) -> LoadSettings:
+        """The same settings with these fields. Raises UsageError."""
+        return LoadSettings.model_validate({**self.as_given(), **fields}, context=self.names)
+
     def without_draft(self) -> LoadSettings:
         """The same settings without a draft, and without those that need one."""
         dropped = {"draft", "optional_draft", *ABOUT_THE_DRAFT, *option_names("draft")}
@@ -234,6 +241,21 @@ class Sampling(Settings):
     ] = Field(default_factory=FrozenDict[int, float])
     """Make a token likelier (15043+1), rarer (15043-1) or impossible (15043-inf): added to its
     logit. May be given several times."""
+
+
+class SamplingFields(TypedDict, total=False):
+    """Keywords of `SamplingParams` for type checkers."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    repeat_last_n: int
+    logit_bias: Mapping[int, float]
+    seed: int
 
 
 class SamplingParams(Sampling):

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from edgespec.errors import UsageError
 
 _REFERENCE = re.compile(
-    r"(?:(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/)?"
+    r"(?:(?:https?:/+)?(?:www\.)?(?:hf\.co|huggingface\.co)/)?"
     r"(?P<repo>\w[\w.-]*/\w[\w.-]*(?<!\.gguf)(?<!\.onnx))(?::(?P<quant>[\w.-]+))?"
     r"(?:/(?:tree|blob|resolve)/main(?:/(?P<path>[^?#]*[^?#/]))?)?/?(?:[?#].*)?",
     re.ASCII,

@@ -26,7 +26,7 @@ class RoomySession:
 
     target = SimpleNamespace(name="fake")
 
-    def chat_prompt(self, messages: Any, tools: Any = None, **variables: Any) -> ChatPrompt:
+    def chat_prompt(self, messages: Any, tools: Any = None, template: Any = None) -> ChatPrompt:
         return ChatPrompt("", (1,), None, "")
 
     def encode(self, text: str) -> list[int]:

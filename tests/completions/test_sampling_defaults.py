@@ -14,7 +14,7 @@ class Listener:
 
     target = SimpleNamespace(name="fake")
 
-    def chat_prompt(self, messages, tools=None, **variables) -> ChatPrompt:
+    def chat_prompt(self, messages, tools=None, template=None) -> ChatPrompt:
         return ChatPrompt("", (1,), None, "")
 
     def encode(self, text: str) -> list[int]:

@@ -62,7 +62,7 @@ class SeedSession:
         self.n_begun = 0
         self.alive: list[SeedTokens] = []
 
-    def chat_prompt(self, messages: Any, tools: Any = None, **variables: Any) -> ChatPrompt:
+    def chat_prompt(self, messages: Any, tools: Any = None, template: Any = None) -> ChatPrompt:
         return ChatPrompt("", (7,), None, "")
 
     def encode(self, text: str) -> list[int]:

@@ -64,6 +64,21 @@ def test_pull_tells_programs_what_it_fetched(hub, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_program_names_its_model_on_a_hub(hub, tmp_path):
+    program = "import sys, edgespec; print(edgespec.plan(sys.argv[1]).budget_bytes)"
+
+    def said(name: str) -> str:
+        env = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-c", program, name]
+        done = subprocess.run(command, check=False, env=env, capture_output=True, text=True)
+        return (done.stdout or done.stderr).splitlines()[-1]
+
+    assert int(said(f"{REPO}:Q8_0")) > 0
+    assert f"is fetched as {REPO}:QUANT, or as hf.co/{REPO}" in said(REPO)
+    assert int(said(f"https://hf.co/{REPO}/blob/main/tiny-Q8_0.gguf")) > 0
+
+
+@pytest.mark.slow
 def test_a_pair_named_on_a_hub_writes_what_its_files_write(hub, tmp_path):
     prompt = ("generate", "-p", "def f(", "-n", "12")
     fetched = run(hub, tmp_path, *prompt, "-hf", f"{REPO}:Q8_0", "-hfd", "user/draft-GGUF")

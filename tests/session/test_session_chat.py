@@ -8,7 +8,7 @@ import pytest
 import edgespec
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import GrammarError, ModelError, UsageError
-from edgespec.grammar.specification import json_schema, lark_grammar, regular_expression
+from edgespec.grammar.specification import Grammar, json_schema, unchecked_schema
 from edgespec.models.embedded import embedded_pair
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.settings.rule_names import FallbackName
@@ -197,10 +197,14 @@ def test_a_schema_is_kept_and_costs_no_faithfulness(session, alone, sampling):
 
 
 def test_a_regular_expression_and_a_grammar_are_kept(session):
-    date = session.generate("on ", None, 20, grammar=regular_expression("[0-9]{4}-[0-9]{2}")).text
+    date = session.generate(
+        "on ", None, 20, grammar=Grammar("regular expression", "[0-9]{4}-[0-9]{2}")
+    ).text
     assert len(date) == 7
     assert date[4] == "-"
-    answer = session.generate("well, ", None, 20, grammar=lark_grammar('start: "yes" | "no"')).text
+    answer = session.generate(
+        "well, ", None, 20, grammar=Grammar("grammar", 'start: "yes" | "no"')
+    ).text
     assert answer in {"yes", "no"}
 
 
@@ -213,11 +217,10 @@ def test_a_response_format_is_a_schema(session):
 @pytest.mark.parametrize(
     "grammar",
     [
-        json_schema({"type": "string", "minLength": 5, "maxLength": 2}),
-        json_schema({"type": "nothing"}),
-        regular_expression("("),
-        lark_grammar("start: ("),
-        json_schema(EXPLODING),
+        unchecked_schema({"type": "string", "minLength": 5, "maxLength": 2}),
+        unchecked_schema(EXPLODING),
+        Grammar("regular expression", "("),
+        Grammar("grammar", "start: ("),
     ],
 )
 def test_a_grammar_that_cannot_be_met_is_refused_before_anything_runs(session, grammar):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_origin
 from pydantic import BeforeValidator
 
 from edgespec.chat.chat_sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.settings.base import Flag, Names, Settings, descriptions, spell
+from edgespec.settings.base import Flag, Names, Settings, spell
 from edgespec.settings.config import (
     ContextEnd,
     GenerateSettings,
@@ -189,7 +189,7 @@ def add(
 def _described(settings: type[Settings], name: str, default: str | None) -> str:
     """Help text of a setting: its docstring, the rules that it chooses from, and its default."""
     field = settings.model_fields[name]
-    text = descriptions(settings).get(name, "")
+    text = settings.meaning(name)
     text = (text[:1].lower() + text[1:]).removesuffix(".")
     text, _, usual = text.partition(". Default: ")
     if isinstance(field.annotation, type) and issubclass(field.annotation, RuleName):

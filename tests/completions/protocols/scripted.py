@@ -67,8 +67,8 @@ class ScriptedSession:
         self.variables: dict[str, Any] = {}
         self.requests: list[TextRequest] = []
 
-    def chat_prompt(self, messages: Any, tools: Any = None, **variables: Any) -> ChatPrompt:
-        self.messages, self.tools, self.variables = list(messages), tools, variables
+    def chat_prompt(self, messages: Any, tools: Any = None, template: Any = None) -> ChatPrompt:
+        self.messages, self.tools, self.variables = list(messages), tools, template
         return ChatPrompt(self._text, PROMPT, Marks("<think>", "</think>"), "")
 
     def most_tokens(self, n_prompt: int, max_tokens: int | None = None) -> int:

@@ -1,0 +1,98 @@
+"""What a Python program may say: keywords, a pydantic class; what else it says is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pydantic
+import pytest
+
+import edgespec
+from edgespec.errors import GrammarError, UsageError
+from edgespec.models.embedded import embedded_pair
+
+MESSAGES = [{"role": "user", "content": "write gcd"}]
+TEMPLATE = "{{ topic }}{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}def "
+DRAWN = {"temperature": 1.5, "seed": 7}
+
+
+class Person(pydantic.BaseModel):
+    name: str
+
+
+@pytest.fixture(scope="module")
+def session():
+    with edgespec.load(embedded_pair().target, memory_budget="1GiB", n_parallel=2) as loaded:
+        loaded.use_chat_template(TEMPLATE)
+        yield loaded
+
+
+def test_load_takes_settings_as_keywords(session: edgespec.Session) -> None:
+    assert session.memory.budget_bytes == 1 << 30
+    assert session.n_parallel == 2
+
+
+def test_plan_takes_them_too_beside_settings() -> None:
+    settings = edgespec.LoadSettings(model=embedded_pair().target, ctx_size=64)
+    plan = edgespec.plan(settings, memory_budget="900MiB")
+    assert (plan.budget_bytes, plan.ctx_size) == (900 << 20, 64)
+
+
+@pytest.mark.parametrize("call", ["generate", "chat"])
+def test_sampling_fields_are_keywords(session: edgespec.Session, call: str) -> None:
+    def written(**fields: object) -> tuple[int, ...]:
+        if call == "generate":
+            return session.generate("def ", max_tokens=8, **fields).tokens  # type: ignore[arg-type]
+        with session.chat(MESSAGES, max_tokens=8, **fields) as answer:  # type: ignore[arg-type]
+            return (*(event.token for event in answer),)
+
+    drawn = written(sampling=edgespec.SamplingParams(**DRAWN))
+    assert written(**DRAWN) == drawn != written()
+    assert written(sampling=edgespec.SamplingParams(temperature=1.5, seed=1), seed=7) == drawn
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("max_token", "max_tokens"), ("stopp", "stop"), ("temprature", "temperature")],
+)
+def test_other_keywords_are_refused_with_the_nearest(
+    session: edgespec.Session, given: str, meant: str
+) -> None:
+    twin = edgespec.AsyncSession(session)
+    calls: list[Callable[..., object]] = [session.stream, session.generate, session.generate_many]
+    for call in (*calls, session.chat, twin.stream, twin.chat, twin.generate_many):
+        said = MESSAGES if getattr(call, "__name__", "") == "chat" else ["def "]
+        with pytest.raises(TypeError, match=f"{given!r}; did you mean {meant!r}"):
+            call(said, **{given: 3})
+
+
+def test_variables_of_the_template_have_a_keyword(session: edgespec.Session) -> None:
+    assert session.chat_prompt(MESSAGES, template={"topic": "sums"}).text.startswith("sums")
+    with session.chat(MESSAGES, max_tokens=1, template={"topic": "sums"}) as answer:
+        list(answer)
+        assert len(answer.result.prompt_tokens) > len(session.chat_prompt(MESSAGES).tokens)
+
+
+@pytest.mark.parametrize(("prompt", "method"), [(["a", "b"], "generate_many"), (MESSAGES, "chat")])
+def test_several_texts_and_messages_are_told_their_method(
+    session: edgespec.Session, prompt: object, method: str
+) -> None:
+    with pytest.raises(UsageError, match=f"`{method}`"):
+        session.generate(prompt)  # type: ignore[arg-type]
+
+
+def test_a_pydantic_class_is_a_schema() -> None:
+    assert edgespec.json_schema(Person) == edgespec.json_schema(Person.model_json_schema())
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: edgespec.json_schema({"type": "nothing"}),
+        lambda: edgespec.regular_expression("("),
+        lambda: edgespec.lark_grammar("start: ("),
+    ],
+)
+def test_a_wrong_grammar_is_refused_where_it_is_made(made: Callable[[], object]) -> None:
+    with pytest.raises(GrammarError, match="is wrong"):
+        made()
