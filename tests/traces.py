@@ -41,7 +41,7 @@ class KeptFile(io.BytesIO):
 
 def trace_in_memory(**options: Any) -> tuple[TraceFile, KeptFile]:
     file = KeptFile()
-    return TraceFile(file, Path("trace.json"), **options), file
+    return TraceFile(lambda: file, Path("trace.json"), **options), file
 
 
 def read(content: bytes) -> list[Event]:

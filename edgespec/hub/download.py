@@ -9,11 +9,13 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 import httpx2
 from huggingface_hub import get_session
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
 from edgespec.hub.listing import SHA256_DIGITS, TIMEOUT_S
 from edgespec.hub.translated_errors import HubFailure
@@ -23,17 +25,10 @@ MAX_FAILURES = 5
 PAUSE_S = 1.0
 """Seconds to wait after the first failure, doubled after each consecutive one."""
 
-_TRANSIENT = {httpx2.codes.REQUEST_TIMEOUT, httpx2.codes.TOO_MANY_REQUESTS}
-"""Status codes besides 5xx after which a retry may succeed."""
 
-
-class _Refused(HubFailure):
-    """The server answered with an error status."""
-
-    def __init__(self, url: str, status: int) -> None:
-        advice = "try again later; the part that was fetched is kept"
-        super().__init__(f"{url} answers {status}", advice)
-        self.is_transient = status >= httpx2.codes.INTERNAL_SERVER_ERROR or status in _TRANSIENT
+def _passes(error: HfHubHTTPError) -> bool:
+    """True if a retry may succeed."""
+    return error.response.status_code in {408, 429, *range(500, 600)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +53,15 @@ class Download:
             return self.size_bytes
         return self.partial.stat().st_size if self.partial.exists() else 0
 
-    def run(
-        self, report: Callable[[int], None], pause: Callable[[float], None] = time.sleep
-    ) -> None:
-        """Fetch the missing bytes and move the file to its destination.
+    def run(self, report: Callable[[], None], pause: Callable[[float], None] = time.sleep) -> None:
+        """Fetch the missing bytes and move the file to its destination; `report` is called when
+        more has come.
 
-        `report` is called with the bytes fetched so far.
-
-        Raises HubFailure for a wrong size or checksum, and the transport's error after too many
-        failures. Only one process may run it at a time.
+        Raises HubFailure for a wrong checksum, and the transport's or the hub's error after
+        too many failures. Only one process may run it at a time.
         """
         self.partial.parent.mkdir(parents=True, exist_ok=True)
-        with self.partial.open("ab") as file:
+        with self.partial.open("ab", buffering=0) as file:
             if file.tell() > self.size_bytes:
                 file.truncate(0)
             failures = 0
@@ -79,24 +71,17 @@ class Download:
                     self._append(file, report)
                     if file.tell() == before:
                         break
-                except (httpx2.TransportError, _Refused) as error:
-                    if isinstance(error, _Refused) and not error.is_transient:
+                except (httpx2.TransportError, HfHubHTTPError) as error:
+                    if isinstance(error, HfHubHTTPError) and not _passes(error):
                         raise
                     failures = 0 if file.tell() > before else failures + 1
                     if failures > MAX_FAILURES:
                         raise
                     pause(PAUSE_S * 2 ** max(0, failures - 1))
-            n_bytes = file.tell()
-        if n_bytes != self.size_bytes:
-            self.partial.unlink()
-            raise HubFailure(
-                f"{self.name} should have {self.size_bytes:,} bytes and came with {n_bytes:,}",
-                "try again later",
-            )
         self._check()
         self.partial.replace(self.destination)
 
-    def _append(self, file: BinaryIO, report: Callable[[int], None]) -> None:
+    def _append(self, file: RawIOBase, report: Callable[[], None]) -> None:
         """Append the rest of the file, in one request."""
         headers = {**self.headers, "Accept-Encoding": "identity"}
         if done := file.tell():
@@ -104,13 +89,12 @@ class Download:
         with get_session().stream(
             "GET", self.url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True
         ) as response:
-            if response.is_error:
-                raise _Refused(self.url, response.status_code)
+            hf_raise_for_status(response)
             if done and response.status_code != httpx2.codes.PARTIAL_CONTENT:
                 file.truncate(0)  # the server sends the whole file
             for chunk in response.iter_raw():
                 file.write(chunk)
-                report(file.tell())
+                report()
                 if file.tell() > self.size_bytes:
                     return
 

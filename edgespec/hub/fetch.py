@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import constants, get_token, hf_hub_url
@@ -64,61 +65,35 @@ class Hub:
         listed = listing.ask(self.endpoint, self.token, reference.repo)
         model = choose(reference, listed.files)
         cache = RepositoryCache(self.cache, reference.repo)
-        downloads = {
-            file.name: self._download(reference, file, listed, cache) for file in model.files
-        }
-        self._fetch_missing(reference, list(downloads.values()), cache, progress)
-        paths = [
-            cache.place(listed.commit, name, download.destination.name)
-            for name, download in downloads.items()
+        downloads = [
+            Download(
+                name=file.name,
+                url=hf_hub_url(
+                    reference.repo, file.name, revision=listed.commit, endpoint=self.endpoint
+                ),
+                headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
+                size_bytes=file.size_bytes,
+                destination=cache.blob(listed.checksum(file.name)),
+            )
+            for file in model.files
         ]
+        missing = [one for one in downloads if not one.destination.exists()]
+        total_bytes = sum(one.size_bytes for one in missing)
+        self._check_room(reference, total_bytes - sum(one.here_bytes for one in missing))
+
+        def report(doing: str = "fetching") -> None:
+            if progress is not None:
+                share = sum(one.here_bytes for one in missing) / max(total_bytes, 1)
+                progress(f"{doing} {reference} ({format_size(total_bytes)})", share)
+
+        for one in missing:
+            waiting = partial(report, "waiting for another process that fetches")
+            with cache.locked(one.destination.name, waiting):
+                if not one.destination.exists():
+                    one.run(report)
+        paths = [cache.place(listed.commit, one.name, one.destination.name) for one in downloads]
         cache.set_newest(listed.commit)
         return Fetched(paths[0], model)
-
-    def _download(
-        self,
-        reference: HubReference,
-        file: HubFile,
-        listed: listing.Listing,
-        cache: RepositoryCache,
-    ) -> Download:
-        return Download(
-            name=f"{reference.repo}/{file.name}",
-            url=hf_hub_url(
-                reference.repo, file.name, revision=listed.commit, endpoint=self.endpoint
-            ),
-            headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
-            size_bytes=file.size_bytes,
-            destination=cache.blob(listed.checksum(file.name)),
-        )
-
-    def _fetch_missing(
-        self,
-        reference: HubReference,
-        downloads: list[Download],
-        cache: RepositoryCache,
-        progress: Progress | None,
-    ) -> None:
-        """Fetch the files that are not in the cache. Raises HubFailure if the disk has no room."""
-        missing = [download for download in downloads if not download.destination.exists()]
-        total_bytes = sum(download.size_bytes for download in missing)
-        self._check_room(reference, total_bytes - sum(d.here_bytes for d in missing))
-        size = format_size(total_bytes)
-
-        for download in missing:
-            others_bytes = sum(other.here_bytes for other in missing if other is not download)
-
-            def report(here_bytes: int, doing: str = "fetching", done: int = others_bytes) -> None:
-                if progress is not None:
-                    share = (done + here_bytes) / max(total_bytes, 1)
-                    progress(f"{doing} {reference} ({size})", share)
-
-            def waiting(download: Download = download) -> None:
-                report(download.here_bytes, "waiting for another process that fetches")
-
-            with cache.locked(download.destination.name, waiting):
-                if not download.destination.exists():
-                    download.run(report)
 
     def _check_room(self, reference: HubReference, n_bytes: int) -> None:
         folder = self.cache

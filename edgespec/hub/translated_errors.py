@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
 
@@ -49,33 +47,18 @@ def translated_errors(reference: HubReference, endpoint: str, cache: Path) -> It
         ) from error
     except HFValidationError as error:
         raise UsageError(f"{reference.repo!r} is not the name of a repository: {error}") from error
-    except OfflineModeIsEnabled as error:
-        raise HubFailure("HF_HUB_OFFLINE is set", f"{reference} was not fetched") from error
     except HfHubHTTPError as error:
         raise HubFailure(
             f"{endpoint} answered {error.response.status_code} for {reference.repo}",
             "try again later; the part that was fetched is kept",
         ) from error
-    except httpx2.ConnectError as error:
-        raise HubFailure(
-            f"{endpoint} cannot be reached ({error})",
-            f"{reference} is not in {cache}, fetch it when you are online",
-        ) from error
     except httpx2.HTTPError as error:
         raise HubFailure(
-            f"the connection to {endpoint} broke ({str(error) or type(error).__name__})",
-            "run the command again, it resumes where it stopped",
+            f"the connection to {endpoint} failed ({str(error) or type(error).__name__})",
+            "run the command again when you are online, it resumes where it stopped",
         ) from error
     except OSError as error:
-        raise _disk_failure(reference, cache, error) from error
-
-
-def _disk_failure(reference: HubReference, cache: Path, error: OSError) -> HubFailure:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return HubFailure(
-            f"the disk of {cache} is full while {reference} is fetched",
-            "free some space and run the command again, it resumes where it stopped",
-        )
-    return HubFailure(
-        f"{reference} cannot be stored in {cache} ({error})", "let HF_HOME name another folder"
-    )
+        raise HubFailure(
+            f"{reference} cannot be stored in {cache} ({error.strerror or error})",
+            "free some space, or let HF_HOME name another folder, and run the command again",
+        ) from error

@@ -7,17 +7,16 @@ bracket, so a truncated file shows all events that were written.
 from __future__ import annotations
 
 import json
-import os
-import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from edgespec.errors import BudgetError, EdgespecError, ModelError, StateError, UsageError
+from edgespec.files.named_errors import named
 from edgespec.tracing.spans import Detail, Span, Trace, Track
 
 MAX_EVENTS = 2048
@@ -66,11 +65,11 @@ class _OpenSpan(Span):
 
 
 def open_trace(path: str | Path) -> TraceFile:
-    """A trace to `path`, which is replaced if it is empty or a trace of edgespec; a run that is
-    refused leaves the path as it was.
+    """A trace to `path`, which is replaced if it is empty or a trace of edgespec, with the first
+    records.
 
-    Raises UsageError for a file of another kind or a missing folder, and EdgespecError if it cannot
-    be opened. A full disk is an error of `close` alone.
+    Raises UsageError for a file of another kind or a missing folder. A file that cannot be written
+    is an error of `close` alone.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -80,44 +79,19 @@ def open_trace(path: str | Path) -> TraceFile:
         )
     if path.is_dir():
         raise UsageError(f"the trace {path} cannot be written: it is a folder: name a file in it")
-    with ExitStack() as on_failure:
-        try:
-            file, is_new = _open_to_replace(path)
-            if is_new:
-                on_failure.callback(path.unlink, missing_ok=True)
-            on_failure.enter_context(file)
-            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                _check_replaceable(file, path)
-                file.seek(0)
-            n_bytes = None if is_new else os.fstat(file.fileno()).st_size
-        except OSError as error:
-            raise _complaint(path, error) from error
-        trace = TraceFile(file, path, n_bytes_before=n_bytes)
-        on_failure.pop_all()
-        return trace
-
-
-def _open_to_replace(path: Path) -> tuple[BinaryIO, bool]:
-    """Open without truncating a file that exists; True if it is new."""
-    try:
-        return path.open("r+b", buffering=0), False
-    except FileNotFoundError:
-        return path.open("xb", buffering=0), True
-
-
-def _check_replaceable(file: BinaryIO, path: Path) -> None:
-    begun = file.read(len(_HEADER)) if file.readable() else b""
-    if begun[: len(_OPENING)] not in (b"", _OPENING):
-        raise UsageError(
-            f"{path} exists and is not a trace of edgespec: name another file with --trace, or "
-            "delete this one"
-        )
-    if begun != _HEADER:  # of another version
-        file.truncate(0)
+    if path.is_file():
+        with named(f"the trace {path} cannot be written", EdgespecError), path.open("rb") as file:
+            begun = file.read(len(_OPENING))
+        if begun not in (b"", _OPENING):
+            raise UsageError(
+                f"{path} exists and is not a trace of edgespec: name another file with --trace, or "
+                "delete this one"
+            )
+    return TraceFile(lambda: path.open("w+b", buffering=0), path)
 
 
 class TraceFile(Trace):
-    """A trace that is written to `file`, an unbuffered binary file; made by `open_trace`.
+    """A trace that is written to an unbuffered binary file; made by `open_trace`.
 
     Any thread may record. A file that cannot be written stops the trace and nothing else, until
     `close` raises EdgespecError.
@@ -127,24 +101,20 @@ class TraceFile(Trace):
 
     def __init__(
         self,
-        file: BinaryIO,
+        open_file: Callable[[], BinaryIO],
         path: Path,
         clock: Callable[[], float] = time.perf_counter,
-        n_bytes_before: int | None = 0,
     ) -> None:
-        """`n_bytes_before`: size of an earlier trace in the file; None if the file is new."""
+        """The file is opened when records are written, at the latest by `close`."""
         self.clock = clock
-        self._file = file
+        self._open_file = open_file
+        self._file: BinaryIO | None = None
         self._path = path
         self._start_s = clock()
         self._events: deque[_Event] = deque()
         self._writing = threading.Lock()
-        self._n_bytes_before = n_bytes_before
-        self._has_begun = False
-        """True once events were written; before that, an earlier trace stands behind the header."""
         self._is_open = True
         self._failure: OSError | None = None
-        self._write(_HEADER)
 
     def span(self, track: Track, name: str) -> Span:
         return _OpenSpan(self, track, name)
@@ -163,10 +133,6 @@ class TraceFile(Trace):
 
     def flush(self) -> None:
         with self._writing:
-            if not self._has_begun:
-                self._has_begun = True
-                with suppress(OSError):  # a device has no end
-                    self._file.truncate()
             events = [self._events.popleft() for _ in range(len(self._events))]
             # spans are recorded when they end, so inner ones first; viewers want outer ones first
             events.sort(key=lambda event: (event.begin_s, -event.end_s))
@@ -174,40 +140,31 @@ class TraceFile(Trace):
 
     def close(self) -> None:
         """Write pending records. Idempotent. Raises EdgespecError if a write failed."""
+        if not self._is_open:
+            return
         self._is_open = False
         self.flush()
         with self._writing:
-            if self._file.closed:
-                return
-            try:
-                self._file.write(_CLOSING)
+            self._write(_CLOSING)
+            if self._file is not None:
                 self._file.close()
-            except OSError as error:
-                self._failure = self._failure or error
-                with suppress(OSError):
-                    self._file.close()
         if self._failure:
-            raise _complaint(self._path, self._failure) from self._failure
+            raise EdgespecError(
+                f"the trace {self._path} could not be written: {self._failure.strerror}: make "
+                "room, or name another file with --trace"
+            ) from self._failure
 
     def __exit__(self, *error: object) -> None:
-        """Close the trace; an error in the block takes precedence over one of the trace."""
-        if isinstance(error[1], _REFUSALS) and not self._has_begun:
-            self._discard()
+        """Close the trace; an error in the block takes precedence over one of the trace, and a run
+        that was refused leaves the path as it was."""
+        if isinstance(error[1], _REFUSALS) and self._file is None:
+            self._is_open = False
             return
         try:
             self.close()
         except EdgespecError:
             if error[0] is None:
                 raise
-
-    def _discard(self) -> None:
-        """Leave the path as it was."""
-        self._is_open, self._has_begun = False, True
-        with suppress(OSError):
-            self._file.truncate(self._n_bytes_before)
-        self._file.close()
-        if self._n_bytes_before is None:
-            self._path.unlink(missing_ok=True)
 
     def _record(self, event: _Event) -> None:
         if not self._is_open:
@@ -239,25 +196,23 @@ class TraceFile(Trace):
 
     def _write(self, lines: bytes) -> None:
         """Append whole lines or, if that fails, none of them."""
-        if self._failure or self._file.closed:
+        if self._failure or (self._file is not None and self._file.closed):
             return
-        rest, start = memoryview(lines), 0
+        start = 0
         try:
+            if self._file is None:
+                self._file = self._open_file()
+                lines = _HEADER + lines
+            rest = memoryview(lines)
             start = self._file.tell() if self._file.seekable() else 0
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self._failure = error
             with suppress(OSError):
-                self._file.seek(start)
-                self._file.truncate()
-
-
-def _complaint(path: Path, error: OSError) -> EdgespecError:
-    return EdgespecError(
-        f"the trace {path} could not be written: {error.strerror}: make room, or name another "
-        "file with --trace"
-    )
+                if self._file is not None:
+                    self._file.seek(start)
+                    self._file.truncate()
 
 
 def _track_names() -> Iterator[bytes]:

@@ -89,7 +89,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub, tmp_path):
 
 def test_a_connection_that_stays_broken_leaves_what_was_fetched_for_the_next_run(hub, tmp_path):
     hub.breaks_after = [1_000_000] + [0] * (download.MAX_FAILURES + 1)
-    with pytest.raises(FetchError, match=r"broke .*run the command again, it resumes where"):
+    with pytest.raises(FetchError, match=r"failed .*run the command again .*, it resumes where"):
         fetch(hub, tmp_path)
     hub.ranges.clear()
     assert fetch(hub, tmp_path).path.read_bytes() == MODEL
@@ -172,7 +172,7 @@ def test_the_newest_that_does_not_come_leaves_the_one_in_the_cache_in_use(hub, t
     hub.refusals = [404]
     found = fetch(hub, tmp_path)
     assert found.path == path
-    assert "answers 404; the model in the cache is used" in found.notes[0]
+    assert "answered 404 for user/repo-GGUF; the model in the cache is used" in found.notes[0]
     assert fetch(hub, tmp_path).path.read_bytes() == b"newer"
 
 
@@ -219,16 +219,14 @@ def test_an_answer_that_passes_is_tried_again(hub, tmp_path, status):
 
 def test_an_answer_that_stays_is_told(hub, tmp_path):
     hub.refusals = [503] * (download.MAX_FAILURES + 1)
-    with pytest.raises(
-        FetchError, match="answers 503: try again later; the part that was fetched is kept"
-    ):
+    with pytest.raises(FetchError, match=r"answered 503 for .*: try again later; the part that"):
         fetch(hub, tmp_path)
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
 def test_an_answer_that_will_be_the_same_is_not_asked_for_twice(hub, tmp_path, status):
     hub.refusals = [status, status]
-    with pytest.raises(FetchError, match=f"answers {status}"):
+    with pytest.raises(FetchError, match=rf"answered {status}"):
         fetch(hub, tmp_path)
     assert len(hub.refusals) == 1
 
@@ -347,7 +345,7 @@ def test_a_disk_that_fills_up_meanwhile_is_said(hub, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(download.Download, "_append", full)
-    with pytest.raises(FetchError, match=r"the disk of .* is full while user/repo-GGUF is fetched"):
+    with pytest.raises(FetchError, match=r"cannot be stored in .*No space left.*free some space"):
         fetch(hub, tmp_path)
 
 
@@ -356,7 +354,7 @@ def test_without_a_connection_the_cache_serves(hub, tmp_path):
     away = FakeHub(endpoint="http://127.0.0.1:1")
     found = fetch(away, tmp_path)
     assert found.path == path
-    assert "cannot be reached" in found.notes[0]
+    assert "failed" in found.notes[0]
 
 
 def test_offline_nothing_is_asked(hub, tmp_path):

@@ -136,7 +136,8 @@ def test_what_happens_after_closing_is_not_recorded():
 @pytest.mark.parametrize("room", [600, 900, 1200])
 def test_on_a_full_disk_the_work_goes_on_and_closing_tells(room: int):
     file = KeptFile()
-    trace = TraceFile(file, Path("trace.json"))
+    trace = TraceFile(lambda: file, Path("trace.json"))
+    trace.flush()
     file.room = len(file.content) + room
     for i in range(100):
         trace.span(Track.ENGINE, f"round {i}").end()
@@ -152,7 +153,7 @@ def test_on_a_full_disk_the_work_goes_on_and_closing_tells(room: int):
 
 def test_what_went_wrong_in_the_block_is_said_rather_than_the_full_disk():
     file = KeptFile()
-    trace = TraceFile(file, Path("trace.json"))
+    trace = TraceFile(lambda: file, Path("trace.json"))
     file.room = 0
     with pytest.raises(KeyboardInterrupt), trace:
         raise KeyboardInterrupt

@@ -148,7 +148,7 @@ def test_a_generation_that_is_closed_early_is_recorded():
 def test_a_disk_that_fills_up_does_not_change_the_text():
     expected = traced(*pair())[0].tokens
     file = KeptFile()
-    trace = TraceFile(file, Path("trace.json"))
+    trace = TraceFile(lambda: file, Path("trace.json"))
     file.room = len(file.content) + 2000
     with Engine(*pair(), EngineSettings(step_aside=False), trace=trace) as engine:
         assert finish(engine.generate(PROMPT, GREEDY, 20)).tokens == expected
