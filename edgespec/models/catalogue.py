@@ -77,8 +77,6 @@ class KnownModel:
     quantization: str | None = None
     parameters: int | None = None
     licence: str | None = None
-    is_outdated: bool = False
-    """Made from another embedded target than this installation's."""
     problem: str | None = None
     """Why its runtime could not describe it."""
     to_fetch_bytes: int = 0
@@ -181,14 +179,12 @@ def _heads() -> Iterator[KnownModel]:
 
 def cached() -> list[KnownModel]:
     """Models in the cache folder. Raises ModelError."""
-    target_sha256 = embedded_pair().target_sha256
     return [
         KnownModel(
             name=path.stem if path.is_file() else path.name,
             path=path,
             files=tuple(KnownFile(file, _recorded(path)) for file in files_of(path)),
             format="gguf" if path.is_file() else "onnx",
-            is_outdated=cache_folder.is_outdated(path, target_sha256),
         )
         for path in cache_folder.models()
     ]

@@ -73,23 +73,21 @@ def _prepared(path: Path) -> tuple[ModelInfo, str]:
         prepared.close()
 
 
-def listing(hash_cached: bool = False, progress: Progress | None = None) -> list[KnownModel]:
+def listing(progress: Progress | None = None) -> list[KnownModel]:
     """Embedded models with verified checksums, cached ones, and those that can be fetched by name.
 
     Raises ModelError.
     """
     listed = [replace(model, files=with_checksums(model.files, progress)) for model in embedded()]
     for model in cached():
-        files = with_checksums(model.files, progress) if hash_cached else model.files
         try:
             details = runtimes.describe(model.path)
         except (BudgetError, ModelError) as error:
-            listed.append(replace(model, files=files, problem=str(error)))
+            listed.append(replace(model, problem=str(error)))
             continue
         listed.append(
             replace(
                 model,
-                files=files,
                 quantization=details.quantization,
                 parameters=details.parameters,
                 licence=details.licence,

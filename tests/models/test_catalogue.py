@@ -142,13 +142,6 @@ def test_a_cache_that_was_never_used_is_empty(cached_models: Path) -> None:
     assert cached() == []
 
 
-def test_a_model_that_was_made_from_an_earlier_target_is_outdated(cached_models: Path) -> None:
-    cache_folder.enlarged_target(PAIR.target_sha256, 64 << 20).write_bytes(b"")
-    cache_folder.enlarged_target("0" * 64, 64 << 20).write_bytes(b"")
-    (cached_models / "mine.gguf").write_bytes(b"")
-    assert [model.is_outdated for model in cached()] == [True, False, False]
-
-
 def test_a_relative_cache_folder_is_ignored_as_the_specification_wants(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -101,26 +101,12 @@ def test_the_list_describes_cached_models_without_reading_them(capsys, cache_fol
     assert cached["files"][0]["sha256"] is None
 
 
-def test_cached_models_are_hashed_on_request(capsys, cache_folder: Path) -> None:
-    shutil.copy(PAIR.draft, cache_folder / "mine.gguf")
-    listed = models(capsys, "list", "--hash")["models"]
-    (cached,) = [model for model in listed if not model["embedded"] and model["files"]]
-    expected = [file.sha256 for file in manifest().draft.files if file.file == PAIR.draft.name]
-    assert [file["sha256"] for file in cached["files"]] == expected
-
-
 def test_a_damaged_model_in_the_cache_does_not_end_the_list(capsys, cache_folder: Path) -> None:
     (cache_folder / "broken.gguf").write_bytes(b"junk")
     assert command_line.main(["models", "list"]) == 0
     out, err = capsys.readouterr()
     assert "\nbroken " in out
     assert "not a GGUF file" in err
-
-
-def test_the_list_notes_what_is_outdated(capsys, cache_folder: Path) -> None:
-    shutil.copy(PAIR.draft, cache_folder / "embedded-00000000-64MiB.gguf")
-    assert command_line.main(["models", "list"]) == 0
-    assert "earlier embedded target" in capsys.readouterr().err
 
 
 def test_show_tells_the_shape(capsys) -> None:

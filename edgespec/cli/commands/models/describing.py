@@ -28,16 +28,13 @@ def add_list(parser: argparse.ArgumentParser) -> None:
         "List the models that come with edgespec, with the result of checking them, those in its\n"
         "cache folder ($XDG_CACHE_HOME/edgespec or ~/.cache/edgespec), and those that -hf fetched."
     )
-    groups.flag(
-        parser, "--hash", "also compute the checksums of cached models, which reads them whole"
-    )
     groups.add_plain_output(parser)
 
 
 def run_list(args: argparse.Namespace, console: Console) -> None:
     from edgespec.models.describe import listing
 
-    models = [*listing("hash" in args, console.progress), *_of_hub()]
+    models = [*listing(console.progress), *_of_hub()]
     table = Table(_COLUMNS, models)
     console.result(args, Report(Row("cache", cache_folder.folder()), Row("models", table)))
     if "json" not in args:
@@ -91,15 +88,7 @@ def run_path(args: argparse.Namespace, console: Console) -> None:
 
 def _notes(models: Sequence[KnownModel]) -> list[str]:
     """Notes about damaged models in the list, with advice."""
-    notes = []
-    for model in models:
-        if model.problem:
-            notes.append(model.problem)
-        if model.is_outdated:
-            notes.append(
-                f"{model.path} was made from an earlier embedded target and is not used any "
-                "more: delete it"
-            )
+    notes = [model.problem for model in models if model.problem]
     if any(_intact(model.files) is False for model in models):
         notes.append("an embedded model is damaged: install edgespec again")
     return notes
@@ -182,12 +171,7 @@ def _checksum(model: KnownModel) -> str:
             return "as recorded"
         case False:
             return "differs"
-    if model.is_outdated:
-        return "outdated"
-    if any(file.expected_sha256 for file in model.files):
-        return "not read: --hash"
-    shas = [file.sha256[:12] for file in model.files if file.sha256]
-    return shas[0] if len(shas) == 1 else "none on record"
+    return "not read" if any(file.expected_sha256 for file in model.files) else "none on record"
 
 
 def rounded(number: int | None) -> str:
@@ -217,7 +201,6 @@ _COLUMNS: list[Column[KnownModel]] = [
     Column("licence"),
     Column("intact", value=lambda model: _intact(model.files)),
     Column("", "checksum", _checksum, is_left=True),
-    Column("outdated", value=lambda model: model.is_outdated),
     Column("files", value=lambda model: Table(_FILE_COLUMNS, model.files)),
     Column("problem"),
 ]
