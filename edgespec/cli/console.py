@@ -244,7 +244,7 @@ def write_file(path: Path, text: str) -> None:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_bytes(content)
             return
-        with unfinished_file(path, alone=False) as file:
+        with unfinished_file(path) as file:
             file.write(content)
 
 

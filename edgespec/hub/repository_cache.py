@@ -82,7 +82,7 @@ class RepositoryCache:
         path = self.folder / "refs" / BRANCH
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != commit:
-            with unfinished_file(path, alone=False) as file:
+            with unfinished_file(path) as file:
                 file.write(commit.encode())
 
     def newest(self) -> dict[str, Path]:

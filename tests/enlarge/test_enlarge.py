@@ -341,20 +341,3 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
     enlarge(source, tmp_path / "big.gguf", 3 * MIB, lambda what, share: shares.append(share))
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
-
-
-def test_one_place_is_written_once_at_a_time(tmp_path: Path) -> None:
-    source, out = tiny_llama().write(tmp_path / "m.gguf"), tmp_path / "big.gguf"
-    refusals: list[str] = []
-
-    def write_it_too(what: str, share: float) -> None:
-        if not refusals:
-            with pytest.raises(UsageError) as refusal:
-                enlarge(source, out, 2 * MIB)
-            refusals.append(str(refusal.value))
-
-    enlarge(source, out, 2 * MIB, write_it_too)
-    assert refusals == [
-        f"{out} is being written by another process: wait for it, or name another place"
-    ]
-    validate(read_header(out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.errors import UsageError
-from edgespec.files import unfinished
 from edgespec.files.unfinished import SUFFIX, scratch_folder, sweep, unfinished_file
 
 pytest.importorskip("fcntl", reason="there are no such locks here")
@@ -47,6 +46,8 @@ def left_by_a_killed_process(kind: str, out: Path) -> None:
     with another_process(kind, out) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
+    for part in parts(out.parent if kind == "unfinished_file" else out):
+        os.utime((out.parent if kind == "unfinished_file" else out) / part, (1, 1))
 
 
 each_kind = pytest.mark.parametrize(
@@ -95,17 +96,9 @@ def test_what_a_killed_process_left_is_gone_when_the_next_one_writes_there(
     left_by_a_killed_process(kind, tmp_path / place)
     assert parts(tmp_path)
     with unfinished_file(tmp_path / "two") as file:
-        assert parts(tmp_path) == [f".two{SUFFIX}"]
+        assert len(parts(tmp_path)) == 1
         file.write(b"complete")
-
-
-def test_what_a_killed_process_left_of_the_same_place_is_not_part_of_the_next(
-    tmp_path: Path,
-) -> None:
-    left_by_a_killed_process("unfinished_file", tmp_path / "out")
-    with unfinished_file(tmp_path / "out") as file:
-        file.write(b"short")
-    assert (tmp_path / "out").read_bytes() == b"short"
+    assert not parts(tmp_path)
 
 
 @each_kind
@@ -116,24 +109,6 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path, kind: str, p
         assert parts(tmp_path) == written != []
 
 
-def test_two_processes_do_not_write_one_place(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with another_process("unfinished_file", out):
-        with pytest.raises(UsageError, match="is being written by another process"):
-            unfinished_file(out).__enter__()
-        with unfinished_file(tmp_path / "other") as file:
-            file.write(b"others may be written meanwhile")
-
-
-def test_a_link_in_the_place_of_a_part_is_not_followed(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_bytes(b"content")
-    (tmp_path / f".out{SUFFIX}").symlink_to(precious)
-    with pytest.raises(OSError, match="symbolic links"):
-        unfinished_file(tmp_path / "out").__enter__()
-    assert precious.read_bytes() == b"content"
-
-
 def test_a_file_has_the_rights_that_files_have_here(tmp_path: Path) -> None:
     (tmp_path / "ordinary").touch()
     with unfinished_file(tmp_path / "out"):
@@ -141,35 +116,23 @@ def test_a_file_has_the_rights_that_files_have_here(tmp_path: Path) -> None:
     assert (tmp_path / "out").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
 
 
-def test_who_need_not_be_alone_may_write_one_place_together(tmp_path: Path) -> None:
+def test_two_may_write_one_place_and_the_last_one_wins(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with unfinished_file(out, alone=False) as one, unfinished_file(out, alone=False) as other:
+    with unfinished_file(out) as one, unfinished_file(out) as other:
         one.write(b"one")
         other.write(b"other")
     assert out.read_bytes() == b"one"
     assert parts(tmp_path) == []
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_sweep_that_comes_between_making_and_locking_stops_nobody(
-    alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It holds and deletes what nobody has locked yet. That was taken for another writer."""
-    lock, swept = unfinished._lock, list[str]()
-
-    def locked_a_moment_too_late(descriptor: int) -> None:
-        if not swept:
-            (part,) = tmp_path.iterdir()
-            swept.append(part.name)
-            part.unlink()
-            raise BlockingIOError
-        lock(descriptor)
-
-    monkeypatch.setattr(unfinished, "_lock", locked_a_moment_too_late)
-    with unfinished_file(tmp_path / "out", alone) as file:
-        file.write(b"complete")
-    assert (tmp_path / "out").read_bytes() == b"complete"
-    assert swept and not parts(tmp_path)
+def test_a_part_that_is_about_to_be_locked_is_not_swept(tmp_path: Path) -> None:
+    part = tmp_path / f".new{SUFFIX}"
+    part.touch()
+    sweep(tmp_path)
+    assert part.exists()
+    os.utime(part, (1, 1))
+    sweep(tmp_path)
+    assert not part.exists()
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs procfs")

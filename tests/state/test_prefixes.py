@@ -221,6 +221,7 @@ def test_unfinished_blocks_of_killed_processes_are_deleted(folder: Path) -> None
     folder.mkdir()
     part = folder / ".0123.edgespec-part"
     part.write_bytes(b"half")
+    os.utime(part, (1, 1))
     BlockFolder(folder, SIZE)
     assert not part.exists()
 

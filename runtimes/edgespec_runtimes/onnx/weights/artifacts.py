@@ -158,7 +158,7 @@ def copied(
                     other.unlink()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with unfinished_file(path, alone=False) as out:
+            with unfinished_file(path) as out:
                 write(out)
             os.utime(path, (time_s, time_s))
         except OSError as error:
