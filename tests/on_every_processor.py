@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TESTED = (
-    *("abi", "branches", "cpu_trial", "gguf_experts", "gguf_lines", "gguf_mixture"),
+    *("abi", "branches", "packing_allowed", "gguf_experts", "gguf_lines", "gguf_mixture"),
     *("gguf_recurrent", "gguf_types", "invariant_products", "packed_weights"),
     *("reference_kernels", "rounding_notes", "same_request", "sliced_heads", "zoo"),
 )

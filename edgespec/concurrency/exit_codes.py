@@ -24,12 +24,6 @@ _WINDOWS = {
 }
 
 
-def crash_name(exit_code: int) -> str | None:
-    """Name of the signal if native code crashed the process, such as `SIGSEGV`; otherwise None."""
-    name = signal_name(exit_code)
-    return name if name in _CRASHES else None
-
-
 def signal_name(exit_code: int) -> str | None:
     """Name of the signal that ended a process, or None.
 

@@ -41,7 +41,7 @@ def outcomes(path: Path, contents: Iterable[bytes]) -> Iterator[str]:
     silence = llama_cpp.llama_log_callback(lambda level, text, data: None)
     llama_cpp.llama_log_set(silence, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
-    loading.packing()  # tried before the children need to know
+    loading.start()
     for content in contents:
         path.write_bytes(content)
         child = os.fork()
@@ -72,7 +72,7 @@ def use(path: Path) -> int:
     for repacked in (False, True):
         parameters = llama_cpp.llama_model_default_params()
         parameters.load_mode = 0 if repacked else 1
-        parameters.use_extra_bufts = repacked and loading.packing().allowed
+        parameters.use_extra_bufts = repacked and loading.packs()
         model = llama_cpp.llama_model_load_from_file(bytes(path), parameters)
         if not model:
             return LOAD_FAILED

@@ -35,19 +35,19 @@ def test_without_a_gpu_nothing_is_known():
     if gpu.find() is not None:
         pytest.skip("there is a GPU")
     command = trial_process.command("gpu")
-    assert gpu.measure(command) == LibraryMemory(None, "it ended with exit code 3")
+    assert gpu.measure(command) == LibraryMemory(None, "exit code 3")
 
 
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "it ended with SIGSEGV"),
-        ("print('12 bytes')", "it ended with exit code 0"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "native code crashed, SIGSEGV"),
+        ("print('12 bytes')", "exit code 0"),
     ],
 )
 def test_how_a_trial_fails_is_said(code: str, why: str):
     measured = gpu.measure([sys.executable, "-c", code])
-    assert measured == LibraryMemory(None, why)
+    assert measured.nbytes is None
     assert measured.note is not None and why in measured.note
 
 

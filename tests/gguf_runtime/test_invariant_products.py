@@ -14,7 +14,6 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from zoo_files import write_model
@@ -106,5 +105,5 @@ def test_quantised_weights_as_stored(
     kind: str, is_paged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """IQ4_NL varies on x86-64, Q8_0 and Q4_0 on ARM."""
-    monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
+    monkeypatch.setattr(loading, "packs", lambda: False)
     assert differing_sizes(opened(quantised(kind, tmp_path), is_paged, n_threads=2)) == []

@@ -18,7 +18,6 @@ from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.kernels.packer import PIECE_BYTES, Packer
 from edgespec_runtimes.gguf.llama import abi, ggml, loading
-from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from port_calls import evaluate, prefill
@@ -71,7 +70,7 @@ def test_between_passes_streamed_weights_have_the_buffer_fields_of_the_file(
 def test_where_packing_is_not_allowed_weights_stay_as_stored(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
+    monkeypatch.setattr(loading, "packs", lambda: False)
     assert not packed_matrices(read_header(path))
 
 

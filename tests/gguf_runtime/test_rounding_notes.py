@@ -18,7 +18,6 @@ from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import loading
-from edgespec_runtimes.gguf.llama.cpu import PackingDecision
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.weights.rounding import rounding_notes
 from gguf_files import TYPE_CODES, Tensor, tiny_llama
@@ -103,7 +102,7 @@ def test_iq4_nl_is_told_where_it_can_neither_be_packed_nor_evened(
 ) -> None:
     request = replace(REQUEST, path=quantised("IQ4_NL", tmp_path))
     assert [notes(request, plan) for plan in (PLAN, PAGED)] == [[], []]
-    monkeypatch.setattr(loading, "packing", lambda: PackingDecision(False))
+    monkeypatch.setattr(loading, "packs", lambda: False)
     assert notes(request, PAGED) == []
     # on every processor, as on x86-64
     monkeypatch.setattr("edgespec_runtimes.gguf.weights.rounding.varies_as_stored", "IQ4_NL".__eq__)

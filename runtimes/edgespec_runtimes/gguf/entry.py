@@ -95,7 +95,7 @@ class GgufRuntime(Runtime):
 
     def diagnose(self) -> Sequence[Finding]:
         try:
-            packing = loading.packing()
+            is_packed = loading.packs()
         except EdgespecError as error:
             return [Finding("libraries", "llama-cpp-python", str(error), "problem")]
         built_with = ", ".join(loading.cpu_features())
@@ -116,10 +116,11 @@ class GgufRuntime(Runtime):
             servers = Finding("gpu", "RPC servers", "can hold layers of a target, with --rpc")
         else:
             servers = Finding("gpu", "RPC servers", "cannot be used", "note", rpc.MISSING)
-        if packing.allowed:
+        if is_packed:
             packs = Finding("libraries", "packed weights", "are used where weights stay in memory")
         else:
-            packs = Finding("libraries", "packed weights", packing.found, "note", packing.advice)
+            why, advice = "are not used: llama.cpp was built with AMX", loading.packing_advice()
+            packs = Finding("libraries", "packed weights", why, "note", advice)
         return [Finding("libraries", "llama-cpp-python", library), packs, found, servers]
 
     def embeds(self, path: Path) -> bool:

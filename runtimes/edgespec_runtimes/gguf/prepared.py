@@ -124,10 +124,12 @@ class PreparedGguf(PreparedModel):
 
     def notes(self, plan: MemoryPlan | None = None) -> Sequence[str]:
         """Notes about packing, KV cache types, and the rounding of a target with a draft."""
-        request, note = self._request, loading.packing().note
-        library = self._measured.offloading.library
+        request, library = self._request, self._measured.offloading.library
+        notes = []
         may_stay = request.budget_bytes is None or self.info.size_bytes <= request.budget_bytes
-        notes = [note] if note and (may_stay or request.owner == "draft") else []
+        if not loading.packs() and (may_stay or request.owner == "draft"):
+            slower = "weights that stay in memory are not packed and compute more slowly"
+            notes.append(f"llama.cpp was built with AMX: {slower}; {loading.packing_advice()}")
         notes += [library.note] if library and library.note else []
         is_uneven = not self._measured.passes_are_equal or not gpu.rounds_by_rows_alone()
         where = self._measured.offloading.where

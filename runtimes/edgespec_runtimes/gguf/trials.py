@@ -1,37 +1,26 @@
-"""A separate program that tests llama.cpp's CPU code or GPUs, or asks devices for their memory.
+"""A separate program that measures the library of GPUs, or asks devices for their memory.
 
-It may crash, hang or take memory in place of its parent. It writes its progress, its growth in
-bytes, or the devices' answers to stdout. `llama.trial_process` starts it.
+It may crash, hang or take memory in place of its parent. It writes its growth in bytes, or the
+devices' answers to stdout. `llama.trial_process` starts it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import math
 import os
-import struct
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from threading import Timer
 
 from edgespec.errors import EdgespecError
 from edgespec.memory import process
-from edgespec_runtimes.gguf.kernels.batch_invariance import distinct_values
 from edgespec_runtimes.gguf.llama import ggml, gpu, rpc
-from edgespec_runtimes.gguf.llama.cpu import PACKED, PLAIN, WRONG
 from edgespec_runtimes.gguf.llama.device_memory import NO_ANSWER
 
-N_IN, N_OUT, N_ROWS = 256, 64, 9
-"""Shape of the test product, weights [N_OUT, N_IN] times N_ROWS rows, which covers all packed
-kernels."""
-CPU_KINDS = (2, 8, 12, 14)
-"""Weight types to test: Q4_0, Q8_0, Q4_K and Q6_K, the most common ones."""
-TOLERANCE = 0.02
-"""Allowed difference of products as a share of the largest value: kernels quantise activations
-differently."""
+N_IN, N_OUT = 256, 64
+"""Shape of the weights that are multiplied."""
 GPU_KINDS = (ggml.F32, ggml.F16, ggml.Q8_0)
 """Weight types to test on GPUs; products of floats use a library like cuBLAS."""
 GPU_ROWS = (1, 64)
@@ -43,54 +32,9 @@ N_QUESTIONS = 3
 
 def main(what: str, *args: str) -> int:
     """Run the trial `what`; returns the exit code, 0 for success."""
-    if what == "cpu":
-        return try_cpu()
     if what == "server":
         return ask_server(args[0], float(args[1]))
     return try_gpus() if what == "gpu" else ask_gpus()
-
-
-def try_cpu() -> int:
-    """Multiply a few rows unpacked and packed; returns 0 if all products agree."""
-    _leave_no_core_dump()
-    plain = {kind: _products(kind, ggml.plain_buffer_type()) for kind in CPU_KINDS}
-    if not all(any(values) and all(map(math.isfinite, values)) for values in plain.values()):
-        return WRONG
-    os.write(1, PLAIN)
-    for buffer_type in ggml.packing_buffer_types():
-        for kind, expected in plain.items():
-            is_packed = ggml.packs(buffer_type, kind, N_IN, N_OUT)
-            if is_packed and not _close(_products(kind, buffer_type), expected):
-                return WRONG
-    os.write(1, PACKED)
-    return 0
-
-
-def _products(kind: int, buffer_type: int) -> list[float]:
-    weights = ggml.quantised(kind, distinct_values(N_OUT * N_IN, 0.73, N_IN), N_IN)
-    rows = distinct_values(N_ROWS * N_IN, 0.37, N_IN)
-    found = ggml.product(buffer_type, kind, weights, rows, N_IN)
-    return list(struct.unpack(f"{N_ROWS * N_OUT}f", found))
-
-
-def _close(found: list[float], expected: list[float]) -> bool:
-    most = TOLERANCE * max(map(abs, expected))
-    return all(abs(one - other) <= most for one, other in zip(found, expected, strict=True))
-
-
-def _leave_no_core_dump() -> None:
-    """Suppress core dumps and error dialogues, because a crash is an expected result."""
-    if sys.platform != "win32":
-        import resource
-
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        set_dumpable = 4
-        ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
-    if sys.platform == "win32":
-        no_dialogue = 0x0001 | 0x0002  # SEM_FAILCRITICALERRORS, SEM_NOGPFAULTERRORBOX
-        ctypes.windll.kernel32.SetErrorMode(no_dialogue)
 
 
 def try_gpus() -> int:

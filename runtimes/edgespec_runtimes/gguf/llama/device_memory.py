@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from edgespec.concurrency.exit_codes import exit_reason
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.runtimes import GpuMemory
@@ -58,7 +59,7 @@ def of_gpus() -> list[DeviceMemory]:
     except trial_process.NoAnswer as error:
         raise EdgespecError(f"the GPU's memory is not known: {error}") from error
     if done.returncode:
-        ended = trial_process.how_it_ended(done.returncode)
+        ended = exit_reason(done.returncode)
         raise EdgespecError(f"the GPU's memory is not known: {ended}")
     return _devices(done.stdout)
 

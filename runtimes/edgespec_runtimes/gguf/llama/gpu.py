@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.concurrency.exit_codes import exit_reason
 from edgespec.memory.process import round_up_to_step
 from edgespec_runtimes.gguf.llama import abi, ggml, loading, trial_process
 
@@ -81,7 +82,7 @@ def measure(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> LibraryMemo
     except trial_process.NoAnswer as error:
         return LibraryMemory(None, str(error))
     if not done.stdout.isdigit():
-        return LibraryMemory(None, trial_process.how_it_ended(done.returncode))
+        return LibraryMemory(None, exit_reason(done.returncode))
     return LibraryMemory(round_up_to_step(int(done.stdout)))
 
 

@@ -20,7 +20,7 @@ from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.errors import Cancelled, EdgespecError, ModelError
 from edgespec.memory.heap import trim_heap_top
 from edgespec.ports import Progress
-from edgespec_runtimes.gguf.llama import abi, cpu, ggml, log, rpc
+from edgespec_runtimes.gguf.llama import abi, ggml, log, rpc
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.huge_pages import huge_pages
@@ -30,6 +30,7 @@ from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 SMALL_MODEL_BYTES = 12 << 20
 """Size of weights below which a second thread costs more than it gains."""
 
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 _LOAD_NONE, _LOAD_MMAP = 0, 1
 _BESIDE_LAYERS = rb"^(output|token_embd)"
 """Names of tensors that stay in this process if RPC servers get layers."""
@@ -162,7 +163,7 @@ def load_resident(
     """
     params = lib.llama_model_default_params()
     params.load_mode = _LOAD_NONE
-    params.use_extra_bufts = as_stored is not None and packing().allowed
+    params.use_extra_bufts = as_stored is not None and packs()
 
     @lib.llama_progress_callback  # type: ignore[untyped-decorator, unused-ignore]
     def proceed(share: float, _: Any) -> bool:
@@ -244,12 +245,22 @@ def cpu_features() -> list[str]:
     return re.findall(r"(\w+) = 1", lib.llama_print_system_info().decode(errors="replace"))
 
 
-@functools.cache
-def packing() -> cpu.PackingDecision:
-    """The decision about packing weights for the CPU; the first call tests it."""
+def packs() -> bool:
+    """True if weights may be packed for the CPU.
+
+    Not with AMX: GCC drops the stores of llama.cpp's tile configuration, and the first product of
+    several rows would end the process (llama.cpp #20824).
+    """
     start()
-    system_info = lib.llama_print_system_info().decode()
-    return cpu.decide_packing(system_info, _trial(), version())
+    return "AMX_INT8" not in cpu_features()
+
+
+def packing_advice() -> str:
+    """What to do where weights are not packed."""
+    return (
+        f"build llama.cpp without AMX: CFLAGS='{_NO_AMX}' CXXFLAGS='{_NO_AMX}' pip install "
+        f"--no-cache-dir --force-reinstall --no-deps llama-cpp-python=={version()}"
+    )
 
 
 def useful_threads(weight_bytes: int, n_threads: int) -> int:
@@ -313,18 +324,8 @@ def _load(
 
 
 @functools.cache
-def _trial() -> cpu.TrialResult:
-    try:
-        files = abi.library_file("ggml-base"), abi.library_file("ggml-cpu")
-    except EdgespecError as error:
-        return cpu.TrialResult(cpu.TrialOutcome.UNKNOWN, str(error))
-    return cpu.trial_result(cpu.LibraryFiles(version(), *files))
-
-
-@functools.cache
 def start() -> None:
     """Initialize the library, once. Raises EdgespecError if it cannot be used here."""
-    cpu.check_usable(_trial(), version())
     with log.captured():  # drivers log the GPUs that they found
         lib.llama_backend_init()
     ggml.verify_mirror()

@@ -10,12 +10,10 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.concurrency.exit_codes import crash_name
 from edgespec.concurrency.interpreter import python
 from edgespec.concurrency.program import run_program
 from edgespec.errors import BudgetError, EdgespecError
@@ -57,10 +55,6 @@ def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess
         raise NoAnswer(f"no process could be started: {error}") from error
 
 
-def how_it_ended(exit_code: int) -> str:
-    return f"it ended with {crash_name(exit_code) or f'exit code {exit_code}'}"
-
-
 def cache_key(*known: Any) -> str:
     """Cache key from JSON values and the kernel's release."""
     return hashlib.sha256(json.dumps([*known, platform.release()]).encode()).hexdigest()[:24]
@@ -75,13 +69,3 @@ def state_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     """Paths, sizes and times of files, which identify a build. Raises OSError."""
     stats = [(path, path.stat()) for path in files]
     return [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-
-
-def processor() -> Iterator[str]:
-    """Strings that identify the processor, because machines may share a cache folder."""
-    yield platform.machine()
-    yield os.environ.get("PROCESSOR_IDENTIFIER", "")
-    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-        first = file.read(8192).split("\n\n")[0]
-        telling = ("model name", "flags", "Features", "CPU implementer", "CPU part")
-        yield from (line for line in first.splitlines() if line.startswith(telling))

@@ -53,7 +53,7 @@ def packed_matrices(header: GgufFile) -> list[TensorEntry]:
     Their packed products are batch invariant. Embeddings, also if tied to the output head, and
     stacked experts remain as stored: paged ones are read by the row and by the expert.
     """
-    if not loading.packing().allowed:
+    if not loading.packs():
         return []
     return [
         tensor

@@ -1,0 +1,94 @@
+"""Whether weights in memory are packed for the CPU, and what is said where they are not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.commands.plan_report import plan_report
+from edgespec.models.embedded import embedded_pair
+from edgespec.runtimes import ModelRequest
+from edgespec.session import session
+from edgespec.settings.config import LoadSettings
+from edgespec_runtimes.gguf.entry import GgufRuntime
+from edgespec_runtimes.gguf.file.header import read_header
+from edgespec_runtimes.gguf.llama import loading, log
+from edgespec_runtimes.gguf.llama.abort import AbortFlag
+from edgespec_runtimes.gguf.llama.quantiser import quantise
+from edgespec_runtimes.gguf.weights.packing import placement_as_stored, resident_weights
+
+PAIR = embedded_pair()
+
+
+def request(path: Path, owner: str, budget_bytes: int | None = None) -> ModelRequest:
+    return ModelRequest(path, owner, 64, 4, 2, 1, budget_bytes=budget_bytes)
+
+
+@pytest.mark.parametrize("owner", ["draft", "target"])
+def test_a_model_that_may_stay_in_memory_notes_that_it_is_not_packed(
+    owner: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(loading, "packs", lambda: False)
+    (note,) = GgufRuntime().prepare(request(PAIR.draft, owner)).notes()
+    assert "not packed" in note and "-mno-amx-tile" in note
+
+
+def test_a_target_that_must_be_paged_has_nothing_to_say_of_packing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(loading, "packs", lambda: False)
+    assert not GgufRuntime().prepare(request(PAIR.target, "target", 1 << 20)).notes()
+
+
+def buffers(path: Path) -> dict[str, float]:
+    """MiB by the kind of buffer of a resident model."""
+    with log.captured() as lines:
+        as_stored = placement_as_stored(read_header(path))
+        loading.load_resident(path, loading.NOWHERE, AbortFlag(), None, as_stored).close()
+    found = re.findall(r"(\w+) model buffer size = +([\d.]+) MiB", "".join(lines))
+    return {name: float(mib) for name, mib in found}
+
+
+def test_weights_stay_out_of_packing_buffers_where_those_do_not_work(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(loading, "packs", lambda: False)
+    assert set(buffers(PAIR.target)) == {"CPU"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packs", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["Q4_0", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Q8_0", "Q4_K_M"))]
+)
+def test_resident_weights_take_what_the_plan_says(
+    kind: str, packs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if not packs:
+        monkeypatch.setattr(loading, "packs", lambda: False)
+    elif not loading.packs():
+        pytest.skip("this build of llama.cpp cannot pack weights here")
+    path = tmp_path / "model.gguf"
+    quantise(PAIR.target, path, kind)
+    planned = resident_weights(read_header(path))
+    assert planned.weights / 2**20 == pytest.approx(sum(buffers(path).values()), abs=0.05)
+    assert (planned.loading > 0) == ("CPU_REPACK" in buffers(path))
+
+
+@pytest.mark.parametrize("features", [["AVX2"], ["AVX2", "AMX_INT8"]])
+def test_weights_are_packed_unless_that_would_take_amx(
+    features: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(loading, "cpu_features", lambda: features)
+    assert loading.packs() == ("AMX_INT8" not in features)
+    (finding,) = [found for found in GgufRuntime().diagnose() if "pack" in found.what]
+    assert (finding.level == "fine") == loading.packs()
+
+
+def test_the_plan_says_that_weights_are_not_packed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loading, "packs", lambda: False)
+    planned = session.plan(LoadSettings(model=PAIR.target, draft=PAIR.draft))
+    (note,) = (note for note in planned.notes if "not packed" in note)
+    assert note in plan_report(planned).lines()
