@@ -56,7 +56,7 @@ def counting(**options: Any) -> FakeModel:
 
 def forget(engine: Engine) -> None:
     """Drop all committed text from the engine's models."""
-    for slot in engine._slots:
+    for slot in engine.slots:
         slot.rewind(0)
 
 

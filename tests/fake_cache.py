@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edgespec.pool import Pool
 from edgespec.ports import PassPart
-from edgespec.tree import ROOT, TokenTree
 
 
 @dataclass
@@ -52,7 +52,7 @@ class FakeText:
         self.committed += tokens
         self.ends.append(end)
 
-    def fill(self, tree: TokenTree, node: int, n_ctx: int) -> None:
+    def fill(self, tree: Pool, node: int, n_ctx: int) -> None:
         """Add the cell of a node whose parent has one."""
         key, parent = int(tree.key[node]), int(tree.parent[node])
         assert key not in self.cells, f"node {node} was evaluated before"
@@ -67,20 +67,20 @@ class FakeText:
 
     def n_branches(self, part: PassPart, n_ctx: int) -> int:
         """Number of branches with the nodes of `part`."""
-        tree = part.tree
+        tree = part.pool
         assert not (part.reads and self.cells), "a prompt with provisional nodes around"
-        keys = {int(key): node for node, key in enumerate(tree.key[: len(tree)])}
+        keys = {int(tree.key[node]): int(node) for node in tree.alive()}
         stale = self.cells.keys() - keys.keys()
         assert not stale, f"provisional nodes of no tree: {stale}"
         together = [*(keys[key] for key in self.cells), *part.nodes]
         n_committed = len(self.committed) + len(part.reads)
         assert n_committed + len(together) <= n_ctx, "more cells than the context"
-        return tree.branch_count(together)
+        return len(tree.leaves(together))
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int]) -> None:
+    def commit(self, tree: Pool, path: Sequence[int], keep: Sequence[int]) -> None:
         """Commit the nodes of a path; of the others, only those to `keep` stay."""
         cells = self.cells
-        assert path[0] == ROOT, f"a path starts at the root, not at {path[0]}"
+        assert tree.parent[path[0]] < 0, f"a path starts at the root, not at {path[0]}"
         for parent, node in itertools.pairwise(path):
             assert tree.parent[node] == parent, f"path {list(path)} is not contiguous"
         below_end = set(tree.subtree(path[-1])) - {path[-1]}

@@ -17,9 +17,9 @@ import numpy as np
 from edgespec.errors import Cancelled, StateError, UsageError
 from edgespec.ports import LanguageModel, PassPart, Progress, Take, Vocabulary, check_token
 from edgespec.ports.state import StateOrigin
-from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PassReport
 from fake_cache import FakeText
+from one_tree import OneTree
 
 Language = Callable[[tuple[int, ...]], np.ndarray]
 """Function from a context to the logits after it, float32 [n_vocab]."""
@@ -69,10 +69,10 @@ def fake_features(context: Sequence[int]) -> np.ndarray:
     return np.array([len(context), folded], np.float32)
 
 
-def n_line_rows(tree: TokenTree, nodes: Sequence[int]) -> int:
+def n_line_rows(tree: OneTree, nodes: Sequence[int]) -> int:
     """Rows of a tree whose branches are computed as lines, all as long as the longest."""
     longest = max((1 + int(tree.depth[node]) for node in nodes), default=0)
-    return tree.branch_count(nodes) * longest if nodes else 0
+    return len(tree.leaves(nodes)) * longest if nodes else 0
 
 
 class FakeVocabulary(Vocabulary):
@@ -210,8 +210,8 @@ class FakeModel(LanguageModel):
                 of = self._texts[part.slot]
                 of.committed += part.reads
                 for node in part.nodes:
-                    of.fill(part.tree, node, self.info.n_ctx)
-                contexts = [of.context(int(part.tree.key[node])) for node in part.nodes]
+                    of.fill(part.pool, node, self.info.n_ctx)
+                contexts = [of.context(int(part.pool.key[node])) for node in part.nodes]
                 rows = np.empty((len(contexts), self.info.n_vocab), np.float32)
                 for row, context in zip(rows, contexts, strict=True):
                     row[:] = self.language(context)
@@ -231,12 +231,12 @@ class FakeModel(LanguageModel):
         self.prefilled += (len(part.reads) for part in parts if part.reads)
         n_rows = sum(part.n_rows for part in parts)
         if not self.info.tree_capable:
-            n_rows = sum(len(part.reads) + n_line_rows(part.tree, part.nodes) for part in parts)
+            n_rows = sum(len(part.reads) + n_line_rows(part.pool, part.nodes) for part in parts)
         self.last_report = self._report(n_rows)
         return logits
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, tree: OneTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         assert not self._is_running, "commit while another call runs"
         self._texts[slot].commit(tree, path, keep)
@@ -344,7 +344,7 @@ class FakeModel(LanguageModel):
         assert is_prompt or n_rows <= info.max_rows, f"{n_rows} rows in one batch"
         shares = is_prompt or info.prompts_share_passes
         assert n_nodes == n_rows or shares, "a prompt that rounds by its pass"
-        deepest = max((int(p.tree.depth[node]) for p in parts for node in p.nodes), default=0)
+        deepest = max((int(p.pool.depth[node]) for p in parts for node in p.nodes), default=0)
         assert info.tree_capable or deepest <= info.max_rollback, "too long to drop again"
         assert len({part.slot for part in parts}) == len(parts), "a text twice"
         n_further = sum(

@@ -15,7 +15,7 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, PassPart
-from edgespec.tree import ROOT, TokenTree
+from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 from port_models import OpensModels
 
@@ -44,7 +44,7 @@ def logits_of_a_tree(model: Any, layers: Sequence[int]) -> np.ndarray:
     if layers:
         model.give_features(layers, Received())
     prefill(model, TOKENS[:11])
-    tree = TokenTree(TOKENS[11])
+    tree = OneTree(TOKENS[11])
     tree.add(ROOT, TOKENS[12], 0.5)
     rows: np.ndarray = evaluate(model, tree, [0, 1])
     return rows
@@ -76,7 +76,7 @@ class FeaturesContract(OpensModels):
         model.give_features(self.layers, received)
         model.truncate(0)
         for token in tokens:
-            tree = TokenTree(token)
+            tree = OneTree(token)
             evaluate(model, tree, [ROOT])
             model.commit(tree, [ROOT])
         model.truncate(0)
@@ -106,7 +106,7 @@ class FeaturesContract(OpensModels):
         received = Received()
         model.give_features(self.layers, received)
         prefill(model, TOKENS[:5])
-        tree = TokenTree(TOKENS[5])
+        tree = OneTree(TOKENS[5])
         tree.add(ROOT, TOKENS[10], 0.5)
         right = tree.add(ROOT, TOKENS[6], 0.4)
         tree.add(right, TOKENS[11], 0.3)
@@ -123,7 +123,7 @@ class FeaturesContract(OpensModels):
         if not (model.info.prompts_share_passes or model.info.prompts_give_logits):
             pytest.skip("the model reads prompts in passes of their own")
         prefill(model, TOKENS[:2])
-        tree = TokenTree(TOKENS[5])
+        tree = OneTree(TOKENS[5])
         model.evaluate([PassPart(0, tree, [ROOT], TOKENS[2:5])])
         assert received.positions == [0, 1, 2, 3, 4]
         model.commit(tree, [ROOT])
@@ -134,7 +134,7 @@ class FeaturesContract(OpensModels):
         self, model: LanguageModel, received: Received
     ) -> None:
         prefill(model, TOKENS[:3])
-        evaluate(model, TokenTree(TOKENS[3]), [ROOT])
+        evaluate(model, OneTree(TOKENS[3]), [ROOT])
         model.truncate(3)
         assert received.positions == [0, 1, 2]
 
@@ -142,7 +142,7 @@ class FeaturesContract(OpensModels):
         expected = self.one_by_one(model, TOKENS[:3])
         received = Received()
         model.give_features(self.layers, received)
-        tree = TokenTree(TOKENS[0])
+        tree = OneTree(TOKENS[0])
         child = tree.add(ROOT, TOKENS[1], 0.5)
         grandchild = tree.add(child, TOKENS[2], 0.5)
         evaluate(model, tree, [ROOT, child, grandchild])
@@ -168,11 +168,11 @@ class FeaturesContract(OpensModels):
     ) -> None:
         model.give_features(self.layers, lambda position, rows: None)  # type: ignore[attr-defined]
         prefill(model, TOKENS[:5])
-        one = evaluate(model, TokenTree(TOKENS[5]), [ROOT])
+        one = evaluate(model, OneTree(TOKENS[5]), [ROOT])
         model.truncate(0)
         model.give_features(self.layers, received)  # type: ignore[attr-defined]
         prefill(model, TOKENS[:5])
-        assert np.array_equal(evaluate(model, TokenTree(TOKENS[5]), [ROOT]), one)
+        assert np.array_equal(evaluate(model, OneTree(TOKENS[5]), [ROOT]), one)
 
     def test_layers_that_the_model_does_not_show_are_refused(self, model: LanguageModel) -> None:
         with pytest.raises(UsageError):

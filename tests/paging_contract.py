@@ -20,7 +20,7 @@ from edgespec.memory.budget import MemoryPlan, divided, fixed_rows, loaded_last,
 from edgespec.memory.pinning import MIN_RING_SLOTS
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import PreparedModel
-from edgespec.tree import ROOT, TokenTree
+from one_tree import ROOT, OneTree
 from port_calls import evaluate
 from port_contract import TEXT
 
@@ -49,7 +49,7 @@ def one_by_one(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
     """Logits after every token, each committed alone: float32 [n_tokens, n_vocab]."""
     rows = []
     for token in tokens:
-        tree = TokenTree(token)
+        tree = OneTree(token)
         rows.append(evaluate(model, tree, [ROOT])[0])
         model.commit(tree, [ROOT])
     return np.stack(rows)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.ports import LanguageModel, PassPart, Progress
-from edgespec.tree import TokenTree
+from one_tree import OneTree
 
 
 def prefill(
@@ -18,7 +18,7 @@ def prefill(
 
 
 def evaluate(
-    model: LanguageModel, tree: TokenTree, nodes: Sequence[int], slot: int = 0
+    model: LanguageModel, tree: OneTree, nodes: Sequence[int], slot: int = 0
 ) -> np.ndarray:
     """Logits after each of `nodes`, float32 [len(nodes), n_vocab]."""
     return model.evaluate([PassPart(slot, tree, nodes)])[0].copy()
@@ -27,7 +27,7 @@ def evaluate(
 def logits_of_a_tree(model: LanguageModel, tokens: Sequence[int]) -> np.ndarray:
     """Logits after the last of `tokens`, and after two that might follow it."""
     prefill(model, tokens[:-1])
-    tree = TokenTree(tokens[-1], 4)
+    tree = OneTree(tokens[-1], 4)
     for token in tokens[:2]:
         tree.add(0, token, confidence=0.5)
     return evaluate(model, tree, [0, 1, 2]).copy()

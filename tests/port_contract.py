@@ -21,8 +21,8 @@ import pytest
 
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel, PassPart
-from edgespec.tree import ROOT, TokenTree
 from edgespec.values import PagingStats
+from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 from port_models import KeptOpen, OpensModels
 
@@ -52,7 +52,7 @@ class PortContract(OpensModels):
         known = KNOWN.setdefault(model, {})
         if (asked := tuple(tokens)) not in known:
             for token in tokens:
-                tree = TokenTree(token)
+                tree = OneTree(token)
                 logits = evaluate(model, tree, [ROOT])
                 model.commit(tree, [ROOT])
             model.truncate(0)
@@ -90,7 +90,7 @@ class PortContract(OpensModels):
     ) -> None:
         expected = self.after(model, tokens[:8])
         prefill(model, tokens[:7])
-        assert self.same(evaluate(model, TokenTree(tokens[7]), [ROOT])[0], expected)
+        assert self.same(evaluate(model, OneTree(tokens[7]), [ROOT])[0], expected)
 
     def test_prefill_reports_progress_up_to_the_whole(
         self, model: LanguageModel, tokens: list[int]
@@ -116,23 +116,23 @@ class PortContract(OpensModels):
             pytest.skip("the last token of its prompts has a pass of its own")
         shares: list[float] = []
         prefill(model, tokens[:7])
-        expected = [evaluate(model, TokenTree(tokens[7]), [ROOT])]
+        expected = [evaluate(model, OneTree(tokens[7]), [ROOT])]
         model.truncate(0)
         prefill(model, tokens[:8])
-        expected.append(evaluate(model, TokenTree(tokens[8]), [ROOT]))
+        expected.append(evaluate(model, OneTree(tokens[8]), [ROOT]))
         model.truncate(0)
         for begin in (0, 3):
             prefill(model, tokens[:begin])
-            part = PassPart(0, TokenTree(tokens[7]), [ROOT], tokens[begin:7])
+            part = PassPart(0, OneTree(tokens[7]), [ROOT], tokens[begin:7])
             [logits] = model.evaluate([part], lambda what, share: shares.append(share))
             assert logits.dtype == np.float32
             assert self.same(logits, expected[0])
             assert begin or np.array_equal(logits, expected[0])
             assert model.last_report.passes == 1
             assert model.committed_of(0) == 7
-            model.commit(part.tree, [ROOT])
+            model.commit(part.pool, [ROOT])
             assert model.committed_of(0) == 8
-            assert self.same(evaluate(model, TokenTree(tokens[8]), [ROOT]), expected[1])
+            assert self.same(evaluate(model, OneTree(tokens[8]), [ROOT]), expected[1])
             assert shares == sorted(shares)
             assert shares[-1] == pytest.approx(1.0)
             model.truncate(0)
@@ -146,7 +146,7 @@ class PortContract(OpensModels):
         prefill(model, tokens[:4])
         reads = tokens[:1] * (model.info.n_ctx - 4)
         with pytest.raises(UsageError):
-            model.evaluate([PassPart(0, TokenTree(tokens[1]), [ROOT], reads)])
+            model.evaluate([PassPart(0, OneTree(tokens[1]), [ROOT], reads)])
         assert model.committed_of(0) == 4
 
     def test_truncate_leaves_a_prefix_that_can_be_continued(
@@ -156,30 +156,30 @@ class PortContract(OpensModels):
         prefill(model, tokens)
         model.truncate(4)
         assert model.committed_of(0) == 4
-        assert self.same(evaluate(model, TokenTree(tokens[12]), [ROOT])[0], expected)
+        assert self.same(evaluate(model, OneTree(tokens[12]), [ROOT])[0], expected)
 
     def test_truncate_drops_provisional_nodes(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
         expected = self.after(model, [*tokens[:4], tokens[9]])
         prefill(model, tokens[:4])
-        evaluate(model, TokenTree(tokens[4]), [ROOT])
+        evaluate(model, OneTree(tokens[4]), [ROOT])
         model.truncate(4)
-        assert self.same(evaluate(model, TokenTree(tokens[9]), [ROOT])[0], expected)
+        assert self.same(evaluate(model, OneTree(tokens[9]), [ROOT])[0], expected)
 
     # Logits of a tree
 
     def test_logits_are_float32_of_a_row_per_node(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
-        tree = TokenTree(tokens[0])
+        tree = OneTree(tokens[0])
         tree.add(ROOT, tokens[1], 0.5)
         logits = evaluate(model, tree, [0, 1])
         assert logits.dtype == np.float32
         assert logits.shape == (2, model.info.n_vocab)
 
     def test_logits_belong_to_the_caller(self, model: LanguageModel, tokens: list[int]) -> None:
-        tree = TokenTree(tokens[0])
+        tree = OneTree(tokens[0])
         tree.add(ROOT, tokens[1], 0.5)
         first = evaluate(model, tree, [0])
         before = first.copy()
@@ -223,7 +223,7 @@ class PortContract(OpensModels):
 
     def test_evaluating_commits_nothing(self, model: LanguageModel, tokens: list[int]) -> None:
         prefill(model, tokens[:4])
-        evaluate(model, TokenTree(tokens[4]), [ROOT])
+        evaluate(model, OneTree(tokens[4]), [ROOT])
         assert model.committed_of(0) == 4
 
     def test_a_tree_may_grow_while_it_is_evaluated(
@@ -237,7 +237,7 @@ class PortContract(OpensModels):
 
         def grow() -> None:
             node = nodes[-1]
-            while not tree.is_full and not done.is_set():
+            while tree.n < 200 and not done.is_set():
                 node = tree.add(node, tokens[0], 0.5)
 
         grower = threading.Thread(target=grow)
@@ -260,7 +260,7 @@ class PortContract(OpensModels):
         evaluate(model, tree, range(len(tree)))
         model.commit(tree, tree.path(4))
         assert model.committed_of(0) == 4 + len(tree.path(4))
-        assert self.same(evaluate(model, TokenTree(tokens[13]), [ROOT])[0], expected)
+        assert self.same(evaluate(model, OneTree(tokens[13]), [ROOT])[0], expected)
 
     def test_kept_nodes_are_the_context_of_their_children(
         self, model: LanguageModel, tokens: list[int]
@@ -276,9 +276,9 @@ class PortContract(OpensModels):
         expected = self.after(model, [*tokens[:4], *_wide_tree(tokens)[1][4], tokens[14]])
         tree, kept = self.keep_a_node(model, tokens)
         model.commit(tree, tree.path(kept))
-        assert self.same(evaluate(model, TokenTree(tokens[14]), [ROOT])[0], expected)
+        assert self.same(evaluate(model, OneTree(tokens[14]), [ROOT])[0], expected)
 
-    def keep_a_node(self, model: LanguageModel, tokens: Sequence[int]) -> tuple[TokenTree, int]:
+    def keep_a_node(self, model: LanguageModel, tokens: Sequence[int]) -> tuple[OneTree, int]:
         """Commit the root of a wide tree after four tokens; returns the tree below its first child,
         and there the node that ends the branch to node 4."""
         tree, branches = _wide_tree(tokens)
@@ -294,7 +294,7 @@ class PortContract(OpensModels):
         """Dropped nodes leave no cells behind and hide none that stay."""
         text = (tokens * 3)[:41]
         expected = self.after(model, text)
-        tree = TokenTree(text[0])
+        tree = OneTree(text[0])
         for position in range(0, len(text) - 2, 2):
             right = tree.add(ROOT, text[position + 1], 0.5)
             wrong = tree.add(ROOT, (text[position + 1] + 1) % model.info.n_vocab, 0.25)
@@ -311,13 +311,13 @@ class PortContract(OpensModels):
     ) -> None:
         prefill(model, tokens[:6])
         assert model.last_report.n_tokens == 6
-        evaluate(model, TokenTree(tokens[6]), [ROOT])
+        evaluate(model, OneTree(tokens[6]), [ROOT])
         assert model.last_report.n_tokens == 1
 
     def test_a_pass_takes_time_and_stalls_for_no_more(
         self, model: LanguageModel, tokens: list[int]
     ) -> None:
-        evaluate(model, TokenTree(tokens[0]), [ROOT])
+        evaluate(model, OneTree(tokens[0]), [ROOT])
         report = model.last_report
         assert 0.0 <= report.stall_s <= report.wall_s
         assert report.wall_s > 0.0
@@ -355,7 +355,7 @@ class PortContract(OpensModels):
             canceller.join()
         assert model.committed_of(0) == 4
         model.truncate(4)
-        assert self.same(evaluate(model, TokenTree(tokens[9]), [ROOT])[0], expected)
+        assert self.same(evaluate(model, OneTree(tokens[9]), [ROOT])[0], expected)
 
     def test_closing_twice_is_closing_once(
         self,
@@ -380,11 +380,11 @@ class PortContract(OpensModels):
         assert another.committed_of(0) == len(tokens)
 
 
-def _wide_tree(tokens: Sequence[int]) -> tuple[TokenTree, list[list[int]]]:
+def _wide_tree(tokens: Sequence[int]) -> tuple[OneTree, list[list[int]]]:
     """A tree of six nodes on three branches, and for each node the tokens from the root to it."""
     distinct = list(dict.fromkeys(tokens))
     assert len(distinct) >= 6, "the suite's text needs more distinct tokens"
-    tree = TokenTree(distinct[0])
+    tree = OneTree(distinct[0])
     left = tree.add(ROOT, distinct[1], 0.5)
     right = tree.add(ROOT, distinct[2], 0.25)
     tree.add(left, distinct[3], 0.5)

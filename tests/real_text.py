@@ -41,7 +41,7 @@ class RealLanguage:
 
 @dataclass(frozen=True)
 class RealText:
-    """A prompt of a real pair, in the form of `virtual_text.Text`."""
+    """A prompt of a real pair, in the form of `virtual_text.VirtualText`."""
 
     tokens: Sequence[int]
     target: Language = field(repr=False)

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.errors import UsageError
 from edgespec.ports import LanguageModel, PassPart
-from edgespec.tree import ROOT, TokenTree
+from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
 from port_models import clear
@@ -36,7 +36,7 @@ class SlotsContract(PortContract):
         """Logits after the last of `tokens` in slot 0, with nothing else in the model."""
         clear(model)
         prefill(model, tokens[:-1])
-        row: np.ndarray = evaluate(model, TokenTree(tokens[-1]), [ROOT])[0]
+        row: np.ndarray = evaluate(model, OneTree(tokens[-1]), [ROOT])[0]
         model.truncate(0)
         return row
 
@@ -55,7 +55,7 @@ class SlotsContract(PortContract):
         expected = [self.alone(model, tokens[: 6 + n]) for n, tokens in enumerate(texts)]
         for n, tokens in enumerate(texts):
             prefill(model, tokens[: 5 + n], slot=n)
-        parts = [PassPart(n, TokenTree(texts[n][5 + n]), [ROOT]) for n in (2, 0, 1)]
+        parts = [PassPart(n, OneTree(texts[n][5 + n]), [ROOT]) for n in (2, 0, 1)]
         for part, logits in zip(parts, model.evaluate(parts), strict=True):
             self.check(logits[0], expected[part.slot])
 
@@ -87,14 +87,14 @@ class SlotsContract(PortContract):
         expected = [self.alone(model, tokens) for tokens in texts]
         prefill(model, texts[1][:2], slot=1)
         for begin, end, n_held in ((0, 5, 2), (5, 11, 4)):
-            tree = TokenTree(texts[1][n_held])
+            tree = OneTree(texts[1][n_held])
             tree.add(ROOT, (texts[1][n_held + 1] + 1) % model.info.n_vocab, 0.9)
             right = tree.add(ROOT, texts[1][n_held + 1], 0.1)
             last = range(end == 11)
             parts = [
-                PassPart(0, TokenTree(texts[0][end]), last, texts[0][begin:end]),
+                PassPart(0, OneTree(texts[0][end]), last, texts[0][begin:end]),
                 PassPart(1, tree, range(len(tree))),
-                PassPart(2, TokenTree(texts[2][end]), last, texts[2][begin:end]),
+                PassPart(2, OneTree(texts[2][end]), last, texts[2][begin:end]),
             ]
             logits = model.evaluate(parts)
             assert [len(rows) for rows in logits] == [len(last), len(tree), len(last)]
@@ -105,7 +105,7 @@ class SlotsContract(PortContract):
             if part.slot != 1:
                 self.check(rows[0], expected[part.slot])
         prefill(model, texts[1][6:11], slot=1)
-        [rows] = model.evaluate([PassPart(1, TokenTree(texts[1][11]), [ROOT])])
+        [rows] = model.evaluate([PassPart(1, OneTree(texts[1][11]), [ROOT])])
         self.check(rows[0], expected[1])
 
     def test_rounds_of_one_slot_leave_the_others_as_they_are(
@@ -118,18 +118,18 @@ class SlotsContract(PortContract):
         for position in range(2, 11):
             parts = []
             for n, tokens in enumerate(texts):
-                tree = TokenTree(tokens[position], first_key=100 * position)
+                tree = OneTree(tokens[position], first_key=100 * position)
                 wrong = tree.add(ROOT, (tokens[position + 1] + 1) % model.info.n_vocab, 0.9)
                 tree.add(wrong, tokens[0], 0.9)
                 tree.add(ROOT, tokens[position + 1], 0.1)
                 parts.append(PassPart(n, tree, range(3 if position % 2 else 4)))
             model.evaluate(parts)
             for n in (position % 3, (position + 1) % 3, (position + 2) % 3):
-                model.commit(parts[n].tree, [ROOT], slot=n)
+                model.commit(parts[n].pool, [ROOT], slot=n)
             if position == 5:
                 model.truncate(0, slot=1)
                 prefill(model, texts[1][:6], slot=1)
-        last = [PassPart(n, TokenTree(tokens[11]), [ROOT]) for n, tokens in enumerate(texts)]
+        last = [PassPart(n, OneTree(tokens[11]), [ROOT]) for n, tokens in enumerate(texts)]
         for n, logits in enumerate(model.evaluate(last)):
             self.check(logits[0], expected[n])
 
@@ -142,14 +142,14 @@ class SlotsContract(PortContract):
         for position in range(39):
             parts = []
             for n, tokens in enumerate(long):
-                tree = TokenTree(tokens[position], first_key=100 * position)
+                tree = OneTree(tokens[position], first_key=100 * position)
                 for other in range(3):
                     tree.add(ROOT, (tokens[position + 1] + 1 + other) % model.info.n_vocab, 0.3)
                 parts.append(PassPart(n, tree, [0, 1, 2, 3]))
             model.evaluate(parts)
             for n, part in enumerate(parts):
-                model.commit(part.tree, [ROOT], slot=n)
-        last = [PassPart(n, TokenTree(tokens[39]), [ROOT]) for n, tokens in enumerate(long)]
+                model.commit(part.pool, [ROOT], slot=n)
+        last = [PassPart(n, OneTree(tokens[39]), [ROOT]) for n, tokens in enumerate(long)]
         for n, logits in enumerate(model.evaluate(last)):
             self.check(logits[0], expected[n])
 
@@ -165,7 +165,7 @@ class SlotsContract(PortContract):
         prefill(model, texts[1])
         assert model.committed_of(2) == 6
         prefill(model, text[6:-1], slot=2)
-        logits = model.evaluate([PassPart(2, TokenTree(text[-1]), [ROOT])])[0]
+        logits = model.evaluate([PassPart(2, OneTree(text[-1]), [ROOT])])[0]
         self.check(logits[0], expected)
 
     def test_what_is_refused_leaves_every_slot_as_it_was(
@@ -174,23 +174,23 @@ class SlotsContract(PortContract):
         expected = [self.alone(model, tokens[:5]) for tokens in texts]
         for n, tokens in enumerate(texts):
             prefill(model, tokens[:4], slot=n)
-        tree = TokenTree(texts[1][4])
+        tree = OneTree(texts[1][4])
         orphan = tree.add(ROOT, texts[1][5], 0.5)
         parts = [
-            PassPart(0, TokenTree(texts[0][4]), [ROOT]),
+            PassPart(0, OneTree(texts[0][4]), [ROOT]),
             PassPart(1, tree, [orphan]),
         ]
         with pytest.raises((UsageError, AssertionError)):
             model.evaluate(parts)
         assert [model.committed_of(slot) for slot in range(3)] == [4, 4, 4]
-        parts = [PassPart(n, TokenTree(tokens[4]), [ROOT]) for n, tokens in enumerate(texts)]
+        parts = [PassPart(n, OneTree(tokens[4]), [ROOT]) for n, tokens in enumerate(texts)]
         for n, logits in enumerate(model.evaluate(parts)):
             self.check(logits[0], expected[n])
 
 
-def _fork(tokens: Sequence[int]) -> TokenTree:
+def _fork(tokens: Sequence[int]) -> OneTree:
     """A root with two children, of which the less likely one stands first."""
-    tree = TokenTree(tokens[0])
+    tree = OneTree(tokens[0])
     tree.add(ROOT, tokens[1], 0.2)
     if tokens[2] != tokens[1]:
         tree.add(ROOT, tokens[2], 0.7)

@@ -9,15 +9,15 @@ import pytest
 
 from edgespec import UsageError, extras
 from edgespec.cli import command_line
-from edgespec.engine.drafting.lookup import LookupDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.lookup import LookupSource
 from edgespec.ports import Vocabulary
 from edgespec.values import ModelInfo
 from engine_cases import GREEDY, PROMPT, counting, finish
 
 
-class Repeats(LookupDrafter):
+class Repeats(LookupSource):
     """A drafter of another package."""
 
     source = "repeats"

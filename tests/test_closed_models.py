@@ -14,16 +14,16 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 from edgespec.errors import Cancelled, UsageError
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, find
-from edgespec.tree import ROOT, TokenTree
 from gguf_files import tiny_llama
+from one_tree import ROOT, OneTree
 from onnx_files import write_llama
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
 
 USES: dict[str, Callable[[LanguageModel], object]] = {
     "prefill": lambda model: prefill(model, [1, 2]),
-    "evaluate": lambda model: evaluate(model, TokenTree(1), [ROOT]),
-    "commit": lambda model: model.commit(TokenTree(1), [ROOT]),
+    "evaluate": lambda model: evaluate(model, OneTree(1), [ROOT]),
+    "commit": lambda model: model.commit(OneTree(1), [ROOT]),
     "truncate": lambda model: model.truncate(0),
 }
 

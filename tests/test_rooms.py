@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"edgespec": ROOT / "edgespec", "edgespec_runtimes": ROOT / "runtimes/edgespec_runtimes"}
 
 CORE = {
-    "concurrency", "errors", "extras", "files", "reports", "settings", "theory", "tracing",
-    "tree", "values",
+    "concurrency", "errors", "extras", "files", "pool", "reports", "settings", "theory",
+    "tracing", "values",
 }  # fmt: skip
 PORTS = CORE | {"ports"}
 RESOURCES = PORTS | {"memory", "paging"}

@@ -66,15 +66,13 @@ def test_a_class_name_occurs_once() -> None:
 
 SECOND_MEANINGS = {
     "ahead": ("edgespec/concurrency", "background"),
-    "alone": ("edgespec/engine", "ending_on_error, between_texts or exclusive"),
-    "learning": ("edgespec/engine", "stored_planner"),
+    "alone": ("edgespec/engine", "ending_on_error or exclusive"),
     "many": ("edgespec/session", "in_order"),
     "memory": ("edgespec/engine", "state_store"),
     "n_places": ("edgespec/engine", "n_slots"),
     "owner": ("edgespec/engine", "client"),
     "pair": ("edgespec/engine", "slot"),
     "prospect": ("edgespec/session", "plan_score"),
-    "rehearsal": ("edgespec/engine", "dry_run"),
 }
 """Names that mean another thing elsewhere: where they are banned, and the name for it there."""
 ENGINE = ("edgespec/engine", "edgespec/rules")

@@ -19,7 +19,7 @@ from edgespec.values import PassReport
 from fake_model import Language
 from virtual_clock import MB_PER_S, Clock, Machine, Points
 from virtual_pair import Measured, VirtualDraft, VirtualTarget, put_on
-from virtual_text import Text
+from virtual_text import VirtualText
 
 N_LAYERS = 6
 EXPERTS_BYTES = 1.8e9
@@ -148,7 +148,7 @@ class MixtureRun:
 def run_mixture(
     routing: Routing,
     share: float,
-    text: Text,
+    text: VirtualText,
     n_tokens: int,
     *,
     drafts: bool = True,

@@ -14,11 +14,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from edgespec.engine.drafting.state_store import Learnt, StateStore, renewed
 from edgespec.engine.engine import Engine
-from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.slot import choose_slot
+from edgespec.engine.state_store import Learnt, StateStore, renewed
 from edgespec.memory.needs import FOREST_SIZE, FOREST_TEXTS, TREE_SIZES
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
@@ -27,7 +26,7 @@ from edgespec.values import GenerationResult, PagingStats, PassReport
 from engine_cases import finish, forget
 from fake_model import FakeModel, Language
 from virtual_clock import Clock, Machine, slowed
-from virtual_text import N_VOCAB, Text
+from virtual_text import N_VOCAB, VirtualText
 
 T = TypeVar("T")
 
@@ -132,7 +131,7 @@ class _Call:
 
 def put_on(clock: Clock, engine: Engine) -> None:
     """Let the passes of the engine's rounds take the clock's time."""
-    loop = cast(Any, engine)._loop
+    loop = cast(Any, engine)
     loop.worker = VirtualWorker(clock)
     loop.target = TimedTarget(loop.target, clock)
 
@@ -169,7 +168,7 @@ class Measured:
 
 def run(
     machine: Machine,
-    text: Text,
+    text: VirtualText,
     n_tokens: int,
     *,
     drafts: bool = True,
@@ -203,7 +202,9 @@ def run(
     return measured
 
 
-def turn_after_a_short_one(machine: Machine, text: Text, n_prompt: int, drafts: bool) -> float:
+def turn_after_a_short_one(
+    machine: Machine, text: VirtualText, n_prompt: int, drafts: bool
+) -> float:
     """Seconds of the rounds of 48 tokens after a prompt of so many, by an engine that has written a
     text after one of 100 before."""
     clock = Clock(machine)
@@ -233,11 +234,11 @@ class Kept(StateStore):
 
 def warm(
     machine: Machine,
-    text: Text,
+    text: VirtualText,
     n_tokens: int,
     *,
     slower: float = 1.0,
-    before: Text | None = None,
+    before: VirtualText | None = None,
     **rules: Any,
 ) -> Measured:
     """A text after two others, each by an engine of its own: those were of the kind `before`, on a
@@ -251,7 +252,7 @@ def warm(
 
 def together(
     machine: Machine,
-    text: Text,
+    text: VirtualText,
     n_tokens: int,
     n_texts: int,
     *,
@@ -284,28 +285,29 @@ def together(
     return n_texts * n_tokens / clock.now, [request.result() for request in requests]
 
 
-def _drive_all(engine: Any, requests: Sequence[ActiveRequest]) -> None:
+def _drive_all(engine: Any, texts: Sequence[Any]) -> None:
     """Passes until all texts are written, all of which are at work before the first pass."""
-    loop = engine._loop
-    at_work = []
-    for request in requests:
-        at_work.append(choose_slot(engine._slots, request))
-        at_work[-1].begin_text(request)
+    at_work = [*texts]
+    for text in at_work:
+        text.slot = choose_slot(engine.slots, text)
+        engine.begin(text)
+        text.slot.text, text.slot.begun = text, engine.clock()
     while at_work:
-        loop.advance(at_work)
-        for slot in [*at_work]:
-            slot.events.clear()
-            assert slot.request.failure is None
-            if not slot.is_at_work:
-                loop.end(slot)
-                slot.end_text()
-                at_work.remove(slot)
+        engine.step(at_work)
+        for text in [*at_work]:
+            text.events.clear()
+            assert text.failure is None
+            if not text.is_at_work:
+                engine.end(text)
+                at_work.remove(text)
 
 
 FIXED_SIZES = (1, 3, 7, 12, 24, 64)
 
 
-def best_fixed(machine: Machine, text: Text, n_tokens: int, temperature: float = 0.0) -> float:
+def best_fixed(
+    machine: Machine, text: VirtualText, n_tokens: int, temperature: float = 0.0
+) -> float:
     """Tokens a second of the best line or tree of a fixed size, or of none, known in hindsight."""
     rates = [run(machine, text, n_tokens, drafts=False, temperature=temperature)[0].tokens_per_s]
     for n in FIXED_SIZES:

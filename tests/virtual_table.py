@@ -13,7 +13,7 @@ from statistics import geometric_mean, harmonic_mean
 
 from virtual_clock import MACHINES, TWO_CORES, Machine
 from virtual_pair import Kept, Measured, run
-from virtual_text import TEXTS, RepeatingText, Text
+from virtual_text import TEXTS, RepeatingText, VirtualText
 
 N_TOKENS = 48
 NOISE = {"noise": 0.3, "slow_start": 3.0}
@@ -73,8 +73,8 @@ class TableText:
         return replace(table[self.machine], seed=self.seed)
 
     @property
-    def text(self) -> Text:
-        text: Text = RepeatingText(0.0, n_prose=20 + self.seed % 3 * 20)
+    def text(self) -> VirtualText:
+        text: VirtualText = RepeatingText(0.0, n_prose=20 + self.seed % 3 * 20)
         sure = text.sure
         if self.draft != REPEATING:
             text = TEXTS[self.draft]
@@ -122,11 +122,11 @@ def gain(case: TableText) -> float:
 @cache
 def _plain(machine: Machine, n_prompt: int, n_tokens: int) -> Measured:
     """Tokens without a draft, whatever they are: only their number takes time."""
-    (alone,) = run(machine, Text(0.0, n_prompt=n_prompt), n_tokens, drafts=False)
+    (alone,) = run(machine, VirtualText(0.0, n_prompt=n_prompt), n_tokens, drafts=False)
     return alone
 
 
-def session_gain(machine: Machine, texts: Sequence[Text], n_tokens: int) -> float:
+def session_gain(machine: Machine, texts: Sequence[VirtualText], n_tokens: int) -> float:
     """Tokens a second of the texts of a session, each with what the earlier ones taught, to those
     without a draft. Passes are timed in the first one; in others that counts."""
     memory, drafted_s, alone_s = Kept(), 0.0, 0.0

@@ -25,7 +25,7 @@ def chance(*what: object) -> float:
 
 
 @dataclass(frozen=True)
-class Text:
+class VirtualText:
     """A text and how well it can be guessed: some passages are easy, others hard."""
 
     right: float
@@ -93,7 +93,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class RepeatingText(Text):
+class RepeatingText(VirtualText):
     """Prose that no draft guesses, and then a passage of it again and again, with strays."""
 
     n_prose: int = 20
@@ -110,4 +110,4 @@ class RepeatingText(Text):
         return super()._next(context)
 
 
-TEXTS = {"good": Text(0.8), "medium": Text(0.5), "useless": Text(0.0)}
+TEXTS = {"good": VirtualText(0.8), "medium": VirtualText(0.5), "useless": VirtualText(0.0)}

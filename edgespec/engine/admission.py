@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.engine.drafting.drafter import Drafter
 from edgespec.engine.outcome import Tally
-from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.source import Source
+from edgespec.engine.text import Text
 from edgespec.engine.transcript import Transcript
 from edgespec.errors import ContextOverflow, UsageError
 from edgespec.ports import LanguageModel
@@ -19,17 +19,17 @@ from edgespec.values import FinishReason
 
 
 def notes_on(
-    reason: str | None, acceptance: AcceptanceRule, has_grower: bool, n_slots: int = 1
+    reason: str | None, acceptance: AcceptanceRule, guesses: bool, n_slots: int = 1
 ) -> tuple[str, ...]:
     """Notes for every result: the `reason` not to draft, and an acceptance rule that changes the
     text or that uses only one of `n_slots`."""
     notes = [reason] if reason else []
-    if has_grower and acceptance.keeps is not Keeps.DRAWS:
+    if guesses and acceptance.keeps is not Keeps.DRAWS:
         notes.append(
             f"with the acceptance rule {acceptance.name} {_CHANGES[acceptance.keeps]}: leave it "
             "out for the target's own text"
         )
-    if has_grower and n_slots > 1 and acceptance.growth is not None:
+    if guesses and n_slots > 1 and acceptance.growth is not None:
         notes.append(
             f"with the acceptance rule {acceptance.name} texts are generated one after the other, "
             f"though there is memory for {n_slots} at once: leave out the one or the other"
@@ -43,18 +43,18 @@ _CHANGES = {
 }
 
 
-def check_drafters(
-    settings: EngineSettings, draft: LanguageModel | None, others: Sequence[Drafter]
+def check_sources(
+    settings: EngineSettings, draft: LanguageModel | None, others: Sequence[Source]
 ) -> None:
-    """Raise UsageError if the acceptance rule needs a draft model's distribution and a drafter has
+    """Raise UsageError if the acceptance rule needs a draft model's distribution and a source has
     none."""
     if not settings.draws_guesses:
         return
     rule = f"the acceptance rule {settings.acceptance}"
     if others:
         raise UsageError(
-            f"{rule} compares probabilities, which guesses of other drafters than the draft model "
-            "do not have: leave out the rule or the drafters"
+            f"{rule} compares probabilities, which guesses of other sources than the draft model "
+            "do not have: leave out the rule or the sources"
         )
     if draft is not None and draft.info.reads_features:
         raise UsageError(
@@ -105,7 +105,7 @@ def admit(
     terms: TextRequest,
     rule: AcceptanceRule | None = None,
     n_keep: int | None = None,
-) -> ActiveRequest:
+) -> Text:
     """Validate a request and prepare it to run on `target`.
 
     `rule` is the acceptance rule, None without guesses; a text with `n_keep` goes on when the
@@ -127,7 +127,7 @@ def admit(
     tally = Tally() if rule is None else Tally(acceptance=rule.name, keeps=rule.keeps)
     for note in terms.notes:
         tally.note(note)
-    return ActiveRequest(terms, sampler, transcript, tally, n_keep)
+    return Text(terms, sampler, transcript, tally, n_keep)
 
 
 def text_limit(n_ctx: int, n_prompt: int, max_tokens: int | None, shifts: bool) -> int:

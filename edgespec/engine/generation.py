@@ -13,8 +13,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users
-from edgespec.engine.request import ActiveRequest
 from edgespec.engine.scheduler import Scheduler
+from edgespec.engine.text import Text
 from edgespec.errors import Cancelled, SessionClosed, UsageError
 from edgespec.ports import Progress
 from edgespec.values import GenerationResult, MemoryStats, TokenEvent
@@ -32,7 +32,7 @@ class Generation(Closeable):
     def __init__(
         self,
         scheduler: Scheduler,
-        request: ActiveRequest,
+        text: Text,
         load_s: float = 0.0,
         memory_stats: Callable[[], MemoryStats] = MemoryStats,
     ) -> None:
@@ -49,12 +49,12 @@ class Generation(Closeable):
         """True once the delivery without tokens is here, which is the last."""
         self._result: GenerationResult | None = None
         self._failure: Exception | None = None
-        self._request = request
-        request.deliver = self._deliveries.put
-        if request.terms.progress is not None:
-            guarded = _guarded(request.terms.progress, scheduler, self._users)
-            request.terms = replace(request.terms, progress=guarded)
-        scheduler.open(request)
+        self._text = text
+        text.deliver = self._deliveries.put
+        if text.terms.progress is not None:
+            guarded = _guarded(text.terms.progress, scheduler, self._users)
+            text.terms = replace(text.terms, progress=guarded)
+        scheduler.open(text)
 
     def __iter__(self) -> Self:
         return self
@@ -96,16 +96,16 @@ class Generation(Closeable):
         Raises SessionClosed, and UsageError in a callback of the session.
         """
         with self._scheduler.waiting():
-            self._request.run_ahead()
-            self._scheduler.want(self._request)
+            self._text.run_ahead()
+            self._scheduler.want(self._text)
 
     def tell(self, item: Any) -> None:
         """Yield `item` before the tokens to come; for the request's callback."""
-        self._request.deliver([item])
+        self._text.deliver([item])
 
     def cancel(self) -> None:
         """End the text soon, from any thread; its finish reason is "cancelled"."""
-        self._scheduler.cancel(self._request)
+        self._scheduler.cancel(self._text)
 
     def close(self) -> None:
         """End the text and wait until the engine is free. Idempotent, from any thread.
@@ -116,19 +116,19 @@ class Generation(Closeable):
 
     def __del__(self) -> None:
         # the garbage collector may run within the models' calls: the engine's thread cleans up
-        if request := getattr(self, "_request", None):
-            self._scheduler.leave(request)
+        if text := getattr(self, "_text", None):
+            self._scheduler.leave(text)
 
     def _wait(self) -> None:
         """Wait until there is a token to take or the text has ended."""
         if not self._is_over and self._deliveries.empty():
-            self._scheduler.want(self._request)
+            self._scheduler.want(self._text)
         while not self._is_over and not self._events:
             try:
                 events = self._deliveries.get(timeout=POLL_S)
             except Empty:
                 # a call that was about to begin when it was cancelled has not heard of it
-                if self._request.cancelled.is_set():
+                if self._text.cancelled.is_set():
                     self.cancel()
             except BaseException:
                 self._leave()
@@ -139,7 +139,7 @@ class Generation(Closeable):
 
     def _finish(self) -> None:
         """Set the result at the end, or raise the error that is the end."""
-        failure = self._request.failure
+        failure = self._text.failure
         if isinstance(failure, SessionClosed):
             raise failure
         self._set_result()
@@ -149,18 +149,18 @@ class Generation(Closeable):
 
     def _leave(self) -> None:
         """End the text, and wait until the engine has let go of it."""
-        self._scheduler.leave(self._request)
-        while not self._request.ended.is_set():
+        self._scheduler.leave(self._text)
+        while not self._text.ended.is_set():
             with suppress(KeyboardInterrupt):
                 self.cancel()
-                self._request.ended.wait(POLL_S)
+                self._text.ended.wait(POLL_S)
         self._set_result()
 
     def _set_result(self) -> None:
         if self._result is None:
-            self._request.transcript.cancel()
-            self._request.forget_grammar()
-            result = self._request.result(self._load_s)
+            self._text.transcript.cancel()
+            self._text.forget_grammar()
+            result = self._text.result(self._load_s)
             self._result = replace(result, memory=self._memory_stats())
 
 

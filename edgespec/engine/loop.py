@@ -1,248 +1,276 @@
-"""The speculative loop: grow, verify, accept, commit, re-root, adapt.
+"""The speculative loop: grow the trees, verify them in one pass of the target, accept, learn.
 
-Calls the rules in order and keeps the models' KV caches consistent. A pass serves all active texts.
-Knows models through their port and rules through their interfaces.
+`step` is one pass for all texts. Knows models through their port, guesses through sources and rules
+by their interfaces; `scheduler` says which texts are written, `text` knows one text's part.
 
-Passes compute in the calling thread, but for those beside which it drafts: a second thread that
+Passes compute in the calling thread, but for those beside which guesses go on: a second thread that
 computes gets OpenMP threads of its own, more than there are cores, and all of them then sleep at
 every barrier (decision 0070).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
-from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Running, Worker
-from edgespec.engine.forest import Forest, Logits
-from edgespec.engine.outcome import RoundOutcome
-from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.prompt import parts_of, take_part
-from edgespec.engine.round import Round
-from edgespec.engine.slot import Slot
-from edgespec.errors import Cancelled
-from edgespec.ports import LanguageModel, PassPart
-from edgespec.tracing.spans import Trace, Track
+from edgespec.engine import prompt_reading
+from edgespec.engine.growth import Logits, TreeGrowth, check
+from edgespec.engine.ledger import Deal
+from edgespec.engine.outcome import RoundOutcome, surest
+from edgespec.engine.text import Text
+from edgespec.ports import PassPart
+from edgespec.rules.acceptance_rules import AcceptanceRule
+from edgespec.rules.sampling import Sampler, SamplingParams
+from edgespec.settings.rule_names import Keeps
+from edgespec.tracing.spans import Track
+from edgespec.values import SourceStats
 
 
-class Loop(Closeable):
+class Loop(TreeGrowth):
     """Advances texts by passes of the target."""
 
-    def __init__(
-        self,
-        target: LanguageModel,
-        planner: RoundPlanner,
-        clock: Callable[[], float],
-        trace: Trace,
-    ) -> None:
-        """The target is borrowed."""
-        self.target = target
-        self.clock = clock
-        self.worker = Worker()
-        self.usual_pass_s = 0.0
-        """Expected seconds of a pass; 0 before the first."""
-        self._planner = planner
-        self._trace = trace
-        self._resting: Slot | None = None
-        """The only text, while its rounds have no guesses."""
-        self._rest_left = 0
-        """Rounds of it until the next decision."""
-        self._unseen: list[RoundOutcome] = []
-        """Rounds since the last decision, from which the planner is yet to learn."""
+    acceptance: AcceptanceRule
+    worker: Worker
 
-    def close(self) -> None:
-        """Stop the worker thread. Idempotent."""
-        self.worker.close()
-
-    def end(self, slot: Slot) -> None:
-        """Drop everything provisional of a text that needs no further pass, and keep what was
-        learnt."""
-        request = slot.request
-        self._end_rest()
-        try:
-            slot.rewind(len(slot.committed))
-        finally:
-            request.paging = self.target.paging().since(slot.paging_before)
-            self._trace.add(Track.ENGINE, "generation", slot.begun, self.clock())
-        self._trace.flush()
-        if request.tally.outcomes:
-            self._planner.keep()
-
-    def advance(self, slots: Sequence[Slot]) -> None:
-        """Make one pass, which verifies a tree of each text or reads a part of its prompt.
-
-        The trees grow, the pass verifies them, each text accepts, commits and re-roots its own, and
-        the planner learns. The root of a tree is the text's last token, whose KV is not computed
-        yet. An error in one text is raised to the consumer of its tokens.
-        """
-        check = _cancelled_together(slots)
-        # without drafters nothing is planned or learnt
-        has_drafters = any(slot.grower is not None for slot in slots)
-        for slot in slots:
-            slot.prepare(len(slots) - 1)
-        decides = has_drafters and not self._rests(slots)
-        rounds, risk_s = self._begin_rounds(slots, decides)
-        prompts, max_nodes = self._prompts(slots, len(rounds))
-        if rounds and has_drafters and self._resting is None:
-            n_prompt_rows = sum(part.n_rows for part in prompts)
-            self._planner.share_pass(len(rounds), n_prompt_rows, max_nodes)
-        prepared = self.clock()
-        forest = Forest(rounds, self._planner, risk_s, self.clock, check)
-        try:
-            forest.grow()
-            parts = prompts + forest.parts(max_nodes)
-            if not parts:
-                return
-            n_rows = sum(part.n_rows for part in parts)
-            logits = self._verify(parts, forest.beside(n_rows), check)
-        except Cancelled:
-            for slot in slots:
-                slot.start_again()
+    def step(self, texts: Sequence[Text]) -> None:
+        """One pass over the target's weights: prepare, guess, verify, accept, learn."""
+        pass_ = RoundOutcome(n_texts=0)
+        self.pool.pack()
+        for text in texts:
+            with text.ending_on_error():
+                text.prepare(self.pool)
+        reads, max_nodes = prompt_reading.next_parts(self, texts)
+        growing = [text for text in texts if text.is_growing and not text.events]
+        deal = self._deal(growing, sum(part.n_rows for part in reads), max_nodes)
+        for text in growing:
+            with text.ending_on_error():
+                self._ready(text, deal, len(texts) - 1)
+        begun_s = self.clock()
+        self.grow(growing, deal, pass_)
+        parts = reads + self.trees(growing, deal, pass_, max_nodes)
+        if not parts:
             return
-        except Exception as error:  # noqa: BLE001 - raised to the consumers of all texts
-            for slot in slots:
-                slot.fail(error)
-            return
-        outcomes = self._take(slots, parts, logits)
-        if has_drafters and not rounds:
-            report = self.target.last_report
-            n_context = len(slots[0].committed) if len(slots) == 1 else None
-            self._planner.see_prompt(replace(report, passes=1, n_tokens=n_rows), n_context)
-        elif has_drafters and len(outcomes) == len(rounds):
-            if self._resting is None:
-                self._planner.see_round(forest.outcome(outcomes, self.clock() - prepared, n_rows))
-            else:
-                self._see_later(outcomes[0], n_rows)
-
-    def _take(
-        self, slots: Sequence[Slot], parts: Sequence[PassPart], logits: Logits
-    ) -> list[RoundOutcome]:
-        """Use the logits of a pass, which this empties; returns the outcomes of its rounds."""
-        by_number = {slot.number: slot for slot in slots}
-        outcomes = []
-        for part in parts:
-            slot, its_logits = by_number[part.slot], logits.pop(0)
-            with slot.ending_on_error():
-                if slot.round is not None:
-                    outcomes.append(self._accept(slot, slot.round, part.nodes, its_logits))
-                elif slot.reads_prompt:
-                    take_part(slot, part, its_logits)
-        return outcomes
-
-    def _rests(self, slots: Sequence[Slot]) -> bool:
-        """True if the only text still goes on without guesses; otherwise the planner learns from
-        the rounds in which one did."""
-        if self._rest_left and len(slots) == 1 and slots[0].round is not None:
-            return True
-        self._end_rest()
-        return False
-
-    def _see_later(self, outcome: RoundOutcome, n_rows: int) -> None:
-        """Count a round without guesses, whose pass had `n_rows`."""
-        outcome.n_rows = max(n_rows, outcome.report.n_tokens)
-        self._unseen.append(outcome)
-        self._rest_left -= 1
-
-    def _end_rest(self) -> None:
-        """Learn from the rounds without guesses since the last decision: what the middle one took,
-        and what lookups would have guessed."""
-        slot, unseen = self._resting, self._unseen
-        self._resting, self._unseen, self._rest_left = None, [], 0
-        if slot is not None and slot.grower is not None:
-            by_pass = sorted(unseen, key=lambda outcome: outcome.report.wall_s)
-            for n, outcome in enumerate(by_pass):
-                self._planner.see_round(outcome, is_typical=n == (len(unseen) - 1) // 2)
-            n_tokens = sum(outcome.n_tokens for outcome in unseen)
-            self._planner.follow(slot.grower.dry_run(slot.committed, n_tokens))
-
-    def _begin_rounds(self, slots: Sequence[Slot], decides: bool) -> tuple[list[Round], float]:
-        """The rounds of a pass, of the texts whose prompts are read, and the most seconds that
-        their guesses may cost: none unless the planner `decides`."""
-        planner, risk_s, free_only, n_others = self._planner, 0.0, False, len(slots) - 1
-        growing = [slot for slot in slots if slot.round is not None]
-        if growing and decides:
-            planner.serve(
-                n_texts=len(growing),
-                n_unread=sum(slot.n_unread for slot in growing),
-                room=sum(slot.request.transcript.room for slot in growing),
-            )
-            risk_s = planner.choose()
-            if not risk_s and not n_others:
-                risk_s = planner.choose_free()
-                free_only = risk_s > 0 and growing[0].is_sure_of_next
-                if not free_only:
-                    self._resting, self._rest_left = growing[0], 1 if risk_s else planner.rest()
-                    risk_s = 0.0
-        for slot in growing:
-            with slot.ending_on_error():
-                assert slot.round is not None
-                if decides:
-                    slot.round.let_guess(risk_s > 0, free_only)
-                slot.round.begin(n_others)
-        return [slot.round for slot in growing if slot.round is not None], risk_s
-
-    def _prompts(self, slots: Sequence[Slot], n_trees: int) -> tuple[list[PassPart], int]:
-        """The parts of prompts in a pass with `n_trees` trees, and the most nodes of these trees
-        in total."""
-        reading = [slot for slot in slots if slot.reads_prompt]
-        info, max_nodes = self.target.info, slots[0].limits.max_nodes
-        if not reading:
-            return [], max_nodes
-        n_hidden = self._planner.n_hidden(info.max_rows)
-        parts = parts_of(reading, info, n_trees, max_nodes, n_hidden)
         n_rows = sum(part.n_rows for part in parts)
-        n_nodes = max_nodes - sum(len(part.nodes) for part in parts)
-        # trees have the rest of the rows whose compute time is hidden, so as not to delay prompts
-        n_cheap = max(2 * n_trees, n_hidden - n_rows)
-        return parts, min(n_nodes, info.max_rows - n_rows, n_cheap)
+        beside = partial(self.grow, growing, deal, pass_) if deal.hides(n_rows) else None
+        logits = self._verify(parts, texts, None if self.pool.draws else beside)
+        by_number = {text.slot.number: text for text in texts}
+        for part in parts:
+            text, its_logits = by_number[part.slot], logits.pop(0)
+            with text.ending_on_error():
+                if text not in growing:
+                    prompt_reading.take(self, text, part, its_logits)
+                elif text.is_at_work:
+                    self._accept(text, part.nodes, its_logits, pass_)
+        if self.sources and growing:
+            pass_.n_rows = max(n_rows, pass_.report.n_tokens)
+            pass_.wall_s = self.clock() - begun_s + pass_.reading_s
+            pass_.guessed = pass_.verified > 0 or pass_.draft_steps > 0
+            if pass_.n_texts == len(growing):
+                self.ledger.see(deal, pass_)
+        elif self.sources:
+            report = replace(self.target.last_report, passes=1, n_tokens=n_rows)
+            self.ledger.see_prompt(report, None)
+
+    # Before the pass
+
+    def _deal(self, texts: Sequence[Text], n_prompt_rows: int, max_nodes: int) -> Deal:
+        """Terms of the next pass for guesses."""
+        sources = [source for source in self.sources if not source.is_free]
+        n_unread = sum(s.n_unread(text) for text in texts for s in sources if s.serves(text))
+        room = sum(text.transcript.room for text in texts)
+        return self.ledger.deal(max(1, len(texts)), n_unread, room, max_nodes, n_prompt_rows)
+
+    def _ready(self, text: Text, deal: Deal, n_others: int) -> None:
+        """Begin a round of a text: its limits, and the sources that guess in it, which read what
+        they have not read."""
+        text.check_cancelled()
+        text.outcome, text.beside, text.begun_s = RoundOutcome(), range(0), self.clock()
+        n_free = self.target.info.n_ctx - len(text.slot.committed)
+        text.limits = self.limits.before_pass(n_free, text.transcript.room, n_others)
+        text.sources = []
+        for source in self.sources:
+            if not source.serves(text):
+                continue
+            reason = source.obstacle(text)
+            if reason is not None:
+                n_committed = len(text.slot.committed)
+                text.tally.note(
+                    f"the {source.name} could not follow after {n_committed} tokens ({reason}): "
+                    "the target went on without it",
+                    subject=source.name,
+                )
+            if reason is None and (source.is_free or deal.drafts):
+                source.read(text)
+                text.sources.append(source)
+            else:
+                source.rest(text)
+        if not text.sources:
+            self.pool.bare(text.slot.number)
+        read_s = self.clock()
+        text.outcome.reading_s = read_s - text.begun_s
+        if text.tally.outcomes:
+            text.outcome.draft_s = text.outcome.reading_s
+        else:  # the draft's reading of the prompt is a part of the prompt's time
+            text.charge(read_s - text.begun_s, gave_token=False)
+            text.begun_s = read_s
+
+    # The pass
 
     def _verify(
         self,
         parts: Sequence[PassPart],
+        texts: Sequence[Text],
         beside: Callable[[Running[Logits]], None] | None,
-        check: Callable[[], None],
     ) -> Logits:
         """Make one pass and return its logits; `beside` runs during the pass, which is then made in
-        a worker thread while `check` is called repeatedly, which may raise."""
+        a worker thread."""
         n_rows = sum(part.n_rows for part in parts)
-        with self._trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
+        with self.trace.span(Track.ENGINE, "verify").note(nodes=n_rows):
             if beside is None:
                 logits = self.target.evaluate(parts)
             else:
                 evaluate = partial(self.target.evaluate, parts)
                 with self.worker.running(evaluate, self.target.cancel) as running:
                     beside(running)
-                    logits = running.result(check)
+                    logits = running.result(partial(check, texts))
         pass_s, usual_s = self.target.last_report.wall_s, self.usual_pass_s
         self.usual_pass_s = min(pass_s, 2 * usual_s) if usual_s else pass_s
         return logits
 
+    # After the pass
+
     def _accept(
-        self, slot: Slot, round_: Round, nodes: Sequence[int], logits: np.ndarray
-    ) -> RoundOutcome:
+        self, text: Text, nodes: Sequence[int], logits: np.ndarray, pass_: RoundOutcome
+    ) -> None:
         """Accept guesses, commit them, and re-root the tree at the target's own token."""
-        round_.accept(nodes, logits)
-        slot.commit(round_.tree, round_.path)
-        round_.observe_logits(nodes, logits)
+        pool, outcome = self.pool, text.outcome
+        with self.trace.span(Track.ENGINE, "accept") as span:
+            n_before = len(text.events)
+            path = text.accept(self.acceptance, pool, nodes, logits)
+            tokens = [event.token for event in text.events[n_before:]]
+            span.note(accepted=len(path) - 1)
+        begun_s = self.clock()
+        for source in text.sources:
+            source.learn(pool, text, nodes, logits)
         del logits  # the memory plan has room for the logits of one pass
-        slot.tree = round_.reroot()
-        outcome = round_.end(slot.tree)
-        slot.request.tally.outcomes.append(outcome)
-        slot.events += round_.events
-        return outcome
+        learning_s = self.clock() - begun_s
+        self._measure(text, nodes, path, tokens)
+        with self.trace.span(Track.ENGINE, "commit"):
+            text.slot.commit(pool, path)
+        begun_s = self.clock()
+        kept = self._follow(text, path, tokens[-1])
+        outcome.draft_s += learning_s + self.clock() - begun_s
+        kept_keys = pool.key[kept].tolist()
+        outcome.provisional_kept = sum(key in text.beside for key in kept_keys)
+        outcome.wall_s = self.clock() - text.begun_s
+        text.tally.outcomes.append(outcome)
+        pass_.add(outcome)
+        self._trace_round(text)
 
+    def _follow(self, text: Text, path: Sequence[int], token: int) -> list[int]:
+        """Re-root the tree of a text at `token`, which the target picked after `path`; returns the
+        nodes that stay.
 
-def _cancelled_together(slots: Sequence[Slot]) -> Callable[[], None]:
-    """A check that raises Cancelled once all texts are cancelled: a pass continues as long as one
-    of them needs it."""
-    requests = [slot.request for slot in slots]
+        Updates the calibration from the path, and adds guesses that were too improbable below the
+        old root but are not below the new one.
+        """
+        pool = self.pool
+        root = pool.child(path[-1], token)
+        if root is None:
+            root = pool.add(path[-1], token)
+        for node, picked in pairwise([*path, root]):
+            self.mixer.observe(self.opinions(node, text), int(pool.token[picked]))
+        for source in text.sources:
+            try:
+                source.follow(pool, text, path, root)
+            except Exception as error:  # noqa: BLE001 - raised after the accepted tokens
+                text.fail(error)
+        kept = pool.follow(root)
+        if text.is_at_work:
+            for node in kept:
+                self.hang(node, text)
+        return kept
 
-    def check() -> None:
-        if all(request.cancelled.is_set() for request in requests):
-            raise Cancelled("the generation was cancelled")
+    def _measure(
+        self, text: Text, nodes: Sequence[int], path: Sequence[int], tokens: Sequence[int]
+    ) -> None:
+        """Measure the pass over `nodes` of a text, and tell the stop rule."""
+        pool, outcome = self.pool, text.outcome
+        outcome.report = self.target.last_report
+        outcome.n_tokens, outcome.verified = len(tokens), len(nodes) - 1
+        outcome.accepted = len(path) - 1
+        if not text.sources and len(nodes) == 1:
+            return
+        outcome.guessed = True
+        outcome.claimed, outcome.right = surest(pool, path, tokens)
+        root = path[0]
+        verified = Counter(pool.source[node] for node in nodes if node != root)
+        accepted = Counter(pool.source[node] for node in path[1:])
+        outcome.sources = [SourceStats(name, n, accepted[name]) for name, n in verified.items()]
+        if (rule := self.ledger.stop_rule) is not None:
+            self.ledger.stop_rule = rule.observe(pool, nodes, path, tokens)
 
-    return check
+    # Texts begin and end
+
+    def begin(self, text: Text) -> None:
+        """Begin a text in its slot."""
+        is_draw = self.acceptance.keeps is Keeps.DRAWS
+        text.foresight = text.sampler if is_draw else Sampler(SamplingParams())
+        text.paging_before = self.target.paging()
+        for source in self.sources:
+            if source.serves(text):
+                source.begin(text)
+        if self.sources:
+            is_beside = any(not slot.is_free for slot in self.slots)
+            self.ledger.begin_text(text.transcript.room, beside=is_beside)
+
+    def end(self, text: Text) -> None:
+        """Drop everything provisional of a text that needs no further pass, and keep what was
+        learnt."""
+        slot = text.slot
+        try:
+            self.discard(text)
+            for source in self.sources:
+                if source.serves(text) and text.n_known is not None:
+                    source.end(text, slot.committed[text.n_known :])
+        finally:
+            self.pool.drop(slot.number)
+            text.paging = self.target.paging().since(text.paging_before)
+            self.trace.add(Track.ENGINE, "generation", slot.begun, self.clock())
+        self.trace.flush()
+        if text.tally.outcomes:
+            self.ledger.keep()
+
+    def discard(self, text: Text) -> None:
+        """Drop everything provisional of a text."""
+        text.slot.rewind(len(text.slot.committed))
+        if text.slot.number in self.pool.root:
+            self.pool.bare(text.slot.number)
+
+    def stop_models(self) -> None:
+        self.target.cancel()
+        for source in self.sources:
+            source.cancel()
+
+    def _trace_round(self, text: Text) -> None:
+        if self.trace.is_on:
+            outcome = text.outcome
+            self.trace.add(
+                Track.ENGINE,
+                "round",
+                text.begun_s,
+                text.begun_s + outcome.wall_s,
+                strategy="tree" if outcome.guessed else "none",
+                tokens=outcome.n_tokens,
+                accepted=outcome.accepted,
+                verified=outcome.verified,
+                drafted=outcome.drafted,
+                kept=outcome.provisional_kept,
+            )
+            self.trace.flush()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edgespec.pool import Pool
 from edgespec.settings.rule_names import AcceptanceName, Keeps
-from edgespec.tree import TokenTree
 from edgespec.values import (
     PassReport,
     RoundStats,
@@ -48,9 +48,10 @@ class RoundOutcome:
     """Seconds in which the draft read committed tokens that it had not read."""
     guessed: bool = False
     """True if the round used drafters."""
-    surest: Sequence[bool] = ()
-    """True for each token whose surest guess was right, verified or not, False for others with one
-    of at least `SURE`."""
+    claimed: float = 0.0
+    """Total confidence of the surest guess for each token, verified or not, of at least `SURE`."""
+    right: int = 0
+    """Number of these that were right."""
     sources: Sequence[SourceStats] = ()
     """Verified and accepted guesses by source."""
 
@@ -68,6 +69,12 @@ class RoundOutcome:
     """Draft steps during the pass."""
     expected: float = 0.0
     """Expected number of accepted guesses."""
+
+    def add(self, other: RoundOutcome) -> None:
+        """Add the round of another text in the same pass."""
+        self.report, self.n_texts = other.report, self.n_texts + 1
+        for name in ("n_tokens", "verified", "accepted", "reading_s", "claimed", "right"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def stats(self) -> RoundStats:
@@ -152,12 +159,13 @@ class Tally:
         )
 
 
-def surest(tree: TokenTree, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-    """Truth values: the surest guess after each node of a path was right, where it was sure;
-    `tokens` followed each."""
-    found = []
+def surest(pool: Pool, path: Sequence[int], tokens: Sequence[int]) -> tuple[float, int]:
+    """Total confidence of the surest guesses after each node of a path, where they were sure, and
+    how many were right; `tokens` followed each."""
+    claimed, right = 0.0, 0
     for node, token in zip(path, tokens, strict=True):
-        best = max(tree.children(node), key=lambda child: tree.confidence[child], default=None)
-        if best is not None and tree.confidence[best] >= SURE:
-            found.append(int(tree.token[best]) == token)
-    return found
+        best = max(pool.children(node), key=lambda child: pool.confidence[child], default=None)
+        if best is not None and pool.confidence[best] >= SURE:
+            claimed += float(pool.confidence[best])
+            right += int(pool.token[best]) == token
+    return claimed, right

@@ -104,7 +104,7 @@ class EngineSettings(Speculation, ContextEnd):
         """Most nodes of one pass of this target, the root included."""
         return min(info.max_nodes, 1 + self.draft_max) if self.pins_draft_max else info.max_nodes
 
-    def pacer_for(self, info: ModelInfo) -> Pacer:
+    def new_pacer(self, info: ModelInfo) -> Pacer:
         """The pacer by name; one that grows a line for a target that verifies no more."""
         return PACERS[self.pacer](self.n_candidates if info.max_branches > 1 else 1)
 

@@ -20,10 +20,10 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
+from edgespec.pool import Pool, line
 from edgespec.ports import LanguageModel, PassPart, Progress, token_ids_of
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import FallbackName
-from edgespec.tree import TokenTree
 from edgespec.values import (
     GenerationResult,
     ModelInfo,
@@ -262,13 +262,10 @@ def _first_choices(
     step = 1 if draft.info.block_guesses else draft.info.max_nodes
     for begin in range(start, end, step):
         chain = tokens[begin : min(begin + step, end)]
-        tree = TokenTree(chain[0], len(chain))
-        for parent, token in enumerate(chain[1:]):
-            tree.add(parent, token, confidence=1.0)
-        nodes = range(len(chain))
-        parts = [PassPart(0, tree, nodes)]
+        pool, nodes = line(0, chain), range(len(chain))
+        parts = [PassPart(0, pool, nodes)]
         [logits] = worker.run(partial(draft.evaluate, parts), draft.cancel)
-        draft.commit(tree, nodes)
+        draft.commit(pool, nodes)
         for row, token in zip(logits[:, :n_columns], tokens[begin + 1 :], strict=False):
             if rated is not None:
                 found, _ = sampler.foresee(row, 1, tokens=rated)
@@ -340,18 +337,18 @@ class ReplayTarget(LanguageModel):
     def evaluate(
         self, parts: Sequence[PassPart], progress: Progress | None = None
     ) -> list[np.ndarray]:
-        [(_, tree, nodes, reads)] = parts
+        [(_, pool, nodes, reads)] = parts
         self._n_committed += len(reads)
         logits = np.zeros((len(nodes), self.info.n_vocab), np.float32)
         for row, node in zip(logits, nodes, strict=True):
-            after = self._n_committed + int(tree.depth[node]) + 1
-            branch = tree.token[tree.path(node)].tolist()
+            after = self._n_committed + int(pool.depth[node]) + 1
+            branch = pool.token[pool.path(node)].tolist()
             if branch == list(self.tokens[self._n_committed : after]) and after < len(self.tokens):
                 row[self.tokens[after]] = _CERTAIN
         return [logits]
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         self._n_committed += len(path)
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from edgespec.errors import UsageError
+from edgespec.pool import Pool
 from edgespec.ports.chat_format import ChatFormat
 from edgespec.ports.state import StateOrigin
-from edgespec.tree import TokenTree
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
 Progress = Callable[[str, float], None]
@@ -55,15 +55,15 @@ def check_token(token: int, n_vocab: int) -> None:
         raise UsageError(f"token {token} is unknown: tokens are 0 to {n_vocab - 1}")
 
 
-NO_TREE = TokenTree(0, 1)
-"""Tree of a part without nodes."""
+NO_POOL = Pool(1)
+"""Pool of a part without nodes."""
 
 
 class PassPart(NamedTuple):
     """The rows of one slot in a pass: prompt tokens, tree nodes, or both."""
 
     slot: int
-    tree: TokenTree = NO_TREE
+    pool: Pool = NO_POOL
     nodes: Sequence[int] = ()
     """Parents come before children. The ancestors of a node are among them, or were evaluated
     earlier and kept."""
@@ -106,9 +106,9 @@ class LanguageModel(ABC):
 
     A slot has a committed prefix and provisional tree nodes on top of it. Positions: the tree's
     root is at `committed_of(slot)`, a node `depth` further. Nodes are identified by
-    `tree.key[node]`, which survives re-rooting. The logits of a slot do not depend on other slots,
-    and a call changes only those that it names. A method that raises leaves their committed
-    prefixes unchanged and no provisional nodes.
+    `pool.key[node]`, which stays when the pool is packed. The logits of a slot do not depend on
+    other slots, and a call changes only those that it names. A method that raises leaves their
+    committed prefixes unchanged and no provisional nodes.
     """
 
     info: ModelInfo
@@ -140,7 +140,7 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         """Make the KV of `path` final: evaluated nodes, root first, each the parent of the next.
 

@@ -13,10 +13,10 @@ from functools import partial
 
 import numpy as np
 
+from edgespec.pool import Pool
 from edgespec.rules.filters import Logits, Probabilities, Tokens
 from edgespec.rules.sampling import Sampler
 from edgespec.settings.rule_names import AcceptanceName, Keeps
-from edgespec.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Growth:
         return drawn
 
 
-def replayed(tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler) -> int:
+def replayed(pool: Pool, node: int, after: Mapping[int, Logits], sampler: Sampler) -> int:
     """Exact replay: the target's own draw. The tree cannot change the text, as the sampler gets the
     same logits, recent tokens and noise as without a draft."""
     return sampler.draw(after[node])
 
 
 def compared(
-    tree: TokenTree,
+    pool: Pool,
     node: int,
     after: Mapping[int, Logits],
     sampler: Sampler,
@@ -67,10 +67,10 @@ def compared(
     lossy), no token has a probability above p / lenience. At temperature 0 nothing is drawn, and
     the target's own token is picked.
     """
-    logits, draws = after[node], tree.draws.get(node)
+    logits, draws = after[node], pool.draws.get(node)
     if draws is None or not draws.guesses:
         return sampler.draw(logits)
-    if any(tree.child(node, guess) not in after for guess in draws.guesses):
+    if any(pool.child(node, guess) not in after for guess in draws.guesses):
         return sampler.draw(logits)
     p = dense(*sampler.distribution(logits), len(logits))
     q = lenience * dense(draws.tokens, draws.probabilities, len(logits))
@@ -83,15 +83,15 @@ def compared(
     return drawn(p, sampler)
 
 
-def typical(tree: TokenTree, node: int, after: Mapping[int, Logits], sampler: Sampler) -> int:
+def typical(pool: Pool, node: int, after: Mapping[int, Logits], sampler: Sampler) -> int:
     """Medusa (Cai et al., arXiv 2401.10774, section 3.3.1), lossy: the most probable guess with
     p > min(0.09, 0.3 exp(-H(p))). At temperature 0 this is the target's own token."""
-    children = [child for child in tree.children(node) if child in after]
+    children = [child for child in pool.children(node) if child in after]
     if not children or sampler.params.temperature == 0:
         return sampler.draw(after[node])
     tokens, p = sampler.distribution(after[node])
     least = min(0.09, 0.3 * math.exp(float((p * np.log(p)).sum())))
-    chances, guesses = dense(tokens, p, len(after[node])), tree.token[children]
+    chances, guesses = dense(tokens, p, len(after[node])), pool.token[children]
     best = int(guesses[np.argmax(chances[guesses])])
     return best if chances[best] > least else sampler.draw(after[node])
 
@@ -101,7 +101,7 @@ class AcceptanceRule:
     """One rule by name, and how guesses are made for it."""
 
     name: AcceptanceName
-    pick: Callable[[TokenTree, int, Mapping[int, Logits], Sampler], int]
+    pick: Callable[[Pool, int, Mapping[int, Logits], Sampler], int]
     """The token after an accepted node, whose sampler has accepted every token down to it."""
     growth: Growth | None = None
     """Sampling of guesses; None takes the most probable guess of every source."""

@@ -11,8 +11,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+import numpy as np
+
+from edgespec.pool import Pool, common_length
 from edgespec.settings.rule_names import FallbackName
-from edgespec.tree import ROOT, TokenTree, common_length
 
 Nodes = Sequence[int]
 
@@ -21,18 +23,13 @@ Nodes = Sequence[int]
 class RoundSoFar:
     """The state of a round before its pass."""
 
-    tree: TokenTree
+    pool: Pool
+    nodes: Sequence[int]
+    """Nodes of the texts in the pass, ascending."""
     open_nodes: Sequence[int]
-    """Nodes that can grow, as their successors were not drafted yet."""
-    draft_steps: int = 0
-    draft_s: float = 0.0
+    """Nodes that grow in the next step, at least one."""
     free_sources: Collection[str] = ()
     """Sources whose guesses cost almost nothing."""
-    n_ends: int = 1
-    """Number of nodes that grow in one step: of each text one that is nearly as probable as the
-    best."""
-    step_depth: int = 1
-    """Number of consecutive nodes that a step adds."""
 
 
 class StopRule:
@@ -44,7 +41,7 @@ class StopRule:
         """True if the target should verify now instead of another draft step."""
         return False
 
-    def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
+    def observe(self, pool: Pool, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
         """The rule for the next round of any text.
 
         `nodes` of the tree were verified, those of `path` accepted, the root first; the target
@@ -70,18 +67,17 @@ class AdaptiveThreshold(StopRule):
     alpha: float = 0.01
 
     def fires(self, so_far: RoundSoFar) -> bool:
-        C = so_far.tree.cumulative[list(so_far.open_nodes)]
-        return not C.size or float(C.max()) < self.alpha
+        return float(so_far.pool.cumulative[so_far.open_nodes].max()) < self.alpha
 
-    def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
-        best = tree.best_branch(nodes)
-        N_all, N_correct = int(tree.depth[best]), common_length(tree.branch_tokens(best), tokens)
+    def observe(self, pool: Pool, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
+        best = max(pool.leaves(nodes), key=lambda node: pool.cumulative[node])
+        N_all, N_correct = int(pool.depth[best]), common_length(pool.branch_tokens(best), tokens)
         if N_all == 0:
             return self
         if N_correct == N_all:
             alpha = self.alpha * 0.5
         else:
-            Tc = max(float(tree.cumulative[best]), self.lowest)
+            Tc = max(float(pool.cumulative[best]), self.lowest)
             alpha = self.alpha / Tc ** ((N_all - N_correct) / N_all)
         return replace(self, alpha=min(self.highest, max(self.lowest, alpha)))
 
@@ -96,12 +92,13 @@ class FixedLength(StopRule):
     length: int = 8
 
     def fires(self, so_far: RoundSoFar) -> bool:
-        tree = so_far.tree
-        n_drafted = [0]  # by node; parents precede their children
-        for node in range(1, len(tree)):
-            is_drafted = tree.source[node] not in so_far.free_sources
-            n_drafted.append(n_drafted[int(tree.parent[node])] + is_drafted)
-        return max(n_drafted) >= self.length
+        pool = so_far.pool
+        n_drafted: dict[int, int] = {}
+        for node in so_far.nodes:  # parents precede their children
+            parent = int(pool.parent[node])
+            is_drafted = parent >= 0 and pool.source[node] not in so_far.free_sources
+            n_drafted[node] = n_drafted.get(parent, 0) + is_drafted
+        return max(n_drafted.values()) >= self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +118,17 @@ class EntropyWindow(StopRule):
     """Number of rejections in the mean, including an assumed first one."""
 
     def fires(self, so_far: RoundSoFar) -> bool:
-        tree, nodes = so_far.tree, list(so_far.open_nodes)
-        newest = nodes[int(tree.cumulative[nodes].argmax())] if nodes else None
-        if newest is None or newest == ROOT:
-            return newest is None
-        return tree.entropy(int(tree.parent[newest])) > self.threshold
+        pool = so_far.pool
+        newest = max(so_far.open_nodes, key=lambda node: pool.cumulative[node])
+        parent = int(pool.parent[newest])
+        return parent >= 0 and entropy(pool, parent) > self.threshold
 
-    def observe(self, tree: TokenTree, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
+    def observe(self, pool: Pool, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
         end = path[-1]
-        if not tree.children(end) or tree.child(end, tokens[-1]) is not None:
+        if not pool.children(end) or pool.child(end, tokens[-1]) is not None:
             return self  # nothing was rejected
         n_rejected = min(self.longest_mean, self.n_rejected + 1)
-        step = (tree.entropy(end) - self.threshold) / n_rejected
+        step = (entropy(pool, end) - self.threshold) / n_rejected
         return replace(self, threshold=self.threshold + step, n_rejected=n_rejected)
 
 
@@ -140,3 +136,12 @@ STOP_RULES: dict[str, type[StopRule]] = {
     rule.name: rule for rule in (StopRule, AdaptiveThreshold, FixedLength, EntropyWindow)
 }
 """Stop rules by name, which replace the round planner's choice."""
+
+
+def entropy(pool: Pool, node: int) -> float:
+    """Entropy, in nats, of the source's own distribution after `node`; guesses that do not hang
+    there count as one."""
+    q = pool.probability[pool.children(node)]
+    whole = np.append(q, max(0.0, 1.0 - float(q.sum())))
+    whole = whole[whole > 0]
+    return -float((whole * np.log(whole)).sum())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec import runtimes
-from edgespec.engine.drafting.state_store import Learnt, StateStore
+from edgespec.engine.state_store import Learnt, StateStore
 from edgespec.errors import ModelError, PairError, UsageError
 from edgespec.files import cache_folder
 from edgespec.memory.budget import MemoryPlan, MemoryRow

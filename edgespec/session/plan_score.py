@@ -1,25 +1,19 @@
-"""Predicts the speed of memory plans with the round planner, before any round has run.
+"""Predicts the speed of memory plans from prices, before any round has run.
 
 Pure arithmetic: it loads no models.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from edgespec import theory
-from edgespec.engine.drafting.state_store import Learnt, Numbers, recall
-from edgespec.engine.planning.credit import Credit
-from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.expert_stalls import ExpertStalls
-from edgespec.engine.planning.pass_curve import PassCurve
-from edgespec.engine.planning.round_costs import RoundCosts
-from edgespec.engine.planning.stored_planner import (
-    draft_share,
-    latest_costs,
-    share_name,
-    streamed_tenths,
-)
+from edgespec.engine.kept_ledger import draft_share, latest_costs, share_name, streamed_tenths
+from edgespec.engine.ledger import Ledger
+from edgespec.engine.prices import Floats, Prices
+from edgespec.engine.state_store import Learnt
 from edgespec.memory.budget import MemoryPlan
 from edgespec.values import ModelInfo, PagingStats
 
@@ -40,33 +34,55 @@ its rows, relative to one row. Measured with the head of smollm2 (decision 0084)
 code."""
 
 
-def planner_of(
+class ExpectedRound(NamedTuple):
+    """A round before any tree exists."""
+
+    n_rows: int
+    """Rows to verify: the root and the guesses."""
+    tokens: float
+    seconds: float
+
+
+def prices_of(
     plan: MemoryPlan,
     disk_bytes_per_s: float | None,
     compute_s: float = 0.0,
-    rest_s: float = 0.0,
     further_row_s: float | None = None,
-) -> RoundPlanner:
-    """A round planner for passes under `plan` that read from a disk of this speed.
+) -> Prices:
+    """Prices of passes under `plan` that read from a disk of this speed.
 
     `compute_s` are the seconds of compute in a pass over one row, `further_row_s` those of a
-    further row, None if unknown; `rest_s` are those of a round outside its pass. 0 means unknown.
+    further row, None if unknown. 0 means unknown.
     """
-    used_share, read_s, all_experts_s = 1.0, 0.0, 0.0
+    prices = Prices()
     if disk_bytes_per_s:
-        read_s = plan.streamed_read_bytes / disk_bytes_per_s
+        prices.read_s = plan.streamed_read_bytes / disk_bytes_per_s
     if plan.experts is not None:
-        used_share = plan.experts.used_share
-    if plan.experts is not None and plan.paged and disk_bytes_per_s:
-        all_experts_s = plan.experts.missing_bytes(plan.expert_bytes) / disk_bytes_per_s
-    curve = PassCurve(ExpertStalls(used_share, all_experts_s), read_s)
+        prices.used_share = plan.experts.used_share
+        if plan.paged and disk_bytes_per_s:
+            missing_bytes = plan.experts.missing_bytes(plan.expert_bytes)
+            prices.all_experts_s = missing_bytes / disk_bytes_per_s
     if compute_s:
-        curve.put(1.0, compute_s, 1.0)
+        prices.put(1, compute_s)
     if further_row_s is not None and plan.max_nodes > 1:
         n_further = plan.max_nodes - 1
-        curve.put(1.0 + n_further, compute_s + n_further * further_row_s, 1.0)
-    costs = RoundCosts(curve, seen_overhead_s=rest_s, seen_plain_overhead_s=rest_s)
-    return RoundPlanner(costs, max_rows=plan.max_nodes)
+        prices.put(1 + n_further, compute_s + n_further * further_row_s)
+    return prices
+
+
+def best_round(
+    prices: Prices, max_rows: int, tokens: Floats | None = None, rest_s: float = 0.0
+) -> ExpectedRound:
+    """The round with the most tokens per second.
+
+    `tokens` are those of rounds with 0, 1, 2, ... guesses, by default the typical ones
+    (`theory.tree_tokens`); `rest_s` is what a round takes outside its pass.
+    """
+    if tokens is None:
+        tokens = theory.tree_tokens(np.arange(max_rows, dtype=np.float64))
+    seconds = prices.pass_s(1 + np.arange(len(tokens))) + rest_s
+    best = int((tokens / np.maximum(seconds, 1e-9)).argmax())
+    return ExpectedRound(1 + best, float(tokens[best]), float(seconds[best]))
 
 
 def expected_rate(plan: MemoryPlan, n_texts: int = 1, n_threads: int = 2) -> float:
@@ -78,11 +94,9 @@ def expected_rate(plan: MemoryPlan, n_texts: int = 1, n_threads: int = 2) -> flo
     if plan.experts is not None:
         used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
     row_s = used_bytes / (COMPUTE_BYTES_PER_S * n_threads / 2)
-    planner = planner_of(
-        plan, USUAL_DISK_BYTES_PER_S, row_s, further_row_s=FURTHER_ROW_COST * row_s
-    )
-    best = planner.plan_score(tokens)
-    return (1 + best.accepted) / max(1e-9, best.seconds)
+    prices = prices_of(plan, USUAL_DISK_BYTES_PER_S, row_s, FURTHER_ROW_COST * row_s)
+    seconds = prices.pass_s(1 + np.arange(len(tokens)))
+    return float((tokens / np.maximum(seconds, 1e-9)).max())
 
 
 def gain_without_draft(
@@ -101,14 +115,16 @@ def gain_without_draft(
     paging = PagingStats(pinned_bytes=paired.pinned_bytes, streamed_bytes=paired.streamed_bytes)
     same = latest_costs(learnt, share_name(streamed_tenths(paging)))
     known = same or latest_costs(learnt) or {}
-    compute_s = _compute_s(known) or target.size_bytes / COMPUTE_BYTES_PER_S
+    ledger = Ledger()
+    ledger.load_state_dict(known)
+    compute_s = ledger.prices.compute_s(1) or target.size_bytes / COMPUTE_BYTES_PER_S
     alone_s = compute_s if alone.paged else compute_s / PAGED_COST
     plain_s = 1 / _rate(alone, disk_bytes_per_s, 1.0, alone_s, 0.0)
     if same:
-        planner = planner_of(paired, disk_bytes_per_s)
-        planner.restore(same)
-        return 1 / (plain_s * planner.rate)
-    tokens = _tokens_per_round(known) or USUAL_TOKENS
+        ledger = Ledger(prices_of(paired, disk_bytes_per_s))
+        ledger.load_state_dict(same)
+        return ledger.prices.plain_s() / (plain_s * max(1.0, ledger.speedup))
+    tokens = ledger.tokens / ledger.rounds if ledger.rounds else USUAL_TOKENS
     steps_s = USUAL_STEPS * share * compute_s
     rate = _rate(paired, disk_bytes_per_s, tokens, USUAL_ROWS_COST * compute_s, steps_s)
     return 1 / (plain_s * rate)
@@ -118,19 +134,5 @@ def _rate(
     plan: MemoryPlan, disk_bytes_per_s: float | None, tokens: float, compute_s: float, rest_s: float
 ) -> float:
     """Tokens per second of rounds that compute for `compute_s` and draft for `rest_s`."""
-    planner = planner_of(plan, disk_bytes_per_s, compute_s, rest_s)
-    return tokens / max(planner.plan_score(np.array([tokens])).seconds, 1e-9)
-
-
-def _compute_s(costs: Numbers) -> float:
-    """Seconds to compute a pass over one row; 0 if unknown."""
-    curve = PassCurve()
-    curve.restore(costs)
-    return float(curve.compute_s(1))
-
-
-def _tokens_per_round(costs: Numbers) -> float:
-    """Expected tokens of the rounds with guesses; 0 if there were none."""
-    credit = Credit()
-    recall(costs, credit)
-    return credit.tokens / credit.rounds if credit.rounds else 0.0
+    prices = prices_of(plan, disk_bytes_per_s, compute_s)
+    return tokens / max(best_round(prices, 1, np.array([tokens]), rest_s).seconds, 1e-9)

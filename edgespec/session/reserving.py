@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgespec.engine.drafting import text_index
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources import lookup
 from edgespec.errors import UsageError
 from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.memory import process, request_memory
@@ -48,7 +48,7 @@ def reserved_rows(
     replays = engine_settings.acceptance == AcceptanceName.EXACT_REPLAY
     nbytes = target.info.n_vocab * (SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN)
     if settings.draft is not None or engine_settings.lookup:
-        nbytes += text_index.BYTES
+        nbytes += lookup.BYTES
     rows.append(MemoryRow("process", "sampling", nbytes))
     n_texts = engine_settings.n_texts(target.info)
     if grammars:
@@ -64,7 +64,7 @@ def reserved_rows(
     if engine_settings.draws_guesses:
         import numpy.random  # noqa: F401 - here, so that the process's row has it
 
-        from edgespec.engine.drafting import drawing  # noqa: F401
+        from edgespec.engine.sources import drawing  # noqa: F401
     return rows
 
 

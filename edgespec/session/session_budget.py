@@ -107,7 +107,7 @@ class SessionBudget(Closeable):
 
         def settle() -> None:
             weights.settle()
-            self._engine.planner.see_budget(paging)
+            self._engine.ledger.see_budget(paging)
 
         done = self._engine.after_pass(settle)
         while not applied.wait(POLL_S):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edgespec.engine.drafting.state_store import StateStore
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.state_store import StateStore
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.grammar.specification import GRAMMAR_BYTES

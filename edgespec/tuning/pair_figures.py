@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from edgespec.errors import EdgespecError
@@ -68,8 +67,8 @@ class PairFigures:
     @classmethod
     def of(cls, run: TrialFigures, plan: MemoryPlan, disk_bytes_per_s: float | None) -> PairFigures:
         """The figures of `run`, which ran under `plan` on a disk of this speed."""
-        rounds = plan_score.planner_of(plan, disk_bytes_per_s, run.compute_s)
-        rest_s = max(0.0, run.round_s - rounds.plan_score(np.ones(1)).seconds)
+        prices = plan_score.prices_of(plan, disk_bytes_per_s, run.compute_s)
+        rest_s = max(0.0, run.round_s - float(prices.pass_s(1)))
         return cls(
             run.tokens_per_pass, run.compute_s, rest_s, plan.bytes_per_pass, plan.expert_bytes
         )
@@ -85,8 +84,8 @@ class PairFigures:
         read_s = plan.bytes_per_pass / disk_bytes_per_s if disk_bytes_per_s else 0.0
         compute_s, rest_s = self.compute_s / compute_factor, self.rest_s / compute_factor
         tokens = self.tokens_per_pass + more_tokens
-        rounds = plan_score.planner_of(plan, disk_bytes_per_s, compute_s, rest_s)
-        seconds = rounds.plan_score(np.array([tokens])).seconds
+        prices = plan_score.prices_of(plan, disk_bytes_per_s, compute_s)
+        seconds = float(prices.pass_s(1)) + rest_s
         return Prediction(tokens / seconds if seconds else math.inf, tokens, read_s, compute_s)
 
     def applies_to(self, plan: MemoryPlan) -> bool:

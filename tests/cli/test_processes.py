@@ -37,9 +37,8 @@ NOT_FOR_A_TEXT = (
     *("batch", "bench", "completions", "diagnosis", "hub", "jobs", "server"),
     *(f"cli.commands.{name.replace('-', '_')}" for name in COMMANDS if name != "generate"),
     *(
-        "engine.drafting.corrections",
-        "engine.drafting.drawing",
-        "engine.drafting.head_drafter",
+        "engine.sources.drawing",
+        "engine.sources.head_source",
         "models.draft_training",
     ),
     *(

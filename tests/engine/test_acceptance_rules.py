@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from edgespec.engine.admission import notes_on
-from edgespec.engine.drafting.drawing import AcceptedDraws
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import UsageError
+from edgespec.pool import Draws
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import AcceptanceName, Keeps
-from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import N_VOCAB, PROMPT, counting, generate
 from fake_model import FakeModel, blend, random_language
+from one_tree import ROOT, OneTree
 
 LANGUAGE = random_language(3, N_VOCAB)
 OTHER = blend(LANGUAGE, random_language(4, N_VOCAB), 0.4)
@@ -117,7 +117,7 @@ def test_the_end_of_the_context_ends_the_text(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", OTHERS)
 def test_texts_that_wait_for_one_another_are_told(rule: str) -> None:
-    notes = notes_on(None, ACCEPTANCE_RULES[rule], has_grower=True, n_slots=4)
+    notes = notes_on(None, ACCEPTANCE_RULES[rule], guesses=True, n_slots=4)
     assert any("one after the other" in note for note in notes) == (rule in DRAWING)
 
 
@@ -178,8 +178,8 @@ def row(*probabilities: float) -> np.ndarray:
     return np.log(np.array([*probabilities, 1 - sum(probabilities)], np.float32))
 
 
-def guessed(token: int) -> TokenTree:
-    tree = TokenTree(0)
+def guessed(token: int) -> OneTree:
+    tree = OneTree(0)
     tree.add(ROOT, token, 0.5)
     tree.draws[ROOT] = Draws(np.arange(3), np.array([0.2, 0.2, 0.6]), (token,))
     return tree
@@ -198,17 +198,6 @@ def test_no_lenient_token_comes_more_often_than_p_over_l() -> None:
         for guess in np.random.default_rng(0).choice(3, 4000, p=[0.2, 0.2, 0.6]).tolist()
     )
     assert 1.5 * counts[2] > 0.1 * 4000 and counts[2] <= 1.05 * 0.1 / 0.3 * 4000
-
-
-def test_rates_of_draws_are_learnt_by_how_sure_the_draft_was() -> None:
-    rates = AcceptedDraws()
-    before = rates.chances(0.3, 3)
-    for _ in range(50):
-        rates.observe(0.3, (4, 5, 6), 6)
-    after = rates.chances(0.3, 3)
-    assert before == sorted(before, reverse=True)
-    assert after[0] < 0.1 < before[0]
-    assert rates.chances(0.9, 1) == AcceptedDraws().chances(0.9, 1)
 
 
 def test_looking_takes_nothing() -> None:

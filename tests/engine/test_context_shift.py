@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.drafting.model_drafter import SINK_TOKENS
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.model_source import SINK_TOKENS
 from edgespec.engine.transcript import FIRST_TOKENS, left_by_shift
 from edgespec.errors import UsageError
 from edgespec.rules.sampling import SamplingParams

@@ -19,13 +19,14 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.pool import Draws
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES, AcceptanceRule, Growth, drawn
 from edgespec.rules.filters import Logits
 from edgespec.rules.sampling import Sampler, SamplingParams, distribution
 from edgespec.settings.rule_names import AcceptanceName, Keeps
-from edgespec.tree import ROOT, Draws, TokenTree
 from engine_cases import finish
 from fake_model import FakeModel, Language, blend, random_language
+from one_tree import ROOT, OneTree
 
 N_TEXTS, N_BROKEN, N_OF_ENGINE = 10_000, 3_000, 1_000
 N_VOCAB = 6
@@ -100,9 +101,9 @@ def guesses_of(
     return tuple(guesses)
 
 
-def tree_of(guesses: Sequence[tuple[int, ...]], params: SamplingParams) -> tuple[TokenTree, Rows]:
+def tree_of(guesses: Sequence[tuple[int, ...]], params: SamplingParams) -> tuple[OneTree, Rows]:
     """The tree of these guesses, and the target's logits after its nodes."""
-    tree, node, contexts = TokenTree(PROMPT[-1], 16), ROOT, {ROOT: PROMPT}
+    tree, node, contexts = OneTree(PROMPT[-1], 16), ROOT, {ROOT: PROMPT}
     for draws in guesses:
         tree.draws[node] = Draws(*probabilities(DRAFT, contexts[node], params), draws)
         for guess in dict.fromkeys(draws):
@@ -126,7 +127,7 @@ def sampled(rule: AcceptanceRule, params: SamplingParams, n_texts: int) -> Count
     n_tokens = 3 if growth.width == 1 else 2
     sampler, random = CachingSampler(params), np.random.default_rng(7)
     counts: Counter[tuple[int, ...]] = Counter()
-    trees: dict[Any, tuple[TokenTree, Rows]] = {}
+    trees: dict[Any, tuple[OneTree, Rows]] = {}
     for _ in range(n_texts):
         guesses = guesses_of(growth, params, random)
         if guesses not in trees:
@@ -139,7 +140,7 @@ def sampled(rule: AcceptanceRule, params: SamplingParams, n_texts: int) -> Count
     return counts
 
 
-def picks(rule: AcceptanceRule, tree: TokenTree, after: Rows, sampler: Sampler) -> Iterator[int]:
+def picks(rule: AcceptanceRule, tree: OneTree, after: Rows, sampler: Sampler) -> Iterator[int]:
     node: int | None = ROOT
     while node in after:
         yield (token := rule.pick(tree, node, after, sampler))

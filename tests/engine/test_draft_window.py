@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.drafting.model_drafter import SINK_TOKENS
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.model_source import SINK_TOKENS
 from edgespec.rules.sampling import SamplingParams
 from edgespec.values import GenerationResult
 from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, finish, generate
@@ -92,9 +92,9 @@ def test_a_moved_window_is_not_saved_as_the_texts_beginning() -> None:
     settings = EngineSettings(step_aside=False, lookup=False)
     with Engine(target, draft, settings, clock=lambda: 0.0) as engine:
         finish(engine.generate(PROMPT, GREEDY, 20))
-        assert engine.first.n_leading == draft.committed_of(0) > 20
+        assert engine.slots[0].n_leading == draft.committed_of(0) > 20
         finish(engine.generate(LONG, GREEDY, 20))
-        assert engine.first.n_leading == SINK_TOKENS
+        assert engine.slots[0].n_leading == SINK_TOKENS
 
 
 def test_a_window_of_which_hardly_anything_is_left_is_read_again() -> None:

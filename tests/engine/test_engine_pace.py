@@ -32,7 +32,9 @@ from fake_model import FakeModel, Language, blend, fixed_text, random_language
 def test_growth_beside_the_pass_serves_the_next_round() -> None:
     draft = counting()
     target = counting(stall_share=0.9, hook=waits_for_steps_of(draft, 6))
-    result = generate(target, draft, max_tokens=30, n_candidates=1, fallback="fixed", draft_max=3)
+    result = generate(
+        target, draft, max_tokens=30, n_candidates=1, fallback="fixed", draft_max=3, lookup=False
+    )
     assert result.speculation.provisional_kept > 0
     assert result.speculation.provisional_kept <= result.speculation.provisional_drafted
     assert result.speculation.accepted_lengths[:3] == (3, 3, 3)
@@ -50,7 +52,9 @@ def test_nothing_is_drafted_beside_a_pass(stall_share: float, overlap: bool) -> 
 def test_an_error_of_the_draft_beside_a_pass_reaches_the_caller() -> None:
     draft = counting()
     target = counting(stall_share=0.9, hook=waits_for_steps_of(draft, 3))
-    settings = EngineSettings(n_candidates=1, fallback="fixed", draft_max=1, step_aside=False)
+    settings = EngineSettings(
+        n_candidates=1, fallback="fixed", draft_max=1, step_aside=False, lookup=False
+    )
     draft.hook = Failing(3, ModelError("out of memory"))
     with Engine(target, draft, settings) as engine:
         with pytest.raises(ModelError, match="out of memory"):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.mixer import Mixer
+from edgespec.engine.sources.source import Opinion
 from engine_cases import GREEDY, finish
 from fake_model import FakeModel, Language
 
@@ -82,9 +82,7 @@ def tokens_per_pass(temperature: float, told: float | None = None) -> float:
 
 
 def tell(engine: Engine, temperature: float) -> None:
-    grower = engine.first.grower
-    assert grower is not None
-    grower.mixer = Told(temperature)
+    engine.mixer = Told(temperature)
 
 
 @pytest.mark.long

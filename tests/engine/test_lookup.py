@@ -8,20 +8,17 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from source_cases import ask, text_of, tokens_of
 
-from edgespec.engine.drafting import text_index
-from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.lookup import KINDS, LookupDrafter, kind_of
-from edgespec.engine.drafting.mixer import Mixer
-from edgespec.engine.drafting.text_index import BYTES, MAX_MATCH, N_CLIENTS, History, TextIndex
 from edgespec.engine.engine import Engine
-from edgespec.engine.planning.decision import RoundPlanner
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources import lookup as lookup_module
+from edgespec.engine.sources.lookup import BYTES, KINDS, N_CLIENTS, LookupSource, TextIndex
+from edgespec.engine.sources.mixer import Mixer
+from edgespec.engine.sources.source import Opinion
+from edgespec.pool import line
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
-from edgespec.rules.tree_limits import Limits
-from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
 from fake_model import FakeModel, fixed_text, random_language
 
@@ -30,118 +27,79 @@ TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
 def index_of(tokens: Sequence[int]) -> TextIndex:
     index = TextIndex()
-    for token in tokens:
-        index.append(token)
+    index.extend(tokens)
     return index
 
 
-def after(text: Sequence[int], *tail: int) -> tuple[LookupDrafter, TokenTree]:
-    """A drafter that has read `text`, and a tree of the line `tail` below it."""
-    drafter = LookupDrafter()
-    drafter.catch_up(text)
-    tree = TokenTree(tail[0], 16)
-    for parent, token in enumerate(tail[1:]):
-        tree.add(parent, token, 0.9)
-    drafter.step(tree, range(len(tree)))
-    return drafter, tree
-
-
-def guessed(drafter: LookupDrafter, tree: TokenTree, node: int) -> list[int] | None:
-    opinion = drafter.opinion(int(tree.key[node]))
-    return None if opinion is None else list(opinion.tokens)
+def after(text: Sequence[int], *tail: int) -> list[list[int] | None]:
+    """Guesses after each token of the line `tail` behind `text`."""
+    source, pool, its_text = LookupSource(), line(0, tail), text_of(text, tail[0])
+    source.begin(its_text)
+    source.read(its_text)
+    return [tokens_of(said) for said in ask(source, pool, range(len(tail)), its_text)]
 
 
 # The index
 
 
-@given(TEXTS, st.lists(st.integers(0, 3), max_size=6))
-def test_places_are_where_the_text_ended_like_the_words(text: list[int], words: list[int]) -> None:
-    for place, alike in index_of(text).places(words):
-        assert 2 <= alike <= len(words)
-        assert text[place + 1 - alike : place + 1] == words[len(words) - alike :]
-        assert place + 1 < len(text)
-        is_longest = alike == len(words) or alike > place
-        assert is_longest or text[place - alike] != words[-alike - 1]
-
-
-@given(TEXTS, st.lists(st.integers(0, 3), min_size=2, max_size=2))
-def test_every_place_is_found_the_last_ones_first(text: list[int], words: list[int]) -> None:
-    expected = [n for n in range(1, len(text) - 1) if text[n - 1 : n + 1] == words][::-1]
-    found = [place for place, _ in index_of(text).places(words)]
-    # Other pairs may share a hash and take a few of the places that a search looks at.
+@given(TEXTS, st.lists(st.integers(0, 3), min_size=2, max_size=6))
+def test_what_followed_the_words_is_found_the_last_ones_first(
+    text: list[int], words: list[int]
+) -> None:
+    expected = []
+    for place in range(len(text) - 2, 0, -1):
+        alike = 0
+        while alike < min(len(words), place + 1) and text[place - alike] == words[-1 - alike]:
+            alike += 1
+        if alike >= 2:
+            expected.append((text[place + 1], alike))
+    found = index_of(text).after(words)
+    # other pairs may share a hash and take a few of the places that a search looks at
     assert found == expected[: len(found)]
-    assert len(found) >= min(len(expected), TextIndex.max_places // 2)
+    assert len(found) >= min(len(expected), lookup_module.MAX_PLACES // 2)
 
 
 @given(TEXTS, st.integers(0, 60), TEXTS)
 def test_a_text_cut_short_and_gone_on_is_the_text_that_it_is(
     text: list[int], n_kept: int, rest: list[int]
 ) -> None:
-    index = index_of(text)
+    index, whole = index_of(text), text[:n_kept] + rest
     index.truncate(min(n_kept, len(text)))
-    for token in rest:
-        index.append(token)
-    whole = text[:n_kept] + rest
+    index.extend(rest)
     assert index.tokens.tolist() == whole
     for a in range(4):
         for b in range(4):
-            assert index.places([a, b]) == index_of(whole).places([a, b])
+            assert index.after([a, b]) == index_of(whole).after([a, b])
 
 
-# The drafter
+# The source
 
 
-def test_what_followed_the_same_words_is_guessed() -> None:
-    drafter, tree = after([1, 2, 3, 9, 1, 2], 3)
-    assert guessed(drafter, tree, ROOT) == [9]
-
-
-def test_a_branch_is_looked_up_from_its_own_end() -> None:
-    drafter, tree = after([1, 2, 3, 4, 5, 6, 0, 1], 2, 3, 4)
-    assert [guessed(drafter, tree, node) for node in range(3)] == [[3], [4], [5]]
-
-
-def test_the_end_of_a_long_branch_is_looked_up_although_nothing_above_it_was() -> None:
-    drafter = LookupDrafter()
-    drafter.catch_up([5, 1, 2, 9, 5, 1])
-    tree = TokenTree(3, 3000)
-    for parent, token in enumerate([4] * 2000 + [5, 1, 2]):
-        tree.add(parent, token, 0.5)
-    drafter.step(tree, [len(tree) - 1])
-    assert guessed(drafter, tree, len(tree) - 1) == [9]
-
-
-def test_several_continuations_come_the_most_frequent_first() -> None:
-    drafter, tree = after([1, 2, 7, 1, 2, 8, 1, 2, 8, 1], 2)
-    assert guessed(drafter, tree, ROOT) == [8, 7]
-
-
-def test_of_equals_the_last_one_comes_first() -> None:
-    drafter, tree = after([1, 2, 7, 1, 2, 8, 1], 2)
-    assert guessed(drafter, tree, ROOT) == [8, 7]
-
-
-def test_more_in_common_counts_more_than_frequency() -> None:
-    drafter, tree = after([5, 6, 1, 2, 7, 0, 1, 2, 8, 0, 1, 2, 8, 5, 6, 1], 2)
-    assert guessed(drafter, tree, ROOT) == [7, 8]
-
-
-def test_words_that_are_new_give_no_guess() -> None:
-    drafter, tree = after([1, 2, 3], 9)
-    assert guessed(drafter, tree, ROOT) is None
+@pytest.mark.parametrize(
+    ("text", "tail", "expected"),
+    [
+        ([1, 2, 3, 9, 1, 2], [3], [[9]]),
+        ([1, 2, 3, 4, 5, 6, 0, 1], [2, 3, 4], [[3], [4], [5]]),
+        ([1, 2, 7, 1, 2, 8, 1, 2, 8, 1], [2], [[8, 7]]),
+        ([1, 2, 7, 1, 2, 8, 1], [2], [[8, 7]]),
+        ([5, 6, 1, 2, 7, 0, 1, 2, 8, 0, 1, 2, 8, 5, 6, 1], [2], [[7, 8]]),
+        ([1, 2, 3], [9], [None]),
+    ],
+    ids=["the same words", "a branch", "the most frequent", "the last", "more in common", "new"],
+)
+def test_what_followed_is_guessed(
+    text: list[int], tail: list[int], expected: list[list[int] | None]
+) -> None:
+    assert after(text, *tail) == expected
 
 
 def test_nothing_is_guessed_after_the_end_of_a_text() -> None:
-    drafter = LookupDrafter(frozenset([3]))
-    tree = TokenTree(2, 8)
-    end = tree.add(ROOT, 3, 0.9)
-    assert end not in drafter.open_nodes(tree)
+    source, pool = LookupSource(frozenset([3])), line(0, [2, 3])
+    assert source.open(pool, text_of([1], 2)) == [0]
 
 
 def test_a_source_that_is_wrong_fades() -> None:
-    drafter, tree = after([1, 2, 3, 9, 1, 2], 3)
-    opinion, mixer = drafter.opinion(int(tree.key[ROOT])), Mixer()
-    assert opinion is not None
+    opinion, mixer = Opinion("lookup", [9], [1.0], 0.4, "3!", 2.0), Mixer()
     (guess,) = mixer.mix([opinion])
     for _ in range(30):
         mixer.observe([opinion], guess.token + 1)
@@ -149,19 +107,9 @@ def test_a_source_that_is_wrong_fades() -> None:
     assert faded.confidence < 0.25 * guess.confidence
 
 
-def test_a_place_is_of_some_kind_however_much_is_the_same() -> None:
-    lengths = range(2, MAX_MATCH + 1)
-    yes_or_no = (True, False)
-    assert set(KINDS) == {
-        kind_of(alike, is_sole, is_others)
-        for alike in lengths
-        for is_sole in yes_or_no
-        for is_others in yes_or_no
-    }
-
-
 def test_hits_of_a_kind_are_recalled_and_soon_overruled() -> None:
-    opinion = Opinion("lookup", [9], [1.0], 0.6, kind_of(5, is_sole=False))
+    opinion = Opinion("lookup", [9], [1.0], 0.6, "6")
+    assert opinion.kind in KINDS
     taught, recalled = Mixer(), Mixer()
     for _ in range(200):
         taught.observe([opinion], 9)
@@ -203,31 +151,6 @@ def test_lookup_changes_no_token(seed: int, sampling: SamplingParams) -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("n_new", [30, 10])
-def test_a_text_is_looked_up_alone_only_where_that_is_sure_of_the_next_token(
-    n_new: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A round that looked up and found nothing took 2.0 ms besides its pass, one without guesses
-    0.8."""
-    monkeypatch.setattr(RoundPlanner, "choose", lambda self: 0.0)
-    monkeypatch.setattr(RoundPlanner, "choose_free", lambda self: 1.0)
-    looked_up: list[bool] = []
-    begin = TreeGrower.begin
-
-    def spied(grower: TreeGrower, tree: TokenTree, limits: Limits) -> None:
-        begin(grower, tree, limits)
-        looked_up.append(len(tree) > 1)
-
-    monkeypatch.setattr(TreeGrower, "begin", spied)
-    text = list(range(n_new))
-    target = FakeModel(fixed_text(text, 40, 4), 40)
-    with Engine(target, settings=EngineSettings(lookup=True)) as engine:
-        result = finish(engine.generate([31, 32, 33, 34], GREEDY, 30))
-    assert result.tokens == tuple((text * 3)[:30])
-    assert len(looked_up) < result.speculation.rounds and all(looked_up)
-    assert bool(looked_up) == (n_new == 10)
-
-
 def test_a_target_that_cannot_drop_tokens_is_left_alone() -> None:
     target = FakeModel(random_language(1, N_VOCAB), N_VOCAB, tree_capable=False)
     with Engine(target, settings=EngineSettings(lookup=True)) as engine:
@@ -238,59 +161,57 @@ def test_a_target_that_cannot_drop_tokens_is_left_alone() -> None:
 # Recent texts
 
 
-def after_others(history: History, client: str, text: Sequence[int]) -> list[int] | None:
+def source_with(**texts: Sequence[int]) -> LookupSource:
+    """A source that has seen the whole texts of these clients."""
+    source = LookupSource()
+    for client, tokens in texts.items():
+        source.begin(text_of([], client=client))
+        source.end(text_of(tokens, client=client), tokens)
+    return source
+
+
+def after_others(source: LookupSource, client: str, text: Sequence[int]) -> list[int] | None:
     """The guess of a text of `client` that has just begun."""
-    drafter = LookupDrafter(history=history)
-    drafter.begin_client(client)
-    drafter.catch_up(text[:-1])
-    tree = TokenTree(text[-1], 16)
-    drafter.step(tree, [ROOT])
-    return guessed(drafter, tree, ROOT)
+    its_text = text_of(text[:-1], text[-1], client=client)
+    source.rewind(0, 0)
+    source.begin(its_text)
+    source.read(its_text)
+    return tokens_of(ask(source, line(0, text[-1:]), [0], its_text)[0])
 
 
-def test_a_clients_earlier_text_is_looked_up() -> None:
-    history = History()
-    history.of("anna").add([1, 2, 3, 4, 5])
-    assert after_others(history, "anna", [9, 2, 3, 4]) == [5]
-
-
-def test_another_clients_text_is_not() -> None:
-    history = History()
-    history.of("anna").add([1, 2, 3, 4, 5])
-    assert after_others(history, "bert", [9, 2, 3, 4]) is None
-
-
-def test_the_text_itself_comes_first_where_it_matches_as_long() -> None:
-    history = History()
-    history.of("").add([1, 2, 3, 4, 5])
-    assert after_others(history, "", [2, 3, 4, 6, 2, 3, 4]) == [6]
-
-
-def test_two_matching_tokens_of_another_text_are_too_few() -> None:
-    history = History()
-    history.of("").add([1, 2, 3, 4, 5])
-    assert after_others(history, "", [9, 3, 4]) is None
+@pytest.mark.parametrize(
+    ("client", "text", "expected"),
+    [
+        ("anna", [9, 2, 3, 4], [5]),
+        ("bert", [9, 2, 3, 4], None),
+        ("anna", [2, 3, 4, 6, 2, 3, 4], [6]),
+        ("anna", [9, 3, 4], None),
+    ],
+    ids=["her earlier text", "another client's", "the text itself first", "two tokens are too few"],
+)
+def test_recent_texts_of_the_client_are_looked_up(
+    client: str, text: list[int], expected: list[int] | None
+) -> None:
+    assert after_others(source_with(anna=[1, 2, 3, 4, 5]), client, text) == expected
 
 
 def test_recent_texts_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_index, "N_TOKENS", 8)
-    recent = text_index.RecentTexts()
-    recent.add(range(8))
+    monkeypatch.setattr(lookup_module, "N_TOKENS", 8)
+    source = source_with(anna=range(8))
     for begin in range(100, 200, 8):
-        recent.add(range(begin, begin + 8))
-    assert recent.after([1, 2, 3]) == []
-    assert recent.after([197, 198, 199, 200]) == [(201, 4)]
+        source.end(text_of([], client="anna"), range(begin, begin + 8))
+    assert after_others(source, "anna", [1, 2, 3]) is None
+    assert after_others(source, "anna", [197, 198, 199, 200]) == [201]
     assert BYTES <= 4 << 20
 
 
 def test_the_client_that_asked_longest_ago_is_forgotten() -> None:
-    kept = History()
-    for client in range(N_CLIENTS):
-        kept.of(str(client)).add([1, 2, 3, 4])
-    kept.of("0")
-    kept.of("another")
-    assert kept.of("0").after([1, 2, 3]) == [(4, 3)]
-    assert kept.of("1").after([1, 2, 3]) == []
+    text = [1, 2, 3, 4]
+    source = source_with(**{str(client): text for client in range(N_CLIENTS)})
+    source.begin(text_of([], client="0"))
+    source.begin(text_of([], client="another"))
+    assert after_others(source, "0", [1, 2, 3]) == [4]
+    assert after_others(source, "1", [1, 2, 3]) is None
 
 
 def test_an_engine_looks_up_its_last_answer_for_the_same_client_only() -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from source_cases import ask, text_of
 
-from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.mixer import MAX_RECALLED, Mixer
-from edgespec.engine.drafting.model_drafter import ModelDrafter
-from edgespec.engine.drafting.state_store import Numbers
-from edgespec.errors import ModelError
-from edgespec.tree import ROOT, TokenTree
+from edgespec.engine.sources.mixer import MAX_RECALLED, Mixer
+from edgespec.engine.sources.model_source import ModelSource
+from edgespec.engine.sources.source import Opinion
+from edgespec.engine.state_store import Numbers
+from edgespec.pool import line
 from fake_model import FakeModel
 
 WIDE_VOCAB = 50
@@ -24,10 +24,8 @@ WIDE_VOCAB = 50
 def drafted(logits: np.ndarray, n_candidates: int = 8) -> Opinion:
     """The opinion of a draft model with these logits."""
     model = FakeModel(lambda _: logits.astype(np.float32), len(logits))
-    drafter = ModelDrafter(model, n_candidates, len(logits), frozenset())
-    tree = TokenTree(0, 4)
-    drafter.step(tree, [ROOT])
-    opinion = drafter.opinion(int(tree.key[ROOT]))
+    source = ModelSource(model, n_candidates, len(logits), frozenset())
+    (opinion,) = ask(source, line(0, [0]), [0], text_of([]))
     assert opinion is not None
     return opinion
 
@@ -86,9 +84,10 @@ def test_huge_logits_give_probabilities() -> None:
 
 
 def test_a_draft_that_yields_no_number_is_reported() -> None:
-    drafter = ModelDrafter(FakeModel(lambda _: np.zeros(2), 2), 1, 2, frozenset())
-    with pytest.raises(ModelError, match="nan"):
-        drafter._opinion(0, np.array([0.0, np.nan], np.float32), 0, ())
+    model = FakeModel(lambda _: np.array([0.0, np.nan], np.float32), 2)
+    source, text = ModelSource(model, 1, 2, frozenset()), text_of([])
+    assert ask(source, line(0, [0]), [0], text) == [None]
+    assert "best logit is nan" in str(source.obstacle(text))
 
 
 @pytest.mark.costly

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.planning.credit import Credit
-from edgespec.engine.prompt import _portions
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import PassPart, Progress
-from edgespec.tree import TokenTree
 from engine_cases import COUNTING, GREEDY, N_VOCAB, counting, finish
 from fake_model import FakeModel
+from one_tree import OneTree
 
 TILE = 8
 
@@ -55,7 +52,7 @@ class TwoKernels(FakeModel):
         return logits
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, tree: OneTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         super().commit(tree, path, keep, slot)
         self.kernels += len(path) * self._kind_of_root
@@ -68,18 +65,6 @@ class TwoKernels(FakeModel):
 def written(target: TwoKernels, engine: Engine, prompt: Sequence[int]) -> None:
     """Two tokens after a prompt; the target holds the prompt and the first of them."""
     finish(engine.generate(prompt, GREEDY, max_tokens=2))
-
-
-@given(n_tokens=st.integers(1, 200), n_batch=st.integers(TILE, 40))
-def test_no_portion_of_a_prompt_is_smaller_than_a_tile(n_tokens: int, n_batch: int) -> None:
-    """Other texts are written between the portions."""
-    target = TwoKernels()
-    target.info = replace(target.info, prompt_batch=n_batch)
-    slot: Any = SimpleNamespace(target=target)
-    ends = _portions(slot, [0] * n_tokens)
-    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    assert sum(sizes) == n_tokens
-    assert min(sizes) >= min(n_tokens, TILE)
 
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)
@@ -224,27 +209,3 @@ def test_what_was_generated_is_read_again_in_tiles() -> None:
         before = len(target.prefilled)
         written(target, engine, [*answered, 1])
     assert target.prefilled[before:] == [TILE]
-
-
-@pytest.mark.parametrize("n_kept", [8, 2])
-def test_tokens_that_the_draft_has_not_read_are_those_after_the_last_it_holds(
-    n_kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rounds without guesses left the draft behind by three tokens of the text before."""
-    seen: list[int] = []
-    begin_text = Credit.begin_text
-
-    def recorded(self: Credit, n_unread: int, *others: Any, **named: Any) -> None:
-        seen.append(n_unread)
-        begin_text(self, n_unread, *others, **named)
-
-    first = [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    draft = counting(n_ctx=256)
-    with Engine(counting(n_ctx=256), draft, EngineSettings(step_aside=False)) as engine:
-        finish(engine.generate(first, GREEDY, 1))
-        draft.truncate(len(engine.committed) - 3)
-        n_drafted = min(n_kept, len(engine.committed) - 3)
-        monkeypatch.setattr(Credit, "begin_text", recorded)
-        second = [*first[:n_kept], *[0] * 100]
-        finish(engine.generate(second, GREEDY, 1))
-    assert seen == [len(second) - 1 - n_drafted]

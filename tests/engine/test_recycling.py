@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from source_cases import ask, text_of, tokens_of
 
-from edgespec.engine.drafting.recycling import RecyclingDrafter, SuccessorTable
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.recycling import RecyclingSource, SuccessorTable
+from edgespec.pool import line
 from edgespec.rules.sampling import SamplingParams
-from edgespec.tree import ROOT, TokenTree
 from engine_cases import GREEDY, N_VOCAB, WARM, assert_nothing_provisional, finish
 from fake_model import FakeModel, random_language
 
@@ -22,51 +25,34 @@ def row(*best: int) -> np.ndarray:
     return logits
 
 
-def observed(*best: int) -> tuple[RecyclingDrafter, TokenTree]:
-    """A drafter that saw what the target said after token 3, before which stood 7."""
-    drafter = RecyclingDrafter(frozenset([11]))
-    drafter.catch_up([7])
-    tree = TokenTree(3, 16)
-    drafter.observe_logits(tree, [ROOT], row(*best)[None])
-    return drafter, tree
-
-
-def guessed(drafter: RecyclingDrafter, tree: TokenTree, node: int) -> list[int] | None:
-    drafter.step(tree, [node])
-    opinion = drafter.opinion(int(tree.key[node]))
-    return None if opinion is None else list(opinion.tokens)
+def observed(*best: int) -> tuple[RecyclingSource, Any]:
+    """A source that saw what the target said after token 3, before which stood 7."""
+    source, text = RecyclingSource(frozenset([11])), text_of([7], 3)
+    source.begin(text)
+    source.learn(line(0, [3]), text, [0], row(*best)[None])
+    return source, text
 
 
 def test_the_target_s_best_successors_are_guessed_best_first() -> None:
-    drafter, tree = observed(5, 4, 9, 1)
-    assert guessed(drafter, tree, ROOT) == [5, 4, 9, 1]
+    source, text = observed(5, 4, 9, 1)
+    pool = line(0, [3, 9])
+    assert [tokens_of(said) for said in ask(source, pool, [0, 1], text)] == [[5, 4, 9, 1], None]
 
 
 def test_the_same_two_tokens_say_more_than_the_last_one() -> None:
-    drafter, _ = observed(5, 4, 9, 1)
-    tree = TokenTree(8, 16)
-    elsewhere = tree.add(tree.add(ROOT, 7, 0.9), 3, 0.9)
-    drafter.observe_logits(tree, [elsewhere], row(6, 5, 4, 2)[None])
-    other = tree.add(ROOT, 3, 0.9)
-    drafter.observe_logits(tree, [other], row(2, 1, 0, 4)[None])
-    drafter.step(tree, [elsewhere, other])
-    by_pair, last = (drafter.opinion(int(tree.key[node])) for node in (elsewhere, other))
-    assert by_pair is not None and last is not None
-    assert list(by_pair.tokens) == [6, 5, 4, 2]
-    assert list(last.tokens) == [2, 1, 0, 4]
-    tree.add(elsewhere, 0, 0.9)
-    unseen_pair = tree.add(other, 3, 0.9)
-    assert guessed(drafter, tree, unseen_pair) == [2, 1, 0, 4]
-
-
-def test_a_token_that_was_never_seen_gives_no_guess() -> None:
-    drafter, tree = observed(5)
-    assert guessed(drafter, tree, tree.add(ROOT, 9, 0.5)) is None
+    source, text = observed(5, 4, 9, 1)
+    pool = line(0, [8, 7, 3])
+    other = pool.add(0, 3, 0.9)
+    source.learn(pool, text, [2], row(6, 5, 4, 2)[None])
+    source.learn(pool, text, [other], row(2, 1, 0, 4)[None])
+    unseen_pair = pool.add(other, 3, 0.9)
+    found = ask(source, pool, [2, other, unseen_pair], text)
+    assert [tokens_of(said) for said in found] == [[6, 5, 4, 2], [2, 1, 0, 4], [2, 1, 0, 4]]
 
 
 def test_nothing_is_guessed_after_the_end_of_a_text() -> None:
-    drafter, tree = observed(11, 5)
-    assert tree.add(ROOT, 11, 0.5) not in drafter.open_nodes(tree)
+    source, text = observed(11, 5)
+    assert source.open(line(0, [3, 11]), text) == [0]
 
 
 def test_a_table_keeps_the_latest_and_no_more_than_it_has_rows() -> None:

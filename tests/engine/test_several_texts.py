@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
+from edgespec.engine.ledger import Deal
 from edgespec.engine.outcome import RoundOutcome
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import ModelError
@@ -67,13 +68,13 @@ def test_the_planner_learns_what_rows_a_pass_of_several_texts_had(is_line: bool)
     target, rows, told = new_target(**kind), [], []
     target._report = lambda n: rows.append(n) or PassReport(1.0, n_tokens=n)  # type: ignore
     with Engine(target, new_draft(), EngineSettings(step_aside=False)) as engine:
-        see_round = engine.planner.see_round
+        see = engine.ledger.see
 
-        def see(outcome: RoundOutcome) -> None:
+        def spied(deal: Deal, outcome: RoundOutcome) -> None:
             told.append((outcome.n_texts, outcome.n_rows, rows[-1]))
-            see_round(outcome)
+            see(deal, outcome)
 
-        engine.planner.see_round = see  # type: ignore[method-assign]
+        engine.ledger.see = spied  # type: ignore[method-assign]
         prompts = ([1, 2, 3], [4, 5, 6, 7])
         texts = [lambda p=prompt: written(engine, p, SamplingParams(), 12) for prompt in prompts]
         together(engine, *texts)
@@ -82,7 +83,7 @@ def test_the_planner_learns_what_rows_a_pass_of_several_texts_had(is_line: bool)
 
 
 class Listening(StopRule):
-    """Stops after two draft steps, and counts what it is told."""
+    """Stops after eight nodes, and counts what it is told."""
 
     name = "listening"
 
@@ -90,7 +91,7 @@ class Listening(StopRule):
         self.n_told = 0
 
     def fires(self, so_far: RoundSoFar) -> bool:
-        return so_far.draft_steps == 2
+        return len(so_far.nodes) > 8
 
     def observe(self, *told: object) -> Listening:
         self.n_told += 1
@@ -101,25 +102,12 @@ def test_a_stop_rule_learns_from_each_text_of_a_pass() -> None:
     """It was told of the first text's best branch alone, and of one path made of all."""
     rule = Listening()
     with Engine(new_target(), new_draft(), EngineSettings(step_aside=False)) as engine:
-        engine.planner.stop_rule = rule
+        engine.ledger.stop_rule = rule
         terms = [TextRequest((n, n + 1), max_tokens=12) for n in range(2)]
         requests = [engine.admit(each) for each in terms]
         together(engine, *[lambda r=request: [*engine.run(r)] for request in requests])
         n_rounds = sum(len(request.tally.outcomes) for request in requests)
     assert rule.n_told == n_rounds
-
-
-def test_whether_a_pass_guesses_is_chosen_once_for_all_of_its_texts() -> None:
-    """Each text asked the planner anew."""
-    target, chosen = new_target(), []
-    with Engine(target, new_draft(), EngineSettings(step_aside=False)) as engine:
-        choose = engine.planner.choose
-        engine.planner.choose = lambda: chosen.append(engine.planner.n_texts) or choose()  # type: ignore
-        prompts = [(n, n + 1) for n in range(N_TEXTS)]
-        texts = [lambda p=prompt: written(engine, p, SamplingParams(), 12) for prompt in prompts]
-        together(engine, *texts)
-    assert max(chosen) > 1
-    assert len(chosen) <= target.n_passes + N_TEXTS, "each prompt asks whether the draft reads it"
 
 
 @pytest.mark.slow

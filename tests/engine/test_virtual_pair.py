@@ -13,12 +13,12 @@ import pytest
 
 from virtual_clock import FEW_MACHINES, MACHINES
 from virtual_pair import run, turn_after_a_short_one
-from virtual_text import TEXTS, Text
+from virtual_text import TEXTS, VirtualText
 
 USELESS, WARM = TEXTS["useless"], replace(TEXTS["medium"], sure=4.0)
 
 
-def gain(machine: str, text: Text, n_tokens: int, temperature: float = 0.0) -> float:
+def gain(machine: str, text: VirtualText, n_tokens: int, temperature: float = 0.0) -> float:
     """Speed relative to that without a draft, whose reading of the prompt counts."""
     drafted, alone = (
         run(MACHINES[machine], text, n_tokens, drafts=drafts, temperature=temperature)[0]

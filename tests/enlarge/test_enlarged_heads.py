@@ -12,10 +12,10 @@ import pytest
 from edgespec.errors import ModelError
 from edgespec.models.enlarging import fitting_draft
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
 from edgespec_runtimes.enlarge.gguf.enlarged_heads import fit_head
 from gguf_files import borrowing, tiny_eagle3, tiny_llama
+from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 
 pytest.importorskip("llama_cpp")
@@ -39,7 +39,7 @@ def guesses(target: Path, head: Path) -> np.ndarray:
         gives.give_features(reads.info.feature_layers, reads.take_features)
         prefill(gives, TEXT)
         prefill(reads, TEXT[:-1])
-        return evaluate(reads, TokenTree(TEXT[-1], 2), [ROOT])[0]
+        return evaluate(reads, OneTree(TEXT[-1], 2), [ROOT])[0]
 
 
 @pytest.mark.costly

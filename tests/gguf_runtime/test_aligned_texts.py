@@ -18,9 +18,9 @@ from test_one_text import SMOLLM2
 
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from gguf_files import tiny_llama
+from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import prefill
 from zoo_files import write_model
@@ -116,7 +116,7 @@ def test_texts_stay_aligned_whatever_the_others_do(data: st.DataObject) -> None:
             case "guess" if len(prefix) < N_CTX - 3:
                 harness.truncate(text, len(prefix))
                 key += 10
-                tree = TokenTree(0, 4, first_key=key)
+                tree = OneTree(0, 4, first_key=key)
                 wrong = tree.add(ROOT, 1, 0.5)
                 right = tree.add(ROOT, 2, 0.5)
                 harness.evaluate_together([(text, tree, [ROOT, wrong, right])])
@@ -170,7 +170,7 @@ class Conversations:
     def guess(self, slot: int) -> None:
         """Write a token beside two wrong guesses; its logits are those of the text alone."""
         token, *wrong = self.draw(3)
-        tree = TokenTree(token, 3, first_key=self._key)
+        tree = OneTree(token, 3, first_key=self._key)
         self._key += 3
         nodes = [ROOT, *(tree.add(ROOT, guess, 0.3) for guess in dict.fromkeys(wrong))]
         [rows] = self.beside.evaluate([PassPart(slot, tree, nodes)])

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import UsageError
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf.context.sequences import Texts, likely_first
+from one_tree import ROOT, OneTree
 
 HOME = 0
 
@@ -103,10 +103,10 @@ class Harness:
         self.texts.all[text].extend(n_tokens)
         self.prefixes[text] += labels
 
-    def evaluate(self, tree: TokenTree, nodes: list[int]) -> None:
+    def evaluate(self, tree: OneTree, nodes: list[int]) -> None:
         self.evaluate_together([(0, tree, nodes)])
 
-    def evaluate_together(self, parts: list[tuple[int, TokenTree, list[int]]]) -> None:
+    def evaluate_together(self, parts: list[tuple[int, OneTree, list[int]]]) -> None:
         self.texts.layout.make_room(sum(len(nodes) for _, _, nodes in parts))
         placed = [self.texts.all[text].place(tree, nodes) for text, tree, nodes in parts]
         for (text, tree, nodes), of_nodes in zip(parts, placed, strict=True):
@@ -119,7 +119,7 @@ class Harness:
             self.kept[text] |= {int(tree.key[node]) for node in nodes}
         self.check()
 
-    def commit(self, tree: TokenTree, path: list[int], keep: list[int], text: int = 0) -> None:
+    def commit(self, tree: OneTree, path: list[int], keep: list[int], text: int = 0) -> None:
         self.texts.all[text].commit(tree, path, keep)
         self.prefixes[text] += [int(tree.key[node]) for node in path]
         self.kept[text] = {int(tree.key[node]) for node in keep}
@@ -147,7 +147,7 @@ class Harness:
 
 def test_a_chain_takes_one_sequence() -> None:
     harness = Harness(1, prefix=3)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     for depth in range(4):
         harness.evaluate(tree, [depth])
         tree.add(depth, depth, 0.5)
@@ -155,14 +155,14 @@ def test_a_chain_takes_one_sequence() -> None:
 
 def test_siblings_share_their_parent_within_a_batch() -> None:
     harness = Harness(3, prefix=2)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     nodes = [ROOT, *(tree.add(ROOT, token, 0.3) for token in range(3))]
     harness.evaluate(tree, nodes)
 
 
 def test_more_branches_than_sequences_are_refused() -> None:
     harness = Harness(2, prefix=1)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     nodes = [ROOT, *(tree.add(ROOT, token, 0.3) for token in range(3))]
     with pytest.raises(UsageError, match="more than 2 branches"):
         harness.branches.place(tree, nodes)
@@ -170,7 +170,7 @@ def test_more_branches_than_sequences_are_refused() -> None:
 
 def test_a_node_without_evaluated_parent_is_refused() -> None:
     harness = Harness(2, prefix=1)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     with pytest.raises(UsageError, match="parent was not"):
         harness.branches.place(tree, [tree.add(ROOT, 1, 0.5)])
 
@@ -178,12 +178,12 @@ def test_a_node_without_evaluated_parent_is_refused() -> None:
 def test_committing_what_was_not_evaluated_is_refused() -> None:
     harness = Harness(2, prefix=1)
     with pytest.raises(UsageError, match="not evaluated"):
-        harness.branches.commit(TokenTree(1), [ROOT], [])
+        harness.branches.commit(OneTree(1), [ROOT], [])
 
 
 def test_truncating_drops_everything_provisional() -> None:
     harness = Harness(2, prefix=3)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     harness.evaluate(tree, [ROOT])
     harness.texts.truncate({0: 2})
     assert [label for _, label, _ in harness.cells.cells] == [-1, -2]
@@ -195,7 +195,7 @@ def test_every_node_sees_its_own_path_through_random_rounds(data: st.DataObject)
     """Random trees, evaluated in random portions, committed and re-rooted several times."""
     harness = Harness(6, prefix=data.draw(st.integers(0, 3)))
     keeps = data.draw(st.booleans())
-    tree = TokenTree(0, capacity=200)
+    tree = OneTree(0, capacity=200)
     evaluated: set[int] = set()
     for _ in range(data.draw(st.integers(1, 5))):
         for _ in range(data.draw(st.integers(0, 3))):
@@ -230,7 +230,7 @@ def test_every_node_sees_its_own_path_through_random_rounds(data: st.DataObject)
 
 def test_what_is_dropped_behind_the_accepted_path_is_free_at_once() -> None:
     harness = Harness(3, prefix=2)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     accepted, rejected = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
     harness.evaluate(tree, [ROOT, accepted, rejected])
     harness.commit(tree, [ROOT, accepted], [])
@@ -240,7 +240,7 @@ def test_what_is_dropped_behind_the_accepted_path_is_free_at_once() -> None:
 
 def test_what_is_dropped_before_the_accepted_path_keeps_its_cell_and_moves_nothing() -> None:
     harness = Harness(3, prefix=2)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
     harness.evaluate(tree, [ROOT, rejected, accepted])
     harness.commit(tree, [ROOT, accepted], [])
@@ -254,21 +254,21 @@ def test_what_is_dropped_before_the_accepted_path_keeps_its_cell_and_moves_nothi
 
 def test_a_full_cache_is_put_in_order() -> None:
     harness = Harness(3, prefix=2, n_cells=6)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
     harness.evaluate(tree, [ROOT, rejected, accepted])
     harness.commit(tree, [ROOT, accepted], [])
-    harness.evaluate(TokenTree(7, first_key=10), [ROOT])
+    harness.evaluate(OneTree(7, first_key=10), [ROOT])
     assert harness.texts.layout.n_dropped == 1
-    harness.commit(TokenTree(7, first_key=10), [ROOT], [])
-    harness.evaluate(TokenTree(7, first_key=11), [ROOT])
+    harness.commit(OneTree(7, first_key=10), [ROOT], [])
+    harness.evaluate(OneTree(7, first_key=11), [ROOT])
     assert harness.texts.layout.n_dropped == 0
     assert len(harness.cells.cells) == 6
 
 
 def test_a_rewound_text_leaves_nothing_behind() -> None:
     harness = Harness(3, prefix=2)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
     harness.evaluate(tree, [ROOT, rejected, accepted])
     harness.commit(tree, [ROOT, accepted], [])
@@ -279,14 +279,14 @@ def test_a_rewound_text_leaves_nothing_behind() -> None:
 def test_cells_that_a_rewound_text_frees_are_filled_before_those_behind_dropped_ones() -> None:
     """Or layers with windows would give back the memory of other cells than those unseen."""
     harness = Harness(3, prefix=2)
-    tree = TokenTree(1)
+    tree = OneTree(1)
     rejected, accepted = tree.add(ROOT, 5, 0.6), tree.add(ROOT, 6, 0.3)
     dropped = tree.add(accepted, 7, 0.5)
     other, last = tree.add(accepted, 8, 0.4), tree.add(dropped, 9, 0.5)
     harness.evaluate(tree, [ROOT, rejected, accepted, dropped, other, last])
     harness.commit(tree, [ROOT, accepted, dropped, last], [])
     harness.truncate(0, 4)
-    after = TokenTree(9, first_key=10)
+    after = OneTree(9, first_key=10)
     harness.evaluate(after, [ROOT, after.add(ROOT, 10, 0.5), after.add(ROOT, 11, 0.5)])
 
 
@@ -313,7 +313,7 @@ def test_texts_stay_in_order_whatever_the_others_do(data: st.DataObject) -> None
     harness = Harness(n_branches, 1, n_slots, n_cells=data.draw(st.integers(60, 120)))
     keeps = data.draw(st.booleans())
     next_key = 0
-    trees: dict[int, TokenTree] = {}
+    trees: dict[int, OneTree] = {}
     for _ in range(data.draw(st.integers(1, 8))):
         parts = []
         for text in range(n_slots):
@@ -322,7 +322,7 @@ def test_texts_stay_in_order_whatever_the_others_do(data: st.DataObject) -> None
                     harness.truncate(text, data.draw(st.integers(0, len(harness.prefixes[text]))))
                     trees.pop(text, None)
                 continue
-            tree = trees.pop(text, None) or TokenTree(0, 40, first_key=next_key)
+            tree = trees.pop(text, None) or OneTree(0, 40, first_key=next_key)
             next_key = tree.next_key = max(next_key, tree.next_key) + 50
             next_key += 50
             done = harness.kept[text]
@@ -353,7 +353,7 @@ def test_texts_stay_in_order_whatever_the_others_do(data: st.DataObject) -> None
 
 
 def test_the_likely_path_is_evaluated_first() -> None:
-    tree = TokenTree(1)
+    tree = OneTree(1)
     unlikely, likely = tree.add(ROOT, 5, 0.2), tree.add(ROOT, 6, 0.7)
     below = tree.add(likely, 7, 0.1)
     assert likely_first(tree, [ROOT, unlikely, likely, below]) == [ROOT, likely, below, unlikely]

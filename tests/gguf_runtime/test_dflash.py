@@ -16,12 +16,12 @@ import pytest
 
 from edgespec.cli.command_line import main
 from edgespec.errors import ModelError, UsageError
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.block_head import GgufBlockHead
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from gguf_files import ARRAY, BOOL, I32, U32, Gguf, borrowing, tiny_dflash, tiny_llama
 from head_cases import head_request
+from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
@@ -150,7 +150,7 @@ def read(head: GgufBlockHead, text: Sequence[int], n_layers: int = 3) -> None:
 
 def block(head: GgufBlockHead, root_token: int = ROOT_TOKEN) -> np.ndarray:
     """Its guesses at all depths."""
-    line = TokenTree(root_token, head.info.block_guesses)
+    line = OneTree(root_token, head.info.block_guesses)
     for node in range(head.info.block_guesses - 1):
         line.add(node, 1, 1.0)
     return evaluate(head, line, range(head.info.block_guesses))
@@ -179,7 +179,7 @@ def test_the_best_line_of_chained_guesses_is_that_of_llama_cpp_s_driver(
         for text in (TEXT, TEXT[:3]):
             head.drop_features(0)
             read(head, text)
-            tree, line = TokenTree(ROOT_TOKEN), []
+            tree, line = OneTree(ROOT_TOKEN), []
             for node in range(head.info.block_guesses):
                 (logits,) = evaluate(head, tree, [node])
                 assert np.isfinite(logits).sum() == 4
@@ -193,7 +193,7 @@ def test_what_follows_a_guess_of_others_is_what_its_place_alone_says(tmp_path: P
     path = tiny_dflash(n_candidates=4).write(tmp_path / "head.gguf")
     with closing(open_head(path)) as head, closing(OwnDriver(path)) as driver:
         read(head, TEXT)
-        tree = TokenTree(ROOT_TOKEN)
+        tree = OneTree(ROOT_TOKEN)
         strangers = np.flatnonzero(np.isinf(evaluate(head, tree, [ROOT])[0]))
         node = tree.add(ROOT, int(strangers[0]), 0.1)
         assert np.array_equal(evaluate(head, tree, [node])[0], driver.block(states_of(TEXT))[1])
@@ -221,7 +221,7 @@ def test_matrices_that_a_head_has_not_are_its_target_s(
 
 def test_a_node_s_guesses_depend_on_its_depth_alone(head: GgufBlockHead) -> None:
     read(head, TEXT)
-    tree = TokenTree(ROOT_TOKEN)
+    tree = OneTree(ROOT_TOKEN)
     left, right = tree.add(ROOT, 41, 0.5), tree.add(ROOT, 60, 0.4)
     below = tree.add(right, 42, 0.3)
     logits = evaluate(head, tree, [ROOT, left, right, below])
@@ -230,7 +230,7 @@ def test_a_node_s_guesses_depend_on_its_depth_alone(head: GgufBlockHead) -> None
 
 def test_nothing_is_guessed_beyond_the_block(head: GgufBlockHead) -> None:
     read(head, TEXT)
-    line = TokenTree(ROOT_TOKEN)
+    line = OneTree(ROOT_TOKEN)
     for node in range(head.info.block_guesses):
         line.add(node, 1, 1.0)
     with pytest.raises(UsageError, match="1 to 7 tokens"):

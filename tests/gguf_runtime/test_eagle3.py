@@ -13,11 +13,11 @@ import pytest
 
 from edgespec.cli.command_line import main
 from edgespec.errors import ModelError, UsageError
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.head import GgufHead
 from gguf_files import ARRAY, I32, U32, Gguf, borrowing, tiny_eagle3, tiny_llama
 from head_cases import head_request
+from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 
 TEXT = (5, 9, 2, 130, 11, 7, 77, 201, 33, 8)
@@ -180,7 +180,7 @@ def test_matrices_that_a_head_has_not_are_its_target_s(
 def check_line(head: GgufHead, reference: HeadArithmetic, close: float = CLOSE) -> None:
     """Its guesses in a row are those of the reference."""
     read(head, TEXT)
-    tree, line = TokenTree(40), [40]
+    tree, line = OneTree(40), [40]
     for node in range(6):
         (logits,) = evaluate(head, tree, [node])
         expected = reference.after(TEXT, line)
@@ -195,7 +195,7 @@ def check_line(head: GgufHead, reference: HeadArithmetic, close: float = CLOSE) 
 def test_every_branch_of_a_tree_is_a_line(head: GgufHead, reference: HeadArithmetic) -> None:
     """Evaluated at once: nodes wait for the features that their parents predict."""
     read(head, TEXT)
-    tree = TokenTree(40)
+    tree = OneTree(40)
     left, right = tree.add(ROOT, 41, 0.5), tree.add(ROOT, 60, 0.4)
     tree.add(left, 42, 0.3)
     tree.add(left, 43, 0.2)
@@ -217,7 +217,7 @@ def test_a_text_read_in_parts_is_the_text(head: GgufHead, reference: HeadArithme
     assert head.committed_of(0) == len(TEXT)
     expected = reference.after(TEXT, [40])
     named = np.isfinite(expected)
-    assert np.allclose(evaluate(head, TokenTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
+    assert np.allclose(evaluate(head, OneTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
 
 
 def test_accepted_tokens_count_with_the_target_s_features(
@@ -225,12 +225,12 @@ def test_accepted_tokens_count_with_the_target_s_features(
 ) -> None:
     """Guesses rested on predictions; read again they rest on what the target gave."""
     read(head, TEXT[:6])
-    tree = TokenTree(TEXT[6])
+    tree = OneTree(TEXT[6])
     node = tree.add(tree.add(ROOT, TEXT[7], 0.5), TEXT[8], 0.5)
     evaluate(head, tree, [0, 1, node])
     head.truncate(head.committed_of(0))
     head.take_features(6, states_of(TEXT[6:9]))
-    branch = TokenTree(TEXT[6])
+    branch = OneTree(TEXT[6])
     for n, token in enumerate([*TEXT[7:9], 40]):
         branch.add(n, token, 1.0)
     logits = evaluate(head, branch, range(4))
@@ -254,7 +254,7 @@ def test_a_shortened_text_is_continued(head: GgufHead, reference: HeadArithmetic
     prefill(head, TEXT[4:])
     expected = reference.after(TEXT, [40])
     named = np.isfinite(expected)
-    assert np.allclose(evaluate(head, TokenTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
+    assert np.allclose(evaluate(head, OneTree(40), [ROOT])[0][named], expected[named], atol=CLOSE)
 
 
 def test_features_with_a_gap_before_them_serve_no_text(head: GgufHead) -> None:
@@ -267,7 +267,7 @@ def test_features_with_a_gap_before_them_serve_no_text(head: GgufHead) -> None:
 
 def test_nothing_follows_the_first_token_alone(head: GgufHead) -> None:
     with pytest.raises(UsageError, match="second token"):
-        evaluate(head, TokenTree(TEXT[0]), [ROOT])
+        evaluate(head, OneTree(TEXT[0]), [ROOT])
 
 
 def test_a_head_is_no_target(tmp_path: Path) -> None:

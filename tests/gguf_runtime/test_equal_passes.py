@@ -18,13 +18,13 @@ from edgespec.runtimes import ModelRequest
 from edgespec.session import session
 from edgespec.session.opening import plan
 from edgespec.settings.config import LoadSettings, SamplingParams
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context_choice import PASS_ROWS, PROMPT_ROWS
 from edgespec_runtimes.gguf.llama import ggml, gpu
 from edgespec_runtimes.gguf.llama.gpu import LibraryMemory
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
+from one_tree import ROOT, OneTree
 
 __all__ = ["n_rows"]
 
@@ -47,8 +47,8 @@ def model() -> Iterator[GgufModel]:
         yield model
 
 
-def line(tokens: list[int]) -> TokenTree:
-    tree = TokenTree(tokens[0], len(tokens))
+def line(tokens: list[int]) -> OneTree:
+    tree = OneTree(tokens[0], len(tokens))
     for parent, token in enumerate(tokens[1:]):
         tree.add(parent, token, 1.0)
     return tree

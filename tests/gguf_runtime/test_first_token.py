@@ -20,10 +20,10 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from engine_cases import finish
 from gguf_files import U32
+from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from zoo_files import write_model
@@ -55,7 +55,7 @@ def read_to_root(
     """Logits after the last of `tokens`, `n_kept` of which were read before; it is committed."""
     if n_kept:
         prefill(model, tokens[:n_kept], slot=slot)
-    tree = TokenTree(tokens[-1])
+    tree = OneTree(tokens[-1])
     [rows] = model.evaluate([PassPart(slot, tree, [ROOT], tokens[n_kept:-1])])
     rows = rows.copy()
     model.commit(tree, [ROOT], slot=slot)
@@ -101,7 +101,7 @@ def test_by_row_they_are_those_of_a_pass_of_its_own(path: Path) -> None:
             first = read_to_root(model, TOKENS[:n_prompt])
             model.truncate(0)
             prefill(model, TOKENS[: n_prompt - 1])
-            alone = evaluate(model, TokenTree(TOKENS[n_prompt - 1]), [ROOT])
+            alone = evaluate(model, OneTree(TOKENS[n_prompt - 1]), [ROOT])
             model.truncate(0)
             assert np.array_equal(first, alone)
     model.close()
@@ -117,7 +117,7 @@ def test_beside_other_texts_they_are_those_of_a_text_alone(path: Path) -> None:
     for slot in (2, 0, 1):
         first = read_to_root(beside, texts[slot], slot=slot)
         assert np.array_equal(first, expected[slot][0])
-    trees = [TokenTree(TOKENS[0]) for _ in texts]
+    trees = [OneTree(TOKENS[0]) for _ in texts]
     rows = beside.evaluate([PassPart(n, tree, [ROOT]) for n, tree in enumerate(trees)])
     for row, (_, further) in zip(rows, expected, strict=True):
         assert np.array_equal(row[0], further[0])
@@ -137,7 +137,7 @@ def test_texts_of_an_engine_depend_on_their_prompt_alone(path: Path) -> None:
             texts.append([finish(engine.generate(p, sampling, 12)).tokens for p in prompts])
             alone = []
             for prompt in prompts:
-                engine.first.rewind(0)
+                engine.slots[0].rewind(0)
                 alone.append(finish(engine.generate(prompt, sampling, 12)).tokens)
             texts.append(alone)
         model.close()
@@ -173,7 +173,7 @@ def test_every_graph_gives_them_beside_rows_without_logits(name: str, tmp_path: 
     model = runtime.prepare(ModelRequest(path, "target", 128, 9, 9, 1)).load(None)
     prompt = TOKENS[:40]
     prefill(model, prompt[:-1])
-    alone = evaluate(model, TokenTree(prompt[-1]), [ROOT])
+    alone = evaluate(model, OneTree(prompt[-1]), [ROOT])
     model.truncate(0)
     assert np.array_equal(read_to_root(model, prompt), alone)
     model.close()

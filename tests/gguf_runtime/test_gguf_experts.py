@@ -15,11 +15,11 @@ from test_gguf_types import quantised
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.model import GgufModel
 from expert_routing import misses, record
 from least_recent import LeastRecent
+from one_tree import ROOT, OneTree
 from paging_contract import PagingContract, load_paged, one_by_one
 from port_calls import evaluate, prefill
 from zoo_files import write_model
@@ -111,9 +111,9 @@ def test_a_tree_has_the_logits_of_one_node_a_pass(name: str, share: float, files
         model.close()
 
 
-def line(tokens: Sequence[int]) -> tuple[TokenTree, list[int]]:
+def line(tokens: Sequence[int]) -> tuple[OneTree, list[int]]:
     """A tree of one branch, and its nodes."""
-    tree, nodes = TokenTree(tokens[0]), [ROOT]
+    tree, nodes = OneTree(tokens[0]), [ROOT]
     for token in tokens[1:]:
         nodes.append(tree.add(nodes[-1], token, 0.5))
     return tree, nodes
@@ -127,7 +127,7 @@ def test_a_prompt_rounds_as_in_a_resident_model(name: str, share: float, files: 
     found = []
     for model in (open_paged(path, share), open_resident(path)):
         prefill(model, tokens)
-        found.append(evaluate(model, TokenTree(316), [ROOT]))
+        found.append(evaluate(model, OneTree(316), [ROOT]))
         model.close()
     assert np.array_equal(*found)
 
@@ -187,7 +187,7 @@ def test_a_prompt_rounds_alike_whatever_the_batch(share: float, files: Path) -> 
     for batch_size in (128, 512):
         model = open_fine(fine_mixture(files, "Q4_K_M"), share, batch_size)
         prefill(model, tokens)
-        found.append(evaluate(model, TokenTree(316), [ROOT]).copy())
+        found.append(evaluate(model, OneTree(316), [ROOT]).copy())
         model.close()
     assert np.array_equal(*found)
 

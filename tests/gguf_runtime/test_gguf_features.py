@@ -14,7 +14,6 @@ import pytest
 
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import measuring, runtime
 from edgespec_runtimes.gguf.feature_tap import SHOW_INPUTS, OutputTap
 from edgespec_runtimes.gguf.file.header import read_header
@@ -31,6 +30,7 @@ from features_contract import (
 )
 from gguf_files import tiny_llama
 from head_cases import head_request
+from one_tree import ROOT, OneTree
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
 from zoo_files import write_model
@@ -183,7 +183,7 @@ def test_names_are_read_from_where_layers_ended_in_earlier_passes(
         prefill(model, TOKENS[:4])
         names.clear()
         for _ in range(3):
-            evaluate(model, TokenTree(TOKENS[4]), [ROOT])
+            evaluate(model, OneTree(TOKENS[4]), [ROOT])
     assert set(names[-12:]) == {b"l_out-0", b"l_out-1", b"l_out-2"}
 
 

@@ -14,13 +14,13 @@ from edgespec.memory import process
 from edgespec.ports import LanguageModel
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context_choice import MAX_LINE, MAX_LINES
 from edgespec_runtimes.gguf.llama import loading
 from engine_cases import generate
 from fake_model import FakeModel, blend, fixed_text, random_language
+from one_tree import OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from zoo_files import write_model
@@ -71,9 +71,9 @@ def target(request: pytest.FixtureRequest, hybrid: Path) -> Iterator[LanguageMod
     model.close()
 
 
-def random_tree(random: np.random.Generator, key: int) -> TokenTree:
+def random_tree(random: np.random.Generator, key: int) -> OneTree:
     """Up to MAX_LINES branches of up to MAX_LINE guesses."""
-    tree, n_leaves, n_nodes = TokenTree(int(random.integers(200)), 64, key), 1, random.integers(15)
+    tree, n_leaves, n_nodes = OneTree(int(random.integers(200)), 64, key), 1, random.integers(15)
     while len(tree) <= n_nodes:
         parent, token = int(random.integers(len(tree))), int(random.integers(200))
         opens = bool(tree.children(parent))
@@ -110,7 +110,7 @@ def test_rounds_of_trees_give_the_logits_of_single_tokens(
 
 @pytest.mark.costly
 def test_a_tree_is_one_pass(target: LanguageModel) -> None:
-    tree = TokenTree(5, 64)
+    tree = OneTree(5, 64)
     for n in range(3):
         tree.add(tree.add(0, 10 + n, 0.3), 20 + n, 0.5)
     prefill(target, PROMPT)

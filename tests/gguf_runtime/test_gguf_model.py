@@ -21,7 +21,6 @@ from edgespec.memory.needs import TREE_SIZES, ModelNeeds
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.llama import loading
@@ -29,6 +28,7 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
+from one_tree import ROOT, OneTree
 from paging_contract import PagingContract, load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
@@ -154,7 +154,7 @@ def test_logits_beside_and_after_rejected_guesses_equal_llama_cpp_bit_for_bit(
     tokens = paged.vocabulary.encode(TEXT)[:16]
     rows = []
     for begin in range(0, 16, 4):
-        tree = TokenTree(tokens[begin])
+        tree = OneTree(tokens[begin])
         nodes, end = [ROOT], ROOT
         for token in tokens[begin + 1 : begin + 4]:
             likelier = tree.add(end, (token + 1) % 4096, 0.6)
@@ -174,7 +174,7 @@ def test_the_largest_tree_by_default_has_the_logits_of_token_by_token(n_nodes: i
     model = prepared.load(None)
     prepared.close()
     tokens = model.vocabulary.encode(20 * TEXT)[:n_nodes]
-    tree = TokenTree(tokens[0])
+    tree = OneTree(tokens[0])
     nodes = [ROOT]
     for token in tokens[1:]:
         nodes.append(tree.add(nodes[-1], token, 0.9))
@@ -220,7 +220,7 @@ def test_prefill_in_several_batches_equals_token_by_token(paged: GgufModel) -> N
     tokens = paged.vocabulary.encode(3 * TEXT)[:70]
     prefill(paged, tokens[:-1])
     assert paged.last_report.passes == 3
-    logits = evaluate(paged, TokenTree(tokens[-1]), [ROOT])[0]
+    logits = evaluate(paged, OneTree(tokens[-1]), [ROOT])[0]
     assert np.array_equal(logits, reference_logits(PAIR.target, tokens)[-1])
 
 
@@ -246,7 +246,7 @@ def test_a_pass_that_is_given_up_reads_no_mapping(
     monkeypatch.setattr(weights, "end_pass", watched)
     monkeypatch.setattr(weights.pager, "acquire", gone)
     with pytest.raises(WeightReadError):
-        evaluate(paged, TokenTree(5), [ROOT])
+        evaluate(paged, OneTree(5), [ROOT])
     assert pointers == {weights.pager.ring_address}
 
 
@@ -266,7 +266,7 @@ def test_after_a_pass_that_was_given_up_weights_point_to_the_file_again(
     with monkeypatch.context() as patch:
         patch.setattr(weights.pager, "acquire", gone)
         with pytest.raises(WeightReadError):
-            evaluate(paged, TokenTree(5), [ROOT])
+            evaluate(paged, OneTree(5), [ROOT])
     assert [weight.pointer.value for weight in swaps] == before
     assert not weights._parked
     tokens = paged.vocabulary.encode(TEXT)[:3]
@@ -357,7 +357,7 @@ def test_a_tree_may_fill_the_context_to_its_last_cell() -> None:
     model = open_resident(PAIR.target)
     tokens = model.vocabulary.encode(40 * TEXT)[:N_CTX]
     prefill(model, tokens[:-8])
-    tree = TokenTree(tokens[-8])
+    tree = OneTree(tokens[-8])
     nodes = [ROOT, *(tree.add(ROOT, token, 0.1) for token in range(20, 27))]
     assert np.isfinite(evaluate(model, tree, nodes)).all()
     model.commit(tree, [ROOT])

@@ -19,9 +19,9 @@ from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
 from edgespec.state.prefix_cache import PrefixCache
-from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import state_pieces
+from one_tree import OneTree
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
 
@@ -143,13 +143,13 @@ def test_a_block_holds_no_dropped_guesses_and_storing_it_moves_no_later_cell(
     tokens = PROMPT[: model.block_tokens]
     prefill(model, tokens)
     block = bytes(model.write_block(0, 0))
-    tree = TokenTree(5, 4)
+    tree = OneTree(5, 4)
     wrong = tree.add(0, 7, confidence=0.9)
     right = tree.add(0, 9, confidence=0.1)
     evaluate(model, tree, [0, wrong, right])
     model.commit(tree, [0, right])
     assert bytes(model.write_block(0, 0)) == block
-    stored = evaluate(model, TokenTree(11, 1), [0]).copy()
+    stored = evaluate(model, OneTree(11, 1), [0]).copy()
     model.truncate(0)
     prefill(model, [*tokens, 5, 9])
-    assert np.array_equal(stored, evaluate(model, TokenTree(11, 1), [0]))
+    assert np.array_equal(stored, evaluate(model, OneTree(11, 1), [0]))

@@ -21,7 +21,6 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.llama import device_memory, trial_process
@@ -29,6 +28,7 @@ from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from edgespec_runtimes.gguf.weights.offloading import to_servers
+from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT, PortContract
@@ -322,7 +322,7 @@ def test_a_pass_of_a_new_size_waits_for_no_more_round_trips(
         prefill(model, model.vocabulary.encode(TEXT)[:12])
         seconds = []
         for n_nodes in (3, 3, 5, 6):
-            tree = TokenTree(5)
+            tree = OneTree(5)
             nodes = [ROOT]
             for token in range(1, n_nodes):
                 nodes.append(tree.add(nodes[-1], token, 0.9))
@@ -358,7 +358,7 @@ def test_committing_asks_a_server_for_nothing():
     with running() as (address, process):
         model = on_server(address)
         prefill(model, model.vocabulary.encode(TEXT)[:12])
-        tree = TokenTree(5)
+        tree = OneTree(5)
         wrong = tree.add(ROOT, 6, 0.6)
         right = tree.add(ROOT, 7, 0.3)
         evaluate(model, tree, [ROOT, wrong, right])

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgespec.engine.prompt import N_LEFT
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.prompt import N_LEFT
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
 from edgespec.runtimes import ModelRequest

@@ -16,7 +16,6 @@ from test_reference_kernels import line
 
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import PassPart
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.kernels.invariant_products import HALF
@@ -24,6 +23,7 @@ from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.packing import packed_matrices
 from edgespec_runtimes.gguf.weights.rounding import multiplied_types
+from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from reference import LlamaCpp
@@ -153,11 +153,11 @@ def test_a_prompt_beside_trees_is_the_prompt_alone(
     assert isinstance(model, GgufModel)
     try:
         prefill(model, tokens[:-1])
-        alone = evaluate(model, TokenTree(tokens[-1]), [ROOT])
+        alone = evaluate(model, OneTree(tokens[-1]), [ROOT])
         model.truncate(0)
         prefill(model, tokens[:20], slot=1)
         tree, nodes = line(tokens[20:30])
-        end = TokenTree(tokens[-1])
+        end = OneTree(tokens[-1])
         first = model.evaluate([PassPart(0, end, (), tokens[:7]), PassPart(1, tree, nodes)])
         model.commit(tree, nodes[:3], slot=1)
         tree, nodes = line(tokens[40:50])
@@ -180,7 +180,7 @@ def test_a_long_prompt_rounds_alike_wherever_its_cells_begin(tmp_path: Path) -> 
         for n_before in (0, 10):
             prefill(model, tokens[:n_before])
             prefill(model, tokens[:-1], slot=1)
-            part = PassPart(1, TokenTree(tokens[-1]), [ROOT])
+            part = PassPart(1, OneTree(tokens[-1]), [ROOT])
             seen.append(model.evaluate([part])[0].copy())
             model.truncate(0, slot=1)
             model.truncate(0)
@@ -208,5 +208,5 @@ def test_a_prompt_of_k_quants_rounds_alike_in_small_batches(
     for wanted in (usual, replace(usual, **ways)):
         with closing(runtime.prepare(wanted).load(None)) as model:
             prefill(model, tokens[:-1])
-            seen.append(evaluate(model, TokenTree(tokens[-1]), [ROOT]))
+            seen.append(evaluate(model, OneTree(tokens[-1]), [ROOT]))
     assert np.array_equal(*seen)

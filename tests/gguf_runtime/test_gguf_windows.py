@@ -17,7 +17,6 @@ from edgespec.errors import EdgespecError
 from edgespec.ports import PassPart
 from edgespec.rules.sampling import SamplingParams
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.context import cache_memory, windows
 from edgespec_runtimes.gguf.context.contexts import window_shape
@@ -25,6 +24,7 @@ from edgespec_runtimes.gguf.context.rows import RowBatch
 from edgespec_runtimes.gguf.context.windows import SLACK_TOKENS, PromptEnds, WindowShape
 from edgespec_runtimes.gguf.model import GgufModel
 from engine_cases import finish
+from one_tree import OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import prefill
 from zoo_files import write_model
@@ -206,8 +206,8 @@ class Twins:
     def check_memory(self) -> None:
         assert resident_bytes(self.lean) <= planned_bytes(self.lean)
 
-    def _tree(self) -> TokenTree:
-        tree = TokenTree(self.token())
+    def _tree(self) -> OneTree:
+        tree = OneTree(self.token())
         tokens = self._rng.permutation(250)
         while len(tree) < self._n_nodes:
             parent = int(self._rng.integers(max(0, len(tree) - 3), len(tree)))

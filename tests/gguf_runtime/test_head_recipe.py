@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf import runtime
 from gguf_files import tiny_llama
 from head_cases import head_request
+from one_tree import OneTree
 from port_calls import evaluate, prefill
 
 for package in ("torch", "transformers", "tokenizers", "gguf"):
@@ -74,7 +74,7 @@ def test_the_file_says_what_the_trained_head_says(
     ):
         model.take_features(0, states[0].numpy())
         prefill(model, TEXT)
-        line, n_guesses = TokenTree(ROOT_TOKEN), 1
+        line, n_guesses = OneTree(ROOT_TOKEN), 1
         if model.info.block_guesses:
             n_guesses = model.info.block_guesses
         for node in range(n_guesses - 1):

@@ -18,10 +18,10 @@ from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.memory import process
 from edgespec.models.embedded import embedded_pair
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.isolation import IsolatedModel
 from edgespec_runtimes.gguf.options import GgufOptions
+from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 from port_contract import PortContract
 
@@ -77,7 +77,7 @@ def test_a_process_that_dies_is_an_error_of_every_call(model: IsolatedModel):
     os.kill(model._process.pid, signal.SIGABRT)
     for _ in range(2):
         with pytest.raises(EdgespecError, match="SIGABRT inside"):
-            evaluate(model, TokenTree(5), [ROOT])
+            evaluate(model, OneTree(5), [ROOT])
     model.close()
 
 
@@ -86,7 +86,7 @@ def test_a_process_that_was_killed_blames_no_server(model: IsolatedModel):
     os.kill(model._process.pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(EdgespecError, match=r"was killed, .* memory is short: lower --memory"):
-            evaluate(model, TokenTree(5), [ROOT])
+            evaluate(model, OneTree(5), [ROOT])
 
 
 def test_a_failure_of_ours_in_that_process_is_told_as_itself(living: IsolatedModel):

@@ -27,7 +27,6 @@ from edgespec.memory.budget import MIB
 from edgespec.ports import LanguageModel
 from edgespec.rules.sampling import SamplingParams
 from edgespec.settings.config import LoadSettings
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import entry, runtime
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file import mtp
@@ -42,6 +41,7 @@ from edgespec_runtimes.gguf.prepared import PreparedGguf
 from engine_cases import finish
 from features_contract import TOKENS, FeaturesContract, Received
 from head_cases import LINE, PROMPT, head_request
+from one_tree import ROOT, OneTree
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
 from zoo_files import write_guessing
@@ -179,7 +179,7 @@ def test_every_branch_of_a_tree_is_llama_cpp_s_own_line(architecture: str, tmp_p
     path = write_guessing(tmp_path / "m.gguf", architecture)
     random = np.random.default_rng(1)
     states = random.standard_normal((len(PROMPT), 1, 256)).astype(np.float32)
-    tree = TokenTree(40)
+    tree = OneTree(40)
     left, right = tree.add(ROOT, 41, 0.5), tree.add(ROOT, 60, 0.4)
     ends = [tree.add(left, 42, 0.3), tree.add(left, 43, 0.2), tree.add(right, 44, 0.1)]
     with closing(open_layer(path)) as layer:

@@ -247,17 +247,17 @@ def test_a_real_model(smollm2: Path) -> None:
             first = run(engine, prompt, greedy)
             second = [*prompt, *first, *model.vocabulary.encode(FURTHER)]
             continued = run(engine, second, sampled)
-            engine.first.rewind(0)
+            engine.slots[0].rewind(0)
         expected = expected or [first, continued]
         assert [first, continued] == expected
         with Engine(model) as engine:
             assert run(engine, second, sampled) == continued
-            engine.first.rewind(0)
+            engine.slots[0].rewind(0)
         for tokens, text, sampling in ((prompt, first, greedy), (second, continued, sampled)):
             draft = mostly_right(text, len(tokens), model.info.n_vocab)
             with Engine(model, draft, FORCED) as engine:
                 assert run(engine, tokens, sampling) == text
-                engine.first.rewind(0)
+                engine.slots[0].rewind(0)
         model.close()
 
 

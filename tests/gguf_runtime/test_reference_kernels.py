@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest, even_parts, prompt_parts
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.kernels.reference_kernels import MIN_TILED_BATCH
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.options import GgufOptions
+from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 from port_contract import TEXT
@@ -47,8 +47,8 @@ def text(model: LanguageModel, n_tokens: int) -> list[int]:
     return tokens
 
 
-def line(tokens: Sequence[int]) -> tuple[TokenTree, list[int]]:
-    tree = TokenTree(tokens[0])
+def line(tokens: Sequence[int]) -> tuple[OneTree, list[int]]:
+    tree = OneTree(tokens[0])
     nodes = [ROOT]
     for token in tokens[1:]:
         nodes.append(tree.add(nodes[-1], token, 0.9))
@@ -63,7 +63,7 @@ def test_a_prompt_rounds_alike_whatever_the_batch(n_tokens: int) -> None:
         model = opened(batch_size=batch_size)
         tokens = text(model, n_tokens + 1)
         prefill(model, tokens[:-1])
-        logits.append(evaluate(model, TokenTree(tokens[-1]), [ROOT]))
+        logits.append(evaluate(model, OneTree(tokens[-1]), [ROOT]))
         model.close()
     assert all(np.array_equal(logits[0], other) for other in logits)
 

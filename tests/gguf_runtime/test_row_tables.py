@@ -15,11 +15,11 @@ import pytest
 
 from edgespec.errors import WeightReadError
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import TensorEntry, read_header
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights.row_tables import RowTable, bytes_for
+from one_tree import ROOT, OneTree
 from paging_contract import load_paged
 from port_calls import evaluate, prefill
 from reference import LlamaCpp
@@ -72,7 +72,7 @@ def test_rows_that_were_looked_up_give_the_text_of_the_whole_table(opened: Opene
         for token in TOKENS:
             expected = whole.decode([token])
     prefill(opened.model, TOKENS[:-1])
-    logits = evaluate(opened.model, TokenTree(TOKENS[-1]), [ROOT])[0]
+    logits = evaluate(opened.model, OneTree(TOKENS[-1]), [ROOT])[0]
     assert np.array_equal(logits, expected)
 
 
@@ -125,7 +125,7 @@ def test_a_row_that_cannot_be_read_ends_the_pass_and_not_the_process(
 
     monkeypatch.setattr(RowTable, "fetch", gone)
     with pytest.raises(WeightReadError, match="cut short"):
-        evaluate(opened.model, TokenTree(5), [ROOT])
+        evaluate(opened.model, OneTree(5), [ROOT])
     monkeypatch.undo()
     prefill(opened.model, TOKENS)
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.weights import segments
 from gguf_files import tiny_llama
+from one_tree import ROOT, OneTree
 from paging_contract import PagingContract, load_paged, one_by_one
 from port_calls import evaluate, prefill
 from reference import LlamaCpp
@@ -64,7 +64,7 @@ def logits_of(model: GgufModel, n_rows: int) -> np.ndarray:
     """After each of `n_rows` tokens that a pass computes together."""
     model.truncate(0)
     prefill(model, TOKENS)
-    tree = TokenTree(7)
+    tree = OneTree(7)
     nodes = [ROOT]
     for token in range(1, n_rows):
         nodes.append(tree.add(nodes[-1], 3 * token, 0.9))

@@ -9,11 +9,11 @@ import pytest
 
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.tree import TokenTree
 from edgespec_runtimes.enlarge.gguf.trim import trim, write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.trimmed_header import SUPPORTED, trimmed_shape
 from gguf_files import tiny_llama
+from one_tree import OneTree
 from port_calls import evaluate, prefill
 from zoo_files import write_model
 from zoo_species import Species
@@ -26,7 +26,7 @@ def logits_of(target: Path, draft: Path) -> np.ndarray:
     with session.open_models(settings) as models:
         assert models.draft is not None
         prefill(models.draft, [11, 12, 13, 14, 15])
-        tree = TokenTree(16, 4)
+        tree = OneTree(16, 4)
         tree.add(0, 17, confidence=0.5)
         return evaluate(models.draft, tree, [0, 1]).copy()
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.cli.invocation import read_prompts
-from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.mixer import Mixer
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.mixer import Mixer
+from edgespec.engine.sources.source import Opinion
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
@@ -67,7 +67,7 @@ def measure(args: argparse.Namespace) -> None:
                 for prompt in prompts:
                     mixer = mixer if args.carried else WatchedMixer(nats)
                     with Engine(models.target, models.draft, settings) as engine:
-                        engine.first.grower.mixer = mixer
+                        engine.mixer = mixer
                         tokens = models.target.vocabulary.encode(prompt)
                         sampling = SamplingParams(temperature=temperature, seed=7)
                         result = finish(engine.generate(tokens, sampling, 64))

@@ -180,7 +180,7 @@ def prompt_for(target: LanguageModel, n_tokens: int) -> list[int]:
 
 def plain(export: str, n_tokens: str, ctx_size: str) -> None:
     """Print what onnxruntime alone writes, token by token."""
-    from edgespec_runtimes.onnx.files.source import named_model
+    from edgespec_runtimes.onnx.files.source_model import named_model
     from onnx_reference import WholeModel
 
     settings = LoadSettings(model=export, memory_budget=ROOM, ctx_size=int(ctx_size))

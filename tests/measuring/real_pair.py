@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.cli.invocation import read_prompts
-from edgespec.engine.drafting.lineup import line_up
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.line_up import line_up
 from edgespec.models import catalogue, pair_fit
 from edgespec.models.embedded import models_folder
 from edgespec.ports import LanguageModel

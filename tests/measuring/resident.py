@@ -27,11 +27,11 @@ import edgespec
 from edgespec.concurrency.spinning import SHORT
 from edgespec.rules.sampling import Sampler
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.llama import loading, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
+from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 
 ROWS = (1, 2, 3, 4, 5, 8, 16)
@@ -181,7 +181,7 @@ def passes(path: Path, repeats: int) -> None:
         llama.decode(PROMPT, 0)
 
     def line(n_rows: int) -> None:
-        tree, nodes = TokenTree(30), [ROOT]
+        tree, nodes = OneTree(30), [ROOT]
         for i in range(1, n_rows):
             nodes.append(tree.add(nodes[-1], 30 + i, 0.9))
         evaluate(own, tree, nodes)

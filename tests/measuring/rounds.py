@@ -15,7 +15,7 @@ from typing import Any
 from edgespec.settings.rule_names import AcceptanceName, FallbackName
 from virtual_clock import MACHINES, Machine
 from virtual_pair import LENGTHS, best_fixed, run
-from virtual_text import TEXTS, Text
+from virtual_text import TEXTS, VirtualText
 
 SEEDS = {32: 8, 64: 8, 96: 2, 128: 4, 512: 3}
 """Texts by length: short ones differ more."""
@@ -23,7 +23,9 @@ RULES_TOKENS = 96
 RULES = {"fallback": list(FallbackName), "acceptance": list(AcceptanceName)}
 
 
-def rate(machine: Machine, text: Text, n_tokens: int, temperature: float, **rules: Any) -> float:
+def rate(
+    machine: Machine, text: VirtualText, n_tokens: int, temperature: float, **rules: Any
+) -> float:
     """Tokens a second of texts of several seeds."""
     texts = (replace(text, seed=seed) for seed in range(SEEDS[n_tokens]))
     return harmonic_mean(
@@ -32,7 +34,7 @@ def rate(machine: Machine, text: Text, n_tokens: int, temperature: float, **rule
     )
 
 
-def row(machine: Machine, text: Text, n_tokens: int, temperature: float) -> str:
+def row(machine: Machine, text: VirtualText, n_tokens: int, temperature: float) -> str:
     drafted = rate(machine, text, n_tokens, temperature)
     alone = rate(machine, text, n_tokens, temperature, drafts=False)
     beside = drafted / rate(machine, text, n_tokens, temperature, no_overlap=True)

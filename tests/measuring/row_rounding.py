@@ -20,7 +20,6 @@ import numpy as np
 from edgespec.models.embedded import embedded_pair
 from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
@@ -29,6 +28,7 @@ from edgespec_runtimes.gguf.kernels.packer import packs_invariantly
 from edgespec_runtimes.gguf.llama import ggml, loading
 from edgespec_runtimes.gguf.llama.quantiser import FILE_TYPES, quantise
 from edgespec_runtimes.gguf.weights.packing import multiplied_matrices, packed_matrices
+from one_tree import ROOT, OneTree
 from paging_contract import load_paged, one_by_one
 from port_calls import evaluate, prefill
 
@@ -123,7 +123,7 @@ def of_passes(model: LanguageModel, n_prompt: int) -> tuple[str, np.ndarray]:
 
     def differs(n_rows: int) -> bool:
         model.truncate(n_prompt)
-        tree, node = TokenTree(tokens[n_prompt]), ROOT
+        tree, node = OneTree(tokens[n_prompt]), ROOT
         nodes = [node]
         for token in tokens[n_prompt + 1 : n_prompt + n_rows]:
             node = tree.add(node, token, 0.9)

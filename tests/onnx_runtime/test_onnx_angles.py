@@ -12,7 +12,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from edgespec.paging.reader import Extent
-from edgespec_runtimes.onnx.files.source import Source, StoredWeight
+from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
 from edgespec_runtimes.onnx.graph.angles import trimmed
 
 ROWS, ANGLES = 1000, 8
@@ -33,7 +33,7 @@ def rows_left(nodes: list[NodeProto], n_rows: int) -> dict[str, int]:
         graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=[ROWS, ANGLES])
     path = Path("model.onnx")
     trimmed_source = trimmed(
-        graph, Source(path, onnx.ModelProto(graph=graph), (path,), weights), n_rows
+        graph, SourceModel(path, onnx.ModelProto(graph=graph), (path,), weights), n_rows
     )
     found = {}
     for tensor in graph.initializer:

@@ -16,7 +16,7 @@ from edgespec.errors import ModelError, UsageError
 from edgespec.memory.heap import trim_heap
 from edgespec.ports.baselines import BaselineRequest, BaselineRun
 from edgespec_runtimes.onnx import baselines, runtime
-from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.files.source_model import read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from onnx_files import DATA_FILE, write_llama
 from onnx_reference import WholeModel

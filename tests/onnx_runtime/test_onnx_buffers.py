@@ -15,7 +15,7 @@ import onnx
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.cache import KeyValueCache
 from edgespec_runtimes.onnx.files.roles import Roles, find_roles
-from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.files.source_model import read_source
 from edgespec_runtimes.onnx.graph.flow import simplified
 from edgespec_runtimes.onnx.graph.rewriting import appends_in_place, new_name, past_name
 from genai_models import ALL, GEMMA, LLAMA, QWEN

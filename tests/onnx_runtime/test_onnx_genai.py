@@ -18,11 +18,11 @@ from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx import runtime
-from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.files.source_model import read_source
 from edgespec_runtimes.onnx.model import OnnxModel
 from genai_models import ALL, GEMMA, LLAMA, QWEN, changed_copy, with_two_tables, without_rings
+from one_tree import ROOT, OneTree
 from onnx_models import N_CTX, open_paged, open_resident, request
 from onnx_reference import WholeModel
 from paging_contract import PagingContract, one_by_one
@@ -175,7 +175,7 @@ def difference_at_the_end(folder: Path, whole_path: Path, n_ctx: int) -> float:
     whole = WholeModel(whole_path)
     expected = np.stack([whole.decode(token) for token in tokens])[-3:]
     prefill(model, tokens[:-3])
-    tree, path = TokenTree(tokens[-3]), [ROOT]
+    tree, path = OneTree(tokens[-3]), [ROOT]
     for token in tokens[-2:]:
         for other in range(1, 5):
             tree.add(path[-1], (token + other) % 320, 0.1)

@@ -13,7 +13,7 @@ import onnx
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx.files.roles import find_roles
-from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.files.source_model import read_source
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, cut
 from edgespec_runtimes.onnx.graph.flow import Flow, simplified
 from edgespec_runtimes.onnx.graph.layers import find_stages

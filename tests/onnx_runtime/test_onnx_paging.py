@@ -19,11 +19,11 @@ from edgespec.memory import process
 from edgespec.memory.budget import MIB, plan_memory
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.onnx import runtime
-from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.files.source_model import read_source
 from edgespec_runtimes.onnx.model import OnnxModel
 from edgespec_runtimes.onnx.weights.paged import own_weights, small_weights
+from one_tree import ROOT, OneTree
 from onnx_files import DATA_FILE, write_llama
 from onnx_models import open_paged, open_resident, request
 from onnx_reference import WholeModel
@@ -119,7 +119,7 @@ def test_a_prompt_of_several_batches_takes_one_pass(paged: OnnxModel) -> None:
     object.__setattr__(paged._batcher, "chunk", 16)
     prefill(paged, tokens[:-1])
     assert paged.last_report.passes == 1
-    logits = evaluate(paged, TokenTree(tokens[-1]), [ROOT])[0]
+    logits = evaluate(paged, OneTree(tokens[-1]), [ROOT])[0]
     paged.truncate(0)
     assert np.allclose(logits, one_by_one(paged, tokens)[-1], atol=1e-3)
 
@@ -220,7 +220,7 @@ def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_her
     alone = whole.decode(tokens[0])
     together = whole.decode_batch(tokens)[0]
     assert np.abs(together - alone).max() > 0.01 * alone.std()
-    tree = TokenTree(tokens[0])
+    tree = OneTree(tokens[0])
     for token in dict.fromkeys(tokens[1:]):
         tree.add(ROOT, token, 0.1)
     assert np.allclose(evaluate(model, tree, range(len(tree)))[0], alone, atol=1e-4)

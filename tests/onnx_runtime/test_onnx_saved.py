@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from edgespec.ports import LanguageModel
-from edgespec_runtimes.onnx.files.source import read_source
+from edgespec_runtimes.onnx.files.source_model import read_source
 from onnx_files import DATA_FILE, write_llama
 from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel

@@ -22,7 +22,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.rules.sampling import SamplingParams
-from edgespec.tree import TokenTree
+from one_tree import OneTree
 from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel
 from port_calls import prefill
@@ -57,7 +57,7 @@ def test_texts_in_one_pass_round_as_each_does_alone() -> None:
     model = open_paged(TARGET, share=0.0, n_slots=3, **SIZES)
     try:
         prompts = [[300 + 17 * n + i for i in range(20 + n)] for n in range(3)]
-        trees = [TokenTree(prompt[0]) for prompt in prompts]
+        trees = [OneTree(prompt[0]) for prompt in prompts]
         for tree in trees:
             for n in range(4):
                 tree.add(n // 2, 400 + n, 0.5)

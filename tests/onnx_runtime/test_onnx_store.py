@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from edgespec.errors import Cancelled, ModelError
 from edgespec.paging.reader import Extent
-from edgespec_runtimes.onnx.files.source import Source, StoredWeight, read_source
+from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight, read_source
 from edgespec_runtimes.onnx.weights import artifacts
 from edgespec_runtimes.onnx.weights.paged import EmbeddingTable
 from onnx_files import write_llama
@@ -83,19 +83,19 @@ def test_copying_can_be_cancelled_and_leaves_nothing(tmp_path: Path, folder: Pat
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> tuple[Source, np.ndarray]:
+def table(tmp_path: Path) -> tuple[SourceModel, np.ndarray]:
     """A model of one table, [hidden, tokens], that begins somewhere in a file."""
     values = np.random.default_rng(0).standard_normal((24, 1000)).astype(np.float16)
     path = tmp_path / "model.onnx"
     path.write_bytes(b"12345" + values.tobytes())
     weight = StoredWeight("table", TensorProto.FLOAT16, values.shape, Extent(0, 5, values.nbytes))
-    return Source(path, onnx.ModelProto(), (path,), {"table": weight}), values
+    return SourceModel(path, onnx.ModelProto(), (path,), {"table": weight}), values
 
 
 @pytest.mark.parametrize("copy_bytes", [1, 1000, 1 << 20])
 def test_a_table_that_lies_by_column_is_looked_up_by_row(
     copy_bytes: int,
-    table: tuple[Source, np.ndarray],
+    table: tuple[SourceModel, np.ndarray],
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -119,13 +119,13 @@ def test_a_table_is_read_without_preadv_as_on_windows(
     path = tmp_path / "model.onnx"
     path.write_bytes(b"12345" + values.tobytes())
     weight = StoredWeight("table", TensorProto.FLOAT16, values.shape, Extent(0, 5, values.nbytes))
-    source = Source(path, onnx.ModelProto(), (path,), {"table": weight})
+    source = SourceModel(path, onnx.ModelProto(), (path,), {"table": weight})
     with EmbeddingTable(source, weight) as embeddings:
         assert np.array_equal(embeddings.rows(np.array([[5, 0, 5]])), values[[[5, 0, 5]]])
 
 
 def test_a_table_is_copied_once_and_again_when_the_model_changed(
-    table: tuple[Source, np.ndarray], folder: Path
+    table: tuple[SourceModel, np.ndarray], folder: Path
 ) -> None:
     source, values = table
 
@@ -141,7 +141,7 @@ def test_a_table_is_copied_once_and_again_when_the_model_changed(
 
 
 def test_copying_a_table_can_be_cancelled_and_leaves_nothing(
-    table: tuple[Source, np.ndarray], folder: Path
+    table: tuple[SourceModel, np.ndarray], folder: Path
 ) -> None:
     with pytest.raises(Cancelled):
         artifacts.by_row(table[0], "table", lambda: True)
@@ -149,7 +149,7 @@ def test_copying_a_table_can_be_cancelled_and_leaves_nothing(
 
 
 def test_a_table_that_cannot_be_copied_is_an_error_with_a_next_step(
-    table: tuple[Source, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: tuple[SourceModel, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

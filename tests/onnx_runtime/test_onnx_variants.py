@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgespec.errors import ModelError
 from edgespec_runtimes.onnx import runtime
 from edgespec_runtimes.onnx.files.chat_format import chat_format
-from edgespec_runtimes.onnx.files.source import find_model
+from edgespec_runtimes.onnx.files.source_model import find_model
 from onnx_files import DATA_FILE, write_llama
 from onnx_models import open_paged, open_resident
 from onnx_reference import WholeModel

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from edgespec.grammar.specification import BYTES_PER_TOKEN
+from edgespec.pool import Draws
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.filters import token_logprobs
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.session.reserving import RULE_BYTES_PER_TOKEN, SAMPLING_BYTES_PER_TOKEN
 from edgespec.settings.config import AcceptanceName
-from edgespec.tree import ROOT, Draws, TokenTree
+from one_tree import ROOT, OneTree
 
 N_VOCAB, N_GUESSES = 1 << 17, 6
 LOGITS = np.random.default_rng(0).normal(size=N_VOCAB).astype(np.float32)
@@ -74,9 +75,9 @@ def test_log_probabilities_stay_within_the_row() -> None:
     assert bytes_per_token(lambda: token_logprobs(LOGITS, 3, 20)) <= SAMPLING_BYTES_PER_TOKEN
 
 
-def line() -> TokenTree:
+def line() -> OneTree:
     """A line of guesses, each drawn from a distribution of the draft's."""
-    tree, node = TokenTree(0), ROOT
+    tree, node = OneTree(0), ROOT
     some = np.arange(64)
     for guess in range(N_GUESSES):
         tree.draws[node] = Draws(some, np.full(64, 1 / 64), (guess,))

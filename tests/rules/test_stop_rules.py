@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -14,8 +13,9 @@ from edgespec.rules.stop_rules import (
     FixedLength,
     RoundSoFar,
     StopRule,
+    entropy,
 )
-from edgespec.tree import ROOT, TokenTree
+from one_tree import ROOT, OneTree
 
 Rule = TypeVar("Rule", bound=StopRule)
 
@@ -23,15 +23,19 @@ TRUTH = 7
 """The token that the target picks after every node."""
 
 
+def so_far(tree: OneTree, open_nodes: list[int], **known: Any) -> RoundSoFar:
+    return RoundSoFar(tree, range(len(tree)), open_nodes, **known)
+
+
 def growing(*confidences: float) -> RoundSoFar:
     """A root with an open child of each confidence."""
-    tree = TokenTree(0)
-    return RoundSoFar(tree, [tree.add(ROOT, token, C) for token, C in enumerate(confidences)])
+    tree = OneTree(0)
+    return so_far(tree, [tree.add(ROOT, token, C) for token, C in enumerate(confidences)])
 
 
 def after_a_line(rule: Rule, cumulative: float, length: int, n_correct: int) -> Rule:
     """`rule` after a round with one branch, of which so many tokens were right."""
-    tree, path, tip = TokenTree(0), [ROOT], ROOT
+    tree, path, tip = OneTree(0), [ROOT], ROOT
     for n in range(length):
         tip = tree.add(tip, TRUTH if n < n_correct else TRUTH + 1, cumulative ** (1 / length))
         path += [tip] if n < n_correct else []
@@ -44,10 +48,6 @@ def test_the_threshold_fires_when_the_best_branch_falls_below_it() -> None:
 
 def test_the_threshold_waits_while_one_branch_is_above_it() -> None:
     assert not AdaptiveThreshold(alpha=0.3).fires(growing(0.2, 0.3))
-
-
-def test_the_threshold_fires_when_nothing_can_grow() -> None:
-    assert AdaptiveThreshold().fires(RoundSoFar(TokenTree(0), []))
 
 
 def test_the_threshold_starts_at_one_percent() -> None:
@@ -76,15 +76,15 @@ def test_no_history_keeps_a_bare_root_from_being_drafted(
     rule = AdaptiveThreshold()
     for best_confidence, length, correct in history:
         rule = after_a_line(rule, best_confidence, length, correct)
-    assert not rule.fires(RoundSoFar(TokenTree(0), [ROOT]))
+    assert not rule.fires(so_far(OneTree(0), [ROOT]))
 
 
 def test_a_fixed_length_fires_when_a_branch_is_that_long() -> None:
-    tree = TokenTree(0)
+    tree = OneTree(0)
     tip = tree.add(ROOT, 1, 0.5)
-    assert not FixedLength(length=2).fires(RoundSoFar(tree, [tip]))
+    assert not FixedLength(length=2).fires(so_far(tree, [tip]))
     tip = tree.add(tip, 2, 0.5)
-    assert FixedLength(length=2).fires(RoundSoFar(tree, [tip]))
+    assert FixedLength(length=2).fires(so_far(tree, [tip]))
 
 
 def test_a_full_tree_is_verified_when_nothing_more_can_grow() -> None:
@@ -92,14 +92,14 @@ def test_a_full_tree_is_verified_when_nothing_more_can_grow() -> None:
 
 
 def test_a_fixed_length_counts_what_the_draft_guessed_alone() -> None:
-    tree = TokenTree(0)
+    tree = OneTree(0)
     tip = tree.add(ROOT, 1, 0.9, source="draft")
     for token in range(2, 8):
         tip = tree.add(tip, token, 0.9, source="lookup")
-    so_far = RoundSoFar(tree, [tip], free_sources={"lookup"})
-    assert not FixedLength(length=2).fires(so_far)
+    free = {"lookup"}
+    assert not FixedLength(length=2).fires(so_far(tree, [tip], free_sources=free))
     tip = tree.add(tip, 9, 0.9, source="draft")
-    assert FixedLength(length=2).fires(replace(so_far, open_nodes=[tip]))
+    assert FixedLength(length=2).fires(so_far(tree, [tip], free_sources=free))
 
 
 # The entropy window
@@ -107,28 +107,27 @@ def test_a_fixed_length_counts_what_the_draft_guessed_alone() -> None:
 
 def line(*probabilities: float) -> RoundSoFar:
     """A line of guesses, the last of which is open; a guess's confidence is its probability."""
-    tree, node = TokenTree(0), ROOT
+    tree, node = OneTree(0), ROOT
     for token, p in enumerate(probabilities):
         node = tree.add(node, token, p)
-    return RoundSoFar(tree, [node])
+    return so_far(tree, [node])
 
 
 def test_a_sure_line_goes_on_and_an_unsure_one_ends() -> None:
-    assert not EntropyWindow().fires(RoundSoFar(TokenTree(0), [ROOT]))
-    assert EntropyWindow().fires(RoundSoFar(TokenTree(0), []))
+    assert not EntropyWindow().fires(so_far(OneTree(0), [ROOT]))
     assert not EntropyWindow().fires(line(0.99, 0.95))
     unsure = line(0.9, 0.12)
     for token in range(5, 10):  # as improbable as the one that is open
-        unsure.tree.add(1, token, 0.12)
+        unsure.pool.add(1, token, 0.12)
     assert EntropyWindow().fires(unsure)
 
 
 def test_entropy_counts_what_does_not_hang_as_one_guess() -> None:
-    assert line(0.5).tree.entropy(ROOT) == pytest.approx(math.log(2))
+    assert entropy(line(0.5).pool, ROOT) == pytest.approx(math.log(2))
 
 
 def test_the_entropy_window_follows_the_entropy_of_rejected_guesses() -> None:
-    rule, tree = EntropyWindow(), TokenTree(0)
+    rule, tree = EntropyWindow(), OneTree(0)
     right = tree.add(ROOT, TRUTH, 0.9)
     tree.add(right, TRUTH + 1, 0.9, probability=0.5)
     rejected = rule.observe(tree, range(3), [ROOT, right], [TRUTH] * 2)

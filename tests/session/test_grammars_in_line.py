@@ -151,5 +151,5 @@ def test_a_thread_that_waits_for_its_own_grammars_has_them_written_to_their_end(
 def test_an_ended_text_holds_no_grammar(session: Session) -> None:
     generation = with_grammar(session)
     list(generation)
-    assert generation._request.terms.constraint is None
+    assert generation._text.terms.constraint is None
     assert len(generation.result.tokens) == 9

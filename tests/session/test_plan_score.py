@@ -7,14 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.engine.drafting.state_store import Learnt
-from edgespec.engine.planning.credit import Credit
-from edgespec.engine.planning.decision import RoundPlanner
-from edgespec.engine.planning.round_costs import RoundCosts
+from edgespec.engine.ledger import Ledger
+from edgespec.engine.prices import Prices
+from edgespec.engine.state_store import Learnt
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.plan_score import expected_rate, gain_without_draft, planner_of
+from edgespec.session.plan_score import best_round, expected_rate, gain_without_draft, prices_of
 from edgespec.values import ModelInfo
 
 DISK = 100.0 * MIB
@@ -32,36 +31,35 @@ def mixture(n_experts: int) -> MemoryPlan:
 @pytest.mark.parametrize("plan", [DENSE, mixture(16), replace(DENSE, paged=False)])
 @pytest.mark.parametrize("n_rows", [1, 6, 49])
 def test_a_pass_reads_what_the_plan_expects(plan: MemoryPlan, n_rows: int) -> None:
-    pass_s = planner_of(plan, DISK).costs.curve.second(n_rows)
+    pass_s = float(prices_of(plan, DISK).pass_s(n_rows))
     assert pass_s == pytest.approx(plan.expected_bytes(n_rows) / DISK)
 
 
 def test_where_only_reads_take_time_the_largest_tree_is_best() -> None:
-    best = planner_of(DENSE, DISK).plan_score()
+    best = best_round(prices_of(DENSE, DISK), 49)
     assert (best.n_rows, best.seconds) == (49, 3.0)
-    assert 1 + best.accepted == pytest.approx(5.0)
+    assert best.tokens == pytest.approx(5.0)
 
 
 def test_where_every_row_reads_experts_of_its_own_guesses_do_not_pay() -> None:
-    assert planner_of(mixture(256), DISK).plan_score().n_rows == 1
-    assert planner_of(mixture(4), DISK).plan_score().n_rows > 1
+    assert best_round(prices_of(mixture(256), DISK), 49).n_rows == 1
+    assert best_round(prices_of(mixture(4), DISK), 49).n_rows > 1
 
 
 def test_rows_that_cost_as_much_as_a_pass_are_not_guessed() -> None:
     def best(seconds: float) -> int:
-        planner = RoundPlanner(max_rows=49)
-        planner.costs.curve.put(1, 0.1, 1)
-        planner.costs.curve.put(48, seconds, 1)
-        return planner.plan_score().n_rows
+        prices = Prices()
+        prices.put(1, 0.1)
+        prices.put(48, seconds)
+        return best_round(prices, 49).n_rows
 
     assert best(4.8) == 1
     assert 1 < best(0.5) < 49
 
 
 def test_rounds_that_were_measured_are_priced_as_they_were() -> None:
-    rounds = planner_of(DENSE, DISK, compute_s=4.0, rest_s=0.5)
-    best = rounds.plan_score(np.array([3.0]))
-    assert (best.n_rows, best.accepted, best.seconds) == (1, 2.0, 4.5)
+    prices = prices_of(DENSE, DISK, compute_s=4.0)
+    assert best_round(prices, 1, np.array([3.0]), rest_s=0.5) == (1, 3.0, 4.5)
 
 
 def test_a_plan_is_worth_more_for_fewer_reads_and_for_larger_trees_that_reads_hide() -> None:
@@ -109,10 +107,9 @@ def test_what_a_run_found_decides() -> None:
     """Rounds whose guesses were wrong, and rounds of six tokens."""
 
     def learnt(accepted: float) -> Learnt:
-        credit = Credit(tokens=20 * (1 + accepted), plain_tokens=20.0, rounds=20.0)
-        found = RoundPlanner(RoundCosts(), credit)
-        found.costs.curve.put(1.0, 0.01, 0.01)
-        return {"rounds@8 tenths streamed, 2+2 threads, 128 MB/s": found.state()}
+        found = Ledger(tokens=20 * (1 + accepted), plain_tokens=20.0, rounds=20.0)
+        found.prices.put(1.0, 0.01)
+        return {"rounds@8 tenths streamed, 2+2 threads": found.state_dict()}
 
     assert gain(reading(3), reading(2)) < 1 < gain(reading(3), reading(2), learnt(0.0))
     assert gain(reading(3), reading(1)) > 1 > gain(reading(3), reading(1), learnt(5.0))

@@ -27,10 +27,10 @@ from edgespec.paging.reader import BLOCK_BYTES, DirectReader, Extent, Segment
 from edgespec.runtimes import ModelRequest
 from edgespec.tracing.spans import Track
 from edgespec.tracing.trace_file import TraceFile
-from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult, PagingStats
 from engine_cases import GREEDY, N_VOCAB, PROMPT, counting, finish, waits_for_steps_of
 from fake_model import FakeModel, blend, fixed_text, random_language
+from one_tree import ROOT, OneTree
 from port_calls import evaluate, prefill
 from traces import Event, KeptFile, counts, read, read_cut_off, spans, trace_in_memory
 
@@ -242,7 +242,7 @@ def paged() -> tuple[list[Event], PagingStats]:
         with closing(prepared.load(plan_memory(budget, rows, needs.cuts, None, paged))) as model:
             prefill(model, [1, 2, 3])
             for token in (4, 5, 6):
-                tree = TokenTree(token)
+                tree = OneTree(token)
                 evaluate(model, tree, [ROOT])
                 model.commit(tree, [ROOT])
             stats = model.paging()

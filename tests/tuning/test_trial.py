@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.request import ActiveRequest
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
 from edgespec.jobs.launching import launch
@@ -56,7 +55,7 @@ def test_a_trial_samples_as_its_job_says(monkeypatch: pytest.MonkeyPatch) -> Non
     written: list[SamplingParams] = []
     admit = Engine.admit
 
-    def watched(engine: Engine, text: TextRequest) -> ActiveRequest:
+    def watched(engine: Engine, text: TextRequest) -> object:
         written.append(text.sampling)
         return admit(engine, text)
 

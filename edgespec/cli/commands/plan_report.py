@@ -14,7 +14,7 @@ from edgespec.settings.config import USUAL_DRAFT_MAX
 from edgespec.settings.units import format_rate, format_size
 
 if TYPE_CHECKING:
-    from edgespec.engine.planning.decision import RoundPlanner
+    from edgespec.session.plan_score import ExpectedRound
     from edgespec.tuning.pair_figures import Prediction
 
 LOOKUP_TOKENS, DRAFT_TOKENS = (1.1, 3.0), (1.5, 8.0)
@@ -80,7 +80,7 @@ def _size_lines(rows: Sequence[MemoryRow], totals: Mapping[str, int]) -> list[st
 
 
 def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
-    n_rows = _planner(plan, disk_bytes_per_s=1.0).plan_score().n_rows
+    n_rows = _best_round(plan, disk_bytes_per_s=1.0).n_rows
     more = f", over {n_rows} {format_size(plan.expected_bytes(n_rows))}" if n_rows > 1 else ""
     return [
         f"{experts.n_layers} layers choose {experts.n_used} of {experts.n_experts} experts for a "
@@ -90,11 +90,11 @@ def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
     ]
 
 
-def _planner(plan: MemoryPlan, disk_bytes_per_s: float) -> RoundPlanner:
-    """A round planner without measurements; imported here because it needs NumPy."""
-    from edgespec.session.plan_score import planner_of
+def _best_round(plan: MemoryPlan, disk_bytes_per_s: float) -> ExpectedRound:
+    """The best round without measurements; imported here because it needs NumPy."""
+    from edgespec.session.plan_score import best_round, prices_of
 
-    return planner_of(plan, disk_bytes_per_s)
+    return best_round(prices_of(plan, disk_bytes_per_s), plan.max_nodes)
 
 
 def _pass_lines(
@@ -152,7 +152,7 @@ def _predicted_line(predicted: Prediction) -> str:
 
 def _pass_s(plan: MemoryPlan, disk_bytes_per_s: float) -> float:
     """Seconds of reading for a pass over one token."""
-    return _planner(plan, disk_bytes_per_s).costs.curve.second(1)
+    return plan.expected_bytes(1) / disk_bytes_per_s
 
 
 def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) -> str:
@@ -163,7 +163,7 @@ def _bound(plan: MemoryPlan, disk_bytes_per_s: float, measured: float | None) ->
     has_draft = plan.has_draft
     if plan.max_nodes == 1:  # without guesses, show what they would gain
         plan = replace(plan, max_nodes=1 + USUAL_DRAFT_MAX)
-    best = _planner(plan, disk_bytes_per_s).plan_score()
+    best = _best_round(plan, disk_bytes_per_s)
     low, high = DRAFT_TOKENS if has_draft else LOOKUP_TOKENS
     guessed = ", and guesses hardly pay"
     if best.n_rows > 1 and measured:

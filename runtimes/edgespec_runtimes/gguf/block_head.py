@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.pool import Pool
 from edgespec.ports import PassPart, Progress
-from edgespec.tree import ROOT, TokenTree
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME
 from edgespec_runtimes.gguf.file.heads import HeadShape
@@ -84,11 +84,11 @@ class GgufBlockHead(HiddenStateReader):
     def _evaluate(self, parts: Sequence[PassPart]) -> list[np.ndarray]:
         """Logits after each node, which depend on its depth, and with a chained head also on its
         token. The first call for a text and a root computes one pass over root and masks."""
-        [(_, tree, nodes, _)] = parts
-        depths = tree.depth[list(nodes)]
+        [(_, pool, nodes, _)] = parts
+        depths = pool.depth[list(nodes)]
         if depths.max() >= self.block_guesses:
             raise UsageError(f"a block has guesses for 1 to {self.block_guesses} tokens in a row")
-        root = self._n_read, int(tree.token[ROOT])
+        root = self._n_read, int(pool.token[pool.path(nodes[0])[0]])
         if self._guessed != root:
             self._guess(root[1])
             self._guessed = root
@@ -96,13 +96,13 @@ class GgufBlockHead(HiddenStateReader):
             logits: np.ndarray = self._logits(1 + self.block_guesses)[1 + depths]
             if self.info.is_chained:
                 for row, node in zip(logits, nodes, strict=True):
-                    self._score(row, int(tree.depth[node]), int(tree.token[node]))
+                    self._score(row, int(pool.depth[node]), int(pool.token[node]))
         return [logits]
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        self._read(tree.token[list(path)].tolist())
+        self._read(pool.token[list(path)].tolist())
 
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
         if n_tokens > self._n_read:

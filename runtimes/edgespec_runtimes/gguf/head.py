@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import EdgespecError, UsageError
+from edgespec.pool import Pool
 from edgespec.ports import PassPart, Progress
-from edgespec.tree import TokenTree
 from edgespec_runtimes.gguf.borrowed import CopiedWeights
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, likely_first
@@ -157,22 +157,22 @@ class GgufHead(HiddenStateReader):
         if not self._has_first:
             raise UsageError("a head guesses from a text's second token on")
         self._fuse_waiting()
-        [(_, tree, nodes, _)] = parts
-        ready = self._ready(tree, nodes)
-        logits = self._predict(tree, ready)
+        [(_, pool, nodes, _)] = parts
+        ready = self._ready(pool, nodes)
+        logits = self._predict(pool, ready)
         if len(ready) == len(nodes):
             return [logits]
         rows = dict(zip(ready, logits.copy(), strict=True))
         while waiting := [node for node in nodes if node not in rows]:
-            ready = self._ready(tree, waiting)
-            rows |= dict(zip(ready, self._predict(tree, ready).copy(), strict=True))
+            ready = self._ready(pool, waiting)
+            rows |= dict(zip(ready, self._predict(pool, ready).copy(), strict=True))
         return [np.stack([rows[node] for node in nodes])]
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
-        super().commit(tree, path, keep, slot)
-        kept = {int(tree.key[node]) for node in keep}
+        super().commit(pool, path, keep, slot)
+        kept = {int(pool.key[node]) for node in keep}
         self._predicted = {key: row for key, row in self._predicted.items() if key in kept}
 
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
@@ -182,33 +182,33 @@ class GgufHead(HiddenStateReader):
         super().truncate(max(0, n_tokens - 1), slot)
         self._has_first = self._has_first and n_tokens > 0
 
-    def _ready(self, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+    def _ready(self, pool: Pool, nodes: Sequence[int]) -> list[int]:
         """The nodes whose input features are known. Raises UsageError if there are none."""
-        ready = [node for node in nodes if self._input(tree, node) is not None]
+        ready = [node for node in nodes if self._input(pool, node) is not None]
         if not ready:
             raise UsageError("a node is evaluated whose features are not known")
         return ready
 
-    def _predict(self, tree: TokenTree, nodes: Sequence[int]) -> np.ndarray:
+    def _predict(self, pool: Pool, nodes: Sequence[int]) -> np.ndarray:
         """Logits of nodes with known input features; stores the features predicted there."""
-        ordered = likely_first(tree, nodes)
-        found = (self._input(tree, node) for node in ordered)
+        ordered = likely_first(pool, nodes)
+        found = (self._input(pool, node) for node in ordered)
         self._inputs = np.stack([row for row in found if row is not None])
-        [logits] = super()._evaluate([PassPart(HOME, tree, nodes)])
+        [logits] = super()._evaluate([PassPart(HOME, pool, nodes)])
         predicted = self._outputs(len(ordered)).copy()
-        keys = (int(tree.key[node]) for node in ordered)
+        keys = (int(pool.key[node]) for node in ordered)
         self._predicted |= dict(zip(keys, predicted, strict=True))
         return logits
 
-    def _input(self, tree: TokenTree, node: int) -> np.ndarray | None:
+    def _input(self, pool: Pool, node: int) -> np.ndarray | None:
         """The input feature of a node: the target's, otherwise its parent's prediction; None if
         neither is known."""
-        place = self._texts.all[0].n_committed + int(tree.depth[node])
+        place = self._texts.all[0].n_committed + int(pool.depth[node])
         if place in self._known:
             row: np.ndarray = self._features[place]
             return row
-        parent = int(tree.parent[node])
-        return self._predicted.get(int(tree.key[parent])) if parent >= 0 else None
+        parent = int(pool.parent[node])
+        return self._predicted.get(int(pool.key[parent])) if parent >= 0 else None
 
     def _fuse_waiting(self) -> None:
         if waiting := self._waiting:

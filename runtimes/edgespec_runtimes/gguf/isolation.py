@@ -23,9 +23,9 @@ from edgespec.concurrency.owning import Users
 from edgespec.errors import Cancelled, TargetLost
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
+from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, PassPart, Progress, Vocabulary
 from edgespec.runtimes import ModelRequest
-from edgespec.tree import TokenTree
 from edgespec.values import PagingStats, PassReport
 from edgespec_runtimes.gguf.weights.offloading import Offloading
 
@@ -160,17 +160,17 @@ class IsolatedModel(LanguageModel):
         self, parts: Sequence[PassPart], progress: Progress | None = None
     ) -> list[np.ndarray]:
         copies = [
-            PassPart(slot, tree.copy(), [*map(int, nodes)], [*map(int, reads)])
-            for slot, tree, nodes, reads in parts
+            PassPart(slot, pool.copy(), [*map(int, nodes)], [*map(int, reads)])
+            for slot, pool, nodes, reads in parts
         ]
         logits: np.ndarray = self._call("evaluate", copies, progress=progress)
         return np.split(logits, np.cumsum([len(part.nodes) for part in parts])[:-1])
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         path, keep = [int(node) for node in path], [int(node) for node in keep]
-        self._call("commit", tree.copy(), path, keep, slot)
+        self._call("commit", pool.copy(), path, keep, slot)
 
     def truncate(self, n_tokens: int, slot: int = 0) -> None:
         self._call("truncate", n_tokens, slot)

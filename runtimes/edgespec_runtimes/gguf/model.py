@@ -18,10 +18,10 @@ import numpy as np
 
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError
+from edgespec.pool import Pool
 from edgespec.ports import PassPart, Progress, Vocabulary
 from edgespec.ports.state import StateOrigin
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.context.cache_memory import FilledCells
@@ -190,10 +190,13 @@ class GgufModel(KeptTexts):
                     self._recurrent.end_prompt()
 
     def _read_to_root(self, part: PassPart, progress: Progress | None) -> np.ndarray:
-        tokens, start = [*part.reads, int(part.tree.token[ROOT])], self.committed_of(part.slot)
+        tokens, start = (
+            [*part.reads, int(part.pool.token[part.nodes[0]])],
+            self.committed_of(part.slot),
+        )
         self._check_room(start + len(tokens))
         with self._running():
-            self._read_in_batches(tokens, start, progress, part.slot, part.tree)
+            self._read_in_batches(tokens, start, progress, part.slot, part.pool, part.nodes)
             return self._logits(1)
 
     def _read_in_batches(
@@ -202,9 +205,10 @@ class GgufModel(KeptTexts):
         start: int,
         progress: Progress | None,
         slot: int,
-        tree: TokenTree | None = None,
+        pool: Pool | None = None,
+        nodes: Sequence[int] = (),
     ) -> None:
-        """Append `tokens` to a text, but for the last one if it is the root of `tree`."""
+        """Append `tokens` to a text, but for the last one if it is the node of `nodes`."""
         tile = self.info.prompt_tile
         in_tiles = start + len(tokens) >= tile if tile else not self._prompts_are_invariant
         is_part = self.info.prompts_share_passes and not in_tiles
@@ -213,7 +217,7 @@ class GgufModel(KeptTexts):
             branches.ends.add(start)
         n_batch = self._shape.n_batch
         if not in_tiles:
-            n_batch = self._shape.pass_rows or (n_batch if tree is None else self.info.max_rows)
+            n_batch = self._shape.pass_rows or (n_batch if pool is None else self.info.max_rows)
         prompt = self._prompt_batches(tokens, n_batch, progress, tile if in_tiles else 0)
         for begin, chunk, report in prompt:
             size = len(chunk)
@@ -228,21 +232,21 @@ class GgufModel(KeptTexts):
             if is_filled:
                 rows.fill_up(n_batch, self._spare)
             n_all = len(rows)
-            n_read = size - (tree is not None and begin + size == len(tokens))
+            n_read = size - (pool is not None and begin + size == len(tokens))
             self._kernels.prepare(n_all, layout.top + n_all, in_tiles and not is_filled)
             self._decode(rows, range(n_read, size), {slot: start}, report)
             if is_part:
                 branches.read(n_read)
             else:
                 branches.extend(n_read)
-            if tree is not None and n_read < size:
-                branches.place(tree, [ROOT])
+            if pool is not None and n_read < size:
+                branches.place(pool, nodes)
             if self._tap is not None and slot == 0:
                 n_known = max(n_again, min(size, max(0, len(self._recurrent.lag) - begin)))
                 known = range(n_known, n_read)
                 self._tap.hand_over_rows(positions.start + n_known, known, n_all)
-                if tree is not None and n_read < size:
-                    self._tap.keep_rows({int(tree.key[ROOT]): n_read}, n_all)
+                if pool is not None and n_read < size:
+                    self._tap.keep_rows({int(pool.key[nodes[0]]): n_read}, n_all)
         if not is_part:
             branches.ends.add(branches.n_committed)
 
@@ -284,11 +288,11 @@ class GgufModel(KeptTexts):
         """`_evaluate` of a recurrent model's text."""
         lines, committed = self._recurrent, self.committed_of(0)
         with self._running():
-            rows = lines.rows(part.tree, part.nodes, part.reads)
+            rows = lines.rows(part.pool, part.nodes, part.reads)
             if lines.must_catch_up(rows):
                 self._decode_lines(lines.lag_rows(), (), committed)
                 lines.take_in_lag()
-                rows = lines.rows(part.tree, part.nodes, part.reads)
+                rows = lines.rows(part.pool, part.nodes, part.reads)
             n_rows, n_lag = len(rows.tokens), len(lines.lag)
             with_logits = sorted(rows.row_of.values())
             lines.copy_state()
@@ -296,7 +300,7 @@ class GgufModel(KeptTexts):
             lines.take_in()
             if self._tap is not None:
                 self._tap.hand_over_rows(committed, range(n_lag, n_lag + len(part.reads)), n_rows)
-                keys = part.tree.key
+                keys = part.pool.key
                 row_of_key = {int(keys[node]): row for node, row in rows.row_of.items()}
                 self._tap.keep_rows(row_of_key, n_rows)
             logits = self._logits(len(with_logits))
@@ -329,16 +333,16 @@ class GgufModel(KeptTexts):
         return self._logit_rows.at(_address_of_logits(self._context), n_rows)
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         with self._users.use():
             position = self.committed_of(slot)
             if self.info.tree_capable:
-                self._texts.all[slot].commit(tree, path, keep)
+                self._texts.all[slot].commit(pool, path, keep)
             else:
-                self._recurrent.commit(tree, path)
+                self._recurrent.commit(pool, path)
             if self._tap is not None and slot == 0:
-                keys = tree.key
+                keys = pool.key
                 kept = {int(keys[node]) for node in keep} if keep else ()
                 self._tap.commit(position, [int(keys[node]) for node in path], kept)
 

@@ -22,7 +22,7 @@ from edgespec.memory.heap import trim_heap
 from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, Pick, check, measured
 from edgespec.values import RoundStats
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
-from edgespec_runtimes.onnx.files.source import Source, named_model, read_source
+from edgespec_runtimes.onnx.files.source_model import SourceModel, named_model, read_source
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, simplified
 from edgespec_runtimes.onnx.graph.variants import fixed_value, is_merged
@@ -66,7 +66,7 @@ class _ExportedModel(Closeable):
     for keys and values, were not faster.
     """
 
-    def __init__(self, source: Source, n_threads: int, keeps_all: bool) -> None:
+    def __init__(self, source: SourceModel, n_threads: int, keeps_all: bool) -> None:
         where = str(source.path)
         model = simplified(source.model, where)
         self._roles = find_roles(model.graph, where)

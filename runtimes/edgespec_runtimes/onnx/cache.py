@@ -17,7 +17,7 @@ from onnx import helper
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, StateError, UsageError
 from edgespec.paging.reader import AlignedMemory
-from edgespec.tree import ROOT, TokenTree
+from edgespec.pool import Pool
 from edgespec_runtimes.onnx.files.roles import Roles
 from edgespec_runtimes.onnx.ort.sessions import Bound
 
@@ -77,7 +77,7 @@ class KeyValueCache(Closeable):
         """Commit the next `n_tokens` slots, which were filled by a pass."""
         self.n_committed += n_tokens
 
-    def place(self, tree: TokenTree, nodes: Sequence[int]) -> list[tuple[int, ...]]:
+    def place(self, pool: Pool, nodes: Sequence[int]) -> list[tuple[int, ...]]:
         """Assign the next slots to `nodes`, parents first; returns the slots from the root to each.
 
         Raises UsageError for a node whose parent was not evaluated, EdgespecError when full.
@@ -91,9 +91,9 @@ class KeyValueCache(Closeable):
         chains = []
         for node in nodes:
             above: tuple[int, ...] | None = ()
-            if node != ROOT:
-                above = self._chains.get(int(tree.key[tree.parent[node]]))
-            key = int(tree.key[node])
+            if pool.parent[node] >= 0:
+                above = self._chains.get(int(pool.key[pool.parent[node]]))
+            key = int(pool.key[node])
             if above is None or key in self._chains:
                 raise UsageError(
                     "a node was evaluated already, or its parent was not: evaluate each node once, "
@@ -103,16 +103,16 @@ class KeyValueCache(Closeable):
             chains.append(self._chains[key])
         return chains
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int]) -> None:
+    def commit(self, pool: Pool, path: Sequence[int], keep: Sequence[int]) -> None:
         """Append `path` to the prefix; the nodes below it in `keep` stay provisional."""
-        keys = [int(tree.key[node]) for node in path]
+        keys = [int(pool.key[node]) for node in path]
         end_chain = self._chains.get(keys[-1]) if keys else None
         if end_chain is None or [self._chains.get(key, ((),))[-1] for key in keys] != list(
             end_chain
         ):
             raise UsageError("the path to commit was not evaluated: evaluate its nodes first")
         depth = len(end_chain)
-        kept_keys = {int(tree.key[node]) for node in keep}
+        kept_keys = {int(pool.key[node]) for node in keep}
         below = {
             key: chain
             for key, chain in self._chains.items()

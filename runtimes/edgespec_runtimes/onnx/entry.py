@@ -15,7 +15,7 @@ from edgespec.settings.units import format_size
 from edgespec.values import ModelDetails
 from edgespec_runtimes.onnx import baselines
 from edgespec_runtimes.onnx.files.roles import find_roles
-from edgespec_runtimes.onnx.files.source import find_model, named_model, read_source
+from edgespec_runtimes.onnx.files.source_model import find_model, named_model, read_source
 from edgespec_runtimes.onnx.graph.flow import simplified
 from edgespec_runtimes.onnx.ort.devices import CUDA_PROVIDER, Device, find_cuda, is_listed
 from edgespec_runtimes.onnx.ort.packages import check_packages

@@ -15,10 +15,10 @@ import numpy as np
 from edgespec.concurrency.owning import Users, close_all
 from edgespec.errors import UsageError
 from edgespec.paging.reader import WatchedFiles
+from edgespec.pool import Pool
 from edgespec.ports import PassPart, Progress, Vocabulary
 from edgespec.ports.state import StateOrigin
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec.tree import ROOT, TokenTree
 from edgespec.values import ModelInfo
 from edgespec_runtimes.kit.running import RunningModel
 from edgespec_runtimes.onnx.batches import Batch, Batcher
@@ -91,7 +91,7 @@ class OnnxModel(RunningModel):
                     rows = self._layer_inputs.rows
                     self._layer_inputs.hand_over(start + begin, rows[: len(chunk)])
                     if n_nodes and is_last:
-                        keys = (int(part.tree.key[ROOT]),)
+                        keys = (int(part.pool.key[part.nodes[0]]),)
                         self._layer_inputs.keep(dict(zip(keys, rows[len(chunk) :], strict=False)))
         return logits
 
@@ -111,24 +111,24 @@ class OnnxModel(RunningModel):
             logits = [rows[begin:end] for begin, end in pairwise([0, *ends])]
             if self._layer_inputs:
                 first = next((part for part in parts if part.slot == 0), None)
-                keys = first.tree.key[list(first.nodes)].tolist() if first else ()
+                keys = first.pool.key[list(first.nodes)].tolist() if first else ()
                 self._layer_inputs.keep(dict(zip(keys, self._layer_inputs.rows, strict=False)))
             return logits
 
     def _batches(self, part: PassPart) -> Iterator[Batch]:
         """Batches of a tree's nodes, which are assigned slots in the text's cache."""
         assert not part.reads, "prompts round by the batches they are read in"
-        tree, nodes, cache = part.tree, list(part.nodes), self._caches[part.slot]
-        chains = cache.place(tree, nodes)
-        tokens, depths = tree.token[nodes].astype(np.int64), tree.depth[nodes].astype(np.int64)
+        pool, nodes, cache = part.pool, list(part.nodes), self._caches[part.slot]
+        chains = cache.place(pool, nodes)
+        tokens, depths = pool.token[nodes].astype(np.int64), pool.depth[nodes].astype(np.int64)
         return self._batcher.tree(tokens, depths, chains, cache.n_committed)
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         with self._users.use():
-            position, keys = self.committed_of(slot), tree.key
-            self._caches[slot].commit(tree, path, keep)
+            position, keys = self.committed_of(slot), pool.key
+            self._caches[slot].commit(pool, path, keep)
             if self._layer_inputs and slot == 0:
                 kept = set(keys[list(keep)].tolist())
                 self._layer_inputs.commit(position, keys[list(path)].tolist(), kept)

@@ -32,7 +32,7 @@ from edgespec_runtimes.onnx.batches import Batcher
 from edgespec_runtimes.onnx.cache import KeyValueCache
 from edgespec_runtimes.onnx.decoder import Decoder
 from edgespec_runtimes.onnx.files.roles import find_roles
-from edgespec_runtimes.onnx.files.source import Source, read_source, with_weights
+from edgespec_runtimes.onnx.files.source_model import SourceModel, read_source, with_weights
 from edgespec_runtimes.onnx.files.vocabulary import read_vocabulary
 from edgespec_runtimes.onnx.graph.accuracy import (
     has_packed,
@@ -275,7 +275,7 @@ class PreparedOnnx(PreparedModel):
         small = self.info.size_bytes < SMALL_MODEL_BYTES
         return 1 if small else self._request.n_threads
 
-    def _describe(self, source: Source) -> ModelInfo:
+    def _describe(self, source: SourceModel) -> ModelInfo:
         request, config = self._request, source.config
         trained = context_length(source)
         n_ctx = request.ctx_size or min(trained or request.max_ctx, request.max_ctx)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import UsageError
-from edgespec.tree import TokenTree
+from edgespec.pool import Pool
 from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.rows import Rows
 from edgespec_runtimes.gguf.context.sequences import HOME, Texts, likely_first
@@ -67,10 +67,10 @@ class RecurrentText:
         self._copies = range(1, 1)
         """Sequences of further lines of the latest pass."""
 
-    def rows(self, tree: TokenTree, nodes: Sequence[int], reads: Sequence[int]) -> LineRows:
+    def rows(self, pool: Pool, nodes: Sequence[int], reads: Sequence[int]) -> LineRows:
         """The rows of a pass over `nodes` after the committed tokens and `reads`."""
-        parents = {int(tree.parent[node]) for node in nodes}
-        lines = [tree.path(node) for node in likely_first(tree, nodes) if node not in parents]
+        parents = {int(pool.parent[node]) for node in nodes}
+        lines = [pool.path(node) for node in likely_first(pool, nodes) if node not in parents]
         before = [*self.lag, *map(int, reads)]
         longest = max(map(len, lines), default=0)
         begin = self._text.n_committed
@@ -79,11 +79,11 @@ class RecurrentText:
         for sequence, line in enumerate(lines or [[]], first):
             for place, node in enumerate(line):
                 found.row_of.setdefault(node, len(found) + len(before) + place)
-            tokens = [*before, *(int(tree.token[node]) for node in line)]
+            tokens = [*before, *(int(pool.token[node]) for node in line)]
             tokens += tokens[-1:] * (longest - len(line))
             positions = range(begin, begin + len(tokens))
             found.extend(tokens, positions, [[sequence]] * len(tokens))
-        self._first = [int(tree.key[node]) for node in lines[0]] if lines else []
+        self._first = [int(pool.key[node]) for node in lines[0]] if lines else []
         self._before, self._longest = before, longest
         self._copies = range(HOME + 1, first + max(1, len(lines)))
         return found
@@ -123,12 +123,12 @@ class RecurrentText:
         self._text.extend(len(self.lag))
         self.lag = []
 
-    def commit(self, tree: TokenTree, path: Sequence[int]) -> None:
+    def commit(self, pool: Pool, path: Sequence[int]) -> None:
         """Drop all nodes except `path`, which begins at the root."""
-        keys = [int(tree.key[node]) for node in path]
+        keys = [int(pool.key[node]) for node in path]
         if keys[0] != self._first[0]:
             raise UsageError("a path is committed that was not evaluated")
-        tokens = [int(tree.token[node]) for node in path]
+        tokens = [int(pool.token[node]) for node in path]
         if self._rolls_back or not self._copies:
             pairs = zip(keys, self._first, strict=False)
             n_same = next((n for n, (one, other) in enumerate(pairs) if one != other), len(keys))

@@ -74,19 +74,19 @@ class ForestRows(Rows):
                 rows.extend([*map(int, reads)], range(begin, begin + len(reads)), homes)
                 branches.read(len(reads))
         rows.n_read = len(rows.tokens)
-        for slot, tree, nodes, _ in parts:
+        for slot, pool, nodes, _ in parts:
             branches = texts.all[slot]
             begin, first = branches.n_committed, len(rows.tokens)
-            ordered = likely_first(tree, nodes)
+            ordered = likely_first(pool, nodes)
             row_of = {node: first + n for n, node in enumerate(ordered)}
             rows.orders.append([row_of[node] - rows.n_read for node in nodes])
             rows.extend(
-                [int(tree.token[node]) for node in ordered],
-                [begin + int(tree.depth[node]) for node in ordered],
-                branches.place(tree, ordered),
+                [int(pool.token[node]) for node in ordered],
+                [begin + int(pool.depth[node]) for node in ordered],
+                branches.place(pool, ordered),
             )
             if slot == 0:
-                rows.row_of_key = {int(tree.key[node]): row for node, row in row_of.items()}
+                rows.row_of_key = {int(pool.key[node]): row for node, row in row_of.items()}
         return rows
 
     def in_order(self, logits: np.ndarray) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
-from edgespec.tree import ROOT, TokenTree
+from edgespec.pool import Pool
 from edgespec_runtimes.gguf.context.cell_moves import SequenceMemory, UsedCell
 from edgespec_runtimes.gguf.context.cell_order import CellLayout
 from edgespec_runtimes.gguf.context.windows import PromptEnds, WindowCells
@@ -152,33 +152,33 @@ class Branches:
         windows = self._layout.windows
         return windows.reachable(self.cells[:most]) if windows else min(most, self.n_committed)
 
-    def place(self, tree: TokenTree, nodes: Sequence[int]) -> list[list[int]]:
+    def place(self, pool: Pool, nodes: Sequence[int]) -> list[list[int]]:
         """Sequences of each of `nodes`, parents first, ready to be decoded as one batch.
 
         Raises UsageError if a parent was not evaluated, or if there are too many branches.
         """
         placed: dict[int, list[int]] = {}
         for node in nodes:
-            key = int(tree.key[node])
-            if node == ROOT:
+            key = int(pool.key[node])
+            if pool.parent[node] < 0:
                 sequence = self._take()
                 self._chains[sequence] = []
             else:
-                sequence = self._branch_at(int(tree.key[tree.parent[node]]), placed)
+                sequence = self._branch_at(int(pool.key[pool.parent[node]]), placed)
             self._chains[sequence].append(key)
             self._cell_of[key] = self._layout.append()
             placed[key] = [sequence]
-        return [sorted(placed[int(tree.key[node])]) for node in nodes]
+        return [sorted(placed[int(pool.key[node])]) for node in nodes]
 
-    def commit(self, tree: TokenTree, path: Sequence[int], keep: Sequence[int]) -> None:
+    def commit(self, pool: Pool, path: Sequence[int], keep: Sequence[int]) -> None:
         """Append `path` to the prefix; the nodes below it in `keep` stay provisional."""
-        keys = [int(tree.key[node]) for node in path]
+        keys = [int(pool.key[node]) for node in path]
         if self._chains == {self.home: keys}:  # nothing to drop and nothing to copy
             self.cells += (self._cell_of.pop(key) for key in keys)
             self._synced[self.home] = self.n_committed
             self._chains = {}
             return
-        kept_keys = {int(tree.key[node]) for node in keep}
+        kept_keys = {int(pool.key[node]) for node in keep}
         begin, end = self.n_committed, self.n_committed + len(keys)
         through = {s: c[len(keys) :] for s, c in self._chains.items() if c[: len(keys)] == keys}
         if not through:
@@ -339,7 +339,7 @@ class Branches:
         return sequence
 
 
-def likely_first(tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+def likely_first(pool: Pool, nodes: Sequence[int]) -> list[int]:
     """`nodes` depth first, more probable siblings first.
 
     The accepted path is then probably first, and the dropped nodes behind it can be freed at once.
@@ -349,8 +349,8 @@ def likely_first(tree: TokenTree, nodes: Sequence[int]) -> list[int]:
     wanted = set(nodes)
     below: dict[int, list[int]] = {}
     tops: list[int] = []
-    for node in sorted(nodes, key=lambda node: tree.cumulative[node]):
-        parent = int(tree.parent[node])
+    for node in sorted(nodes, key=lambda node: pool.cumulative[node]):
+        parent = int(pool.parent[node])
         (below.setdefault(parent, []) if parent in wanted else tops).append(node)
     ordered: list[int] = []
     while tops:

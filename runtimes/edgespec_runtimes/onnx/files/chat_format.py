@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.ports.chat_format import DEFAULT, ChatFormat
-from edgespec_runtimes.onnx.files.source import GENAI_CONFIG, read_json, read_text
+from edgespec_runtimes.onnx.files.source_model import GENAI_CONFIG, read_json, read_text
 
 MAX_BYTES = 16 << 20
 _SAMPLING = {

@@ -21,7 +21,7 @@ from edgespec.memory import room
 from edgespec.ports import Vocabulary, check_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.onnx.files.chat_format import chat_format
-from edgespec_runtimes.onnx.files.source import read_text
+from edgespec_runtimes.onnx.files.source_model import read_text
 
 MAX_BYTES = 256 << 20
 MEMORY_PER_BYTE = 19

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import onnx
 
-from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, reads
 
 _TABLES = {FUSED_ATTENTION: (7, 8), "RotaryEmbedding": (2, 3)}
@@ -17,7 +17,7 @@ _TABLES = {FUSED_ATTENTION: (7, 8), "RotaryEmbedding": (2, 3)}
 _DOMAIN = "com.microsoft"
 
 
-def trimmed(graph: onnx.GraphProto, source: Source, n_rows: int) -> Source:
+def trimmed(graph: onnx.GraphProto, source: SourceModel, n_rows: int) -> SourceModel:
     """The source with such tables cut to `n_rows`; the graph's tensors are changed in place."""
     weights = dict(source.weights)
     tables = _tables(graph)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.files.roles import IDS, MASK, POSITIONS, Roles
-from edgespec_runtimes.onnx.files.source import Source, StoredWeight
+from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
 from edgespec_runtimes.onnx.graph.cutting import Cut
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, Flow
 from edgespec_runtimes.onnx.graph.layers import find_stages
@@ -198,7 +198,7 @@ def loading_bytes(weights: Iterable[StoredWeight]) -> int:
     )
 
 
-def dequantised_bytes(model: onnx.ModelProto, cut: Cut, source: Source) -> list[int]:
+def dequantised_bytes(model: onnx.ModelProto, cut: Cut, source: SourceModel) -> list[int]:
     """Bytes of each piece's weights that DequantizeLinear makes floats of in every run.
 
     onnxruntime folds no such node; those with blocks become part of a packed product.
@@ -225,7 +225,7 @@ def folded_weights(model: onnx.ModelProto) -> set[str]:
 
 
 def converted_bytes(
-    model: onnx.ModelProto, cut: Cut, source: Source, dequantised: Sequence[int]
+    model: onnx.ModelProto, cut: Cut, source: SourceModel, dequantised: Sequence[int]
 ) -> int:
     """Memory of single-precision copies of weights on CPUs.
 

@@ -13,7 +13,7 @@ from edgespec.errors import EdgespecError, ModelError
 from edgespec.memory.budget import MIB
 from edgespec.memory.heap import allocated_bytes
 from edgespec.memory.process import round_up_to_step
-from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds, PieceSize, Placement, place
 from edgespec_runtimes.onnx.ort.devices import CPU, Device
@@ -97,7 +97,7 @@ class Deployment(Closeable):
             self.leave_device(f"onnxruntime could not use {self.device.label}")
 
     def gpu_needs(
-        self, source: Source, cache_bytes: int, n_layers: int, can_be_cut: bool
+        self, source: SourceModel, cache_bytes: int, n_layers: int, can_be_cut: bool
     ) -> GpuNeeds:
         """Needs of the device's memory, as a whole and, if the decoder can be cut, by pieces.
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from edgespec.values import ModelDetails
 from edgespec_runtimes.onnx.files.chat_format import genai_search, recommended_sampling
 from edgespec_runtimes.onnx.files.roles import Roles
-from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.flow import FUSED_ATTENTION, PACKED, angle_switch
 
 _NAMES: dict[int, str] = {
@@ -22,7 +22,7 @@ _NAMES: dict[int, str] = {
 }
 
 
-def details_of(source: Source, roles: Roles) -> ModelDetails:
+def details_of(source: SourceModel, roles: Roles) -> ModelDetails:
     """Details of a model with a valid graph."""
     bits, others = _blocks(source)
     elements = Counter[str]()
@@ -47,7 +47,7 @@ def details_of(source: Source, roles: Roles) -> ModelDetails:
     )
 
 
-def _blocks(source: Source) -> tuple[dict[str, int], set[str]]:
+def _blocks(source: SourceModel) -> tuple[dict[str, int], set[str]]:
     """Bits per weight of block-quantised tensors, and tensors that are no weights: scales and
     tables of angles.
     """
@@ -63,7 +63,7 @@ def _blocks(source: Source) -> tuple[dict[str, int], set[str]]:
     return bits, others
 
 
-def context_length(source: Source) -> int | None:
+def context_length(source: SourceModel) -> int | None:
     """The trained context length by the model's configuration, limited by its angles."""
     configured = (
         _count(source.config, "max_position_embeddings")

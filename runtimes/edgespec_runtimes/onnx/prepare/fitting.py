@@ -13,7 +13,7 @@ import onnx
 from edgespec.memory.needs import affordable
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.onnx.files.roles import Roles
-from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.cutting import ALWAYS, Cut, cut
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, FUSED_ATTENTION
 from edgespec_runtimes.onnx.graph.fusing import can_be_fused, export_shapes, with_fused_attention
@@ -35,7 +35,7 @@ class FittedDecoder:
         self,
         graph: onnx.ModelProto,
         roles: Roles,
-        source: Source,
+        source: SourceModel,
         request: ModelRequest,
         n_ctx: int,
         capacity: int,
@@ -85,13 +85,13 @@ class FittedDecoder:
         converts = any(name == ALWAYS for piece in self.cut.pieces for _, name in piece.inputs)
         return self._cut(by_piece=False) if converts or self.cut.scales else self.cut
 
-    def fed_kinds(self, source: Source) -> dict[str, int]:
+    def fed_kinds(self, source: SourceModel) -> dict[str, int]:
         """Embeddings that a whole session need not look up, because tables are read by row outside
         it, with their element types."""
         found = ((name, source.weights.get(table)) for name, table in self.cut.embeddings)
         return {name: weight.kind for name, weight in found if weight and weight.can_be_bound}
 
-    def exchange(self, source: Source, layouts: Layouts) -> None:
+    def exchange(self, source: SourceModel, layouts: Layouts) -> None:
         """Page packed layers by records of these layouts."""
         self.layouts = layouts
         if layouts:

@@ -29,7 +29,7 @@ from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile
 from edgespec.files.unfinished import sweep
 from edgespec.memory.process import processor
-from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.ort.telemetry import silent_environment
 from edgespec_runtimes.onnx.weights import artifacts
@@ -92,7 +92,7 @@ class MeasuredOnnx:
     """The trial was given up, so that sizes must be computed."""
 
 
-def measured(whole: Cut, cut: Cut, source: Source, n_threads: int) -> MeasuredOnnx:
+def measured(whole: Cut, cut: Cut, source: SourceModel, n_threads: int) -> MeasuredOnnx:
     """Measure the pieces of a decoder on Linux, if it has some size.
 
     `whole` computes as a session of all pieces does; `cut` may convert half precision otherwise.
@@ -171,7 +171,7 @@ def _can_measure() -> bool:
     return sys.platform == "linux" and interpreter.is_available()
 
 
-def _with_places(cut: Cut, piece: Piece, source: Source) -> bytes:
+def _with_places(cut: Cut, piece: Piece, source: SourceModel) -> bytes:
     """The graph of a piece with its weights as external data."""
     _, places = source.references()
     return with_constants(
@@ -179,7 +179,7 @@ def _with_places(cut: Cut, piece: Piece, source: Source) -> bytes:
     )
 
 
-def _tried(graphs: Sequence[bytes], n_pairs: int, source: Source, n_threads: int) -> list[Any]:
+def _tried(graphs: Sequence[bytes], n_pairs: int, source: SourceModel, n_threads: int) -> list[Any]:
     """The trial's answers, in order; the last `2 * n_pairs` graphs are pairs, the one before is of
     several pieces. Empty if there are none."""
     folder, _ = source.references()
@@ -233,7 +233,7 @@ def _exchange(answer: Any) -> Exchange | None:
     return None
 
 
-def _structure(cut: Cut, piece: Piece, source: Source) -> str:
+def _structure(cut: Cut, piece: Piece, source: SourceModel) -> str:
     """Digest of a piece's operators and of its weights' types and shapes."""
     nodes = onnx.load_from_string(cut.graphs[piece.graph]).graph.node
     operators = Counter(_described(node) for node in nodes)
@@ -259,11 +259,11 @@ def _packer() -> tuple[object, ...]:
     return ort.__version__, name, sorted(flags)
 
 
-def _key(source: Source, n_threads: int) -> str:
+def _key(source: SourceModel, n_threads: int) -> str:
     return _short_hash(repr((_TRIAL, list(_known(source)), n_threads, *_packer())))
 
 
-def _known(source: Source) -> Iterator[object]:
+def _known(source: SourceModel) -> Iterator[object]:
     for file in source.files:
         state = file.stat()
         yield Path(file).resolve(), state.st_size, state.st_mtime_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.accuracy import rounds_to_eight_bits
 from edgespec_runtimes.onnx.graph.flow import BATCH_SCALED, MIXTURES
 from edgespec_runtimes.onnx.prepare.fitting import FittedDecoder
@@ -21,7 +21,7 @@ def measuring_notes(name: str, measured: MeasuredOnnx) -> list[str]:
     ]
 
 
-def paging_notes(name: str, source: Source, fitted: FittedDecoder) -> list[str]:
+def paging_notes(name: str, source: SourceModel, fitted: FittedDecoder) -> list[str]:
     """Notes on a target that cannot be paged, or only as a whole."""
     notes = []
     if source.unbound:

@@ -14,7 +14,7 @@ from edgespec.memory.needs import BatchNeeds
 from edgespec.memory.pinning import SegmentSize
 from edgespec.values import ModelInfo
 from edgespec_runtimes.kit.kept_features import feature_bytes
-from edgespec_runtimes.onnx.files.source import Source, StoredWeight
+from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
 from edgespec_runtimes.onnx.memory import decoder_needs
 from edgespec_runtimes.onnx.memory.placement import GpuNeeds
 from edgespec_runtimes.onnx.ort.devices import Device
@@ -85,7 +85,7 @@ def batch_needs(
 def resident_rows(
     owner: str,
     deployment: Deployment,
-    source: Source,
+    source: SourceModel,
     measured: MeasuredOnnx,
 ) -> tuple[MemoryRow, ...] | None:
     """Rows of a session with all weights; None if a GPU has room for only some of them.
@@ -136,7 +136,7 @@ def _packed(fitted: FittedDecoder, weights: Sequence[StoredWeight]) -> list[Stor
 
 def _loading_bytes(
     fitted: FittedDecoder,
-    source: Source,
+    source: SourceModel,
     measured: MeasuredOnnx,
     kept: Sequence[StoredWeight],
 ) -> int:
@@ -171,7 +171,7 @@ def _loading_bytes(
 
 
 def unmeasured(
-    fitted: FittedDecoder, source: Source, sizes: Sequence[SessionSize]
+    fitted: FittedDecoder, source: SourceModel, sizes: Sequence[SessionSize]
 ) -> list[StoredWeight]:
     """Weights of a whole session that are in no measured piece.
 
@@ -186,7 +186,7 @@ def unmeasured(
 
 
 def paged_rows(
-    deployment: Deployment, source: Source, measured: MeasuredOnnx
+    deployment: Deployment, source: SourceModel, measured: MeasuredOnnx
 ) -> tuple[MemoryRow, ...]:
     if source.unbound:
         return ()
@@ -240,7 +240,7 @@ def _packed_bytes(fitted: FittedDecoder, sizes: Sequence[SessionSize]) -> int:
 
 
 def cuts(
-    deployment: Deployment, source: Source, sizes: Sequence[SessionSize]
+    deployment: Deployment, source: SourceModel, sizes: Sequence[SessionSize]
 ) -> tuple[tuple[SegmentSize, ...], ...]:
     """The only segmentation of the weights, one segment per piece; empty if it cannot be paged.
 

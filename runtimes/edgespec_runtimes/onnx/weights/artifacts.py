@@ -25,7 +25,7 @@ from edgespec.files.unfinished import unfinished_file
 from edgespec.paging.reader import BLOCK_BYTES, Extent
 from edgespec.ports import Progress
 from edgespec_runtimes.onnx.files.outline import INLINE_BYTES
-from edgespec_runtimes.onnx.files.source import Source, StoredWeight
+from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
 
 SMALL_BYTES = 1 << 16
 """Weights up to this size are kept in memory and need no alignment."""
@@ -41,7 +41,7 @@ def folder() -> Path:
     return cache_folder.folder() / "onnx"
 
 
-def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
+def aligned(source: SourceModel, is_stopped: Callable[[], bool]) -> SourceModel:
     """A source whose larger weights are all aligned.
 
     Tensors in a protobuf may begin at any byte; such a model's weights are copied once to a file in
@@ -61,7 +61,7 @@ def aligned(source: Source, is_stopped: Callable[[], bool]) -> Source:
     return replace(source, files=(path,), weights=places)
 
 
-def as_bytes(source: Source) -> Source:
+def as_bytes(source: SourceModel) -> SourceModel:
     """A source whose larger tensors are all bytes in a file.
 
     Writers may also store them as numbers inside the graph (int32_data and other fields); those are
@@ -100,7 +100,7 @@ def _holds_numbers(tensor: TensorProto) -> bool:
     return is_inside and any(len(getattr(tensor, field)) for field in _NUMBERS)
 
 
-def _bytes_of(source: Source, tensor: TensorProto) -> bytes:
+def _bytes_of(source: SourceModel, tensor: TensorProto) -> bytes:
     try:
         return bytes(numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data)
     except (KeyError, TypeError, ValueError) as error:
@@ -111,8 +111,11 @@ def _bytes_of(source: Source, tensor: TensorProto) -> bytes:
 
 
 def by_row(
-    source: Source, table: str, is_stopped: Callable[[], bool], progress: Progress | None = None
-) -> Source:
+    source: SourceModel,
+    table: str,
+    is_stopped: Callable[[], bool],
+    progress: Progress | None = None,
+) -> SourceModel:
     """A transposed table [hidden, tokens] as [tokens, hidden] in a file of its own.
 
     A column is spread over the whole table, a row is contiguous. The table is copied once to a file
@@ -131,7 +134,7 @@ def by_row(
 
 
 def copied(
-    source: Source,
+    source: SourceModel,
     kind: str,
     nbytes: int,
     write: Callable[[BinaryIO], None],
@@ -177,13 +180,13 @@ def _is_whole(path: Path, nbytes: int, time_s: int) -> bool:
     return False
 
 
-def _time_of_copies(source: Source) -> int:
+def _time_of_copies(source: SourceModel) -> int:
     """Seconds of the last change of a model, rounded down to what every file system can keep."""
     changed_s = max(int(file.stat().st_mtime) for file in source.files)
     return changed_s - changed_s % _TIME_STEP_S
 
 
-def _identity(source: Source) -> tuple[str, str]:
+def _identity(source: SourceModel) -> tuple[str, str]:
     """Digests of the model's path, and of its files' sizes and times."""
     states = [file.stat() for file in source.files]
     known = [(state.st_size, state.st_mtime_ns, state.st_ino) for state in states]
@@ -194,7 +197,7 @@ def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _laid_out(source: Source) -> tuple[dict[str, StoredWeight], int]:
+def _laid_out(source: SourceModel) -> tuple[dict[str, StoredWeight], int]:
     """The weights with positions in a new file, in order, and its size."""
     places: dict[str, StoredWeight] = {}
     end = 0
@@ -208,7 +211,7 @@ def _laid_out(source: Source) -> tuple[dict[str, StoredWeight], int]:
 
 
 def _copy_weights(
-    source: Source,
+    source: SourceModel,
     places: dict[str, StoredWeight],
     out: BinaryIO,
     end: int,
@@ -233,7 +236,7 @@ def _copy_weights(
 
 
 def _copy_by_row(
-    source: Source,
+    source: SourceModel,
     weight: StoredWeight,
     out: BinaryIO,
     is_stopped: Callable[[], bool],

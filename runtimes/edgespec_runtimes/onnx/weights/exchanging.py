@@ -20,7 +20,7 @@ from edgespec.errors import Cancelled
 from edgespec.files.unfinished import scratch_folder
 from edgespec.paging.reader import Extent, Segment, block_ceil
 from edgespec.ports import Progress
-from edgespec_runtimes.onnx.files.source import Source
+from edgespec_runtimes.onnx.files.source_model import SourceModel
 from edgespec_runtimes.onnx.graph.accuracy import levels
 from edgespec_runtimes.onnx.graph.cutting import Cut
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession
@@ -43,7 +43,7 @@ def single_pieces(cut: Cut, layouts: Layouts) -> list[int]:
 
 
 def with_records(
-    groups: Sequence[PieceWeights], cut: Cut, source: Source, layouts: Layouts
+    groups: Sequence[PieceWeights], cut: Cut, source: SourceModel, layouts: Layouts
 ) -> list[PieceWeights]:
     """The segments if packed pieces have records, in the file after those of the source.
 
@@ -74,7 +74,7 @@ def _places(cut: Cut, layouts: Layouts) -> tuple[dict[int, int], int]:
 
 def records(
     cut: Cut,
-    source: Source,
+    source: SourceModel,
     layouts: Layouts,
     n_threads: int,
     made_by: str,
@@ -105,7 +105,7 @@ def records(
     return artifacts.copied(source, f"{level}.packed", end, write, why, made_by)
 
 
-def _saved(cut: Cut, index: int, source: Source, n_threads: int, into: Path) -> SavedPiece:
+def _saved(cut: Cut, index: int, source: SourceModel, n_threads: int, into: Path) -> SavedPiece:
     folder, places = source.references()
     piece = cut.pieces[index]
     graph = with_constants(
@@ -118,7 +118,7 @@ class ExchangingWeights(PackedWeights):
     """Weights of a decoder whose packed layers have records, and whose other packed pieces stay."""
 
     def __init__(
-        self, source: Source, *others: Any, records: Path, layouts: Layouts, n_threads: int
+        self, source: SourceModel, *others: Any, records: Path, layouts: Layouts, n_threads: int
     ) -> None:
         """`others` are the arguments of `OnnxWeights`."""
         super().__init__(replace(source, files=(*source.files, records)), *others)

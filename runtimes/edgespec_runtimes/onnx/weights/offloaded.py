@@ -14,7 +14,7 @@ from edgespec.paging.pager import PinnedSegments
 from edgespec.ports import Progress
 from edgespec.tracing.spans import Track
 from edgespec_runtimes.kit.segmented import one_by_one
-from edgespec_runtimes.onnx.files.source import StoredWeight
+from edgespec_runtimes.onnx.files.source_model import StoredWeight
 from edgespec_runtimes.onnx.ort.devices import Device
 from edgespec_runtimes.onnx.ort.sessions import (
     Bound,

@@ -23,7 +23,7 @@ from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.heap import trim_heap
 from edgespec.paging.reader import WatchedFiles
 from edgespec.ports import Progress
-from edgespec_runtimes.onnx.files.source import refer
+from edgespec_runtimes.onnx.files.source_model import refer
 from edgespec_runtimes.onnx.graph.flow import PACKED
 from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, value

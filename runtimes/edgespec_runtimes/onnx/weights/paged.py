@@ -20,7 +20,7 @@ from edgespec.ports import Progress
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec_runtimes.kit.row_file import RowFile
 from edgespec_runtimes.kit.segmented import Division, SegmentedWeights
-from edgespec_runtimes.onnx.files.source import Source, StoredWeight
+from edgespec_runtimes.onnx.files.source_model import SourceModel, StoredWeight
 from edgespec_runtimes.onnx.graph.cutting import Cut, Piece
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession
 from edgespec_runtimes.onnx.weights.artifacts import SMALL_BYTES, by_row
@@ -39,7 +39,7 @@ class PieceWeights:
     weights: tuple[StoredWeight, ...]
 
 
-def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
+def own_weights(cut: Cut, source: SourceModel) -> list[PieceWeights]:
     """The segments in order of use, one for each piece with weights of its own."""
     small = {weight.name for weight in small_weights(cut, source)}
     groups = []
@@ -52,7 +52,7 @@ def own_weights(cut: Cut, source: Source) -> list[PieceWeights]:
     return groups
 
 
-def small_weights(cut: Cut, source: Source) -> list[StoredWeight]:
+def small_weights(cut: Cut, source: SourceModel) -> list[StoredWeight]:
     """Weights that stay in memory, because several pieces read them or they are small."""
     users: dict[str, int] = {}
     for piece in cut.pieces:
@@ -70,7 +70,7 @@ def small_weights(cut: Cut, source: Source) -> list[StoredWeight]:
 class EmbeddingTable(Closeable):
     """An embedding table whose rows are read on demand."""
 
-    def __init__(self, source: Source, weight: StoredWeight) -> None:
+    def __init__(self, source: SourceModel, weight: StoredWeight) -> None:
         path, row_bytes = source.files[weight.extent.file_index], weight.nbytes // weight.shape[0]
         self._shape = weight.shape[1:]
         self._kind = helper.tensor_dtype_to_np_dtype(weight.kind)
@@ -92,7 +92,7 @@ class EmbeddingTable(Closeable):
 
 
 def open_tables(
-    cut: Cut, source: Source, is_stopped: Callable[[], bool], progress: Progress | None
+    cut: Cut, source: SourceModel, is_stopped: Callable[[], bool], progress: Progress | None
 ) -> Iterator[tuple[str, EmbeddingTable]]:
     """Tables of the embeddings that are looked up by token; transposed ones are copied first.
 
@@ -110,7 +110,7 @@ class OnnxWeights(SegmentedWeights[PieceWeights]):
 
     def __init__(
         self,
-        source: Source,
+        source: SourceModel,
         cut: Cut,
         sessions: Sequence[OrtSession],
         groups: Sequence[PieceWeights],
@@ -188,7 +188,7 @@ class OnnxWeights(SegmentedWeights[PieceWeights]):
         close_all(*(session.close for session in self._sessions), super().close)
 
 
-def _read(source: Source, weight: StoredWeight) -> np.ndarray:
+def _read(source: SourceModel, weight: StoredWeight) -> np.ndarray:
     """Read a weight into memory of its own. Raises WeightReadError."""
     path = source.files[weight.extent.file_index]
     try:

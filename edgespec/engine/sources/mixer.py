@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from operator import attrgetter
 
-from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.state_store import Numbers
+from edgespec.engine.sources.source import Opinion
+from edgespec.engine.state_store import Numbers
 from edgespec.rules.pacer import Guess
 
 EVIDENCE = 1.0 / 0.6

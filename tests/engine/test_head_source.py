@@ -8,14 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from source_cases import ask, text_of
 
-from edgespec.engine.drafting.head_drafter import HeadDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.head_source import HeadSource
 from edgespec.errors import UsageError
+from edgespec.pool import line
 from edgespec.ports import LanguageModel, PassPart, Progress
 from edgespec.rules.sampling import SamplingParams
-from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult
 from engine_cases import assert_nothing_provisional, waits_for_steps_of
 from fake_model import FakeModel, blend, fake_features, random_language
@@ -63,7 +64,7 @@ class FakeHead(FakeModel):
             if len(before) - 1 in self.known:
                 self._check(before)
             else:
-                assert node != ROOT, "the root's features are the target's"
+                assert node != 0, "the root's features are the target's"
                 self.n_predicted += 1
         return logits
 
@@ -177,7 +178,7 @@ def test_a_text_whose_features_nobody_gave_goes_on_without_guesses_of_the_head()
         target.give_features((0,), lambda position, rows: None)
         prefill(target, PROMPT[:-1])
         target.give_features(head.info.feature_layers, head.take_features)
-        engine.first.committed += PROMPT[:-1]
+        engine.slots[0].committed += PROMPT[:-1]
         tokens = [event.token for event in engine.generate(PROMPT, SamplingParams(), 20)]
     assert tuple(tokens) == run(None, n_tokens=20)[0].tokens
     assert not head.evaluations
@@ -196,46 +197,36 @@ def test_a_rule_that_draws_guesses_refuses_a_head() -> None:
         run(FakeHead(), settings=EngineSettings(acceptance="rejection"))
 
 
-@pytest.fixture
-def drafter() -> tuple[FakeHead, HeadDrafter]:
+def fed(text: Sequence[int], n_read: int) -> tuple[FakeHead, HeadSource]:
+    """A head with the features of a text, and a source that has read its first tokens."""
     head = FakeHead()
-    return head, HeadDrafter(head, 4, N_VOCAB, frozenset())
-
-
-def feed(head: FakeHead, text: Sequence[int]) -> None:
-    """Give the head the features of a text."""
     rows = np.stack([np.stack([fake_features(text[: n + 1])] * 3) for n in range(len(text))])
     head.take_features(0, rows)
+    source = HeadSource(head, 4, N_VOCAB, frozenset())
+    source.read(text_of(text[:n_read], 1))
+    return head, source
 
 
-def test_nothing_is_guessed_after_the_first_token_of_a_text(
-    drafter: tuple[FakeHead, HeadDrafter],
-) -> None:
-    _, guesses = drafter
-    assert guesses.obstacle([], 5) is None
-    assert guesses.open_nodes(TokenTree(5)) == []
+def test_nothing_is_guessed_after_the_first_token_of_a_text() -> None:
+    source, text = HeadSource(FakeHead(), 4, N_VOCAB, frozenset()), text_of([], 5)
+    assert source.obstacle(text) is None
+    assert source.open(line(0, [5]), text) == []
 
 
-def test_only_children_of_evaluated_nodes_are_open(drafter: tuple[FakeHead, HeadDrafter]) -> None:
+def test_only_children_of_evaluated_nodes_are_open() -> None:
     """A lookup hangs long lines, through which the head goes a step at a time."""
-    head, guesses = drafter
-    feed(head, PROMPT)
-    guesses.catch_up(PROMPT)
-    tree = TokenTree(3)
-    tree.add(tree.add(ROOT, 4, 0.9), 5, 0.9)
-    assert guesses.open_nodes(tree) == [0]
-    guesses.step(tree, [0])
-    assert guesses.open_nodes(tree) == [1]
+    _, source = fed(PROMPT, len(PROMPT))
+    pool, text = line(0, [3, 4, 5]), text_of(PROMPT, 3)
+    assert source.open(pool, text) == [0]
+    ask(source, pool, [0], text)
+    assert source.open(pool, text) == [1]
 
 
-def test_features_after_a_rewind_are_forgotten(drafter: tuple[FakeHead, HeadDrafter]) -> None:
-    head, guesses = drafter
-    feed(head, PROMPT)
-    guesses.catch_up(PROMPT[:3])
-    guesses.rest()
+def test_features_after_a_rewind_are_forgotten() -> None:
+    head, source = fed(PROMPT, 3)
+    source.rest(text_of(PROMPT[:3]))
     assert len(head.known) == len(PROMPT)
-    guesses.rewind(4)
+    source.rewind(0, 4)
     assert sorted(head.known) == [0, 1, 2, 3]
-    assert (
-        guesses.obstacle(PROMPT[:5], 1) == "the target's hidden states of this text are not known"
-    )
+    reason = "the target's hidden states of this text are not known"
+    assert source.obstacle(text_of(PROMPT[:5], 1)) == reason

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.engine.drafting.drafter import Opinion
-from edgespec.engine.drafting.free import FreeDrafter
+from edgespec.engine.sources.source import FreeSource, Opinion
+from edgespec.pool import Pool
 from edgespec.rules.filters import top_tokens
-from edgespec.tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    from edgespec.engine.text import Text
 
 PAIR, SINGLE = "after the same two tokens", "after the same token"
 KINDS = {PAIR: 0.7, SINGLE: 0.4}
@@ -58,67 +61,52 @@ class SuccessorTable:
         return self._tokens[row, is_used].astype(np.int64), self._logits[row, is_used]
 
 
-class RecyclingDrafter(FreeDrafter):
-    """Implements `Drafter` with the target's logits of earlier passes."""
+class RecyclingSource(FreeSource):
+    """Guesses from the logits of earlier passes of one client's text in each slot."""
 
-    source = "recycled"
+    name = "recycled"
     kinds = KINDS
     temperature = 1.2
 
     def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
         super().__init__(eog_tokens)
-        self._after_pair = SuccessorTable()
-        self._after_token = SuccessorTable()
-        self._n_read = 0
-        self._before_root = -1
-        self._client = ""
+        self._tables: dict[int, tuple[str, SuccessorTable, SuccessorTable]] = {}
+        """Tables by slot: the client, and what followed a pair of tokens and a single one."""
 
-    def begin_client(self, client: str) -> None:
-        if client != self._client:
-            self._client = client
-            self._after_pair, self._after_token = SuccessorTable(), SuccessorTable()
+    def begin(self, text: Text) -> None:
+        super().begin(text)
+        slot, client = text.slot.number, text.terms.client
+        if slot not in self._tables or self._tables[slot][0] != client:
+            self._tables[slot] = client, SuccessorTable(), SuccessorTable()
 
-    def end_text(self, new: Sequence[int]) -> None:
-        """Its logits are in the tables already."""
-
-    def answer(self, tree: TokenTree, node: int) -> Opinion | None:
-        token = int(tree.token[node])
+    def answer(self, pool: Pool, node: int, text: Text) -> Opinion | None:
+        _, after_pair, after_token = self._tables[text.slot.number]
         for kind, found in (
-            (PAIR, self._after_pair.get(self._pair(tree, node))),
-            (SINGLE, self._after_token.get(token)),
+            (PAIR, after_pair.get(_pair(pool, node, text))),
+            (SINGLE, after_token.get(int(pool.token[node]))),
         ):
             if found is not None:
                 tokens, logits = found
-                depth, ahead = int(tree.depth[node]), self._branch(tree, node)
-                said = self._sampler.foresee(logits, N_GUESSES, depth, ahead, tokens)
-                return self.said(kind, *said)
+                depth, ahead = int(pool.depth[node]), self.branch(pool, node, text)
+                guesses = text.foresight.foresee(logits, N_GUESSES, depth, ahead, tokens)
+                return self.opinion(kind, *guesses)
         return None
 
-    def read(self, tree: TokenTree, path: Sequence[int]) -> None:
-        self._n_read += len(path)
-        self._before_root = int(tree.token[path[-1]])
-
-    def observe_logits(self, tree: TokenTree, nodes: Sequence[int], logits: np.ndarray) -> None:
+    def learn(self, pool: Pool, text: Text, nodes: Sequence[int], logits: np.ndarray) -> None:
+        _, after_pair, after_token = self._tables[text.slot.number]
         for node, row in zip(nodes, logits, strict=True):
             if not math.isfinite(row.max()):
                 continue  # non-finite logits after a rejected guess are no error
             tokens = top_tokens(row, N_SUCCESSORS)
-            self._after_pair.put(self._pair(tree, node), tokens, row[tokens])
-            self._after_token.put(int(tree.token[node]), tokens, row[tokens])
+            after_pair.put(_pair(pool, node, text), tokens, row[tokens])
+            after_token.put(int(pool.token[node]), tokens, row[tokens])
 
-    def catch_up(self, committed: Sequence[int]) -> bool:
-        if self._n_read >= len(committed):
-            return False
-        self.rest()
-        self._n_read, self._before_root = len(committed), int(committed[-1])
-        return True
+    def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
+        self.rest(text)
 
-    def rewind(self, n_tokens: int) -> None:
-        self.rest()
-        if n_tokens < self._n_read:
-            self._n_read, self._before_root = n_tokens, -1
 
-    def _pair(self, tree: TokenTree, node: int) -> int:
-        """The key of a node's token and the one before it."""
-        before = self._before_root if node == ROOT else int(tree.token[tree.parent[node]])
-        return before << 32 | int(tree.token[node])
+def _pair(pool: Pool, node: int, text: Text) -> int:
+    """The key of a node's token and the one before it."""
+    parent, committed = int(pool.parent[node]), text.slot.committed
+    before = int(pool.token[parent]) if parent >= 0 else committed[-1] if committed else -1
+    return before << 32 | int(pool.token[node])

@@ -5,25 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
+from source_cases import ask, text_of
 
-from edgespec.engine.drafting.grower import TreeGrower
-from edgespec.engine.drafting.head_drafter import BlockDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.head_source import BlockSource
 from edgespec.errors import UsageError
 from edgespec.models import pair_fit
+from edgespec.pool import line
 from edgespec.ports import PassPart
-from edgespec.rules.pacer import Pacer, nodes_to_verify
 from edgespec.rules.sampling import SamplingParams
-from edgespec.rules.tree_limits import Limits
-from edgespec.tree import ROOT, TokenTree
 from edgespec.values import GenerationResult
 from engine_cases import assert_nothing_provisional, finish
 from fake_model import FakeModel, blend, fake_features, random_language
+from one_tree import ROOT, OneTree
 from port_calls import prefill
 
 N_VOCAB = 40
@@ -76,7 +75,7 @@ class FakeBlockHead(FakeModel):
         return [np.stack(rows)[tree.depth[list(nodes)]]]
 
     def commit(
-        self, tree: TokenTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
+        self, tree: OneTree, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
     ) -> None:
         prefill(self, tree.token[list(path)].tolist())
 
@@ -113,13 +112,13 @@ def test_a_draft_s_agreement_is_that_of_its_first_guesses() -> None:
     assert 0 < agreed < 24
 
 
-@pytest.fixture
-def drafter() -> tuple[FakeBlockHead, BlockDrafter]:
+def fed() -> tuple[FakeBlockHead, BlockSource, Any]:
+    """A head that has read the prompt, its source, and the prompt's text with the root 8."""
     head = FakeBlockHead()
     feed(head, PROMPT)
-    guesses = BlockDrafter(head, 4, N_VOCAB, frozenset({3}))
-    guesses.catch_up(PROMPT)
-    return head, guesses
+    source, text = BlockSource(head, 4, N_VOCAB, frozenset({3})), text_of(PROMPT, 8)
+    source.read(text)
+    return head, source, text
 
 
 @pytest.mark.costly
@@ -140,59 +139,37 @@ def test_a_round_takes_one_pass_of_the_head() -> None:
     assert len(head.roots) <= result.speculation.rounds
 
 
-def test_the_tree_holds_the_most_probable_paths(
-    drafter: tuple[FakeBlockHead, BlockDrafter],
-) -> None:
-    """A path is as probable as the product of what was guessed at its depths (DDTree)."""
-    head, guesses = drafter
-    n_nodes = 14
-    pacer, tree = Pacer(), TokenTree(8)
-    grower, limits = TreeGrower([guesses], pacer), Limits(n_nodes, n_nodes, 9)
-    assert grower.step(tree, grower.open_nodes(tree), limits)
-    assert len(head.roots) == 1 and not grower.open_nodes(tree)
-    said = [guesses.opinion(int(tree.key[node])) for node in range(2)]
-    assert said[0] != said[1]
-    at_depths = []
-    [nodes] = nodes_to_verify([tree], [limits], limits.max_nodes, limits.max_branches)
-    chosen = sorted(tree.cumulative[nodes])[::-1]
-    for depth in range(head.info.block_guesses):
-        line = next(node for node in range(len(tree)) if tree.depth[node] == depth)
-        mixed = tree.confidence[tree.children(line)]
-        at_depths.append([*mixed])
-    products = [1.0]
-    for length in range(1, 1 + head.info.block_guesses):
-        products += [float(np.prod(path)) for path in product(*at_depths[:length])]
-    assert np.allclose(chosen, sorted(products)[::-1][:n_nodes])
+def test_all_nodes_of_a_depth_have_the_same_guesses() -> None:
+    """So a path is as probable as the product of what was guessed at its depths (DDTree)."""
+    head, source, text = fed()
+    pool = line(0, [8, 4])
+    other = pool.add(0, 9, 0.5)
+    ask(source, pool, [0], text)
+    first, below, beside = ask(source, pool, [0, 1, other], text)
+    assert first != below == beside
+    assert len(head.roots) == 1
 
 
-def test_what_others_hang_is_guessed_on_from_at_no_cost(
-    drafter: tuple[FakeBlockHead, BlockDrafter],
-) -> None:
-    head, guesses = drafter
-    tree, end = TokenTree(8), ROOT
-    for token in (4, 5, 3, 6, 7, 8):
-        end = tree.add(end, token, 0.9)
-    assert guesses.open_nodes(tree) == [ROOT] and not guesses.is_free
-    guesses.step(tree, [ROOT])
-    assert guesses.is_free
-    assert guesses.open_nodes(tree) == [1, 2, 4], "3 ends a text, and the block has five places"
-    guesses.step(tree, [1, 2, 4])
-    assert len(head.roots) == 1 and guesses.open_nodes(tree) == []
+def test_what_others_hang_is_guessed_on_from_at_no_cost() -> None:
+    head, source, text = fed()
+    pool = line(0, [8, 4, 5, 3, 6, 7, 8])
+    assert source.open(pool, text) == [0] and not source.is_free
+    ask(source, pool, [0], text)
+    assert source.is_free
+    assert source.open(pool, text) == [1, 2, 4], "3 ends a text, and the block has five places"
+    ask(source, pool, [1, 2, 4], text)
+    assert len(head.roots) == 1 and source.open(pool, text) == []
 
 
-def test_what_follows_an_accepted_path_is_guessed_anew(
-    drafter: tuple[FakeBlockHead, BlockDrafter],
-) -> None:
-    head, guesses = drafter
-    tree = TokenTree(8)
-    node = tree.add(ROOT, 4, 0.9)
-    root = tree.add(node, 5, 0.9)
-    guesses.step(tree, [ROOT])
+def test_what_follows_an_accepted_path_is_guessed_anew() -> None:
+    head, source, text = fed()
+    pool = line(0, [8, 4, 5])
+    ask(source, pool, [0], text)
     feed(head, [*PROMPT, 8, 4])
-    guesses.follow(tree, [ROOT, node], root)
+    source.follow(pool, text, [0, 1], 2)
+    pool.follow(2)
     assert head.committed == (*PROMPT, 8, 4)
-    assert guesses.opinion(int(tree.key[root])) is None
-    assert guesses.open_nodes(tree.reroot(root)) == [ROOT] and not guesses.is_free
+    assert source.open(pool, text) == [2] and not source.is_free and not source.said(text)
 
 
 @pytest.mark.parametrize("n_ctx", [1, 7, 20])

@@ -66,7 +66,7 @@ class StoredWeight:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceModel:
     """A model on disk; `model` contains small tensors and refers to others by name."""
 
     path: Path
@@ -159,7 +159,7 @@ def named_model(path: Path) -> Path:
     return found
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> SourceModel:
     """Read the graph of the ONNX file at `path`. Raises ModelError."""
     outline = read_outline(path)
     room.check(READ_BYTES + len(outline) * BYTES_PER_OUTLINE_BYTE, f"reading {path}")
@@ -183,7 +183,7 @@ def read_source(path: Path) -> Source:
             _put_inline(tensor, weight, list(files))
         else:
             weights[tensor.name] = weight
-    source = Source(path, model, tuple(files), weights)
+    source = SourceModel(path, model, tuple(files), weights)
     head_size = source.genai_decoder.get("head_size")
     if isinstance(head_size, int) and head_size > 0:
         set_head_size(model.graph, head_size)
@@ -320,7 +320,7 @@ def read_text(path: Path, max_bytes: int) -> str | None:
         raise ModelError(f"{path} cannot be read: {reason}") from error
 
 
-def with_weights(model: onnx.ModelProto, source: Source) -> tuple[onnx.ModelProto, Path]:
+def with_weights(model: onnx.ModelProto, source: SourceModel) -> tuple[onnx.ModelProto, Path]:
     """The graph with references to weights below one folder, and this folder."""
     folder, places = source.references()
     whole = onnx.ModelProto()

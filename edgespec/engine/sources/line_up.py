@@ -1,0 +1,56 @@
+"""The sources of an engine: the draft model, those without a model, and other packages'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.lookup import LookupSource
+from edgespec.engine.sources.model_source import ModelSource
+from edgespec.engine.sources.recycling import RecyclingSource
+from edgespec.engine.sources.source import Source
+from edgespec.extras import added
+from edgespec.ports import LanguageModel
+
+SOURCES = "edgespec.drafters"
+"""Entry point group of other packages' sources: functions that make a `Source` from the target's
+`ModelInfo` and `Vocabulary`. They guess where lookup does."""
+
+
+def line_up(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    others: Sequence[Source],
+    settings: EngineSettings,
+) -> list[Source]:
+    """The sources of guesses for a target, the draft model first."""
+    info, eog_tokens = target.info, target.vocabulary.eog_tokens
+    if not info.verifies_guesses:
+        return []
+    growth, found = settings.acceptance_rule.growth, list[Source]()
+    if draft is not None:
+        found.append(_of_model(draft, target, settings))
+    found += others
+    if growth is None and (draft is not None if settings.lookup is None else settings.lookup):
+        found += [LookupSource(eog_tokens), RecyclingSource(eog_tokens)]
+        found += [make(info, target.vocabulary) for make in added(SOURCES).values()]
+    return found
+
+
+def _of_model(draft: LanguageModel, target: LanguageModel, settings: EngineSettings) -> Source:
+    """The source of a draft model's guesses."""
+    info, growth = target.info, settings.acceptance_rule.growth
+    terms = settings.n_candidates, info.n_vocab, target.vocabulary.eog_tokens
+    if growth is not None:
+        from edgespec.engine.sources.drawing import DrawingSource
+
+        return DrawingSource(draft, growth, *terms[1:], info.n_ctx)
+    if draft.info.block_guesses:
+        from edgespec.engine.sources.head_source import BlockSource
+
+        return BlockSource(draft, *terms)
+    if draft.info.reads_features:
+        from edgespec.engine.sources.head_source import HeadSource
+
+        return HeadSource(draft, *terms)
+    return ModelSource(draft, *terms, max_tokens=info.n_ctx)

@@ -1,0 +1,208 @@
+"""Guesses from the text itself and from recent ones of the same client: the tokens that followed
+earlier occurrences of its last tokens.
+
+Like Saxena's prompt lookup and llama.cpp's n-gram modes, but with several continuations, at any
+node of a tree. SuffixDecoding (Oliaro et al., arXiv 2411.04975) keeps recent texts in suffix trees;
+here every text is in an index of its own, which is kept after its end. Knows no model.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edgespec.engine.sources.source import FreeSource, Opinion
+from edgespec.pool import Pool
+
+if TYPE_CHECKING:
+    from edgespec.engine.text import Text
+
+MIN_MATCH, MIN_RECENT_MATCH, MAX_MATCH = 2, 3, 24
+"""Fewest matching tokens of an occurrence, of one in another text, and most that are compared."""
+MAX_PLACES, MAX_WHOLE = 24, 3
+"""Most positions that a search compares, and matches of `MAX_MATCH` tokens that end it."""
+N_HEADS = 1 << 15
+"""Heads of an index's hash chains."""
+N_TOKENS = 8192
+"""Tokens of each of a client's two indexes: the older one goes when the newer one is full."""
+N_CLIENTS = 4
+"""Clients whose texts are kept, those that asked last."""
+N_CANDIDATES = 4
+FADING = 0.9
+"""Weight of an occurrence relative to the next later one."""
+_BY_LENGTH = {2: 0.3, 3: 0.4, 4: 0.5, 6: 0.6, 10: 0.7, MAX_MATCH: 0.8}
+"""Prior hit rates by the upper bound of the number of matching tokens."""
+KINDS = {
+    f"{origin}{most}{end}": rate
+    for most, rate in _BY_LENGTH.items()
+    for end in ("", "!")
+    for origin in ("", "other ")
+}
+"""Prior hit rates: of other texts' answers, by length, and of those with one continuation ("!")."""
+BYTES = N_CLIENTS * 2 * (N_HEADS * 4 + N_TOKENS * 8)
+"""Memory that the indexes of recent texts take together, at most."""
+
+
+class TextIndex:
+    """Index of token pairs with about nine bytes per token, as hash chains like those of LZ77.
+
+    A table has the last position of each pair, and each position links to the previous one of the
+    same pair. Positions are then compared backwards.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: array[int] = array("i")
+        self._before: array[int] = array("i")
+        """For each position the previous one with the same hash, or -1."""
+        self._heads: array[int] = array("i", [-1]) * N_HEADS
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            place, before = len(self.tokens), -1
+            self.tokens.append(token)
+            if place:
+                head = _head(self.tokens[place - 1], token)
+                before, self._heads[head] = self._heads[head], place
+            self._before.append(before)
+
+    def truncate(self, n_tokens: int) -> None:
+        for place in range(len(self.tokens) - 1, max(n_tokens, 1) - 1, -1):
+            head = _head(self.tokens[place - 1], self.tokens[place])
+            self._heads[head] = self._before[place]
+        del self.tokens[n_tokens:]
+        del self._before[n_tokens:]
+
+    def after(self, words: Sequence[int], least: int = MIN_MATCH) -> list[tuple[int, int]]:
+        """Tokens that followed earlier occurrences of the last of `words`, the latest first, each
+        with the number of matching tokens, at least `least`."""
+        if len(words) < MIN_MATCH:
+            return []
+        tokens, found, n_whole = self.tokens, [], 0
+        place = self._heads[_head(words[-2], words[-1])]
+        for _ in range(MAX_PLACES):
+            if place < 0 or n_whole == MAX_WHOLE:
+                break
+            alike = 0
+            for back, word in enumerate(reversed(words)):
+                if back > place or tokens[place - back] != word:
+                    break
+                alike += 1
+            if alike >= least and place + 1 < len(tokens):
+                found.append((tokens[place + 1], alike))
+                n_whole += alike == MAX_MATCH
+            place = self._before[place]
+        return found
+
+
+def _head(one: int, other: int) -> int:
+    return (one * 0x9E3779B1 ^ other * 0x85EBCA6B) >> 7 & (N_HEADS - 1)
+
+
+def voted(places: Sequence[tuple[int, int]]) -> tuple[int, list[int], list[float]]:
+    """The most tokens that match, the best next tokens, and their shares of all votes.
+
+    `places` are pairs of a next token and the number of matching tokens before it; each further
+    matching token doubles the weight of a vote.
+    """
+    most = max(alike for _, alike in places)
+    votes: dict[int, float] = {}
+    for rank, (token, alike) in enumerate(places):
+        votes[token] = votes.get(token, 0.0) + 0.5 ** (most - alike) * FADING**rank
+    best = sorted(votes, key=lambda token: -votes[token])[:N_CANDIDATES]
+    total = sum(votes.values())
+    return most, best, [votes[token] / total for token in best]
+
+
+def weighed(opinion: Opinion, luck: Sequence[float]) -> Opinion | None:
+    """`opinion` with shares and chance by the `luck` of its tokens in the draw, best first; None if
+    none of them is possible."""
+    if not any(luck):
+        return opinion
+    shares, chance = opinion.probabilities, opinion.chance
+    weights = [
+        share * math.exp(one / opinion.temperature) for share, one in zip(shares, luck, strict=True)
+    ]
+    best = sorted((n for n, weight in enumerate(weights) if weight), key=lambda n: -weights[n])
+    if not best:
+        return None
+    total = sum(weights)
+    odds = total / sum(shares) * chance
+    return opinion._replace(
+        tokens=[opinion.tokens[n] for n in best],
+        probabilities=[weights[n] / total for n in best],
+        chance=odds / (1.0 - chance + odds),
+    )
+
+
+class LookupSource(FreeSource):
+    """Guesses from the text so far, prompt included, and from recent texts of its client."""
+
+    name = "lookup"
+    kinds = KINDS
+
+    def __init__(self, eog_tokens: frozenset[int] = frozenset()) -> None:
+        super().__init__(eog_tokens)
+        self._own: dict[int, TextIndex] = {}
+        """Index of each slot's text."""
+        self._recent: dict[str, list[TextIndex]] = {}
+        """Indexes of each client's recent texts, the newest one last."""
+
+    def begin(self, text: Text) -> None:
+        super().begin(text)
+        client = text.terms.client
+        self._recent[client] = self._recent.pop(client, [])
+        while len(self._recent) > N_CLIENTS:
+            del self._recent[next(iter(self._recent))]
+
+    def end(self, text: Text, new: Sequence[int]) -> None:
+        indexes, new = self._recent.get(text.terms.client), new[-N_TOKENS:]
+        if indexes is not None:
+            while new:
+                if not indexes or len(indexes[-1]) == N_TOKENS:
+                    indexes[:] = [*indexes[-1:], TextIndex()]
+                room = N_TOKENS - len(indexes[-1])
+                indexes[-1].extend(new[:room])
+                new = new[room:]
+
+    def answer(self, pool: Pool, node: int, text: Text) -> Opinion | None:
+        own, branch = self._own[text.slot.number], pool.token[pool.path(node)].tolist()
+        words = (*own.tokens[-MAX_MATCH:], *branch)[-MAX_MATCH:]
+        places = own.after(words)
+        longest = max((alike for _, alike in places), default=0)
+        is_others = False
+        if longest < MAX_MATCH:
+            recent = self._recent.get(text.terms.client, ())
+            others = [
+                one for index in reversed(recent) for one in index.after(words, MIN_RECENT_MATCH)
+            ]
+            is_others = max((alike for _, alike in others), default=0) > longest
+            places = others if is_others else places
+        if not places:
+            return None
+        alike, tokens, shares = voted(places)
+        length = next(most for most in _BY_LENGTH if alike <= most)
+        kind = f"{'other ' * is_others}{length}{'!' * (len(tokens) == 1)}"
+        opinion = self.opinion(kind, tokens, shares)
+        depth = int(pool.depth[node])
+        luck = text.foresight.luck(tokens, depth, self.branch(pool, node, text))
+        return opinion and weighed(opinion, luck)
+
+    def read(self, text: Text) -> None:
+        own = self._own.setdefault(text.slot.number, TextIndex())
+        if len(own) < len(text.slot.committed):
+            self.rest(text)
+            own.extend(text.slot.committed[len(own) :])
+
+    def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
+        self._own[text.slot.number].extend(pool.token[list(path)].tolist())
+        self.rest(text)
+
+    def rewind(self, slot: int, n_tokens: int) -> None:
+        super().rewind(slot, n_tokens)
+        if slot in self._own:
+            self._own[slot].truncate(n_tokens)

@@ -1,0 +1,310 @@
+"""One text while the engine writes it: its slot, sampler, transcript and measurements.
+
+Knows one text's part in a pass; `engine` makes the passes. A `Generation` is the caller's handle.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from edgespec.engine.outcome import RoundOutcome, Tally
+from edgespec.engine.slot import Slot, is_tiled
+from edgespec.engine.sources.source import Source
+from edgespec.engine.transcript import Transcript, left_by_shift
+from edgespec.errors import Cancelled
+from edgespec.pool import Pool, line
+from edgespec.ports import PassPart, Progress
+from edgespec.ports.text_request import TextRequest
+from edgespec.rules.acceptance_rules import AcceptanceRule
+from edgespec.rules.sampling import Sampler
+from edgespec.rules.tree_limits import Limits
+from edgespec.values import GenerationResult, PagingStats, TokenEvent
+
+N_LEFT = 8
+"""Last tokens of a prompt that a model with recurrent state reads in one pass. The state before
+them is kept, as a template may omit them in the next turn."""
+
+
+def nowhere(events: Sequence[TokenEvent]) -> None:
+    """Receiver of a text that nobody reads."""
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Text:
+    """An admitted request with its sampler, transcript and measurements."""
+
+    terms: TextRequest
+    """The request as submitted."""
+    sampler: Sampler
+    transcript: Transcript
+    tally: Tally = field(default_factory=Tally)
+    n_keep: int | None = None
+    """Number of first tokens that remain of a full context, -1 for the prompt; None ends the text
+    there."""
+    held: tuple[int, ...] | None = None
+    """Tokens that remained after the latest context shift; None before any."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set by any thread to cancel the text; never cleared."""
+    deliver: Callable[[Sequence[TokenEvent]], None] = nowhere
+    """Called by the engine's thread with the tokens of a pass, and with none once the text has
+    ended; must not wait."""
+    thread: int = 0
+    """Identifier of the thread that asked for tokens last."""
+    is_queued: bool = False
+    """True once it has joined the line."""
+    is_wanted: bool = False
+    """True while somebody waits for its next token."""
+    is_left: bool = False
+    """True once nobody will read it."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set once the engine has let go of it, or never had it and never will."""
+    failure: BaseException | None = None
+    """Error that ended the text, Cancelled included; raised after the tokens before it."""
+    paging: PagingStats | None = None
+    """Reads of the target while it ran."""
+
+    # Within the engine's thread
+
+    slot: Slot = field(init=False)
+    foresight: Sampler = field(init=False)
+    """Sampler by which sources guess: the text's own, unless the acceptance rule takes probable
+    guesses instead of those that the target draws."""
+    paging_before: PagingStats = field(default_factory=PagingStats)
+    n_known: int | None = None
+    """Committed tokens that were computed before it; None before its prompt is read."""
+    has_begun: bool = False
+    """True once its prompt is being read, or what remains after a context shift."""
+    outcome: RoundOutcome = field(default_factory=RoundOutcome)
+    """Measurements of the round of the next pass."""
+    limits: Limits = field(init=False)
+    """Limits of its tree in the next pass."""
+    sources: list[Source] = field(default_factory=list)
+    """Sources that guess in the next pass."""
+    beside: range = range(0)
+    """Keys of the nodes that were guessed during the latest pass."""
+    begun_s: float = 0.0
+    """Time at which its part in the next pass began."""
+    events: list[TokenEvent] = field(default_factory=list)
+    """Accepted tokens that are not delivered yet."""
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.terms.prompt_tokens
+
+    @property
+    def reading(self) -> tuple[int, ...]:
+        """Tokens that the models read before generating: the prompt, or the rest of a context
+        shift."""
+        return self.prompt if self.held is None else self.held
+
+    @property
+    def last_token(self) -> int:
+        """The text's last token, whose KV is not computed yet."""
+        n_committed = len(self.slot.committed)
+        if n_committed < len(self.reading):
+            return self.reading[-1]
+        return self.transcript.tokens[-1]
+
+    @property
+    def n_left(self) -> int:
+        """Number of prompt tokens yet to be read."""
+        return max(0, len(self.reading) - len(self.slot.committed))
+
+    @property
+    def is_reading(self) -> bool:
+        """True if the next pass reads a part of its prompt."""
+        return self.is_at_work and self.n_left > 1
+
+    @property
+    def is_growing(self) -> bool:
+        """True if the next pass verifies its tree."""
+        return self.is_at_work and self.n_left <= 1
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if the text needs further passes."""
+        return self.failure is None and not self.transcript.is_finished
+
+    @property
+    def has_grammar(self) -> bool:
+        return self.terms.constraint is not None
+
+    def run_ahead(self) -> None:
+        """Write the text to its end from now on."""
+        self.terms = replace(self.terms, runs_ahead=True)
+
+    def forget_grammar(self) -> None:
+        """Release the grammar's memory, when the text has ended."""
+        self.terms = replace(self.terms, constraint=None)
+        self.sampler.forget_constraint()
+
+    def check_cancelled(self) -> None:
+        """Raise Cancelled if the text was cancelled."""
+        if self.cancelled.is_set():
+            raise Cancelled("the generation was cancelled")
+
+    def fail(self, error: BaseException) -> None:
+        """End the text; the error is raised after the tokens accepted before it."""
+        self.failure = self.failure or error
+
+    @contextmanager
+    def ending_on_error(self) -> Iterator[None]:
+        """Context manager in which an error ends this text only."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised to the text's consumer
+            self.fail(error)
+
+    def prepare(self, pool: Pool) -> None:
+        """Take part in the next pass: shift a full context, and reuse what the models hold of the
+        prompt."""
+        self.check_cancelled()
+        slot = self.slot
+        is_full = len(slot.committed) >= slot.target.info.n_ctx
+        if self.has_begun and is_full and self.n_keep is not None and self.n_left <= 1:
+            held = [*slot.committed, self.last_token]
+            self.held = left_by_shift(held, len(self.prompt), self.n_keep)
+            self.tally.dropped_tokens += len(held) - len(self.held)
+            self.has_begun = False
+        if not self.has_begun:
+            self._reuse()
+            pool.plant(slot.number, self.reading[-1])
+            self.has_begun = True
+        elif slot.number not in pool.root:
+            pool.plant(slot.number, self.last_token)
+
+    def _reuse(self) -> None:
+        """Keep the prefix of the prompt that the slot holds, or load a longer one that is
+        stored."""
+        slot, prompt, client = self.slot, self.reading, self.terms.client
+        n_held = slot.n_reusable(prompt, client)
+        if n_held < len(slot.committed):
+            while slot.store_block():
+                self.check_cancelled()
+        slot.rewind(n_held)
+        slot.client = client
+        if self.held is None:
+            if trouble := slot.load_prefix(prompt, self.check_cancelled):
+                self.tally.note(trouble)
+            self.n_known = self.tally.reused_tokens = len(slot.committed)
+            n_passes = [self._n_passes(n_tokens) for n_tokens in (len(prompt), self.n_left)]
+            self.tally.saved_passes = n_passes[0] - n_passes[1]
+        self.tell(len(slot.committed))
+
+    def _n_passes(self, n_tokens: int) -> int:
+        """Number of passes over the last `n_tokens` of a prompt, until the first token."""
+        info = self.slot.target.info
+        n_alone = n_tokens - (not info.prompts_give_logits)
+        return -(-n_alone // info.prompt_batch) + (not info.prompts_give_logits)
+
+    def tell(self, n_read: float) -> None:
+        """Report that `n_read` tokens of the prompt are read or were in the cache."""
+        if self.terms.progress is not None and self.held is None:
+            self.terms.progress("reading the prompt", min(1.0, n_read / len(self.prompt)))
+
+    def progress_of(self, n_tokens: int) -> Progress | None:
+        """Callback for a part of the prompt; it reports the share of the whole prompt."""
+        if self.terms.progress is None or self.held is not None:
+            return None
+        n_before = len(self.slot.committed)
+        return lambda _, share: self.tell(n_before + share * n_tokens)
+
+    def charge(self, seconds: float, gave_token: bool) -> None:
+        """Count seconds of reading the prompt, or of reading again after a context shift."""
+        if self.held is None:
+            self.tally.read_prompt(seconds, gave_token)
+        else:
+            self.tally.shift_s += seconds
+
+    def next_reads(self, pool: Pool, most: int, has_others: bool) -> tuple[PassPart, bool]:
+        """The next part of the prompt, of at most `most` rows if it shares the pass of other texts;
+        and whether it needs a pass of its own, which is short if it `has_others` to wait for it.
+
+        The last token is the root of the tree, if its logits come with it.
+        """
+        slot, prompt = self.slot, self.reading
+        info, begin, n = slot.target.info, len(slot.committed), len(prompt)
+        root = pool.root[slot.number]
+        n_alone = 0
+        if not info.tree_capable:
+            n_alone = n - 1 - N_LEFT * info.prompts_share_passes
+        elif is_tiled(info, prompt) or not info.prompts_share_passes:
+            n_alone = n if info.prompts_give_logits else n - 1
+            if begin and n - begin <= most and not (is_tiled(info, prompt) or n_alone == n):
+                n_alone = 0
+        if begin < n_alone:
+            end = begin + self._portion(n_alone - begin) if has_others else n_alone
+            if end == n:
+                return PassPart(slot.number, pool, [root], prompt[begin : n - 1]), True
+            return PassPart(slot.number, reads=prompt[begin:end]), True
+        tokens = prompt[begin : begin + most]
+        is_end = begin + len(tokens) == n
+        if info.prompts_share_passes:
+            reads = tokens[:-1] if is_end else tokens
+            return PassPart(slot.number, pool, [root] * is_end, reads), False
+        its_line = line(slot.number, tokens)
+        return PassPart(slot.number, its_line, range(len(tokens))), False
+
+    def _portion(self, n_tokens: int) -> int:
+        """Tokens of the next of equal passes, none of which is smaller than a tile."""
+        info = self.slot.target.info
+        n_tiles = n_tokens // max(1, info.prompt_tile)
+        n_passes = min(-(-n_tokens // info.prompt_batch), max(1, n_tiles))
+        return n_tokens // n_passes
+
+    def accept(
+        self, rule: AcceptanceRule, pool: Pool, nodes: Sequence[int], logits: np.ndarray
+    ) -> list[int]:
+        """Walk down from the root until the text ends or no verified guess is accepted.
+
+        Returns the path, nodes of which each is the parent of the next; after each of them an event
+        is added: accepted guesses, and the target's own token at the end. `logits` are the target's
+        after `nodes`, float32 [n_nodes, n_vocab]. An error ends the text; it is raised if no token
+        was picked before it.
+        """
+        sampler, transcript = self.sampler, self.transcript
+        after = dict(zip(nodes, logits, strict=True))
+        path: list[int] = []
+        node: int | None = pool.root[self.slot.number]
+        while node is not None and node in after and not transcript.is_finished:
+            try:
+                token = rule.pick(pool, node, after, sampler)
+                sampler.accept(token, after[node])
+            except Exception as error:
+                if not path:
+                    raise
+                self.failure = error
+                break
+            if path:  # the token before this one was guessed
+                self.events[-1] = replace(self.events[-1], origin="draft", source=pool.source[node])
+            path.append(node)
+            n_rounds = len(self.tally.outcomes)
+            event = transcript.take(token, "target", n_rounds, sampler.latest_logprobs)
+            self.events.append(event)
+            node = pool.child(node, token)
+        return path
+
+    def result(self, load_s: float = 0.0) -> GenerationResult:
+        """The text and measurements so far; an unfinished text counts as cancelled.
+
+        `load_s` is the time of loading the models.
+        """
+        return GenerationResult(
+            text=self.transcript.text,
+            prompt_tokens=self.prompt,
+            tokens=tuple(self.transcript.tokens),
+            finish_reason=self.transcript.finish_reason or "cancelled",
+            stopped_by=self.transcript.stopped_by,
+            timings=replace(self.tally.timings(), load_s=load_s),
+            speculation=self.tally.speculation(),
+            paging=self.paging or PagingStats(),
+            notes=tuple(self.tally.notes.values()),
+            reused_tokens=self.tally.reused_tokens,
+            saved_passes=self.tally.saved_passes,
+            dropped_tokens=self.tally.dropped_tokens,
+        )

@@ -1,0 +1,142 @@
+"""Several sources in one tree: the seam, held by a small second implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from source_cases import ask, text_of
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.settings import EngineSettings
+from edgespec.engine.sources.model_source import ModelSource
+from edgespec.engine.sources.source import FreeSource, Opinion
+from edgespec.engine.text import Text
+from edgespec.pool import Pool, line
+from engine_cases import GREEDY, N_VOCAB, PROMPT, WARM, counting, finish, generate
+from fake_model import FakeModel, blend, random_language
+
+
+class Counter(FreeSource):
+    """Sure that the next token is the last one and `stride`."""
+
+    kinds = {"counted": 0.9}  # noqa: RUF012
+
+    def __init__(self, stride: int = 1) -> None:
+        super().__init__()
+        self.name = "counter"
+        self.calls: list[str] = []
+        self._stride = stride
+
+    def answer(self, pool: Pool, node: int, text: Text) -> Opinion | None:
+        return self.opinion("counted", [(int(pool.token[node]) + self._stride) % 10], [1.0])
+
+    def obstacle(self, text: Text) -> str | None:
+        return "it counts below ten" if text.last_token > 9 else None
+
+    def follow(self, pool: Pool, text: Text, path: Sequence[int], root: int) -> None:
+        self.rest(text)
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+
+def model_source(model: FakeModel) -> ModelSource:
+    return ModelSource(model, 8, N_VOCAB, frozenset())
+
+
+def test_a_drafter_without_a_model_saves_passes() -> None:
+    with Engine(counting(), sources=[Counter()]) as engine:
+        result = finish(engine.generate(PROMPT, GREEDY, 40))
+    assert result.tokens == generate(counting(), max_tokens=40).tokens
+    assert result.speculation.tokens_per_pass > 4
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("stride", [1, 3])
+def test_a_drafter_beside_a_model_changes_no_token(stride: int) -> None:
+    language = random_language(2, N_VOCAB)
+    draft = FakeModel(blend(language, random_language(3, N_VOCAB), 0.3), N_VOCAB)
+    alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=60)
+    with Engine(
+        FakeModel(language, N_VOCAB),
+        draft,
+        EngineSettings(step_aside=False),
+        sources=[Counter(stride)],
+    ) as engine:
+        assert finish(engine.generate(PROMPT, WARM, 60)).tokens == alone.tokens
+        assert draft.n_provisional == 0
+
+
+@pytest.mark.slow
+def test_two_models_grow_one_tree() -> None:
+    language = random_language(2, N_VOCAB)
+    drafts = [
+        FakeModel(blend(language, random_language(seed, N_VOCAB), 0.3), N_VOCAB) for seed in (3, 4)
+    ]
+    second = model_source(drafts[1])
+    second.name = "second"
+    settings = EngineSettings(step_aside=False)
+    with Engine(FakeModel(language, N_VOCAB), drafts[0], settings, sources=[second]) as engine:
+        result = finish(engine.generate(PROMPT, WARM, 60))
+    alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=60)
+    assert result.tokens == alone.tokens
+    assert all(draft.evaluations for draft in drafts)
+
+
+def test_a_drafter_that_cannot_follow_rests_and_the_others_go_on() -> None:
+    target = FakeModel(random_language(1, N_VOCAB), N_VOCAB)
+    with Engine(target, sources=[Counter()], settings=EngineSettings(step_aside=False)) as engine:
+        result = finish(engine.generate([11, 11, 11, 11], GREEDY, 5))
+    (note,) = result.notes
+    assert "the counter could not follow after 3 tokens (it counts below ten)" in note
+
+
+def test_cancelling_reaches_every_drafter() -> None:
+    counter = Counter()
+    with Engine(counting(), counting(), sources=[counter]) as engine:
+        engine.stop_models()
+    assert counter.calls == ["cancel"]
+
+
+def test_a_model_s_damaged_logits_teach_nothing() -> None:
+    source = model_source(FakeModel(lambda _: np.full(N_VOCAB, np.nan, np.float32), N_VOCAB))
+    pool, text = line(0, [3]), text_of(PROMPT, 3)
+    source.read(text)
+    assert ask(source, pool, [0], text) == [None]
+    source.follow(pool, text, [0], pool.add(0, 5))
+    assert "best logit is nan" in str(source.obstacle(text_of([*PROMPT, 3], 5)))
+
+
+def test_accepted_tokens_are_read_with_the_next_root_and_only_if_it_is_guessed_at() -> None:
+    """They were read at the end of each round: a step in vain if the next one had no guesses."""
+    model = counting()
+    source, pool = model_source(model), line(0, [3, 4, 5])
+    source.read(text_of(PROMPT, 3))
+    ask(source, pool, [0], text_of(PROMPT, 3))
+    n_before, text = model.n_passes, text_of([*PROMPT, 3, 4], 5)
+    source.follow(pool, text, [0, 1], 2)
+    pool.follow(2)
+    source.read(text)
+    assert model.n_passes == n_before
+    (said,) = ask(source, pool, [2], text)
+    assert model.n_passes == n_before + 1
+    assert model.committed == (*PROMPT, 3, 4)
+    other = model_source(counting())
+    other.read(text)
+    assert said == ask(other, pool, [2], text)[0] is not None
+    assert source.guess(pool, [node := pool.add(2, 6)], {0: text}) == [node]
+
+
+def test_several_texts_are_asked_about_in_one_pass() -> None:
+    model = counting(n_texts=2)
+    source, pool = model_source(model), Pool()
+    texts = {slot: text_of([1, 2, slot], 3, slot=slot) for slot in (0, 1)}
+    roots = [pool.plant(slot, 3) for slot in texts]
+    for text in texts.values():
+        source.read(text)
+    n_before = model.n_passes
+    assert source.guess(pool, roots, texts) == roots
+    assert model.n_passes == n_before + 1
+    assert all(source.said(text) for text in texts.values())

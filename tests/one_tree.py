@@ -1,0 +1,28 @@
+"""A pool with the tree of one text, for tests of models and rules."""
+
+from __future__ import annotations
+
+from edgespec.pool import Pool
+
+ROOT = 0
+
+
+class OneTree(Pool):
+    """A pool with one tree, whose root is node 0."""
+
+    def __init__(self, token: int, capacity: int = 256, first_key: int = 0) -> None:
+        super().__init__(capacity)
+        self.next_key = first_key
+        self.plant(0, token)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def reroot(self, node: int) -> OneTree:
+        """The tree below `node`; this one stays as it is."""
+        tree = OneTree(0, len(self.token))
+        copy = self.copy()
+        tree.__dict__ |= copy.__dict__ | {"draws": dict(self.draws)}
+        tree.follow(node)
+        tree.pack()
+        return tree
