@@ -13,12 +13,13 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.errors import Cancelled
 
 T = TypeVar("T")
+Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 _calls = threading.local()
 """The call that runs in a worker's thread: `ending` is set once it is to end."""
@@ -38,7 +39,7 @@ class Worker(Closeable):
     """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._queue: Calls = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -54,7 +55,7 @@ class Worker(Closeable):
             self._thread, self._end = thread, partial(_end_thread, self._queue, thread)
             atexit.register(self._end)  # native code must not run while its library is unloaded
         future: Future[T] = Future()
-        self._queue.put(partial(_fulfil, future, call))
+        self._queue.put((future, call))
         return future
 
     @contextmanager
@@ -64,11 +65,20 @@ class Worker(Closeable):
         `cancel` makes the call end soon; it is called if the block ends first.
         """
         ending = threading.Event()
-        future = self.submit(partial(_called, call, ending))
+
+        def called() -> T:
+            _calls.ending = ending
+            return call()
+
+        future = self.submit(called)
         try:
             yield Running(future)
         finally:
-            _end(future, ending, cancel)
+            ending.set()
+            while not future.done():  # even if Ctrl-C is pressed again
+                with suppress(KeyboardInterrupt):
+                    cancel()  # again and again: a call that has not begun cannot be cancelled yet
+                    wait([future], timeout=POLL_S)
 
     def run(
         self,
@@ -116,38 +126,16 @@ class Running(Generic[T]):
         return self._future.result()
 
 
-def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (call := queue.get()) is not None:
-        call()
-        del call  # its arguments are not kept until the next one
+def _work(queue: Calls) -> None:
+    while (made := queue.get()) is not None:
+        future, call = made
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised to whoever waits
+            future.set_exception(error)
+        del made, future, call  # nothing of a call is kept until the next one
 
 
-def _fulfil(future: Future[T], call: Callable[[], T]) -> None:
-    try:
-        future.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - raised to whoever waits
-        future.set_exception(error)
-    finally:
-        del future, call  # the error's traceback refers to this frame
-
-
-def _end_thread(queue: SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:
+def _end_thread(queue: Calls, thread: threading.Thread) -> None:
     queue.put(None)
     thread.join()
-
-
-def _called(call: Callable[[], T], ending: threading.Event) -> T:
-    _calls.ending = ending
-    return call()
-
-
-def _end(future: Future[T], ending: threading.Event, cancel: Callable[[], None]) -> None:
-    """Cancel the call and wait until it has ended, even if Ctrl-C is pressed again."""
-    ending.set()
-    while not future.done():
-        try:
-            # repeatedly, because a call that has not begun cannot be cancelled yet
-            cancel()
-            wait([future], timeout=POLL_S)
-        except KeyboardInterrupt:
-            continue
