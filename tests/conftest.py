@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from edgespec.cli.command_line import set_up_libraries
-from edgespec.memory import heap, library_pages, process
+from edgespec.memory import heap, process
 
 pytest.register_assert_rewrite(
     "engine_cases",
@@ -105,14 +105,8 @@ def process_of_one_size() -> Iterator[None]:
     Nothing is handed back before it is counted, or after loading, which took a quarter of the time
     of opening a small model; processes that tests start, those of tests/memory among them, do so.
     """
-    measured = process.footprint_bytes
-
-    def footprint_bytes(root: Path | None = None) -> int:
-        return PROCESS_BYTES if root is None else measured(root)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "footprint_bytes", footprint_bytes)
-        patch.setattr(library_pages, "release", lambda: None)
+        patch.setattr(process, "footprint_bytes", lambda: PROCESS_BYTES)
         patch.setattr(heap, "trim_heap", lambda: None)
         yield
 

@@ -21,7 +21,7 @@ import numpy as np
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
 from edgespec.extras import entry_points
-from edgespec.memory import library_pages, process
+from edgespec.memory import division, process
 from edgespec.memory.process import peak_rss_bytes
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
@@ -176,8 +176,6 @@ def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, A
         process.footprint_bytes = lambda: taken_bytes
         budget_bytes = int(smallest_bytes + weights_share * model.stat().st_size)
         settings = settings.model_copy(update={"memory_budget": budget_bytes})
-    else:
-        library_pages.release = lambda: None  # a text without a budget may take what it likes
     with session.load(settings, EngineSettings(remember=False, step_aside=False)) as running:
         result = running.generate(PROMPT, max_tokens=N_TOKENS)
         return {
@@ -198,7 +196,7 @@ def _smallest_budget(settings: LoadSettings) -> tuple[int, int]:
         taken.append(measured())
         return taken[-1]
 
-    process.footprint_bytes, process.PROCESS_SPREAD_BYTES = counted, 0
+    process.footprint_bytes, division.PROCESS_SPREAD_BYTES = counted, 0
     try:
         session.plan(settings.model_copy(update={"memory_budget": 1}))
     except BudgetError as error:

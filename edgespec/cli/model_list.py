@@ -162,7 +162,7 @@ class ModelList:
 
         heap.trim_heap()
         room_bytes = model.beside_bytes + process.STEP_BYTES if self.together else self.room_bytes
-        base_bytes = process.round_up_to_step(process.footprint_bytes())
+        base_bytes = process.footprint_bytes()
         # a plan's headroom has a share of the models that are already in the process
         base_bytes += int(HEADROOM_SHARE * base_bytes)
         in_room = {"memory_budget": base_bytes + room_bytes}

@@ -5,6 +5,7 @@ Pure arithmetic: it knows no runtime and no machine.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,9 @@ HEADROOM_BYTES = 4 * MIB
 HEADROOM_SHARE = 0.01
 """Headroom beyond HEADROOM_BYTES as a share of the other rows; it covers what no row names: graphs,
 threads, buffers of Python."""
+PROCESS_SPREAD_BYTES = 5 << 19
+"""Most bytes by which a process's memory before loading may exceed that of an earlier one: arenas
+of Python, and pages of libraries that happen to be mapped."""
 LARGER_TREE_COST = 0.02
 """Largest share of the score that a plan loses for larger trees, which few texts need."""
 
@@ -40,7 +44,6 @@ def plan_models(
     *,
     score: Callable[[MemoryPlan], float],
     enforced: bool = True,
-    largest_process_bytes: int | None = None,
     others: Sequence[MemoryRow] = (),
     adjustable: bool = False,
 ) -> MemoryPlan:
@@ -48,8 +51,8 @@ def plan_models(
 
     Batches are the largest that the budget affords, otherwise the smallest; the tree size is that
     of the plan with the highest `score`. `smallest_bytes` does not depend on the budget: it is
-    computed from the smallest batches and trees, for a process of `largest_process_bytes`, because
-    the next process may take more than this one. `others` are rows of neither model. Weights of an
+    computed from the smallest batches and trees, with PROCESS_SPREAD_BYTES, because the next
+    process may take more than this one. `others` are rows of neither model. Weights of an
     `adjustable` target are paged, and batches are those of a budget for half of them, as they stay
     when the budget changes. Raises BudgetError.
     """
@@ -60,11 +63,10 @@ def plan_models(
     shared = (row for needs in models.values() for row in needs.shared)
     others = [*dict.fromkeys(shared), *others]
     least = {owner: len(needs.batches) - 1 for owner, needs in models.items()}
-    smallest, named = (
-        _divide(_UNLIMITED, [_process_row(size), *others], models, least, enforced).smallest_bytes
-        for size in (process_bytes, max(process_bytes, largest_process_bytes or 0))
-    )
     rows = [_process_row(process_bytes), *others]
+    smallest = _divide(_UNLIMITED, rows, models, least, enforced).smallest_bytes
+    margin_bytes = math.ceil((1 + HEADROOM_SHARE) * PROCESS_SPREAD_BYTES)
+    named = smallest + margin_bytes
     if budget_bytes >= smallest:
         tried_bytes = budget_bytes
         if adjustable:
@@ -84,14 +86,7 @@ def plan_models(
             if tried_bytes < budget_bytes:
                 best = _divide(budget_bytes, rows, models, best.batches, enforced)
             return replace(best, smallest_bytes=named)
-    divided = _divide(
-        budget_bytes,
-        rows,
-        models,
-        least,
-        enforced,
-        named - smallest,
-    )
+    divided = _divide(budget_bytes, rows, models, least, enforced, margin_bytes)
     return replace(divided, smallest_bytes=named)
 
 

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgespec.errors import UsageError
-from edgespec.memory import cgroups, library_pages
-from edgespec.memory.library_pages import HARDLY_TOUCHED
+from edgespec.memory import cgroups
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
 MIB = 1 << 20
@@ -26,12 +25,6 @@ that is less, as in a small container."""
 STEP_BYTES = MIB
 """Rounding step of the process's memory in a plan: its use before loading differs by hundredths of
 a MiB from run to run, and plans should not."""
-PROCESS_SPREAD_BYTES = 5 << 19
-"""Most bytes by which a process's memory before loading may exceed that of an earlier process: two
-of Python's arenas, and some. 115.0 and 117.2 MiB were seen, before and after a trial was kept."""
-LIBRARY_SHARE = 0.47
-"""Largest resident share of the libraries' mapped bytes in runs that let go of them: 0.33 to 0.43
-with llama.cpp, 0.44 with a grammar's library, 0.31 with onnxruntime."""
 
 _ROOT = Path("/")
 
@@ -45,22 +38,13 @@ def process_rss_bytes(root: Path = _ROOT) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def footprint_bytes(root: Path = _ROOT) -> int:
-    """Memory of this process, nearly the same in every run of a command.
-
-    It is private memory plus the part of the libraries' files that a run touches at most.
-    """
-    if sys.platform != "linux":
-        return process_rss_bytes(root)
-    status = cgroups.table(root / "proc/self/status")
-    counted = [m for m in library_pages.mappings(root) if not HARDLY_TOUCHED.search(m.path)]
-    mapped = sum(mapping.nbytes for mapping in counted)
-    resident = sum(mapping.resident_bytes for mapping in counted)
-    return status["VmRSS"] - resident + max(int(LIBRARY_SHARE * mapped), resident)
+def footprint_bytes() -> int:
+    """Memory of this process now, for its row of a plan."""
+    return round_up_to_step(process_rss_bytes())
 
 
 def round_up_to_step(nbytes: int) -> int:
-    """`nbytes` rounded up to a multiple of STEP_BYTES, as in a plan's row of the process."""
+    """`nbytes` rounded up to a multiple of STEP_BYTES."""
     return -(-nbytes // STEP_BYTES) * STEP_BYTES
 
 

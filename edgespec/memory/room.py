@@ -13,7 +13,7 @@ from edgespec.errors import BudgetError, EdgespecError
 from edgespec.memory import cgroups, heap, process
 from edgespec.settings.units import format_size
 
-KEPT_PAGES_BYTES = 8 << 20
+KEPT_PAGES_BYTES = 16 << 20
 """Pages of files, of Python and its libraries, that a process uses all the time; the kernel takes
 others back before it kills."""
 

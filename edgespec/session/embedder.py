@@ -17,10 +17,9 @@ from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, InOneProcess
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import BudgetError, SessionClosed, UsageError
-from edgespec.memory import heap, library_pages, process, request_memory
+from edgespec.memory import heap, process, request_memory
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
-from edgespec.memory.stable_count import stable_count
 from edgespec.ports import Progress, check_token
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.runtimes import ModelRequest, PreparedEmbedder
@@ -180,7 +179,6 @@ class _Prepared(Closeable):
     def plan(self) -> MemoryPlan:
         settings = self._settings
         budget_bytes = process.resolve_budget(settings.memory_budget)
-        library_pages.release()  # of all that was imported before: the peaks do not add up
         runtime = runtimes.find(settings.model)
         self._model = runtime.prepare_embedder(
             ModelRequest(
@@ -196,19 +194,13 @@ class _Prepared(Closeable):
         )
         needs = self._model.needs()
         heap.trim_heap_top()
-        library_pages.release()
-        command = repr(settings.model_dump(exclude={"memory_budget"}))
-        footprint_bytes = stable_count(process.footprint_bytes(), command)
         try:
             return plan_models(
                 budget_bytes,
-                process.round_up_to_step(footprint_bytes),
+                process.footprint_bytes(),
                 needs,
                 score=lambda plan: plan.pinned_bytes,
                 enforced=self._model.enforced,
-                largest_process_bytes=process.round_up_to_step(
-                    footprint_bytes + process.PROCESS_SPREAD_BYTES
-                ),
                 others=self._others(),
             )
         except BudgetError as error:

@@ -18,7 +18,7 @@ from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
-from edgespec.memory import heap, library_pages, process, room
+from edgespec.memory import heap, process, room
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
 from edgespec.memory.places import auto_texts, note_on_one_text
@@ -163,7 +163,6 @@ class _Opening(Closeable):
             # runtimes may add notes while loading
             memory_plan = self._with_notes(memory_plan, self._models.notes(memory_plan))
             on_failure.pop_all()
-            library_pages.release()  # what only loading needed
             needs, budget = first.needs(), settings.memory_budget
             return LoadedModels(
                 target,
@@ -245,7 +244,7 @@ class _Opening(Closeable):
             return alone
         if not self._models.target.info.tree_capable:
             return alone
-        if alone.smallest_bytes + self._models.again_bytes > self._models.budget_bytes:
+        if not self._models.may_plan_again(alone.smallest_bytes):
             return alone
         self._chose_lookup, self._models.engine_settings = True, rules.but(lookup=True)
         with suppress(BudgetError):

@@ -16,11 +16,10 @@ from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError
-from edgespec.memory import heap, library_pages, process
+from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
-from edgespec.memory.stable_count import stable_count
 from edgespec.paging import disk_speed
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import draft_choice, pairing, reserving
@@ -79,12 +78,14 @@ class PreparedModels(Closeable):
         """Number of texts generated at once."""
         return self.engine_settings.n_texts(self.target.info)
 
-    @property
-    def again_bytes(self) -> int:
-        """Bytes by which the process may grow where the target is planned again."""
+    def may_plan_again(self, smallest_bytes: int) -> bool:
+        """False if planning the target again could take more than the budget, of which it needs
+        `smallest_bytes` at least: its vocabulary is read a second time beside the first, or its
+        graph leaves fragments."""
         if self.target.changes_nodes:
-            return 0
-        return int(GROWTH_OF_PREPARING * self._allocated_bytes)
+            return process.footprint_bytes() + self._allocated_bytes <= self.budget_bytes
+        growth_bytes = int(GROWTH_OF_PREPARING * self._allocated_bytes)
+        return smallest_bytes + growth_bytes <= self.budget_bytes
 
     def close(self) -> None:
         """Close the models. Idempotent; they can be prepared again."""
@@ -100,8 +101,9 @@ class PreparedModels(Closeable):
         """Prepare the models, and plan them. Raises BudgetError."""
         before_bytes = heap.allocated_bytes()
         self._prepare()
+        plan = self._placed()
         self._allocated_bytes = heap.allocated_bytes() - before_bytes
-        return self._placed()
+        return plan
 
     def planned_again(self) -> MemoryPlan:
         """The plan of a target that was planned for other numbers of nodes; its file is not read
@@ -156,14 +158,12 @@ class PreparedModels(Closeable):
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
         settings, request = self.settings, self._target_request()
         with self._trace.span(Track.ENGINE, "import"):
-            library_pages.release()  # of all that was imported before: the peaks do not add up
             runtime = runtimes.find(request.path)
             draft_runtime = runtimes.find(settings.draft) if settings.draft else None
             if settings.chats:
                 with suppress(ImportError):  # the first conversation says what to install
                     import edgespec.chat.template
                     import edgespec.completions.service  # noqa: F401 - counted as the process's
-            library_pages.release()  # what only importing needed
         models: dict[Role, tuple[Path, str]] = {"target": (settings.model, runtime.name)}
         if settings.draft and draft_runtime:
             models["draft"] = (settings.draft, draft_runtime.name)
@@ -254,12 +254,6 @@ class PreparedModels(Closeable):
             return 0
         return sum(prepared.needs().text_bytes for prepared in self.prepared)
 
-    @property
-    def _command(self) -> str:
-        """Settings of what is loaded, whatever the budget, the same in processes alike."""
-        settings = self.settings.model_dump(exclude={"memory_budget"})
-        return repr((settings, self.engine_settings.model_dump()))
-
     def _divided_with(
         self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow], grammars: bool
     ) -> MemoryPlan:
@@ -267,21 +261,16 @@ class PreparedModels(Closeable):
         raise_if_cancelled()
         settings, target = self.settings, self.target
         others = reserving.reserved_rows(settings, self.engine_settings, target, grammars)
-        library_pages.release()
         heap.trim_heap_top()  # contexts created for measuring are rows of their own
-        footprint_bytes = stable_count(process.footprint_bytes(), self._command)
         n_threads = settings.threads or process.usable_cores()
         try:
             return plan_models(
                 self.budget_bytes,
-                process.round_up_to_step(footprint_bytes),
+                process.footprint_bytes(),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
                 score=partial(expected_rate, n_texts=self.n_parallel, n_threads=n_threads),
                 enforced=target.enforced,
-                largest_process_bytes=process.round_up_to_step(
-                    footprint_bytes + process.PROCESS_SPREAD_BYTES
-                ),
                 others=[*others, *expected],
                 adjustable=settings.pages_all,
             )

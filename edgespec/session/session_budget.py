@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.engine.engine import Engine
 from edgespec.errors import BudgetError, EdgespecError, SessionClosed
-from edgespec.memory import changed_budget, library_pages, process
+from edgespec.memory import changed_budget, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
 from edgespec.ports import AdjustsWeights
@@ -97,8 +97,6 @@ class SessionBudget(Closeable):
         plan = changed_budget.adjusted(self.plan, budget_bytes, self._cuts)
         if self._weights is not None:
             self._wait(self._weights, plan, self._weights.divide(plan))
-        if budget_bytes < self.plan.budget_bytes:
-            library_pages.release()
         self.plan = plan
 
     def _wait(self, weights: AdjustsWeights, plan: MemoryPlan, applied: threading.Event) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -184,81 +183,6 @@ def test_memory_of_this_process_is_measured():
     uncounted = (os.cpu_count() or 1) * 32 * 4096  # pages that Linux has not yet added up
     assert process.peak_rss_bytes() >= with_block - MIB - uncounted
     assert with_block > 64 * MIB
-
-
-SMAPS = """\
-55d0c0000000-55d0c0100000 r--p 00000000 fe:00 1001 {python}
-Size:               1024 kB
-Rss:                {python_rss} kB
-Anonymous:             0 kB
-55d0c0100000-55d0c0500000 r-xp 00100000 fe:00 1001 {python}
-Size:               4096 kB
-Rss:                1024 kB
-Anonymous:            64 kB
-VmFlags: rd ex mr mw me
-7f0000000000-7f0010000000 r--s 00000000 fe:00 1002 /models/a model.gguf
-Size:             262144 kB
-Rss:                 512 kB
-Anonymous:             0 kB
-7f0010000000-7f0010400000 rw-p 00000000 00:00 0
-Size:               4096 kB
-Rss:                4096 kB
-Anonymous:          4096 kB
-"""
-
-
-def taken(machine: FakeMachine, python_rss: int) -> int:
-    """Bytes of a process with 4 MiB of its own, an interpreter's pages and a model file's."""
-    text = SMAPS.format(python="/usr/bin/python 3", python_rss=python_rss)
-    machine.write("proc/self/smaps", text)
-    rss_kb = 4096 + 512 + python_rss + 1024
-    machine.write("proc/self/status", f"VmRSS: {rss_kb} kB\nRssFile: {rss_kb - 4160} kB\n")
-    return process.footprint_bytes(machine.root)
-
-
-def test_pages_of_libraries_that_happen_to_be_cached_do_not_count(machine: FakeMachine):
-    assert taken(machine, 100) == taken(machine, 1000)
-
-
-def test_libraries_count_by_what_runs_touch_of_them(machine: FakeMachine):
-    own = (4096 + 512 + 64) << 10
-    assert taken(machine, 100) == own + int(process.LIBRARY_SHARE * (5 << 20))
-
-
-def test_libraries_of_which_more_is_resident_than_runs_touch_count_that(machine: FakeMachine):
-    own, resident = (4096 + 512 + 64) << 10, (3072 + 1024 - 64) << 10
-    assert taken(machine, 3072) == own + resident
-
-
-MOSTLY_UNUSED = """\
-7f1000000000-7f1018000000 r-xp 00000000 fe:00 1003 {path}
-Size:             {size} kB
-Rss:               {rss} kB
-Anonymous:             0 kB
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "size"),
-    [("/usr/lib/libcublas.so", 393_216), ("/numpy.libs/libscipy_openblas64_-32a4.so", 32_768)],
-)
-def test_a_library_for_other_processors_counts_by_what_is_resident(
-    machine: FakeMachine, path: str, size: int
-):
-    before = taken(machine, 100)
-    with_library = SMAPS.format(python="/usr/bin/python 3", python_rss=100)
-    machine.write(
-        "proc/self/smaps", with_library + MOSTLY_UNUSED.format(path=path, size=size, rss=20 << 10)
-    )
-    rss_kb = 4096 + 512 + 100 + 1024 + (20 << 10)
-    machine.write("proc/self/status", f"VmRSS: {rss_kb} kB\n")
-    assert 20 * MIB - MIB < process.footprint_bytes(machine.root) - before <= 20 * MIB
-
-
-def test_one_page_more_never_makes_a_cliff(machine: FakeMachine):
-    """A machine that maps just over half of the libraries is planned like one of just under."""
-    counts = [taken(machine, kib) for kib in range(1000, 3000, 4)]
-    assert max(b - a for a, b in pairwise(counts)) <= 4096
 
 
 def test_a_plan_counts_the_process_in_whole_steps():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow
-from edgespec.memory.division import plan_models
+from edgespec.memory.division import HEADROOM_SHARE, PROCESS_SPREAD_BYTES, plan_models
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable
 from edgespec.memory.pinning import SegmentSize
 from edgespec.session.plan_score import expected_rate
 
 PROCESS_BYTES = 80 * MIB
+MARGIN_BYTES = math.ceil((1 + HEADROOM_SHARE) * PROCESS_SPREAD_BYTES)
+"""Bytes by which the budget that is named is larger than the smallest one for a process alike."""
 plan_pair = partial(plan_models, score=expected_rate)
 
 
@@ -43,8 +46,7 @@ TARGET, DRAFT = model("target", 50), model("draft", 2)
 
 
 def planned(budget_bytes: int, process_bytes: int = PROCESS_BYTES) -> MemoryPlan:
-    largest = process_bytes + 8 * MIB
-    return plan_pair(budget_bytes, process_bytes, TARGET, DRAFT, largest_process_bytes=largest)
+    return plan_pair(budget_bytes, process_bytes, TARGET, DRAFT)
 
 
 def smallest_named(budget_bytes: int) -> int:
@@ -61,13 +63,14 @@ def test_one_smallest_budget_is_named_whatever_the_budget(budget_mib: int) -> No
 
 def test_the_budget_that_is_named_works_for_a_larger_process_too() -> None:
     named = smallest_named(MIB)
-    assert planned(named, PROCESS_BYTES + 8 * MIB).planned_bytes <= named
+    assert planned(named, PROCESS_BYTES + PROCESS_SPREAD_BYTES).planned_bytes <= named
 
 
 @given(budget_mib=st.integers(1, 2000))
 def test_every_budget_from_the_smallest_on_works_and_none_below(budget_mib: int) -> None:
     """A larger budget was refused where a smaller one worked: its batches were larger."""
     smallest = plan_pair(1 << 40, PROCESS_BYTES, TARGET, DRAFT).smallest_bytes
+    smallest -= MARGIN_BYTES
     if budget_mib * MIB < smallest:
         with pytest.raises(BudgetError):
             planned(budget_mib * MIB)
@@ -86,7 +89,7 @@ def test_batches_of_the_last_resort_are_for_budgets_that_afford_no_others() -> N
     target = replace(TARGET, batches=(*TARGET.batches, small))
     plan = partial(plan_pair, process_bytes=PROCESS_BYTES, target=target)
     smallest = plan(1 << 40).smallest_bytes
-    usual = plan_pair(1 << 40, PROCESS_BYTES, TARGET).smallest_bytes
+    usual = plan_pair(1 << 40, PROCESS_BYTES, TARGET).smallest_bytes - MARGIN_BYTES
     assert smallest < usual
     assert [plan(size).batch_size for size in (smallest, usual - 1, usual)] == [24, 24, 120]
 

@@ -51,8 +51,7 @@ import contextlib, io, json, resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
 from edgespec.cli.command_line import main
-from edgespec.memory import library_pages, process
-library_pages.release = lambda: None  # half of the time of a plan, after which nothing is loaded
+from edgespec.memory import process
 for line in sys.stdin:
     path, said, plan = Path(line.strip()), io.StringIO(), io.StringIO()
     arguments = ["-m", str(path), "-c", "64", "--memory-budget", "1GiB"]

@@ -207,7 +207,7 @@ def test_a_model_comes_beside_one_that_takes_much_memory(
     models = listed(models_dir=str(folder))
     models.together = together
     vectors = next(one for one in models.models if one.name == "vectors")
-    monkeypatch.setattr(process, "footprint_bytes", lambda root=None: 2 << 30)
+    monkeypatch.setattr(process, "footprint_bytes", lambda: 2 << 30)
     loaded, _ = models.load(vectors, lambda *_: None, beside=True)
     with loaded:
         assert loaded.plan.streamed_bytes == 0

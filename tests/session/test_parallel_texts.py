@@ -8,7 +8,7 @@ import pytest
 
 from edgespec import load, plan
 from edgespec.engine.settings import EngineSettings
-from edgespec.memory import process
+from edgespec.memory import division, process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.needs import FOREST_SIZE, TREE_SIZES
 from edgespec.memory.places import AUTO_TEXTS
@@ -87,7 +87,7 @@ def test_places_that_cost_a_text_alone_nothing_are_taken(monkeypatch: pytest.Mon
     settings = LoadSettings(model=embedded_pair().target, ctx_size=1024)
     sparing = settings.model_copy(update={"n_parallel": "auto", "keeps_one_text_fast": True})
     assert plan(sparing).n_parallel == AUTO_TEXTS[-1]
-    monkeypatch.setattr(process, "PROCESS_SPREAD_BYTES", 0)
+    monkeypatch.setattr(division, "PROCESS_SPREAD_BYTES", 0)
     paged = {"memory_budget": plan(settings).smallest_bytes + MIB}
     assert plan(settings.model_copy(update=paged)).paged
     assert plan(sparing.model_copy(update=paged)).n_parallel == 1

@@ -43,12 +43,12 @@ def try_gpus() -> int:
     devices = gpu.find_all()
     if not devices:
         return NO_GPU
-    taken_bytes, peak_bytes = process.footprint_bytes(), process.peak_rss_bytes()
+    taken_bytes, peak_bytes = process.process_rss_bytes(), process.peak_rss_bytes()
     with ExitStack() as owned:
         for device in devices:
             ggml.new_backend(owned, device)
             _multiply(device)
-        now_bytes, highest_bytes = process.footprint_bytes(), process.peak_rss_bytes()
+        now_bytes, highest_bytes = process.process_rss_bytes(), process.peak_rss_bytes()
     if highest_bytes > peak_bytes:
         now_bytes = max(now_bytes, highest_bytes)
     os.write(1, str(max(0, now_bytes - taken_bytes)).encode())

@@ -11,20 +11,17 @@ if TYPE_CHECKING:
     from edgespec_runtimes.onnx.entry import runtime as runtime
 
 OPTIONS = OnnxOptions
-IMPORTED_BYTES = 15 << 20
+IMPORTED_BYTES = 20 << 20
 """Memory that importing this runtime takes."""
 
 
 def __getattr__(name: str) -> object:
     if name != "runtime":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edgespec.memory import library_pages, room
+    from edgespec.memory import room
 
     room.check(IMPORTED_BYTES, "importing onnxruntime")
     with silenced():
-        import onnxruntime  # noqa: F401 - here, so that its peak and that of onnx do not add up
-
-        library_pages.release()
         from edgespec_runtimes.onnx.entry import runtime
-    globals()["runtime"] = runtime  # the pages of libraries are read and released this once
+    globals()["runtime"] = runtime
     return runtime
