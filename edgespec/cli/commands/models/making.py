@@ -15,6 +15,7 @@ from edgespec.cli.invocation import read_prompts
 from edgespec.errors import UsageError
 from edgespec.models import catalogue
 from edgespec.reports import Report, Row
+from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="a GGUF file or a name")
     parser.add_argument("out", metavar="OUT", help="the GGUF file to write")
     groups.flag(parser, "--force", "overwrite OUT")
-    checking.add_measuring(parser)
+    groups.add(parser, LoadSettings, "memory_budget", "ctx_size", "threads")
+    groups.add_plain_output(parser)
 
 
 def run_draft(args: argparse.Namespace, console: Console) -> None:
@@ -111,11 +113,8 @@ def run_draft(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"{out} exists: --force overwrites it")
     if out.exists() and out.samefile(target):
         raise UsageError(f"{out} is the target itself: write the draft elsewhere")
-    told = groups.given(args, CheckSettings)
-    prompts = read_prompts(told.prompts) if told.prompts else own_draft.PROMPTS
-    n_tokens = told.max_tokens if "max_tokens" in args else own_draft.N_TOKENS
-    settings, show = checking.load_settings(args, target), console.progress_with_rest
-    made = own_draft.make(target, out, settings, show, prompts, n_tokens)
+    settings = checking.load_settings(args, target)
+    made = own_draft.make(target, out, settings, console.progress_with_rest)
     lines = own_draft_lines(made, target, out)
     console.result(args, Report(Row("path", out), Row(value=made, format=lines)))
 
