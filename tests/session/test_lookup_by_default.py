@@ -91,7 +91,7 @@ def test_what_was_prepared_before_is_let_go(monkeypatch: pytest.MonkeyPatch) -> 
         prepared.append(weakref.ref(model))
         return adopt(self, model)
 
-    budget = least() + MIB // 2
+    budget = least() + 2 * MIB
     monkeypatch.setattr(PreparedGguf, "changes_nodes", False)
     monkeypatch.setattr(prepared_models.PreparedModels, "_adopt", counted)
     monkeypatch.setattr(opening, "MOST_FOR_LOOKUPS", 0.0)
