@@ -20,7 +20,7 @@ from engine_cases import GREEDY, PROMPT, counting, finish
 class Repeats(LookupSource):
     """A drafter of another package."""
 
-    source = "repeats"
+    name = "repeats"
 
 
 def repeats(info: ModelInfo, vocabulary: Vocabulary) -> Repeats:

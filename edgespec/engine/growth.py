@@ -54,42 +54,51 @@ class TreeGrowth(Scheduler):
     ) -> None:
         """Guess after the most probable nodes of any text, as long as another step is worth its
         time: before the pass, or beside it while it is `running`."""
-        begun_s, n_before = self.clock(), self.pool.n
+        pool, begun_s, n_before = self.pool, self.clock(), self.pool.n
         texts = [text for text in texts if text.is_growing]
         for text in texts:
             if running is None:
                 self._hang_forced(text)
             else:
                 text.limits = self.limits.during_pass(text.transcript.room)
-        self._guess_freely(texts, deal)
+        if running is None:
+            self._guess_freely(texts, deal)
         free_s = self.clock()
         while not (running and running.done):
             check(texts)
             source, nodes = self._best_step(texts, deal, pass_, running is not None)
             if source is None:
                 break
+            sure, n_nodes = float(pool.cumulative[nodes].max()), pool.n
             with self.trace.span(Track.BESIDE if running else Track.ENGINE, "draft step") as span:
                 asked = self._guess(source, nodes, texts)
-                span.note(nodes=len(asked), pool=self.pool.n)
-            texts = [text for text in texts if text.is_growing]
+                texts = [text for text in texts if text.is_growing]
+                self._guess_freely(texts, deal)
+                span.note(nodes=pool.n - n_nodes, tree=pool.n, Tc=round(sure, 6))
             if not asked:
                 break
-            self._guess_freely(texts, deal)
             if running is None:
                 pass_.draft_steps += 1
                 pass_.growing_s = self.clock() - free_s
             else:
                 pass_.steps_beside += 1
-        for text in texts:
-            new = int((self.pool.text[n_before : self.pool.n] == text.slot.number).sum())
-            text.outcome.drafted += new
-            if running is None:
-                text.outcome.draft_s += self.clock() - begun_s
-            elif new:
-                text.beside = range(int(self.pool.key[n_before]), self.pool.next_key)
-                text.outcome.provisional_drafted += new
+        if running is None and any(text.sources for text in texts):
+            self.trace.add(Track.ENGINE, "grow", begun_s, self.clock(), steps=pass_.draft_steps)
+        self._count(texts, n_before, self.clock() - begun_s, running is not None)
         if running is not None and not texts:
             raise Cancelled("no text needs the pass any more")
+
+    def _count(self, texts: Sequence[Text], n_before: int, seconds: float, is_beside: bool) -> None:
+        """Count the nodes that came after the first `n_before`, and the seconds of their growth."""
+        pool = self.pool
+        for text in texts:
+            n_new = int((pool.text[n_before : pool.n] == text.slot.number).sum())
+            text.outcome.drafted += n_new
+            if not is_beside:
+                text.outcome.draft_s += seconds
+            elif n_new:
+                text.beside = range(int(pool.key[n_before]), pool.next_key)
+                text.outcome.provisional_drafted += n_new
 
     def _hang_forced(self, text: Text) -> None:
         """Add the tokens that a grammar forces after the root as one branch."""

@@ -43,6 +43,7 @@ class Loop(TreeGrowth):
         pass_ = RoundOutcome(n_texts=0)
         self.pool.pack()
         for text in texts:
+            text.begun_s = self.clock()
             with text.ending_on_error():
                 text.prepare(self.pool)
         reads, max_nodes = prompt_reading.next_parts(self, texts)
@@ -164,10 +165,11 @@ class Loop(TreeGrowth):
         with self.trace.span(Track.ENGINE, "commit"):
             text.slot.commit(pool, path)
         begun_s = self.clock()
-        kept = self._follow(text, path, tokens[-1])
+        if not text.transcript.is_finished:
+            with self.trace.span(Track.ENGINE, "re-root"):
+                kept_keys = pool.key[self._follow(text, path, tokens[-1])].tolist()
+            outcome.provisional_kept = sum(key in text.beside for key in kept_keys)
         outcome.draft_s += learning_s + self.clock() - begun_s
-        kept_keys = pool.key[kept].tolist()
-        outcome.provisional_kept = sum(key in text.beside for key in kept_keys)
         outcome.wall_s = self.clock() - text.begun_s
         text.tally.outcomes.append(outcome)
         pass_.add(outcome)

@@ -206,7 +206,7 @@ def test_every_node_sees_its_own_path_through_random_rounds(data: st.DataObject)
                 if int(tree.key[node]) in done or not is_ready:
                     continue
                 nodes = [n for n in range(len(tree)) if int(tree.key[n]) in done]
-                if tree.branch_count([*nodes, node]) <= 6 and data.draw(st.booleans()):
+                if len(tree.leaves([*nodes, node])) <= 6 and data.draw(st.booleans()):
                     batch.append(node)
             if batch:
                 harness.evaluate(tree, batch)
