@@ -1,14 +1,12 @@
-"""A drafter and a command of another package are one entry point each."""
+"""A drafter of another package is one entry point."""
 
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
-from types import SimpleNamespace
 
 import pytest
 
 from edgespec import UsageError, extras
-from edgespec.cli import command_line
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.lookup import LookupSource
@@ -27,14 +25,8 @@ def repeats(info: ModelInfo, vocabulary: Vocabulary) -> Repeats:
     return Repeats(vocabulary.eog_tokens)
 
 
-COMMAND = SimpleNamespace(
-    HELP="say hello",
-    add_to=lambda parser: parser.add_argument("--to", metavar="NAME"),
-    run=lambda args, interrupts: 7 if args.to == "you" else 1,
-)
 ADDED = {
     "edgespec.drafters": EntryPoint("repeats", f"{__name__}:repeats", "edgespec.drafters"),
-    "edgespec.commands": EntryPoint("hello", f"{__name__}:COMMAND", "edgespec.commands"),
 }
 
 
@@ -55,12 +47,6 @@ def sources(settings: EngineSettings) -> dict[str, int]:
 def test_a_drafter_guesses_where_lookup_does(added: None) -> None:
     assert sources(EngineSettings(lookup=True, step_aside=False))["repeats"] > 0
     assert sources(EngineSettings()) == {}
-
-
-def test_a_command_runs(added: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["hello", "--to", "you"]) == 7
-    assert command_line.main(["--help"]) == 0
-    assert "say hello" in capsys.readouterr().out
 
 
 def test_a_part_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

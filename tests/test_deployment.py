@@ -1,16 +1,13 @@
 """The container and the services of systemd: health, what is kept, and what may be done."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from edgespec.cli import health
+from edgespec.cli.commands.serve import ServeSettings
 
 ROOT = Path(__file__).parents[1]
 UNITS = sorted((ROOT / "examples").glob("*.service"))
@@ -50,69 +47,8 @@ def test_a_container_keeps_its_cache_in_a_volume():
     assert f"install -d -o edgespec -g edgespec {cache}" in text
 
 
-def test_a_containers_health_follows_its_port():
+def test_a_containers_health_is_asked_where_the_server_listens():
     text = (ROOT / "Containerfile").read_text()
-    (check,) = re.findall(r"^HEALTHCHECK (.*)$", text, re.MULTILINE)
-    assert check.endswith('CMD ["python", "-m", "edgespec.cli.health"]')
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (["/opt/edgespec/bin/python3", "/opt/edgespec/bin/edgespec", "serve", "--port", "1"], True),
-        (["edgespec", "serve"], True),
-        (["python", "-m", "edgespec", "serve"], True),
-        (["tini", "--", "edgespec", "serve"], True),
-        (["edgespec", "chat", "serve"], False),
-        (["nginx", "serve"], False),
-        ([], False),
-    ],
-)
-def test_a_server_is_known_by_its_command(command, expected):
-    assert health.is_server(command) is expected
-
-
-LISTENER = """
-import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/health" and STATUS == 200 else 503)
-        self.end_headers()
-        self.wfile.write(b"loading")
-STATUS = int(sys.argv[1])
-server = HTTPServer((sys.argv[2], 0), Handler)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-
-
-@pytest.mark.parametrize(("status", "host", "code"), [(200, "0.0.0.0", 0), (503, "127.0.0.1", 1)])
-def test_the_check_asks_where_a_process_listens(status, host, code, capsys):
-    command = [sys.executable, "-c", LISTENER, str(status), host]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        port = int(process.stdout.readline())
-        try:
-            assert list(health.addresses(process.pid)) == [f"http://127.0.0.1:{port}"]
-            assert health.main([str(process.pid)]) == code
-        finally:
-            process.terminate()
-    assert ("loading" in capsys.readouterr().err) == (code == 1)
-
-
-def test_nothing_that_listens_is_no_health(capsys):
-    assert health.main([str(os.getppid())]) == 1
-    assert "no edgespec serve is listening" in capsys.readouterr().err
-
-
-def test_a_process_that_may_not_be_asked_is_no_server(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    """Another user's program may have `edgespec serve` in its command line, too."""
-
-    def refuse(process: psutil.Process, kind: str):
-        raise psutil.AccessDenied(process.pid)
-
-    monkeypatch.setattr(psutil.Process, "net_connections", refuse)
-    assert health.main([str(os.getpid())]) == 1
-    assert "no edgespec serve is listening" in capsys.readouterr().err
+    (port,) = re.findall(r"^EXPOSE (\d+)$", text, re.MULTILINE)
+    assert f"http://127.0.0.1:{port}/health" in text
+    assert int(port) == ServeSettings().port

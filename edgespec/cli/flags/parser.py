@@ -38,8 +38,6 @@ COMMANDS = {
     "models": "list, describe, download, compare and make models",
 }
 """Commands and their descriptions in `--help`."""
-ADDED_COMMANDS = "edgespec.commands"
-"""Entry point group of other packages' commands: modules with `HELP`, `add_to` and `run`."""
 IMPORTED_BYTES = 13 << 20
 """Memory that importing a command takes."""
 ALL = "*"
@@ -224,8 +222,6 @@ def _flag_meant(text: str, flags: Collection[str]) -> str:
 
 def command_module(name: str) -> Any:
     """The module of a command, with its flags (`add_to`) and what it does (`run`)."""
-    if name not in COMMANDS:
-        return extras.added(ADDED_COMMANDS)[name]
     module = f"edgespec.cli.commands.{name.replace('-', '_')}"
     if module not in sys.modules:
         from edgespec.memory import room  # here, because --help does without
@@ -250,12 +246,7 @@ def _parsers(chosen: str | None = ALL) -> tuple[_Parser, dict[str, _Parser], dic
         "--version", action="version", version=f"edgespec {extras.installed_version()}"
     )
     adder = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    if chosen in COMMANDS:  # other packages are asked only if ours do not have it
-        known = {chosen: COMMANDS[chosen]}
-    else:
-        known = COMMANDS | {
-            name: module.HELP for name, module in extras.added(ADDED_COMMANDS).items()
-        }
+    known = {chosen: COMMANDS[chosen]} if chosen in COMMANDS else COMMANDS
     commands = {name: adder.add_parser(name, help=text) for name, text in known.items()}
     of_models: dict[str, _Parser] = {}
     is_unknown = chosen is not None and chosen not in {*commands, ALL} and chosen[:1] != "-"
