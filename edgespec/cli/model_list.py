@@ -88,7 +88,7 @@ class ModelList:
         self._defaults = defaults
         self._settings: dict[str, CommandSettings] = {}
         self._known: dict[str, KnownNeeds] = {}
-        self._given: dict[str, int] = {}
+        self._given: dict[str, int | str] = {}
         """The budget that `keep_budget` was told."""
         for flag, name in (("-md", "draft"), ("-hfd", "hf_repo_draft"), ("--alias", "alias")):
             if name in args:
@@ -181,9 +181,9 @@ class ModelList:
                 heap.trim_heap()
         return self.load_text(model, progress), False
 
-    def keep_budget(self, budget_bytes: int) -> None:
+    def keep_budget(self, budget: int | str) -> None:
         """Load models with another budget from now on."""
-        self._given["memory_budget"] = budget_bytes
+        self._given["memory_budget"] = budget
 
     def load_text(self, model: ListedModel, progress: Progress) -> Session:
         """A loaded model that writes texts. Raises the errors of `edgespec.load`."""

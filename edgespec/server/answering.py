@@ -62,8 +62,8 @@ class Shared:
     failures: Failures
     max_s: float | None = None
     """Most seconds of an answer from its turn on; None: no limit."""
-    on_budget: Callable[[int], None] = lambda _: None
-    """Told the bytes of a budget that a client has given."""
+    on_budget: Callable[[int | str], None] = lambda _: None
+    """Told the budget that a client has given."""
 
 
 def preferred_wait_s(headers: Mapping[str, str]) -> float | None:

@@ -29,7 +29,7 @@ from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal, overloaded
 from edgespec.memory import heap, process, request_memory
 from edgespec.server.answering import Answers, Shared, loading_time
-from edgespec.server.budget_request import budget_of
+from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.front import GONE
 from edgespec.server.guarding import Guard
 from edgespec.server.openapi import openapi
@@ -46,8 +46,9 @@ _SHARED = (
 class Service:
     """The routes and their shared state."""
 
-    def __init__(self, shared: Shared, guard: Guard) -> None:
+    def __init__(self, shared: Shared, guard: Guard, budget_limit: BudgetLimit) -> None:
         self._shared = shared
+        self._budget_limit = budget_limit
         self._guard = guard
         self._answers = Answers(shared)
         self._embedding = asyncio.Lock()
@@ -200,15 +201,18 @@ class Service:
             return StreamingResponse(pieces, headers=headers, media_type="application/json")
 
     async def _budget(self, request: Request) -> Response:
-        return JSONResponse(asdict(self._loaded.budget))
+        most_bytes = self._budget_limit.most_bytes
+        return JSONResponse(asdict(self._loaded.budget) | {"most_bytes": most_bytes})
 
     async def _set_budget(self, request: Request) -> Response:
+        self._guard.check_admin(request.headers)
         async with self._shared.bodies.of(request) as body:
-            size = budget_of(decoded(body))
+            size = self._budget_limit.budget_of(decoded(body))
         session = self._loaded
 
         def change() -> None:
-            self._shared.on_budget(session.set_memory_budget(size).budget_bytes)
+            session.set_memory_budget(size)
+            self._shared.on_budget(size)
 
         with self._shared.host.staying():  # the next model is loaded with the new budget
             async with self._changing_budget:
@@ -285,9 +289,10 @@ async def page(request: Request) -> Response:
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "no-cache",
     }
-    return Response(_content(name), headers=headers, media_type=_FILES[name])
+    return Response(static_file(name), headers=headers, media_type=_FILES[name])
 
 
 @cache
-def _content(name: str) -> bytes:
+def static_file(name: str) -> bytes:
+    """The content of a file that comes with the server."""
     return files("edgespec.server").joinpath("static", name).read_bytes()

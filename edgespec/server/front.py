@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,6 +30,16 @@ GONE = 499
 """Status in the log of a request whose client went away before the end of its response."""
 MAX_ROUTE = 200
 """Most characters of a path in the log."""
+DROPPED_BYTES = 64 << 20
+"""Bytes of a body that are read and dropped before a refusal, which the client would not see if its
+connection broke while it was sending."""
+DROP_S, DROP_QUIET_S = 60.0, 1.0
+"""Most seconds of that, and of silence in it."""
+UNLOGGED = frozenset({"/health", "/v1/health"})
+"""Paths that are asked every few seconds."""
+BAD_REQUEST = 400
+"""The lowest status of a refusal."""
+_SLASHES = re.compile("/{2,}")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """Request ids that clients may choose: visible ASCII."""
 
@@ -52,19 +63,28 @@ class Front:
         state["request_id"] = identity = _request_id(headers)
         added = {"X-Request-Id": identity} | self._guard.cors_headers(headers)
         status = GONE
+        sends_body = headers.get("expect", "").lower() != "100-continue"
+
+        async def receive_noted() -> Message:
+            nonlocal sends_body
+            message = await receive()
+            sends_body = message.get("more_body", False)
+            return message
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message).update(added)
+                if sends_body and status >= BAD_REQUEST:
+                    await _drop(receive_noted)
             await send(message)
 
         def report(*_: object) -> None:
             self._report(scope, state, GONE if state.get("is_gone") else status, begun_s)
 
         try:
-            await self._answer(scope, headers, receive, send_named)
+            await self._answer(scope, headers, receive_noted, send_named)
         except Exception as error:
             self._log.failure(identity, "".join(traceback.format_exception(error)))
             if status != GONE:
@@ -89,9 +109,8 @@ class Front:
             response = Response(status_code=204, headers=self._guard.preflight_headers(headers))
             await response(scope, receive, send)
             return
-        path: str = scope["path"]
-        if len(path) > 1 and path.endswith("/"):
-            scope = {**scope, "path": path[:-1]}
+        path = _SLASHES.sub("/", scope["path"])  # clients join addresses by hand
+        scope = {**scope, "path": path if path == "/" else path.removesuffix("/")}
         await self._app(scope, receive, send)
 
     def _report(
@@ -99,6 +118,8 @@ class Front:
     ) -> None:
         if status != GONE:
             self._answers[status] += 1
+        if scope["path"] in UNLOGGED:
+            return
         usage: Usage | None = state.get("usage")
         client = scope.get("client")
         self._log.request(
@@ -113,6 +134,18 @@ class Front:
                 None if usage is None else usage.completion_tokens,
             )
         )
+
+
+async def _drop(receive: Receive) -> None:
+    """Read what the client still sends, up to the limits."""
+    dropped, is_over = 0, False
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DROP_S):
+            while not is_over and dropped < DROPPED_BYTES:
+                async with asyncio.timeout(DROP_QUIET_S):
+                    message = await receive()
+                dropped += len(message.get("body", b""))
+                is_over = not message.get("more_body", False)
 
 
 def refused(refusal: Refusal, scope: Scope) -> Response:

@@ -29,6 +29,8 @@ class Guard:
     """Most bytes of a body; None derives it from the model's context."""
     allowed_origins: frozenset[str] = frozenset()
     """Origins of web pages from elsewhere that may ask, as browsers send them; `*` is any."""
+    admin_key: str | None = None
+    """Key, or several, of those who may change the server as well."""
 
     def __post_init__(self) -> None:
         if self.api_key is None and not is_local(self.host):
@@ -38,13 +40,15 @@ class Guard:
             )
         for origin in self.allowed_origins:
             _check_origin_name(origin)
-        if self.api_key is not None:
-            if not self.api_key.strip():
-                raise UsageError("--api-key is empty: leave it out, or give a key")
+        for flag, given in (("--api-key", self.api_key), ("--admin-key-file", self.admin_key)):
+            if given is None:
+                continue
+            if not given.strip():
+                raise UsageError(f"{flag} is empty: leave it out, or give a key")
             try:
-                self.api_key.encode()
+                given.encode()
             except UnicodeEncodeError as error:
-                raise UsageError("--api-key is not UTF-8 text: give another key") from error
+                raise UsageError(f"{flag} is not UTF-8 text: give another key") from error
 
     def check_host(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal for an unknown host name, against DNS rebinding.
@@ -53,7 +57,11 @@ class Guard:
         """
         name = _host_name(headers.get("host", ""))
         if is_local(self.host) and name not in LOCAL_HOSTS | self.allowed_hosts | {self.host}:
-            raise Refusal(403, f"this server is not called {name!r}", code="host_not_allowed")
+            raise Refusal(
+                403,
+                f"requests may not call this server {name!r}: --allowed-host {name} lets them",
+                code="host_not_allowed",
+            )
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise Refusal for requests of web pages from other servers that are not allowed."""
@@ -87,7 +95,8 @@ class Guard:
         asked = headers.get("access-control-request-headers", "")
         return {
             "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
-            "Access-Control-Allow-Headers": asked or "Authorization, Content-Type, X-Api-Key",
+            "Access-Control-Allow-Headers": asked
+            or "Authorization, Content-Type, X-Api-Key, Api-Key",
             "Access-Control-Allow-Private-Network": "true",
             "Access-Control-Max-Age": "600",
         }
@@ -95,34 +104,48 @@ class Guard:
     def _allows(self, origin: str) -> bool:
         return "*" in self.allowed_origins or origin.lower() in self.allowed_origins
 
-    @property
-    def api_keys(self) -> list[str]:
-        """The keys; empty if clients need none."""
-        lines = (self.api_key or "").splitlines()
-        return [line.strip() for line in lines if line.strip()]
-
     def check_key(self, headers: Mapping[str, str]) -> str:
         """The name of the client that sent a right key, which does not tell the key; empty if
-        clients need none.
-
-        Raises Refusal for a wrong one. Keys are compared in constant time against timing attacks.
-        """
+        clients need none. Raises Refusal for a wrong one."""
         if self.api_key is None:
             return ""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            key = headers.get("x-api-key", "")
-        # headers are bytes that were read as Latin-1; the key is UTF-8
-        sent = key.strip().encode("latin-1", "replace")
-        right = [one for one in self.api_keys if hmac.compare_digest(sent, one.encode())]
-        if not right:
+        key = _sent(headers, self.api_key) or _sent(headers, self.admin_key)
+        if key is None:
             raise Refusal(
                 401,
-                "the API key is missing or wrong: send it as `Authorization: Bearer KEY` or as "
-                "`X-Api-Key: KEY`",
+                "the API key is missing or wrong: send it as `Authorization: Bearer KEY`, "
+                "`X-Api-Key: KEY` or `Api-Key: KEY`",
                 code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
             )
-        return hashlib.sha256(right[0].encode()).hexdigest()
+        return hashlib.sha256(key.encode()).hexdigest()
+
+    def check_admin(self, headers: Mapping[str, str]) -> None:
+        """Raise Refusal unless the client may change the server: with an admin key, or where there
+        are no keys."""
+        has_keys = self.api_key is not None or self.admin_key is not None
+        if has_keys and _sent(headers, self.admin_key) is None:
+            raise Refusal(
+                403,
+                "this needs an admin key: start the server with --admin-key-file, and send a key "
+                "of that file",
+                code="admin_key_needed",
+            )
+
+
+def _sent(headers: Mapping[str, str], keys: str | None) -> str | None:
+    """The one of the keys, one a line, that a client has sent; None if it has sent none.
+
+    They are compared in constant time against timing attacks.
+    """
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        key = headers.get("x-api-key", headers.get("api-key", ""))
+    # headers are bytes that were read as Latin-1; keys are UTF-8
+    sent = key.strip().encode("latin-1", "replace")
+    known = [line.strip() for line in (keys or "").splitlines() if line.strip()]
+    right = [one for one in known if hmac.compare_digest(sent, one.encode())]
+    return right[0] if right else None
 
 
 def is_local(host: str) -> bool:

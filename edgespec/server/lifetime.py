@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgespec.completions.protocols.model_names import HostedModel
@@ -21,8 +23,9 @@ from edgespec.memory import request_memory
 from edgespec.ports import Progress
 from edgespec.server.access_log import AccessLog
 from edgespec.server.answering import Shared
-from edgespec.server.application import Service
+from edgespec.server.application import Service, static_file
 from edgespec.server.bodies import RequestBodies
+from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.connections import ClientLimits, HttpServer
 from edgespec.server.failures import Failures
 from edgespec.server.front import Front, refused
@@ -72,7 +75,8 @@ class Server:
         load: Callable[[HostedModel, bool, Progress], LoadedModel] | None = None,
         leaves_room: bool = False,
         together: bool = False,
-        on_budget: Callable[[int], None] = lambda _: None,
+        on_budget: Callable[[int | str], None] = lambda _: None,
+        max_budget: int | str | None = None,
     ) -> None:
         """`sampling` has defaults for requests; None: `session.chat_sampling`. `drain` lets
         requests under way go on for `drain_s` seconds.
@@ -80,8 +84,8 @@ class Server:
         With `models`, of which `session` is the one that is called `model`, the others are loaded
         by `load` when they are asked for; `session` may be None. `load` is told true for a model
         that comes beside another one, and its callback raises Cancelled once the server ends. With
-        `together`, all share the budget and stay; otherwise `on_budget` is told a budget in bytes
-        that a client has given.
+        `together`, all share the budget and stay; otherwise `on_budget` is told a budget that a
+        client has given, which is no larger than `max_budget`, by default that of the session.
         """
         self.model = model
         self._stored = StoredResponses(request_memory.STORED_BYTES)
@@ -128,7 +132,9 @@ class Server:
             answer_limits.max_s,
             on_budget,
         )
-        service = Service(shared, guard)
+        if max_budget is None:
+            max_budget = session.plan.budget_bytes if session else "auto"
+        service = Service(shared, guard, BudgetLimit.of(max_budget))
         self._drain_s = drain_s
         self._is_over = threading.Event()
         """Set once the server has ended, or must end now."""
@@ -214,7 +220,13 @@ def answered_while_loading(
 
 
 async def _loading(scope: Scope, receive: Receive, send: Send) -> None:
-    await _come_again(overloaded("the model is loading", "loading"), scope, receive, send)
+    refusal = overloaded("the model is loading", "loading")
+    if "text/html" in Headers(scope=scope).get("accept", ""):  # a browser, which asks again itself
+        headers = refusal.headers | {"Connection": "close"}
+        page = Response(static_file("loading.html"), 503, headers, "text/html")
+        await page(scope, receive, send)
+    else:
+        await _come_again(refusal, scope, receive, send)
 
 
 async def _too_many(scope: Scope, receive: Receive, send: Send) -> None:

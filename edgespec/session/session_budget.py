@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.engine.engine import Engine
-from edgespec.errors import BudgetError, EdgespecError, SessionClosed
+from edgespec.errors import BudgetError, EdgespecError, SessionClosed, UsageError
 from edgespec.memory import changed_budget, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
@@ -50,37 +50,45 @@ class SessionBudget(Closeable):
         self._cuts = needs.cuts if needs and weights else ()
         self._changing = threading.Lock()
         self._is_over = threading.Event()
+        """Set once the budget follows the free memory no longer."""
         self._follower: threading.Thread | None = None
         if weights and auto_bounds(models.budget) is not None:
-            bounds = process.budget_bounds(models.budget)
-            self._follower = threading.Thread(
-                target=self._follow, args=bounds, name="edgespec-budget", daemon=True
-            )
-            self._follower.start()
+            self._begin_following(models.budget)
 
     @property
     def report(self) -> BudgetReport:
         paging = self._target.paging()
+        rows = self.plan.rows
+        resident = sum(r.nbytes for r in rows if (r.owner, r.what) == ("target", "weights"))
         return BudgetReport(
             self.plan.budget_bytes,
             self.plan.planned_bytes,
             self._smallest_bytes,
             process.process_rss_bytes(),
-            paging.pinned_bytes,
+            paging.pinned_bytes or resident,
             paging.streamed_bytes,
             follows=self._follower is not None and not self._is_over.is_set(),
         )
 
     def change(self, size: int | str) -> MemoryPlan:
-        """Keep another budget from now on, instead of following the free memory; returns when the
+        """Keep another budget from now on, or follow the free memory with `auto`; returns when the
         process's memory is within it.
 
         Raises BudgetError, UsageError, SessionClosed, and WeightReadError.
         """
-        budget_bytes = parse_size(size, process.total_bytes())
+        follows = auto_bounds(size) is not None
+        if follows and self._weights is None:
+            raise UsageError(
+                "the target's weights stay, so that its budget cannot follow the free memory: "
+                "load it with adjustable_budget=True (--adjustable-budget)"
+            )
+        budget_bytes = 0 if follows else parse_size(size, process.total_bytes())
         with self._engine.waiting(), self._changing:
-            self._change_to(budget_bytes)
+            if not follows:
+                self._change_to(budget_bytes)
             self._is_over.set()
+            if follows:
+                self._begin_following(size)
             return self.plan
 
     def close(self) -> None:
@@ -112,15 +120,23 @@ class SessionBudget(Closeable):
             if done.done():
                 done.result()
 
-    def _follow(self, floor: int, ceiling: int) -> None:
+    def _begin_following(self, budget: int | str) -> None:
+        self._is_over = threading.Event()
+        bounds = (*process.budget_bounds(budget), self._is_over)
+        self._follower = threading.Thread(
+            target=self._follow, args=bounds, name="edgespec-budget", daemon=True
+        )
+        self._follower.start()
+
+    def _follow(self, floor: int, ceiling: int, is_over: threading.Event) -> None:
         """Follow the free memory; runs in a thread of its own."""
         free = FreeMemory(max(floor, self._smallest_bytes), ceiling)
-        while not self._is_over.wait(INTERVAL_S):
+        while not is_over.wait(INTERVAL_S):
             wanted = free.next_budget(MemoryReading.now(), self.plan.budget_bytes)
             if wanted is not None:
                 try:
                     with self._engine.waiting(), self._changing:
-                        if self._is_over.is_set():  # another budget was given meanwhile
+                        if is_over.is_set():  # another budget was given meanwhile
                             return
                         self._change_to(wanted)
                 except SessionClosed:

@@ -12,7 +12,9 @@ from starlette.testclient import TestClient
 
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.errors import ModelError
+from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
+from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.guarding import Guard
 from edgespec.server.lifetime import LoadedModel, Server
 from edgespec.session.session import Session
@@ -29,9 +31,9 @@ def session() -> Iterator[Session]:
 
 @pytest.fixture(scope="module")
 def client(session: Session) -> TestClient:
-    server = Server(session, Guard("127.0.0.1", api_key="secret"), "target", 4)
-    app = server._server.config.app
-    return TestClient(app, base_url="http://127.0.0.1", headers={"X-Api-Key": "secret"})
+    guard = Guard("127.0.0.1", api_key="secret", admin_key="admin")
+    app = Server(session, guard, "target", 4)._server.config.app
+    return TestClient(app, base_url="http://127.0.0.1", headers={"X-Api-Key": "admin"})
 
 
 def test_the_budget_and_what_is_in_memory(client: TestClient, session: Session) -> None:
@@ -61,7 +63,7 @@ def test_a_budget_below_the_smallest_is_refused_with_it(client: TestClient) -> N
 
 NO_BUDGETS = [
     *([], {}, {"budget": 1}, {"memory_budget": 1, "more": 2}),
-    *({"memory_budget": value} for value in (True, None, "much", "auto", 0)),
+    *({"memory_budget": value} for value in (True, None, "much", "auto:1-9GiB", 0)),
 ]
 
 
@@ -72,10 +74,32 @@ def test_what_is_no_budget_is_refused(client: TestClient, body: object) -> None:
     assert "size" in answer.text or "memory_budget" in answer.text
 
 
-def test_a_key_is_asked_for(client: TestClient) -> None:
-    wrong = {"X-Api-Key": "wrong"}
-    assert client.get("/v1/budget", headers=wrong).status_code == 401
-    assert client.post("/v1/budget", json={}, headers=wrong).status_code == 401
+@pytest.mark.parametrize("size", ["500GiB", "1025MiB", "100%"])
+def test_no_client_goes_above_the_budget_of_the_start(client: TestClient, size: str) -> None:
+    answer = client.post("/v1/budget", json={"memory_budget": size})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "budget_too_large")
+    assert client.get("/v1/budget").json()["most_bytes"] == 1024 * MIB
+
+
+def test_auto_is_given_back(client: TestClient) -> None:
+    answer = client.post("/v1/budget", json={"memory_budget": "auto"})
+    assert (answer.status_code, answer.json()["follows"]) == (200, True)
+    assert client.post("/v1/budget", json={"memory_budget": 700 * MIB}).json()["follows"] is False
+
+
+def test_the_limit_is_the_machine_at_most() -> None:
+    assert BudgetLimit.of("500GiB").most_bytes == process.total_bytes()
+    assert BudgetLimit.of("auto:1GiB-2GiB") == BudgetLimit(2048 * MIB, "auto:1GiB-2GiB")
+
+
+def test_the_budget_is_changed_with_an_admin_key(client: TestClient) -> None:
+    ask = {"memory_budget": "700MiB"}
+    status = [
+        client.post("/v1/budget", json=ask, headers={"X-Api-Key": key}).status_code
+        for key in ("wrong", "secret", "admin")
+    ]
+    assert status == [401, 403, 200]
+    assert client.get("/v1/budget", headers={"X-Api-Key": "secret"}).status_code == 200
 
 
 def test_the_next_model_is_loaded_with_the_budget_that_was_given_before(
@@ -137,7 +161,9 @@ def test_of_two_budgets_at_once_the_next_model_is_loaded_with_the_one_that_is_ke
         return plan
 
     monkeypatch.setattr(session, "set_memory_budget", slow)
-    app = Server(session, Guard("127.0.0.1"), "one", 4, on_budget=told.append)._server.config.app
+    guard = Guard("127.0.0.1")
+    server = Server(session, guard, "one", 4, on_budget=told.append, max_budget="1GiB")
+    app = server._server.config.app
 
     async def steps() -> None:
         transport = httpx.ASGITransport(app)

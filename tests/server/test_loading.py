@@ -36,6 +36,14 @@ def test_a_model_that_loads_says_when_to_come_again(path):
     assert "the model is loading: try again in" in answer.json()["error"]["message"]
 
 
+def test_a_browser_gets_a_page_that_waits():
+    with listening() as (listener, address), loading(listener):
+        answer = httpx.get(address, headers={"Accept": "text/html,*/*;q=0.8"})
+    assert answer.status_code == 503
+    assert answer.headers["content-type"].startswith("text/html")
+    assert 'http-equiv="refresh"' in answer.text
+
+
 def test_a_request_with_a_body_is_answered():
     with listening() as (listener, address), loading(listener):
         assert httpx.post(f"{address}/v1/completions", json={"prompt": "a"}).status_code == 503

@@ -198,8 +198,7 @@ def test_a_page_of_our_own_may_ask(client, address):
 
 
 def test_a_name_that_somebody_else_gave_this_machine_is_refused(client):
-    message = refused(client.post(CHAT, json=ASK, headers={"Host": "evil.example"}), 403)
-    assert message == "this server is not called 'evil.example'"
+    refused(client.post(CHAT, json=ASK, headers={"Host": "evil.example"}), 403)
     assert client.get("/health", headers={"Host": "localhost:1"}).status_code == 200
 
 

@@ -139,7 +139,7 @@ def test_a_budget_below_the_smallest_is_refused_and_changes_nothing(session: Ses
     assert session.plan == before
 
 
-@pytest.mark.parametrize("size", ["much", -1, True, "auto"])
+@pytest.mark.parametrize("size", ["much", -1, True, "autos"])
 def test_what_is_no_size_is_refused(session: Session, size: object) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         session.set_memory_budget(size)  # type: ignore[arg-type]
@@ -167,6 +167,9 @@ def test_a_resident_model_keeps_its_memory_and_says_so() -> None:
         assert session.set_memory_budget("1GiB").budget_bytes == 1 << 30
         with pytest.raises(BudgetError, match="adjustable_budget=True"):
             session.set_memory_budget(session.plan.planned_bytes - 1)
+        with pytest.raises(UsageError, match="adjustable_budget=True"):
+            session.set_memory_budget("auto")
+        assert session.budget.pinned_bytes >= session.target.size_bytes // 2 > 0
 
 
 def test_a_closed_session_has_no_budget_to_change() -> None:
@@ -207,7 +210,7 @@ def test_a_budget_of_auto_follows_the_free_memory(monkeypatch: pytest.MonkeyPatc
     assert not [t for t in threading.enumerate() if t.name == "edgespec-budget" and t.is_alive()]
 
 
-def test_a_budget_that_is_given_stays_though_auto_affords_more(
+def test_a_budget_that_is_given_stays_though_auto_affords_more_until_auto_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It had grown again within seconds."""
@@ -222,3 +225,7 @@ def test_a_budget_that_is_given_stays_though_auto_affords_more(
         threading.Event().wait(0.05)
         assert session.plan.budget_bytes == 700 << 20
         assert not session.budget.follows
+        session.set_memory_budget("auto:500MiB-2GiB")
+        assert session.budget.follows
+        while session.plan.budget_bytes != 900 << 20:
+            threading.Event().wait(0.001)

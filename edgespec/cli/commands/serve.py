@@ -14,12 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from edgespec import extras
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
-from edgespec.cli.flags.checked_values import template_from, text_or_file
+from edgespec.cli.flags.checked_values import read_text, template_from, text_or_file
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, settings_from
 from edgespec.cli.model_list import PARALLEL, ModelList, is_one
@@ -28,7 +28,7 @@ from edgespec.memory import process, room
 from edgespec.server.access_log import AccessLog, AnsweredRequest
 from edgespec.settings.base import Flag, Settings
 from edgespec.settings.config import INT32_MAX, Count, GenerateSettings, LoadSettings, Sampling
-from edgespec.settings.parsing import MAX_PORT
+from edgespec.settings.parsing import MAX_PORT, budget
 from edgespec.settings.units import format_size
 
 if TYPE_CHECKING:
@@ -75,6 +75,11 @@ class ServeSettings(Settings):
     environment variable EDGESPEC_API_KEY."""
     api_key_file: Annotated[Path | None, Flag(metavar="FILE")] = None
     """The same, from a file; several keys, one a line, are for clients whose texts stay apart."""
+    admin_key_file: Annotated[Path | None, Flag(metavar="FILE")] = None
+    """File of keys, one a line, of those who may also change the budget. Default: everybody where
+    no key is needed, otherwise nobody."""
+    max_budget: Annotated[int | str | None, Flag(metavar="SIZE"), BeforeValidator(budget)] = None
+    """Largest memory budget that clients may set. Default: that of the start."""
     allowed_host: Annotated[tuple[str, ...], Flag(metavar="NAME")] = ()
     """Host name that requests may use besides the address; may be given several times."""
     allowed_origin: Annotated[tuple[str, ...], Flag(metavar="ORIGIN")] = ()
@@ -144,12 +149,12 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
                 ),
                 log=log,
                 drain_s=told.drain,
+                max_budget=told.max_budget or opened.settings.load.memory_budget,
             )
             stack.callback(server.close)
-        budget = format_size(opened.budget_bytes)
-        address = _address(listener)
+        address, shown = _address(listener), format_size(opened.budget_bytes)
         console.note(
-            f"{server.named} at {address}/v1, a page to chat at {address}/ (budget {budget}); "
+            f"{server.named} at {address}/v1, a page to chat at {address}/ (budget {shown}); "
             "Ctrl-C ends it"
         )
         if server.chat_refusal is not None:
@@ -273,6 +278,9 @@ def _guard(args: argparse.Namespace) -> Guard:
         frozenset(name.lower() for name in told.allowed_host),
         groups.given(args, groups.BodyLimit).max_body,
         frozenset(origin.lower().rstrip("/") for origin in told.allowed_origin),
+        None
+        if told.admin_key_file is None
+        else read_text("--admin-key-file", told.admin_key_file, MAX_KEY_BYTES),
     )
 
 
