@@ -184,8 +184,8 @@ class Session(OpenAICalls, InOneProcess):
 
         `size` is bytes, 6GiB, 512M or 75% of the machine's memory. Returns the new plan once the
         process's memory is within it, which takes a pass at most; a larger budget fills up in the
-        passes that follow. With `auto` it follows the free memory, with a size no longer. Texts do
-        not change. Raises BudgetError for a size below `budget.smallest_bytes`, which is large where
+        passes that follow. With `auto` it follows the free memory, with a size no longer. No text
+        changes. Raises BudgetError for a size below `budget.smallest_bytes`, which is large where
         weights cannot be let go (`LoadSettings.adjustable_budget`), UsageError for what is no size,
         WeightReadError, and SessionClosed.
         """
