@@ -4,7 +4,7 @@ a limit.
     python tests/memory_pressure.py MODEL [--limit 400MiB] [--budget auto:120MiB-300MiB] [-n 96]
 
 Needs control groups that may be made, usually as root. `under_pressure` and
-`server_under_pressure` are behind slow tests and the figures of docs/measurements/0106.md.
+`server_under_pressure` are behind slow tests.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def set_up_libraries(environ: MutableMapping[str, str]) -> None:
 
     GOMP reads the variable once, when a runtime loads it. Its default makes passes more than ten
     times slower if another program uses the same cores; the runtime lets threads of models in
-    memory spin longer while it has the cores to itself (decision 0070).
+    memory spin longer while it has the cores to itself.
 
     numpy starts a thread for each core, which spins for a tenth of a second, to multiply matrices:
     nothing here does.

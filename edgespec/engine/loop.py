@@ -5,7 +5,7 @@ by their interfaces; `scheduler` says which texts are written, `text` knows one 
 
 Passes compute in the calling thread, but for those beside which guesses go on: a second thread that
 computes gets OpenMP threads of its own, more than there are cores, and all of them then sleep at
-every barrier (decision 0070).
+every barrier.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ OWN_THREADS = 4
 """Threads of a process with models besides those that compute."""
 MOST_FOR_LOOKUPS = 1.05
 """Most that a pass may read, relative to one without guesses, for their buffers' sake: text that
-repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B, decision 0130)."""
+repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B)."""
 
 
 def plan(

@@ -30,7 +30,7 @@ FURTHER_ROW_COST = 0.5
 Q4_K with AVX2."""
 USUAL_TOKENS, USUAL_STEPS, USUAL_ROWS_COST = 2.5, 3, 2.2
 """A round with a draft that has not run yet: its tokens, its draft steps, and the time to compute
-its rows, relative to one row. Measured with the head of smollm2 (decision 0084) on conversation and
+its rows, relative to one row. Measured with the head of smollm2 on conversation and
 code."""
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec.grammar.specification import BYTES_PER_TOKEN
 from edgespec.pool import Draws
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.filters import token_logprobs
@@ -96,40 +94,3 @@ def test_a_rule_that_compares_probabilities_stays_within_its_row(
     pick = ACCEPTANCE_RULES[rule].pick
     used = bytes_per_token(lambda: [pick(tree, node, after, sampler(**way)) for node in after])
     assert used <= RULE_BYTES_PER_TOKEN
-
-
-def paths() -> dict[str, list[tuple[float, int]]]:
-    """Bytes a token and the plan's row, of each function in the table of the record's figures."""
-    record = Path(__file__).parents[2] / "docs/measurements/0107.md"
-    _, _, table = record.read_text().partition("**Paths over the vocabulary**")
-    found: dict[str, list[tuple[float, int]]] = {}
-    for line in table.splitlines():
-        if line.startswith("| ") and "`" in line:
-            _, function, _, used, row = (cell.strip(" `") for cell in line.strip("|").split("|"))
-            found.setdefault(function, []).append((float(used), int(row)))
-    return found
-
-
-def test_the_table_of_paths_has_the_rows_of_the_plan() -> None:
-    of_a_draw, of_a_rule = SAMPLING_BYTES_PER_TOKEN, RULE_BYTES_PER_TOKEN
-    rows = {function: {row for _, row in figures} for function, figures in paths().items()}
-    assert rows == {
-        "Sampler.draw": {of_a_draw},
-        "Sampler.foresee": {of_a_draw},
-        "token_logprobs": {of_a_draw},
-        "Sampler.distribution": {of_a_rule},
-        "library_bytes": {BYTES_PER_TOKEN},
-    }
-    assert all(used <= row for figures in paths().values() for used, row in figures)
-
-
-def test_the_table_of_paths_has_at_least_the_measured_bytes() -> None:
-    flat = SamplingParams(**WAYS[2])
-    measured = {
-        "Sampler.draw": bytes_per_token(lambda: Sampler(flat).draw(LOGITS)),
-        "Sampler.foresee": bytes_per_token(lambda: Sampler(flat).foresee(LOGITS, 8, 1, ())),
-        "token_logprobs": bytes_per_token(lambda: token_logprobs(LOGITS, 3, 20)),
-    }
-    table = paths()
-    for function, used in measured.items():
-        assert used <= 1.05 * max(figure for figure, _ in table[function])

@@ -30,7 +30,7 @@ MAX_LINE = 8
 """Most guesses in a line that a recurrent target verifies; if it can roll back, it keeps one state
 per guess."""
 PASS_ROWS, PROMPT_ROWS = 8, 16
-"""Rows of all passes and of all batches of prompts where a GPU computes (decision 0137)."""
+"""Rows of all passes and of all batches of prompts where a GPU computes."""
 ONE_LINE = ("plamo2",)
 """Architectures for which llama.cpp aborts if a pass has several sequences."""
 MAX_LINES = 4

@@ -36,7 +36,7 @@ _TRIED = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q4_K", "Q6_K")
 """Types with different kernels on some processors; all others have one kernel."""
 _SLOW, _FEW_ROWS, _NARROW = "Q8_0", (2, 3, 5), 2048
 """The type whose kernel for several rows is slower than that for one row with these numbers of rows
-and matrices of fewer inputs (docs/measurements/0136.md)."""
+and matrices of fewer inputs."""
 _KINDS = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 _Maker = Callable[..., int | None]
