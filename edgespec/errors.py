@@ -40,7 +40,7 @@ class ContextOverflow(UsageError):
         count = f"{n_prompt_tokens:,}" if is_counted else f"at least {n_prompt_tokens:,}"
         super().__init__(
             f"the prompt is too long: this model's maximum context length is {n_ctx:,} tokens, and "
-            f"the prompt has {count}: shorten it or raise --ctx-size"
+            f"the prompt has {count}: shorten it or raise `ctx_size`"
         )
         self.param: str | None = None
         """Field of a request that the prompt came in."""

@@ -1,4 +1,4 @@
-"""What a runtime loads models with, and the registry that finds the runtime of a model.
+"""Classes by which runtimes load models, and the registry that finds the runtime of a model.
 
 A runtime is reached by the entry point group `edgespec.runtimes`, and only when it is asked for:
 importing edgespec imports no model library.
@@ -75,7 +75,7 @@ class ModelRequest:
         """Raise UsageError for a context of more tokens than the model was trained on."""
         if n_ctx > n_trained:
             raise UsageError(
-                f"--ctx-size {n_ctx:,} is more than the {n_trained:,} tokens that "
+                f"`ctx_size={n_ctx:,}` is more than the {n_trained:,} tokens that "
                 f"{self.path.name} was trained on: take at most {n_trained:,}"
             )
 
@@ -235,7 +235,7 @@ class Runtime(ABC):
 
     @property
     def baselines(self) -> Baselines | None:
-        """What decodes with the library by itself, for comparison; None if it cannot."""
+        """Decoding by the library alone, for comparison; None if it cannot."""
         return None
 
     lends: bool = False
@@ -315,7 +315,7 @@ def find(path: Path) -> Runtime:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     if is_missing:
-        raise ModelError(f"{path} does not exist: check the path given with -m or -md")
+        raise ModelError(f"{path} does not exist: check the path given with `model` or `draft`")
     kind = special_kind(path.stat().st_mode)
     if kind is not None and not path.is_dir():
         raise ModelError(f"{path} is {kind}: a model is a regular file or a folder of them")

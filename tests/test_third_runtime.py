@@ -159,7 +159,7 @@ def test_its_own_option_is_an_argument_and_a_key_of_a_file(model: str, tmp_path:
 
 def test_its_own_option_is_checked_with_its_name(model: str) -> None:
     given = {"model": model, "letters": "capitol"}
-    with pytest.raises(edgespec.UsageError, match=r"^letters 'capitol' is unknown.*'capital'"):
+    with pytest.raises(edgespec.UsageError, match=r"^`letters='capitol'` is unknown.*'capital'"):
         edgespec.LoadSettings.model_validate(given)
 
 

@@ -26,7 +26,6 @@ from edgespec.models.model_files import copies, distinct_names, files_of, larges
 from edgespec.ports import Progress
 from edgespec.ports.baselines import BaselineRequest, pick_best
 from edgespec.runtimes import Runtime
-from edgespec.settings.base import Names
 from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.settings.units import format_size
 
@@ -75,7 +74,7 @@ class Bench:
             "threads": self.n_threads,
             "n_parallel": n_texts,
         }
-        return LoadSettings.model_validate(given, context=Names())
+        return LoadSettings.model_validate(given)
 
 
 @dataclass(slots=True)
@@ -114,8 +113,8 @@ def survey(bench: Bench, show: Progress) -> ModelSurvey:
             # without limits: one that is too small would kill the process before it can report it
             reason = launch(partial(child.reason_without_draft, load), tick=tick).result
         except EdgespecError as error:
-            # the error names the flag of `generate`, not of `bench`
-            error.args = (reason := str(error).replace("--memory-budget", "--memory"),)
+            # the error names the setting of `generate`, not of `bench`
+            error.args = (reason := str(error).replace("`memory_budget`", "`memory`"),)
             errors.append(error)
         if path and reason:
             obstacles[path] = reason

@@ -28,7 +28,7 @@ def named_template(text: str, known: NamedTemplates | None) -> tuple[str, Render
     if known is None:
         raise UsageError(
             f"the chat template {text[:60]!r} is not Jinja, and names are llama.cpp's, which does "
-            "not run this model: give Jinja, or a file with --chat-template-file"
+            "not run this model: give Jinja, or a file with `use_chat_template`"
         )
     if text not in known.names:
         raise UsageError(

@@ -128,7 +128,7 @@ class ChatPrompts:
                 if not template.shows_messages():
                     raise ModelError(
                         "the chat template shows no message, so that every question would get one "
-                        "answer: give another with --chat-template-file"
+                        "answer: give another with `use_chat_template`"
                     )
                 self._templates[source] = template
             return self._templates[source]

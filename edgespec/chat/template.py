@@ -43,7 +43,7 @@ class ChatTemplate:
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelError(
                 f"the chat template has {len(source):,} characters, more than "
-                f"{MAX_SOURCE_CHARACTERS:,}: give another with --chat-template-file"
+                f"{MAX_SOURCE_CHARACTERS:,}: give another with `use_chat_template`"
             )
         self.source = source
         self.special_tokens = dict(special_tokens or {})
@@ -61,7 +61,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ModelError(
                 f"the chat template is wrong in line {error.lineno}: {error.message}; give "
-                "another with --chat-template-file"
+                "another with `use_chat_template`"
             ) from error
         except (TemplateError, TemplateLimitError, RecursionError) as error:
             raise _failure(error) from error

@@ -118,13 +118,16 @@ class Console:
     def result(self, args: argparse.Namespace, report: Report) -> None:
         """Write a command's result, as JSON with --json, otherwise as text."""
         if "json" in args:
-            self._write(_as_json(report.as_dict(), self._out.encoding))
+            content = report.as_dict()
+            if "notes" in content:
+                content |= {"notes": [_in_flags(note) for note in content["notes"]]}
+            self._write(_as_json(content, self._out.encoding))
         else:
             self.write("\n".join(report.lines(self.width)))
 
     def write(self, text: str) -> None:
         """Write a result, such as a table, on lines of its own, which fit into a terminal."""
-        self._write(wrapped(text, self.width))
+        self._write(wrapped(_in_flags(text), self.width))
 
     def _write(self, text: str) -> None:
         self._progress.clear()
@@ -140,7 +143,7 @@ class Console:
 
     def complain(self, text: str) -> None:
         """Write a message about a failure to stderr, even with --quiet."""
-        self.log(wrapped(text, _width(self._err)))
+        self.log(wrapped(_in_flags(text), _width(self._err)))
 
     def log(self, line: str) -> None:
         """Write a line to stderr as it is, however long, even with --quiet."""
@@ -259,6 +262,15 @@ def _as_json(content: Mapping[str, Any], encoding: str | None = "utf-8") -> str:
     return text
 
 
+def _in_flags(text: str) -> str:
+    """A message with flags in place of the settings that it names in backticks."""
+    if "`" not in text:
+        return text
+    from edgespec.settings.base import in_flags  # with pydantic, which `--help` does without
+
+    return in_flags(text)
+
+
 def report_failure(
     error: BaseException, message: str, exit_code: int, json_place: str | None, **report: Any
 ) -> int:
@@ -266,6 +278,7 @@ def report_failure(
     returns the exit code."""
     if os.environ.get("EDGESPEC_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
+    message = _in_flags(message)
     details: dict[str, Any] = {
         "message": message,
         "type": type(error).__name__,

@@ -27,7 +27,7 @@ from edgespec.memory import room
 from edgespec.models import catalogue, packaged
 from edgespec.models.embedded import embedded_pair, find_config, shipped_prompts
 from edgespec.settings import arguments
-from edgespec.settings.base import Names, Settings, expanded, spell
+from edgespec.settings.base import Settings, expanded, in_flags, spell
 from edgespec.settings.config import (
     ABOUT_THE_DRAFT,
     DRAFTING,
@@ -54,6 +54,18 @@ MAX_PROMPT_BYTES = 16 << 20
 if TYPE_CHECKING:
     from edgespec.engine.settings import EngineSettings
     from edgespec.session.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """Origin of settings: a file, or flags."""
+
+    file: Path | None = None
+    in_file: frozenset[str] = frozenset()
+
+    def spelled(self, text: str) -> str:
+        """A message with the names that the user gave."""
+        return in_flags(text, self.file, self.in_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +133,9 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     config = read_config(file) if file else {}
     for source in (flags, config):
         _settle_meanings(source, notes)
-    _settle_draft(flags, config, notes, Names(file, frozenset(config)))
+    _settle_draft(flags, config, notes, Spelling(file, frozenset(config)))
     settings = defaults | {"chats": False} | config | flags
-    names = Names(file, frozenset(config.keys() - flags.keys()))
+    names = Spelling(file, frozenset(config.keys() - flags.keys()))
     _choose_models(settings, notes, names)
     if settings.get("draft") == OWN_DRAFT:
         load = _validated(settings, LoadSettings, names)
@@ -234,7 +246,7 @@ def _prompt_of(line: str, source: str) -> str:
 def _recall_tuned(settings: dict[str, Any], notes: list[str]) -> None:
     """Add the preset tuned for this device, pair and budget; flags win over it."""
     try:
-        load = _validated(settings, LoadSettings, Names())
+        load = _validated(settings, LoadSettings, Spelling())
     except UsageError:
         return  # validation fails again later, with the names that the user gave
     found = presets.find(load)
@@ -275,21 +287,20 @@ def _settle_meanings(settings: dict[str, Any], notes: list[str]) -> None:
 
 
 def _settle_draft(
-    flags: dict[str, Any], config: dict[str, Any], notes: list[str], in_config: Names
+    flags: dict[str, Any], config: dict[str, Any], notes: list[str], in_config: Spelling
 ) -> None:
     """Resolve contradictions about the draft; flags win over the config file."""
-    for settings, names in ((flags, Names()), (config, in_config)):
+    for settings, names in ((flags, Spelling()), (config, in_config)):
         if settings.get("no_draft") and "draft" in settings:
-            raise UsageError(
-                f"{names.of('no_draft')} contradicts {names.of('draft')}: leave one of them out"
-            )
+            said = "`no_draft` contradicts `draft`: leave one of them out"
+            raise UsageError(names.spelled(said))
     if flags.get("no_draft"):
         _drop({"draft", *_about_drafts()} & config.keys(), config, notes)
     if "draft" in flags:
         config.pop("no_draft", None)
 
 
-def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> None:
+def _choose_models(settings: dict[str, Any], notes: list[str], names: Spelling) -> None:
     for role in ("model", "draft"):
         if role == "draft" and settings.get(role) == SELF:
             settings[role] = OWN_DRAFT
@@ -300,7 +311,8 @@ def _choose_models(settings: dict[str, Any], notes: list[str], names: Names) -> 
             _add_own_draft(settings, notes)
         return
     if "draft" in settings:
-        raise UsageError(f"{names.of('draft')} needs the model it drafts for: name it with --model")
+        said = "`draft` needs the model it drafts for: name it with `model`"
+        raise UsageError(names.spelled(said))
     pair = embedded_pair()
     settings["model"] = pair.target
     if not settings.get("no_draft"):
@@ -359,10 +371,11 @@ def _guesses_itself(model: Path) -> bool:
         return False  # reported when it is opened
 
 
-def _named_in(names: Names, role: str, args: Any) -> Any:
+def _named_in(names: Spelling, role: str, args: Any) -> Any:
     """The path of a model; in a config file, a path that does not exist may be a name."""
     if role not in names.in_file or names.file is None:
-        return model_path(args, names.of(role)) if isinstance(args, str | Path) else args
+        named = names.spelled(f"`{role}`")
+        return model_path(args, named) if isinstance(args, str | Path) else args
     if isinstance(args, Path) and not args.exists() and args.parent == names.file.parent:
         return catalogue.lookup(args.name) or args
     return args
@@ -374,9 +387,12 @@ def _drop(names: Iterable[str], settings: dict[str, Any], notes: list[str]) -> N
         notes.append(f"{spell(name)} of the --config file is not used: there is no draft")
 
 
-def _validated(settings: dict[str, Any], of: type[S], names: Names) -> S:
+def _validated(settings: dict[str, Any], of: type[S], names: Spelling) -> S:
     known = {name: value for name, value in settings.items() if name in of.known()}
-    return of.model_validate(known, context=names)
+    try:
+        return of.model_validate(known)
+    except UsageError as error:
+        raise UsageError(names.spelled(str(error))) from error
 
 
 def _about_drafts() -> set[str]:

@@ -378,7 +378,7 @@ def _error_text(budget_bytes: int, smallest: int, rows: Sequence[MemoryRow], res
     return (
         f"the memory budget of {budget_bytes / MIB:.0f} MiB is too small: at least "
         f"{-(-smallest // MIB)} MiB are needed (in MiB: {parts}, the rest for {rest}); "
-        "raise --memory-budget or lower --ctx-size"
+        "raise `memory_budget` or lower `ctx_size`"
     )
 
 

@@ -63,4 +63,4 @@ def _error_text(plan: MemoryPlan, budget_bytes: int, smallest: int, has_cuts: bo
     if plan.paged and has_cuts:
         return f"{said} with its context and batches: load again with the smaller budget"
     why = "cannot be moved" if plan.paged else "fits whole, so that its weights stay in memory"
-    return f"{said}: the target {why}; load it with adjustable_budget=True (--adjustable-budget)"
+    return f"{said}: the target {why}; load it with `adjustable_budget=True`"

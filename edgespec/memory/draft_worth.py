@@ -33,7 +33,7 @@ def note_on_draft(plan: MemoryPlan, speculation: SpeculationStats) -> str | None
         reading += f", not {format_size(pass_bytes)}: {gain:.2f} times the speed of storage"
     return (
         f"{by_draft} of {tokens} tokens came from the draft, whose {format_size(draft_bytes)} "
-        f"would pin weights instead: {reading}; --no-draft --lookup leaves it out"
+        f"would pin weights instead: {reading}; `draft=None` and `lookup=True` leave it out"
     )
 
 

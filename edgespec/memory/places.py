@@ -67,6 +67,6 @@ def note_on_one_text(plan: MemoryPlan) -> str | None:
     if not plan.texts_alter_prompts or not plan.text_bytes:
         return None
     return (
-        "one text at a time: beside others (-np N) a text may change, and its prompt may take "
-        "twice as long"
+        "one text at a time: beside others (`n_parallel`) a text may change, and its prompt may "
+        "take twice as long"
     )

@@ -48,7 +48,7 @@ def check_threads(n_threads: int) -> None:
         raise EdgespecError(
             f"this process may have only {len(started)} threads more, and a model takes about "
             f"{n_threads}: raise its limit of processes (pids.max, ulimit -u) or of addresses "
-            "(ulimit -v), or lower --threads"
+            "(ulimit -v), or lower `threads`"
         ) from error
     finally:
         over.set()

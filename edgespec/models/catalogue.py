@@ -106,7 +106,7 @@ def find(name: str) -> Path:
     known = [*_names(), *packaged.models()]
     raise ModelError(
         f"{name}: no such file, and no model of this name{nearest(name, known)} "
-        "(edgespec models list shows the names; -hf USER/REPO fetches others)"
+        "(edgespec models list shows the names; edgespec models pull USER/REPO fetches others)"
     )
 
 

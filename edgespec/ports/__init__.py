@@ -1,4 +1,4 @@
-"""What a runtime implements: a model, its vocabulary, and what it says about itself."""
+"""Port of runtimes: a model, its vocabulary, and what it says about itself."""
 
 from edgespec.ports.language_model import (
     AdjustsWeights,

@@ -55,9 +55,9 @@ class ChatFormat:
             names = ", ".join(sorted(self.templates))
             raise ModelError(
                 f"{model} has chat templates ({names}) and none of them is its default: give one "
-                "with --chat-template-file"
+                "with `use_chat_template`"
             )
         raise ModelError(
             f"{model} has no chat template: it continues text and was not trained to converse; "
-            "use `edgespec generate`, or give a template with --chat-template-file"
+            "use `edgespec generate`, or give a template with `use_chat_template`"
         )

@@ -1,4 +1,4 @@
-"""What saved keys and values depend on besides the tokens."""
+"""Origin of saved keys and values: all that they depend on besides the tokens."""
 
 from __future__ import annotations
 

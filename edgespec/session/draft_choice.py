@@ -168,7 +168,7 @@ def hint(
         return []
     low, high = chosen.speedup
     return [
-        f"-md self makes a draft from the target, once, in minutes "
+        '`draft="self"` makes a draft from the target, once, in minutes '
         f"({format_size(chosen.file_bytes)} in the cache): expect {low:.1f} to {high:.1f} times as "
         "many tokens per second"
     ]

@@ -24,7 +24,7 @@ from edgespec.ports import Progress, check_token
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.runtimes import ModelRequest, PreparedEmbedder
 from edgespec.session.encoding import Encoder
-from edgespec.session.given import checked, in_words_of
+from edgespec.session.given import checked
 from edgespec.session.reserving import REQUESTS
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings
@@ -41,7 +41,7 @@ def load_embedder(
     The arguments are those of `load`. Raises ModelError for a model that writes texts,
     BudgetError or UsageError, and then leaves nothing open.
     """
-    with in_words_of(settings), ExitStack() as stack:
+    with ExitStack() as stack:
         worker = stack.enter_context(Worker())
         prepared = stack.enter_context(_Prepared(settings, progress, fields))
         plan = worker.run(prepared.plan, prepared.cancel)
@@ -52,7 +52,7 @@ def load_embedder(
 def plan_embedder(settings: LoadSettings | str | Path) -> MemoryPlan:
     """The memory plan of an embedding model, without reading weights. Raises the errors of
     `load_embedder`."""
-    with in_words_of(settings), Worker() as worker, _Prepared(settings, None) as prepared:
+    with Worker() as worker, _Prepared(settings, None) as prepared:
         return worker.run(prepared.plan, prepared.cancel)
 
 

@@ -1,59 +1,20 @@
-"""Arguments of `load` and `plan`, checked: settings with paths in place of names. Errors about
-them, in the caller's words.
-"""
+"""Arguments of `load` and `plan`, checked: settings with paths in place of names."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgespec import extras
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import EdgespecError, ModelError
+from edgespec.errors import ModelError
 from edgespec.ports import Progress
 from edgespec.settings import arguments, hub_reference
-from edgespec.settings.base import Names, PythonNames, Settings, spell
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT
-from edgespec.settings.options import declared
-
-_FLAG = re.compile(r"(?<![^\s(:])--?[a-z][a-z-]*(?! pip )")
-
-
-@contextmanager
-def in_words_of(caller: LoadSettings | str | Path | Names) -> Iterator[None]:
-    """Context manager in which errors, which name flags, name arguments if the caller's settings
-    were given in Python."""
-    try:
-        yield
-    except EdgespecError as error:
-        names = caller.names if isinstance(caller, LoadSettings) else caller
-        names = names if isinstance(names, Names) else PythonNames()
-        error.args = (in_words(str(error), names), *error.args[1:])
-        raise
-
-
-def in_words(text: str, names: Names) -> str:
-    """A message that names flags, with arguments in their place if `names` are Python's."""
-    if not isinstance(names, PythonNames):
-        return text
-    arguments_of = _names_of_flags()
-    return _FLAG.sub(lambda flag: arguments_of.get(flag[0], flag[0]), text)
-
-
-def _names_of_flags() -> dict[str, str]:
-    """Names of settings by their flags."""
-    found = {"-m": "model", "-md": "draft", spell("model"): "model", spell("draft"): "draft"}
-    found["--chat-template-file"] = "use_chat_template"
-    kinds: list[type[Settings]] = [LoadSettings, EngineSettings, *declared().values()]
-    for kind in kinds:
-        for name, flag in kind.flags():
-            found |= {spell(name): name} | ({flag.short: name} if flag.short else {})
-    return found
 
 
 def checked(

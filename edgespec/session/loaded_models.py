@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.concurrency.owning import Closeable, close_all
@@ -10,7 +10,6 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.needs import ModelNeeds
 from edgespec.ports import LanguageModel
-from edgespec.settings.base import Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,6 @@ class LoadedModels(Closeable):
     looks_up: bool = False
     """Guesses come from the text where the engine's settings leave that open: the target pages and
     has no draft."""
-
-    names: Names = field(default_factory=Names)
-    """Names of settings in messages about texts."""
 
     def settled(self, settings: EngineSettings) -> EngineSettings:
         """The engine's settings, with guesses from the text where they are left open and planned

@@ -24,7 +24,7 @@ from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
 from edgespec.memory.places import auto_texts, note_on_one_text
 from edgespec.ports import Progress
 from edgespec.session import pairing
-from edgespec.session.given import checked, in_words, in_words_of
+from edgespec.session.given import checked
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.prepared_models import PreparedModels
 from edgespec.settings import arguments
@@ -52,10 +52,7 @@ def plan(
     The arguments are those of `load`. The budget is that of the process: a model that it has loaded
     already counts.
     """
-    with (
-        in_words_of(settings),
-        _Opening(*checked(settings, engine_settings, progress, fields)) as opening,
-    ):
+    with _Opening(*checked(settings, engine_settings, progress, fields)) as opening:
         return opening.plan()
 
 
@@ -71,7 +68,6 @@ def open_models(
     `engine_settings` limit the nodes of a pass. Raises the errors of `load`.
     """
     with (
-        in_words_of(settings),
         arguments.instance("trace", trace, Trace).span(Track.ENGINE, "load"),
         _Opening(*checked(settings, engine_settings, progress, fields), trace) as opening,
     ):
@@ -174,7 +170,6 @@ class _Opening(Closeable):
                 budget,
                 self._prompt_cache,
                 self._chose_lookup,
-                self._settings.names,
             )
 
     @property
@@ -296,7 +291,7 @@ class _Opening(Closeable):
         if settings.optional_draft or gain < MIN_GAIN:
             return paired
         note = note_before_loading(self._draft_name, paired, alone, gain)
-        notes = (*paired.notes, f"{note} (--no-draft)")
+        notes = (*paired.notes, f"{note} (`draft=None`)")
         return replace(paired, notes=notes, gain_without_draft=gain)
 
     def _gain_without_draft(
@@ -320,18 +315,16 @@ class _Opening(Closeable):
         self._models.own_notes = (*self._models.own_notes, note)
 
     def _with_notes(self, plan: MemoryPlan, notes: Iterable[str]) -> MemoryPlan:
-        """The plan with these notes after its own, each once, in the caller's words."""
-        names = self._settings.names
-        said = dict.fromkeys(in_words(note, names) for note in (*plan.notes, *notes))
-        return replace(plan, notes=tuple(said))
+        """The plan with these notes after its own, each once."""
+        return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, *notes))))
 
     def _unused_rules(self) -> Sequence[str]:
         """A note about rules of guessing that were given although nothing guesses."""
         rules = self._engine_settings
         if self._settings.draft is not None or rules.lookup is not None or not rules.of_guesses:
             return ()
-        given = " and ".join(self._settings.names.of(name) for name in rules.of_guesses)
+        given = " and ".join(f"`{name}`" for name in rules.of_guesses)
         return (
             f"without a draft nothing guesses here: for {given} to have an effect, name a draft "
-            "with -md, or give --lookup",
+            "with `draft`, or give `lookup=True`",
         )

@@ -55,7 +55,7 @@ BUFFER_SHARE, MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 0.1, 16 * MIB, 256 * MIB
 DIGITS = 12
 """Digits of a target's digest in the names of its drafts."""
 _NAME = re.compile(rf".*-self-(\w+)-([0-9a-f]{{{DIGITS}}})\.gguf")
-OTHERWISE = "name a small model of its family with -md, or use --lookup"
+OTHERWISE = "name a small model of its family with `draft`, or use `lookup=True`"
 DISK_MARGIN = 1.25
 """Factor by which the next measurement of the disk may be faster, where a budget is named."""
 N_CLASSES = 8
@@ -111,7 +111,7 @@ def obtain(settings: LoadSettings, progress: Progress | None = None) -> Path:
     choices, known = _choices(digest), _known(digest)
     name = _budget_class(files, budget_bytes)
     if refusal := known.get(name, {}).get("refusal"):
-        again = "`edgespec models draft TARGET OUT` measures again, for a file to name with -md"
+        again = "`edgespec models draft TARGET OUT` measures again, for a file to name with `draft`"
         raise UsageError(f"{refusal} (measured before; {again})")
     progress = progress or _silent
     kinds = [str(one.get("kind")) for one in (known.get(name, {}), *known.values())]
@@ -196,7 +196,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
                 f"a draft made from {target.name} ({kind}, {format_size(made.size_bytes)}) was "
                 f"slower than none under {format_size(plan.budget_bytes)}: {made.tokens_per_s:.2f} "
                 f"tokens/s, {made.alone_tokens_per_s:.2f} without; it was not kept: raise "
-                "--memory-budget, or go on with guesses from the text"
+                "`memory_budget`, or go on with guesses from the text"
             )
         draft.replace(out)
     return made
@@ -243,7 +243,7 @@ def _choose(
             raise BudgetError(
                 f"a draft made from {target.name} takes {format_size(nbytes)} beside "
                 f"{format_size(plan.smallest_bytes)} for the target, more than "
-                f"{format_size(plan.budget_bytes)} leave: a --memory-budget of "
+                f"{format_size(plan.budget_bytes)} leave: a `memory_budget` of "
                 f"{both_bytes // MIB}MiB has room for both",
                 both_bytes,
             )

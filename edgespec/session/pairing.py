@@ -29,7 +29,7 @@ AMPLE_BYTES, AMPLE_FACTOR = 1 << 30, 3
 def check_one_text(target: ModelInfo, what: str) -> None:
     """Raise UsageError if `what`, a draft that follows one text, stands in the way of several."""
     if target.n_slots > 1:
-        raise UsageError(f"{what} follows one text, and --parallel asks for {target.n_slots}")
+        raise UsageError(f"{what} follows one text, and `n_parallel` asks for {target.n_slots}")
 
 
 def check_head(settings: LoadSettings, target: PreparedModel, head: PreparedModel) -> None:
@@ -57,7 +57,7 @@ def note_on_texts(
         return None
     is_head = models[-1].info.reads_features
     model = f"the head {models[-1].info.name}" if is_head else models[0].info.name
-    return f"{rule or model} serves one text at a time: --parallel {wanted} waits in line"
+    return f"{rule or model} serves one text at a time: `n_parallel={wanted}` waits in line"
 
 
 def check_pair(target: PreparedModel, draft: PreparedModel) -> None:
@@ -117,7 +117,7 @@ def described(draft: Path) -> ModelInfo | None:
 def left_out(name: str, paired: MemoryPlan, alone: MemoryPlan, gain: float) -> str:
     """A note about a draft that is left out because it does not pay."""
     said = note_before_loading(name, paired, alone, gain)
-    return f"{said}, so that it is left out (-md asks for it)"
+    return f"{said}, so that it is left out (`draft` asks for it)"
 
 
 def does_not_fit(draft: Path, target: Path, row: MemoryRow, budget_bytes: int) -> str:

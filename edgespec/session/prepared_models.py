@@ -40,8 +40,8 @@ GROWTH_OF_PREPARING = 0.5
 where that is done two times again: 0.27 to 0.36 with an ONNX graph of 30 layers (45 MiB)."""
 
 SAME_FILE = (
-    "-md is the target's own file: its guesses cost as much as its answers; name a smaller model "
-    "of its family, or none"
+    "`draft` is the target's own file: its guesses cost as much as its answers; name a smaller "
+    "model of its family, or none"
 )
 
 
@@ -276,6 +276,6 @@ class PreparedModels(Closeable):
             )
         except BudgetError as error:
             chosen = process.auto_note(self.budget_bytes, settings.memory_budget)
-            fewer = ["fewer texts at once (--parallel) need less"] if self.n_parallel > 1 else []
+            fewer = ["fewer texts at once (`n_parallel`) need less"] if self.n_parallel > 1 else []
             message = "; ".join([str(error), *fewer, *chosen, *target.notes()])
             raise BudgetError(message, error.smallest_bytes) from error

@@ -123,7 +123,7 @@ def place_on_gpu(
     there = [(model, model.gpu_memory) for model in reversed(models) if model.gpu_memory]
     if not there:
         if wanted is not None:
-            complaint = "--gpu-memory-budget: no GPU computes a model here, leave it out"
+            complaint = "`gpu_memory_budget`: no GPU computes a model here, leave it out"
             raise UsageError("; ".join([complaint, *notes()]))
         return 0, ()
     _, gpu = there[0]

@@ -29,7 +29,6 @@ from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session import reserving
 from edgespec.session.encoding import Encoder
-from edgespec.session.given import in_words_of
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.openai_calls import OpenAICalls
@@ -88,7 +87,7 @@ def load(
     Raises ModelError, PairError, BudgetError, FetchError or UsageError, and then leaves nothing
     open.
     """
-    with in_words_of(settings), ExitStack() as on_failure:
+    with ExitStack() as on_failure:
         models = on_failure.enter_context(
             open_models(settings, engine_settings, progress, trace, **fields)
         )
@@ -218,8 +217,7 @@ class Session(OpenAICalls, InOneProcess):
         none. Raises UsageError immediately for invalid arguments, and TypeError for unknown ones.
         """
         arguments.keywords(fields, SamplingFields.__annotations__, ChatOptions.__annotations__)
-        with in_words_of(self._models.names):
-            tokens, notes = self._encoder.prompt(prompt)
+        tokens, notes = self._encoder.prompt(prompt)
         request = TextRequest(
             prompt_tokens=tuple(tokens),
             sampling=_sampling(sampling, fields),
@@ -244,8 +242,7 @@ class Session(OpenAICalls, InOneProcess):
 
         Raises UsageError if the target cannot serve it.
         """
-        with in_words_of(self._models.names):
-            active = self._engine.admit(request)
+        active = self._engine.admit(request)
         return Generation(self._engine, active, self.load_report["total"], lambda: self.memory)
 
     def generate(
@@ -314,8 +311,7 @@ class Session(OpenAICalls, InOneProcess):
         template: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
         """The prompt of a conversation. Raises the errors of `chat`."""
-        with in_words_of(self._models.names):
-            return self._prompts.prompt(messages, tools, **(template or {}))
+        return self._prompts.prompt(messages, tools, **(template or {}))
 
     def use_chat_template(self, source: str | None) -> None:
         """Replace the model's chat template; None restores it.
@@ -325,9 +321,8 @@ class Session(OpenAICalls, InOneProcess):
         """
         vocabulary = self._models.target.vocabulary
         prompts = chat_prompts(self.target.name, vocabulary, self._encoder, source)
-        with in_words_of(self._models.names):
-            if source is not None:
-                prompts.template()
+        if source is not None:
+            prompts.template()
         self._prompts = prompts
 
     @property

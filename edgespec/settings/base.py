@@ -1,4 +1,4 @@
-"""Base class of validated settings, with their names on the command line, in files and in Python.
+"""Base class of validated settings, and their names on the command line and in files.
 
 Defines no settings; `config` does.
 """
@@ -6,8 +6,8 @@ Defines no settings; `config` does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
@@ -19,7 +19,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
-    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -37,6 +36,7 @@ FLAGS = {
     "temperature": "--temp",
     "max_depth": "--draft-depth",
     "n_parallel": "--parallel",
+    "use_chat_template": "--chat-template-file",
 }
 """Flags that differ from the setting's name; most are llama.cpp's."""
 
@@ -68,56 +68,6 @@ class Flag:
     """Role of the models that an option of a runtime applies to; None: all of the runtime's."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Names:
-    """Names of settings as the user gave them: flags, keys of a file, or Python arguments.
-
-    All are equal, so that equal settings are, whoever gave them.
-    """
-
-    file: Path | None = None
-    in_file: frozenset[str] = field(default_factory=frozenset)
-    """Settings given in `file`; others were given as flags."""
-
-    def of(self, setting: str) -> str:
-        """Name of a setting: `--ctx-size`, or `ctx-size in FILE`."""
-        if setting in self.in_file:
-            return f"{self._key(setting)} in {self.file}"
-        return spell(setting)
-
-    def with_value(self, setting: str, value: object) -> str:
-        """Name and value of a setting: `--ctx-size -4`, or `ctx-size = -4 in FILE`."""
-        if setting not in self.in_file:
-            return f"{spell(setting)} {value}"
-        shown = str(value).lower() if isinstance(value, bool) else value
-        return f"{self._key(setting)} = {shown} in {self.file}"
-
-    @staticmethod
-    def _key(setting: str) -> str:
-        return spell(setting).removeprefix("--")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Names)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-class PythonNames(Names):
-    """Names of settings as Python arguments."""
-
-    def of(self, setting: str) -> str:
-        return setting
-
-    def with_value(self, setting: str, value: object) -> str:
-        return f"{setting} {value}"
-
-
-def names_in(info: ValidationInfo) -> Names:
-    """Names of settings for the messages of a validation."""
-    return info.context or PythonNames()
-
-
 HIDDEN = Field(repr=False)
 """Annotation of a setting that only commands set: programs are not told of it."""
 
@@ -131,16 +81,11 @@ class _Shown(ModelMetaclass):
 
 
 class Settings(BaseModel, metaclass=_Shown):
-    """Frozen settings, whose validation raises UsageError with the user's names of settings.
-
-    Names are those of Python arguments, unless the validation context is a `Names`.
-    """
+    """Frozen settings, whose validation raises UsageError."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
-
-    _names: Names = PrivateAttr(default_factory=PythonNames)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -160,17 +105,8 @@ class Settings(BaseModel, metaclass=_Shown):
 
     @classmethod
     def meaning(cls, name: str) -> str:
-        """What a setting means, as its docstring says; empty without the source."""
+        """Meaning of a setting, its docstring in one line; empty without the source."""
         return " ".join((cls.model_fields[name].description or "").split())
-
-    def model_post_init(self, context: Names | None, /) -> None:
-        if context is not None:
-            self._names = context
-
-    @property
-    def names(self) -> Names:
-        """Names of the settings as the user gave them."""
-        return self._names
 
     @classmethod
     def known(cls) -> set[str]:
@@ -185,14 +121,11 @@ class Settings(BaseModel, metaclass=_Shown):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _as_usage_error(
-        cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
-    ) -> Self:
+    def _as_usage_error(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
             return handler(data)
         except ValidationError as error:
-            names = names_in(info)
-            raise UsageError("; ".join(_describe(e, cls, names) for e in error.errors())) from error
+            raise UsageError("; ".join(_describe(e, cls) for e in error.errors())) from error
 
     @field_validator("*", mode="before")
     @classmethod
@@ -208,6 +141,35 @@ class Settings(BaseModel, metaclass=_Shown):
 def spell(setting: str) -> str:
     """Name of a setting on the command line."""
     return FLAGS.get(setting, "--" + setting.replace("_", "-"))
+
+
+def in_flags(text: str, file: Path | None = None, in_file: Collection[str] = ()) -> str:
+    """A message, in which settings stand as Python arguments in backticks, with flags in their
+    place, and with keys of `file` for those that were given in it."""
+
+    def spelled(said: re.Match[str]) -> str:
+        name, value = said.groups()
+        if name not in known:
+            return said[0]
+        if name in in_file:
+            key = spell(name).removeprefix("--")
+            shown = f" = {_IN_FILES.get(value, value)}" if value is not None else ""
+            return f"{key}{shown} in {file}"
+        if value in ("True", "None"):
+            return spell(name) if value == "True" else f"--no-{name}"
+        return spell(name) if value is None else f"{spell(name)} {value.strip(chr(34))}"
+
+    known = {*FLAGS, *_all_settings(Settings)}
+    return re.sub(r"`(\w+)(?:=([^`]*))?`", spelled, text)
+
+
+_IN_FILES = {"True": "true", "False": "false"}
+
+
+def _all_settings(kind: type[Settings]) -> Iterator[str]:
+    yield from kind.model_fields
+    for below in kind.__subclasses__():
+        yield from _all_settings(below)
 
 
 def _shown(annotation: Any) -> str:
@@ -250,7 +212,7 @@ _REASONS = {
 """Messages that replace pydantic's, by error type."""
 
 
-def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> str:
+def _describe(details: ErrorDetails, settings: type[Settings]) -> str:
     """A sentence for one of pydantic's errors."""
     name = str(details["loc"][0]) if details["loc"] else ""
     value = details["input"]
@@ -258,13 +220,12 @@ def _describe(details: ErrorDetails, settings: type[Settings], names: Names) -> 
         meant = NAMES_ELSEWHERE.get(name, name)
         return f"unknown setting {name!r}{nearest(meant, settings.known())}"
     if details["type"] == "missing":
-        return f"{names.of(name)} is missing"
+        return f"`{name}` is missing"
     if details["type"] in {"literal_error", "enum"}:
         known = re.findall(r"'([^']+)'", details["ctx"]["expected"])
         hint = nearest(str(value), known)
-        problem = names.with_value(name, repr(value))
-        return f"{problem} is unknown: it is one of {', '.join(known)}{hint}"
+        return f"`{name}={value!r}` is unknown: it is one of {', '.join(known)}{hint}"
     if details["type"] == "string_too_short":
-        return f"{names.of(name)} is empty"
+        return f"`{name}` is empty"
     reason = _REASONS.get(details["type"], details["msg"].replace("Input should be", "it must be"))
-    return f"{names.with_value(name, value)}: {reason}"
+    return f"`{name}={value}`: {reason}"

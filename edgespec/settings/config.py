@@ -157,16 +157,13 @@ class LoadSettings(Settings):
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
-        names = self.names
         for options in self.options.values():
-            options.check(self, names)
+            options.check(self)
         for name in sorted(ABOUT_THE_DRAFT):
             if self.draft is None and getattr(self, name):
-                draft = names.of("draft")
-                raise UsageError(f"{names.of(name)} needs a draft: name one with {draft}")
+                raise UsageError(f"`{name}` needs a draft: name one with `draft`")
         if "prompt_cache_size" in self.model_fields_set and self.prompt_cache is None:
-            size, folder = names.of("prompt_cache_size"), names.of("prompt_cache")
-            raise UsageError(f"{size} needs {folder}, the folder that it limits")
+            raise UsageError("`prompt_cache_size` needs `prompt_cache`, the folder that it limits")
         return self
 
     @model_validator(mode="before")
@@ -183,7 +180,7 @@ class LoadSettings(Settings):
         options = dict(values.get("options", {}))
         for runtime, part in parts.items():
             before = options[runtime].model_dump(exclude_unset=True) if runtime in options else {}
-            options[runtime] = known[runtime].model_validate(before | part, context=info.context)
+            options[runtime] = known[runtime].model_validate(before | part)
         kept = {name: value for name, value in values.items() if name not in runtime_of}
         return kept | {"options": options}
 
@@ -205,13 +202,13 @@ class LoadSettings(Settings):
 
     def but(self, fields: Mapping[str, Any]) -> LoadSettings:
         """The same settings with these fields. Raises UsageError."""
-        return LoadSettings.model_validate({**self.as_given(), **fields}, context=self.names)
+        return LoadSettings.model_validate({**self.as_given(), **fields})
 
     def without_draft(self) -> LoadSettings:
         """The same settings without a draft, and without those that need one."""
         dropped = {"draft", "optional_draft", *ABOUT_THE_DRAFT, *option_names("draft")}
         given = {name: value for name, value in self.as_given().items() if name not in dropped}
-        return LoadSettings.model_validate(given, context=self.names)
+        return LoadSettings.model_validate(given)
 
 
 class Sampling(Settings):
@@ -266,8 +263,7 @@ class SamplingParams(Sampling):
     def check_vocabulary(self, n_vocab: int) -> None:
         """Raise UsageError if a bias is for a token that a vocabulary of `n_vocab` has not."""
         if (highest := max(self.logit_bias, default=-1)) >= n_vocab:
-            bias = self.names.of("logit_bias")
-            raise UsageError(f"{bias} names token {highest}; the vocabulary has {n_vocab}")
+            raise UsageError(f"`logit_bias` names token {highest}; the vocabulary has {n_vocab}")
 
     @property
     def penalises(self) -> bool:
@@ -305,17 +301,13 @@ class ContextEnd(Settings):
     """Go on when the context is full: forget half of the text behind its first tokens, and read
     what is left again. Otherwise the text ends there."""
     keep: Annotated[int, Flag(metavar="N"), Field(ge=-1, le=INT32_MAX)] = 0
-    """First tokens that --context-shift keeps, if that is more than 4; -1 keeps the prompt.
+    """First tokens that `context_shift` keeps, if that is more than 4; -1 keeps the prompt.
     Default: 4."""
 
     @model_validator(mode="after")
     def _shifts(self) -> Self:
-        names = self.names
         if self.keep and not self.context_shift:
-            raise UsageError(
-                f"{names.of('keep')} has no effect without {names.of('context_shift')}: "
-                "leave it out"
-            )
+            raise UsageError("`keep` has no effect without `context_shift`: leave it out")
         return self
 
 
@@ -324,7 +316,7 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
 
     max_tokens: Annotated[int, Flag(metavar="N", short="-n"), Field(ge=-1, le=INT32_MAX)] = 256
     """Most tokens; -1 goes on until the model ends the text or the context is full, and with
-    --context-shift up to as many tokens as the context has."""
+    `context_shift` up to as many tokens as the context has."""
     seed: Annotated[int | None, Flag(metavar="N", short="-s"), Field(ge=0, lt=1 << 64)] = None
     """Seed of the random draws. Default: -1, which chooses one and reports it."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Flag(metavar="TEXT")] = ()
@@ -347,15 +339,14 @@ class GenerateSettings(Sampling, Speculation, ContextEnd):
             for name, value in (otherwise or {}).items()
             if name not in self.model_fields_set
         }
-        return SamplingParams.model_validate(rules | {"seed": seed}, context=self.names)
+        return SamplingParams.model_validate(rules | {"seed": seed})
 
     @model_validator(mode="after")
     def _applies(self) -> Self:
-        names = self.names
         if self.no_draft and not self.lookup:
             idle = sorted(DRAFTING & self.model_fields_set)
             if idle:
-                raise UsageError(f"{names.of(idle[0])} has no effect without a draft: leave it out")
+                raise UsageError(f"`{idle[0]}` has no effect without a draft: leave it out")
         return self
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from edgespec.errors import UsageError
 from edgespec.extras import entry_points
-from edgespec.settings.base import Flag, Names, Role, Settings, spell
+from edgespec.settings.base import Flag, Role, Settings
 
 if TYPE_CHECKING:
     from edgespec.settings.config import LoadSettings
@@ -36,7 +36,7 @@ class RuntimeOptions(Settings):
         """`options` if they are of this class, otherwise the defaults."""
         return options if isinstance(options, cls) else cls()
 
-    def check(self, load: LoadSettings, names: Names) -> None:
+    def check(self, load: LoadSettings) -> None:
         """Raise UsageError for options that contradict the settings for loading."""
 
     def thriftier(self) -> Mapping[str, Self]:
@@ -96,7 +96,7 @@ def _refusal(name: str, chosen: RuntimeOptions, path: Path, runtime: str) -> str
     options = declared().get(runtime)
     kind = f"a model of the runtime {runtime}" if options is None else options.kind
     return (
-        f"{spell(name)} {getattr(chosen, name)}: {path.name} is {kind}, and {spell(name)} is for "
+        f"`{name}={getattr(chosen, name)}`: {path.name} is {kind}, and `{name}` is for "
         f"{chosen.kind}: leave it out"
     )
 

@@ -13,7 +13,6 @@ from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
-from edgespec.settings.base import names_in
 from edgespec.settings.frozen import FrozenDict
 from edgespec.settings.units import auto_bounds, parse_size
 
@@ -32,8 +31,7 @@ def budget(value: object, info: ValidationInfo) -> object:
     the moment."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
-    names = names_in(info)
-    shown = names.with_value(info.field_name or "memory_budget", value)
+    shown = f"`{info.field_name}={value}`"
     text = str(value).strip().lower()
     follows = info.field_name != "gpu_memory_budget"
     if follows and (bounds := auto_bounds(text)):
@@ -66,8 +64,7 @@ def disk_size(value: object, info: ValidationInfo) -> object:
     """The bytes of a size on disk."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
-    names = names_in(info)
-    return parse_size(value, named=names.with_value(info.field_name or "", value))
+    return parse_size(value, named=f"`{info.field_name}={value}`")
 
 
 def biases(value: object) -> object:

@@ -55,7 +55,7 @@ class BlockFolder:
                 self._make_room(0)
         except OSError as error:
             raise UsageError(
-                f"--prompt-cache: {folder} cannot be used ({error.strerror or error}): name a "
+                f"`prompt_cache`: {folder} cannot be used ({error.strerror or error}): name a "
                 "folder that can be written"
             ) from error
 

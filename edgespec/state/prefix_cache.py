@@ -80,7 +80,7 @@ class PrefixCache:
         self._needs_checkpoints = target.needs_checkpoints
         if not self._needs_checkpoints and not target.block_tokens:
             raise UsageError(
-                f"--prompt-cache: the state of {target.info.name} has no parts that could be "
+                f"`prompt_cache`: the state of {target.info.name} has no parts that could be "
                 "stored: leave it out"
             )
         self.folder = BlockFolder(path.expanduser(), max_bytes)

@@ -75,7 +75,7 @@ def open_trace(path: str | Path) -> TraceFile:
     if not path.parent.is_dir():
         raise UsageError(
             f"the trace {path} cannot be written: there is no folder {path.parent}: make it, or "
-            "name another file with --trace"
+            "name another file"
         )
     if path.is_dir():
         raise UsageError(f"the trace {path} cannot be written: it is a folder: name a file in it")
@@ -84,8 +84,8 @@ def open_trace(path: str | Path) -> TraceFile:
             begun = file.read(len(_OPENING))
         if begun not in (b"", _OPENING):
             raise UsageError(
-                f"{path} exists and is not a trace of edgespec: name another file with --trace, or "
-                "delete this one"
+                f"{path} exists and is not a trace of edgespec: name another file, or delete "
+                "this one"
             )
     return TraceFile(lambda: path.open("w+b", buffering=0), path)
 
@@ -151,7 +151,7 @@ class TraceFile(Trace):
         if self._failure:
             raise EdgespecError(
                 f"the trace {self._path} could not be written: {self._failure.strerror}: make "
-                "room, or name another file with --trace"
+                "room, or name another file"
             ) from self._failure
 
     def __exit__(self, *error: object) -> None:

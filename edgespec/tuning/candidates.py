@@ -69,7 +69,7 @@ class Candidate:
             values = settings.as_given() | {"draft": self.draft}
         known = LoadSettings.known()
         values |= {name: value for name, value in self._applying.items() if name in known}
-        return LoadSettings.model_validate(values, context=settings.names)
+        return LoadSettings.model_validate(values)
 
     def engine(self, settings: EngineSettings) -> EngineSettings:
         """`settings` with this candidate's changes and without `remember`, so that all runs start

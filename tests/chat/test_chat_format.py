@@ -79,7 +79,7 @@ def test_a_damaged_file_is_named(tmp_path):
 
 
 def test_a_model_without_a_template_says_what_to_do():
-    with pytest.raises(ModelError, match=r"tiny has no chat template.*--chat-template-file"):
+    with pytest.raises(ModelError, match=r"tiny has no chat template.*`use_chat_template`"):
         ChatFormat().source("tiny")
 
 

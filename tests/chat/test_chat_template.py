@@ -242,7 +242,7 @@ def test_a_template_reaches_nothing_but_its_arguments(source):
 
 
 def test_a_template_that_is_none_names_its_line():
-    with pytest.raises(ModelError, match=r"wrong in line 2.*--chat-template-file"):
+    with pytest.raises(ModelError, match=r"wrong in line 2.*`use_chat_template`"):
         ChatTemplate("a\n{% if %}")
 
 

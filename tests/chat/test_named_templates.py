@@ -72,7 +72,7 @@ def test_a_name_that_is_mistyped_is_told_the_nearest():
 
 
 def test_a_model_of_another_runtime_knows_no_names():
-    with pytest.raises(UsageError, match=r"'chatml' is not Jinja.*--chat-template-file"):
+    with pytest.raises(UsageError, match=r"'chatml' is not Jinja.*`use_chat_template`"):
         prompts("chatml", named=False)
 
 

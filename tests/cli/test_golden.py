@@ -201,7 +201,7 @@ def test_rpc_server(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    lender = SimpleNamespace(name="lender", recognises=None, prepare=None, lend=interrupted)
+    lender = SimpleNamespace(name="lender", lends=True, lend=interrupted)
     monkeypatch.setattr(runtimes, "installed", lambda: [lender])
     golden("rpc-server", "rpc-server", "--port", free_port(), "--memory-budget", "1GiB")
 

@@ -289,7 +289,7 @@ def test_models_show_describes_a_head(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_head_is_no_target(tmp_path: Path) -> None:
     path = tiny_dflash().write(tmp_path / "head.gguf")
-    with pytest.raises(ModelError, match="name the model that it was trained for with -m"):
+    with pytest.raises(ModelError, match="name the model that it was trained for with `model`"):
         open_head(path, owner="target")
 
 

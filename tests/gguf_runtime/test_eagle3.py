@@ -272,7 +272,7 @@ def test_nothing_follows_the_first_token_alone(head: GgufHead) -> None:
 
 def test_a_head_is_no_target(tmp_path: Path) -> None:
     path = tiny_eagle3().write(tmp_path / "head.gguf")
-    with pytest.raises(ModelError, match="name the model that it was trained for with -m"):
+    with pytest.raises(ModelError, match="name the model that it was trained for with `model`"):
         open_head(path, owner="target")
 
 

@@ -217,7 +217,7 @@ def test_layers_are_given_as_memory_allows():
 
 
 def test_more_layers_than_there_is_memory_for_are_refused_with_the_number_that_fits():
-    with pytest.raises(BudgetError, match=r"-ngl \d$"):
+    with pytest.raises(BudgetError, match=r"`n_gpu_layers=\d`$"):
         to_servers(TARGET, [server("a", 3.5)], 6, 0, TARGET.weight_bytes)
 
 

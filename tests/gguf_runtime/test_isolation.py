@@ -85,7 +85,7 @@ def test_a_process_that_dies_is_an_error_of_every_call(model: IsolatedModel):
 def test_a_process_that_was_killed_blames_no_server(model: IsolatedModel):
     os.kill(model._process.pid, signal.SIGKILL)
     for _ in range(2):
-        with pytest.raises(EdgespecError, match=r"was killed, .* memory is short: lower --memory"):
+        with pytest.raises(EdgespecError, match=r"was killed, .* memory is short: lower `memory"):
             evaluate(model, OneTree(5), [ROOT])
 
 

@@ -65,7 +65,7 @@ def test_a_budget_below_the_smallest_is_refused_with_it() -> None:
 def test_weights_that_cannot_be_let_go_keep_their_memory() -> None:
     resident = plan_memory(400 * MIB, FIXED, CUTS, [MemoryRow("target", "weights", 200 * MIB)])
     assert adjusted(resident, 300 * MIB, CUTS).budget_bytes == 300 * MIB
-    with pytest.raises(BudgetError, match="--adjustable-budget"):
+    with pytest.raises(BudgetError, match="adjustable_budget=True"):
         adjusted(resident, 270 * MIB, CUTS)
 
 

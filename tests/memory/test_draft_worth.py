@@ -26,7 +26,7 @@ def stats(by_draft: int, rounds: int = 40, others: int = 0) -> SpeculationStats:
 def test_a_useless_draft_is_named_with_the_gain() -> None:
     note = note_on_draft(plan(), stats(0))
     assert note is not None
-    assert "0 of 40 tokens" in note and "1.25 times" in note and "--no-draft" in note
+    assert "0 of 40 tokens" in note and "1.25 times" in note and "draft=None" in note
 
 
 def test_guesses_from_the_text_stay_in_the_count() -> None:

@@ -28,7 +28,7 @@ from gguf_files import (
 from zoo_files import write_guessing
 
 
-class Prepared:
+class MutePrepared:
     def __init__(self) -> None:
         self.info = ModelInfo("mute", "table", n_vocab=2, n_ctx=8, n_layers=1, size_bytes=0)
         self.is_closed = False
@@ -46,12 +46,12 @@ class MuteRuntime(runtimes.Runtime):
     name = "mute"
 
     def __init__(self) -> None:
-        self.prepared = Prepared()
+        self.prepared = MutePrepared()
 
     def recognises(self, path: Path) -> bool:
         return True
 
-    def prepare(self, request: ModelRequest) -> Prepared:
+    def prepare(self, request: ModelRequest) -> MutePrepared:
         return self.prepared
 
 

@@ -40,9 +40,9 @@ def test_the_accuracy_level_of_the_target_can_be_chosen(owner: str, level: int) 
 
 def test_a_note_names_products_that_round_a_batch_otherwise() -> None:
     with closing(prepared_as(QWEN)) as prepared:
-        assert any("--accuracy-level 1" in note for note in prepared.notes(PLAN))
+        assert any("accuracy_level=1" in note for note in prepared.notes(PLAN))
     with closing(prepared_as(QWEN, level=1)) as prepared:
-        assert not any("--accuracy-level" in note for note in prepared.notes(PLAN))
+        assert not any("accuracy_level" in note for note in prepared.notes(PLAN))
 
 
 def test_the_note_is_also_there_without_guesses() -> None:
@@ -51,9 +51,9 @@ def test_the_note_is_also_there_without_guesses() -> None:
     with closing(runtime.prepare(alone)) as prepared:
         assert any("an earlier text may" in note for note in prepared.notes(PLAN))
     with closing(runtime.prepare(replace(alone, owner="draft"))) as prepared:
-        assert not any("--accuracy-level" in note for note in prepared.notes(PLAN))
+        assert not any("accuracy_level" in note for note in prepared.notes(PLAN))
 
 
 def test_an_accuracy_level_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--accuracy-level 1: .* has no MatMulNBits"):
+    with pytest.raises(UsageError, match=r"`accuracy_level=1`: .* has no MatMulNBits"):
         prepared_as(LLAMA, level=1)

@@ -279,7 +279,7 @@ def test_a_device_that_takes_less_than_planned_is_an_error_with_a_next_step(
     monkeypatch.setattr(offloaded, "room_on", full)
     prepared = prepare(models())
     place_share(prepared, 0.4)
-    with pytest.raises(EdgespecError, match="out of memory; lower --gpu-memory-budget"):
+    with pytest.raises(EdgespecError, match="out of memory; lower `gpu_memory_budget`"):
         load_paged(prepared, 0.5)
 
 

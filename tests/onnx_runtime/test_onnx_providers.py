@@ -119,7 +119,7 @@ def test_what_was_asked_for_and_is_not_there_is_refused(
     wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(providers, f"find_{wanted}", lambda: "there is none")
-    with pytest.raises(UsageError, match=f"--provider {wanted} cannot be used: there is none"):
+    with pytest.raises(UsageError, match=f"`provider={wanted}` cannot be used: there is none"):
         providers.choose(wanted)
 
 

@@ -71,12 +71,12 @@ def test_a_target_of_which_none_can_be_made_gets_none() -> None:
 
 def test_the_hint_names_the_flag_and_what_it_brings() -> None:
     (line,) = hint(plan(900), sizes, disk)
-    assert line.startswith("-md self makes a draft from the target")
+    assert line.startswith('`draft="self"` makes a draft from the target')
     assert "times as many tokens per second" in line
 
 
 def test_no_hint_of_a_draft_that_would_be_refused_on_this_disk() -> None:
-    """Each run had begun with -md self, which was refused at every budget on a fast disk."""
+    """Each run had begun with `-md self`, which was refused at every budget on a fast disk."""
     assert choice(plan(900), sizes, 1e10) is None
     assert hint(plan(900), sizes, lambda: 1e10) == []
 

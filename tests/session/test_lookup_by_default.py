@@ -66,7 +66,9 @@ def test_limits_of_guesses_need_no_draft() -> None:
     plan = edgespec.plan(load_settings(least() + MIB // 2), rules)
     assert plan.max_nodes == 6 and not any("draft_max" in note for note in plan.notes)
     told = edgespec.plan(load_settings("4GiB"), rules).notes
-    assert any("for draft_max to have an effect, name a draft with draft" in note for note in told)
+    assert any(
+        "for `draft_max` to have an effect, name a draft with `draft`" in note for note in told
+    )
     assert not edgespec.plan(load_settings("4GiB"), rules.but(lookup=False)).notes
 
 

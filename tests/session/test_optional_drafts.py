@@ -49,7 +49,7 @@ def test_it_is_left_out_where_the_target_would_be_paged(enough_alone: int) -> No
     plan = planned(enough_alone)
     assert not plan.has_draft and not plan.paged
     (note,) = (note for note in plan.notes if "edgespec-draft-q8_0" in note)
-    assert "--no-draft" not in note
+    assert "draft=None" not in note
 
 
 def test_a_budget_that_holds_the_target_alone_is_enough() -> None:
@@ -61,7 +61,7 @@ def test_a_budget_that_holds_the_target_alone_is_enough() -> None:
 def test_one_that_was_asked_for_is_used_and_told_of() -> None:
     plan = planned(planned("4GiB", optional=False).smallest_bytes, optional=False)
     assert plan.has_draft
-    assert any("--no-draft" in note for note in plan.notes) == (plan.gain_without_draft > 0)
+    assert any("draft=None" in note for note in plan.notes) == (plan.gain_without_draft > 0)
 
 
 def test_a_draft_that_is_the_targets_own_file_is_told_of() -> None:

@@ -1,4 +1,4 @@
-"""What a Python program may say: keywords, a pydantic class; what else it says is refused."""
+"""Python programs may use keywords and pydantic classes; other words are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEMPLATE = "{{ topic }}{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{
 DRAWN = {"temperature": 1.5, "seed": 7}
 
 
-class Person(pydantic.BaseModel):
+class Guest(pydantic.BaseModel):
     name: str
 
 
@@ -82,7 +82,7 @@ def test_several_texts_and_messages_are_told_their_method(
 
 
 def test_a_pydantic_class_is_a_schema() -> None:
-    assert edgespec.json_schema(Person) == edgespec.json_schema(Person.model_json_schema())
+    assert edgespec.json_schema(Guest) == edgespec.json_schema(Guest.model_json_schema())
 
 
 @pytest.mark.parametrize(

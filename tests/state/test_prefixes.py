@@ -306,7 +306,7 @@ def test_the_piece_that_ends_a_state_is_deleted_first(folder: Path) -> None:
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match=r"--prompt-cache: .*file"):
+    with pytest.raises(UsageError, match=r"`prompt_cache`: .*file"):
         StoringEngine(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -142,7 +142,7 @@ def test_on_a_full_disk_the_work_goes_on_and_closing_tells(room: int):
     for i in range(100):
         trace.span(Track.ENGINE, f"round {i}").end()
         trace.flush()
-    with pytest.raises(EdgespecError, match=r"trace\.json .*No space left on device.*--trace"):
+    with pytest.raises(EdgespecError, match=r"trace\.json .*No space left on device.*name another"):
         trace.close()
     trace.close()
     whole_lines = file.content.decode().rstrip("]\n").split(",\n")

@@ -54,7 +54,7 @@ from edgespec.memory import process
 from edgespec.models.embedded import shipped_prompts
 from edgespec.models.model_files import size_of
 from edgespec.ports.baselines import Baselines
-from edgespec.settings.base import Names, spell
+from edgespec.settings.base import spell
 from edgespec.settings.config import GenerateSettings, LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT, SELF
 
@@ -153,7 +153,7 @@ def settings_from_flags(args: argparse.Namespace) -> BenchSettings:
         for draft in settings.get("draft", ())
     ]
     settings["draft"] = tuple(dict.fromkeys(drafts))
-    return BenchSettings.model_validate(settings, context=Names())
+    return BenchSettings.model_validate(settings)
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
@@ -259,7 +259,7 @@ def _made_for(target: Path, settings: BenchSettings, console: Console) -> Path:
     limit = settings.memory_bytes(size_of(target))
     budget = "auto" if limit is None else int(BUDGET_SHARE * limit)
     given = {"model": target, "memory_budget": budget, "ctx_size": settings.ctx_size}
-    load = LoadSettings.model_validate(given | {"draft": OWN_DRAFT}, context=Names())
+    load = LoadSettings.model_validate(given | {"draft": OWN_DRAFT})
     return fetching.draft_from_target(load, console)
 
 

@@ -149,7 +149,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
         console.note(note)
     given = command.load.as_given()
     is_optional = given.pop("optional_draft", False)  # tuning measures whether it pays
-    load = LoadSettings.model_validate(given, context=command.load.names)
+    load = LoadSettings.model_validate(given)
     others = [model_path(draft, "--model-draft") for draft in drafts[1:]]
     if load.draft is not None and (own := own_draft(load.model)):
         others.append(own)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_origin
 from pydantic import BeforeValidator
 
 from edgespec.chat.chat_sampling import DEFAULTS as CHAT_DEFAULTS
-from edgespec.settings.base import Flag, Names, Settings, spell
+from edgespec.settings.base import Flag, Settings, in_flags, spell
 from edgespec.settings.config import (
     ContextEnd,
     GenerateSettings,
@@ -180,7 +180,7 @@ def add(
         if spelled.metavar:
             repeats = get_origin(annotation) in (tuple, Mapping)
             given = {"metavar": spelled.metavar, "action": "append" if repeats else "store"}
-        text = spelled.help or _described(settings, name, defaults.get(name))
+        text = in_flags(spelled.help or _described(settings, name, defaults.get(name)))
         short = [spelled.short] if spelled.short else []
         # argparse formats the text
         group.add_argument(*short, spell(name), dest=name, help=text.replace("%", "%%"), **given)
@@ -217,7 +217,7 @@ def add_plain_output(parser: ArgumentParser) -> None:
 def given(args: Namespace, settings: type[S], **more: object) -> S:
     """Settings of a command, from the flags that were given and `more`. Raises UsageError."""
     flags = {name: value for name, value in vars(args).items() if name in settings.known()}
-    return settings.model_validate(flags | more, context=Names())
+    return settings.model_validate(flags | more)
 
 
 def _body_size(value: str) -> int:

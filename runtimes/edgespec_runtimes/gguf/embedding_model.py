@@ -70,7 +70,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         if options.gpu_layers_of("target") or options.servers_of("target"):
             raise UsageError(
                 f"{request.path.name} turns texts into vectors, which the CPU computes: leave out "
-                "-ngl and --rpc"
+                "`n_gpu_layers` and `rpc`"
             )
         self._request = request
         self._header = header

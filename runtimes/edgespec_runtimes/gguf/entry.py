@@ -65,7 +65,8 @@ class GgufRuntime(Runtime):
         if n_gpu_layers and not on_servers and gpu.find() is None:
             raise UsageError(
                 f"{n_gpu_layers} layers cannot go to a GPU: this build of llama.cpp finds none "
-                "here; leave -ngl and -ngld out, or install a build for the GPU"
+                "here; leave `n_gpu_layers` and `n_gpu_layers_draft` out, or install a build for "
+                "the GPU"
             )
         began = time.perf_counter()
         header = _header_if_there_is_room(request.path)

@@ -255,7 +255,7 @@ class IsolatedModel(LanguageModel):
         if signal_name(code) == "SIGKILL":
             self._failure = TargetLost(
                 "the process of the target was killed, as the kernel does where memory is short: "
-                "lower --memory-budget, and load the models anew"
+                "lower `memory_budget`, and load the models anew"
             )
             return self._failure
         ended = signal_name(code)

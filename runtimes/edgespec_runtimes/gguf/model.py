@@ -451,7 +451,7 @@ def _fill(filled: FilledCells, weights: PagedWeights, n_cells: int) -> None:
 
 def _decode_failure(code: int) -> str:
     if code == 1:
-        return "the KV cache is full: raise --ctx-size or shorten the prompt"
+        return "the KV cache is full: raise `ctx_size` or shorten the prompt"
     if code == _ABORTED:
         return "llama.cpp aborted the computation"
     return f"llama.cpp failed to compute (code {code})"

@@ -10,7 +10,6 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
-from edgespec.settings.base import Names
 from edgespec.settings.config import Count
 from edgespec.settings.options import Flag, RuntimeOptions
 
@@ -76,20 +75,18 @@ class GgufOptions(RuntimeOptions):
         ),
     ] = ""
 
-    def check(self, load: LoadSettings, names: Names) -> None:
+    def check(self, load: LoadSettings) -> None:
         if load.draft is None and self.n_gpu_layers_draft:
-            layers, draft = names.of("n_gpu_layers_draft"), names.of("draft")
-            raise UsageError(f"{layers} needs a draft: name one with {draft}")
+            raise UsageError("`n_gpu_layers_draft` needs a draft: name one with `draft`")
         if self.equal_passes and not self.n_gpu_layers:
-            equal, layers = names.of("equal_passes"), names.of("n_gpu_layers")
             raise UsageError(
-                f"{equal} is for a target with layers on a GPU, and a CPU rounds alike without it: "
-                f"leave it out, or say how many layers with {layers}"
+                "`equal_passes` is for a target with layers on a GPU, and a CPU rounds alike "
+                "without it: leave it out, or say how many layers with `n_gpu_layers`"
             )
         if self.flash_attn == "off" and self.cache_type_v in QUANTISED:
             raise UsageError(
-                f"{names.with_value('cache_type_v', self.cache_type_v)} needs flash attention: "
-                f"leave {names.of('flash_attn')} at auto or on, or use f16"
+                f"`cache_type_v={self.cache_type_v}` needs flash attention: leave `flash_attn` at "
+                "auto or on, or use f16"
             )
 
     def thriftier(self) -> Mapping[str, Self]:

@@ -134,7 +134,7 @@ class PreparedGguf(PreparedModel):
         is_uneven = not self._measured.passes_are_equal or not gpu.rounds_by_rows_alone()
         where = self._measured.offloading.where
         if where and not self._measured.is_remote:
-            where += " without --equal-passes"
+            where += " without `equal_passes`"
         if plan is not None and request.owner == "target" and request.max_nodes > 1 and is_uneven:
             notes += rounding_notes(
                 self._header,
@@ -153,7 +153,7 @@ class PreparedGguf(PreparedModel):
             if has_layers(self._header) and (reason := obstacle(self._header)):
                 notes.append(
                     f"{self.info.name} has layers of its own for guessing (MTP), which are not "
-                    f"used ({reason}): name a draft, an EAGLE-3 or a DFlash head with -md"
+                    f"used ({reason}): name a draft, an EAGLE-3 or a DFlash head with `draft`"
                 )
         return notes
 
@@ -172,8 +172,8 @@ class PreparedGguf(PreparedModel):
         if saved_bytes < MIB or not is_tight:
             return []
         return [
-            f"-ctk q8_0 -ctv q8_0 would save {saved_bytes / MIB:.0f} MiB of the KV cache of "
-            f"{self.info.name}, and may change the text"
+            f"`cache_type_k=q8_0` and `cache_type_v=q8_0` would save {saved_bytes / MIB:.0f} MiB "
+            f"of the KV cache of {self.info.name}, and may change the text"
         ]
 
     def trimmed_bytes(self, bits: float) -> int:
@@ -214,7 +214,7 @@ class PreparedGguf(PreparedModel):
     def _load_isolated(self, plan: MemoryPlan | None, progress: Progress | None) -> LanguageModel:
         """Load the model in a child process; the vocabulary is also kept here."""
         if sys.platform == "win32":
-            raise UsageError("--rpc needs Linux or macOS: leave it out")
+            raise UsageError("`rpc` needs Linux or macOS: leave it out")
         from edgespec_runtimes.gguf.isolation import IsolatedModel, IsolatedSettings
 
         self._measured.mapped.close()

@@ -121,7 +121,7 @@ class PreparedOwnHead(PreparedHead):
         if GgufOptions.of(request.options).gpu_layers_of(request.owner):
             raise ModelError(
                 f"the layer of {header.path.name} that guesses (MTP) is computed on the processor: "
-                "leave -ngld out, or name another draft with -md"
+                "leave `n_gpu_layers_draft` out, or name another draft with `draft`"
             )
         part = own_part(header, self._head)
         PreparedGguf.__init__(self, _one_text(request, self._head), part, mtp=True)

@@ -39,7 +39,7 @@ class PreparedTrimmed(PreparedGguf):
         if request.owner != "draft":
             raise ModelError(
                 f"{header.path} is a draft without a tokenizer, made from a target: name the "
-                "target with -m, and this one with -md"
+                "target with `model`, and this one with `draft`"
             )
         self._trimmed = trimmed_shape(header)
         self.vocabulary_fingerprint = self._trimmed.vocabulary

@@ -85,7 +85,7 @@ class KeyValueCache(Closeable):
         capacity = self.entries.shape[2]
         if self.n_used + len(nodes) > capacity:
             raise EdgespecError(
-                f"the KV cache of {capacity:,} tokens is full: raise --ctx-size or shorten the "
+                f"the KV cache of {capacity:,} tokens is full: raise `ctx_size` or shorten the "
                 "prompt"
             )
         chains = []

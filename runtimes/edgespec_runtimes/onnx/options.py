@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 from pydantic import Field
 
 from edgespec.errors import UsageError
-from edgespec.settings.base import Names
 from edgespec.settings.options import Flag, RuntimeOptions
 
 if TYPE_CHECKING:
@@ -43,10 +42,9 @@ class OnnxOptions(RuntimeOptions):
         ),
     ] = None
 
-    def check(self, load: LoadSettings, names: Names) -> None:
+    def check(self, load: LoadSettings) -> None:
         if load.gpu_memory_budget is not None and self.provider in IN_PROCESS_MEMORY:
             raise UsageError(
-                f"{names.of('gpu_memory_budget')} has no effect with "
-                f"{names.with_value('provider', self.provider)}, which computes in the process's "
-                "memory: leave one of them out"
+                f"`gpu_memory_budget` has no effect with `provider={self.provider}`, which "
+                "computes in the process's memory: leave one of them out"
             )

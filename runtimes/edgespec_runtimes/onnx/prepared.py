@@ -262,7 +262,7 @@ class PreparedOnnx(PreparedModel):
             return
         if not has_packed(self._graph.graph):
             raise UsageError(
-                f"--accuracy-level {level}: {self._request.path.name} has no MatMulNBits, whose "
+                f"`accuracy_level={level}`: {self._request.path.name} has no MatMulNBits, whose "
                 "level it is: leave it out"
             )
         set_accuracy(self._graph.graph, level)
@@ -282,7 +282,7 @@ class PreparedOnnx(PreparedModel):
         if trained and n_ctx > trained:
             if (switch := angle_switch(self._graph)) and switch[1] == trained:
                 raise UsageError(
-                    f"--ctx-size {n_ctx:,}: {request.path.name} has a second table of angles for "
+                    f"`ctx_size={n_ctx:,}`: {request.path.name} has a second table of angles for "
                     f"texts of more than {trained:,} tokens, and a text that grows past that would "
                     f"have to be read anew: take at most {trained:,}"
                 )

@@ -52,7 +52,8 @@ def check_trimmable(source: Path) -> None:
     if not can_be_trimmed(header):
         raise ModelError(
             f"{source.name} is of the architecture {header.architecture}, of which no draft can be "
-            "made from the target itself: name a smaller model of its family, or a head, with -md"
+            "made from the target itself: name a smaller model of its family, or a head, with "
+            "`draft`"
         )
 
 

@@ -48,7 +48,7 @@ VISION = _Purpose(
 )
 HEAD = _Purpose(
     "is a drafting head, which computes nothing without its target's inner states",
-    "name the model that it was trained for with -m, and the head with -md",
+    "name the model that it was trained for with `model`, and the head with `draft`",
 )
 OTHER_HEAD = _Purpose(
     "is a drafting head of a kind that edgespec does not run",

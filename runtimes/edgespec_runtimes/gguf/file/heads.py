@@ -177,7 +177,7 @@ def _lent(header: GgufFile, target: GgufFile | None, name: str) -> TensorEntry:
     if target is None:
         raise ModelError(
             f"{header.path} has no {name} and takes its target's: name the model that it was "
-            "trained for with -m"
+            "trained for with `model`"
         )
     lent = target.tensors_by_name
     found = lent.get(name) or lent.get(EMBEDDINGS)

@@ -103,7 +103,7 @@ class MappedWeights:
             raise ModelError(
                 f"llama.cpp placed {len(misplaced)} tensors of {self._header.path.name} on the "
                 f"device or beside it otherwise than planned ({min(misplaced)} is one): choose "
-                "another -ngl"
+                "another `n_gpu_layers`"
             )
         self.traced = [replace(w, address=places[w.entry.name]) for w in planned]
 

@@ -294,7 +294,7 @@ def translated_memory(device: Device) -> Iterator[None]:
     except _ERRORS as error:
         raise EdgespecError(
             f"{device.label} could not take the weights that were planned for it: "
-            f"{_reason(error)}; lower --gpu-memory-budget"
+            f"{_reason(error)}; lower `gpu_memory_budget`"
         ) from error
 
 

@@ -153,7 +153,7 @@ class Deployment(Closeable):
         if self.device.has_memory:
             raise EdgespecError(
                 f"onnxruntime did not load {self._name} onto {self.device.label}, which it could "
-                "use before: lower --gpu-memory-budget, or take --provider cpu"
+                "use before: lower `gpu_memory_budget`, or take `provider=cpu`"
             )
         why = f"onnxruntime could not use {self.device.label}"
         self._choice = ChosenDevice(CPU, f"{why}: the CPU computes {self._name}")

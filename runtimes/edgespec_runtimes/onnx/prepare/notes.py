@@ -77,7 +77,7 @@ def rounding_notes(
         return [
             f"{name} rounds activations of 4-bit products to eight bits (accuracy level 4), those "
             "of a batch otherwise than those of single tokens, so a draft or an earlier text may "
-            "change the text: --accuracy-level 1 computes with floats, and takes longer"
+            "change the text: `accuracy_level=1` computes with floats, and takes longer"
         ]
     if not verifies:
         return []

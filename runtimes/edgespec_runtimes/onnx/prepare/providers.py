@@ -46,7 +46,7 @@ def choose(provider: str) -> ChosenDevice:
         if not has_driver():
             return ChosenDevice(CPU)
         return ChosenDevice(CPU, f"onnxruntime computes on the CPU; cuda cannot be used: {found}")
-    raise UsageError(f"--provider {provider} cannot be used: {found}; --provider auto can")
+    raise UsageError(f"`provider={provider}` cannot be used: {found}; `provider=auto` can")
 
 
 def device_notes(
