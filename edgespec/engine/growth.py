@@ -22,7 +22,6 @@ from edgespec.errors import Cancelled
 from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, PassPart
 from edgespec.rules.pacer import Pacer, most_probable
-from edgespec.rules.stop_rules import RoundSoFar
 from edgespec.rules.tree_limits import Limits
 from edgespec.tracing.spans import Trace, Track
 
@@ -153,8 +152,7 @@ class TreeGrowth(Scheduler):
             return best, chosen
         if (rule := self.ledger.stop_rule) is not None:
             free = {FORCED, *(source.name for source in self.sources if source.is_free)}
-            so_far = RoundSoFar(pool, nodes.tolist(), chosen, free_sources=free)
-            return (None if rule.fires(so_far) else best), chosen
+            return (None if rule.fires(pool, nodes.tolist(), chosen, free) else best), chosen
         ends = _ends(pool, chosen)
         is_worth_it = deal.worth_a_step(
             pool.cumulative[nodes],

@@ -25,7 +25,6 @@ MAX_LEVEL = 40.0
 _MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _LARGEST, _LAST_BITS = (1 << 52) - 1, (1 << 33) - 1
-_STEPS = np.arange(CHUNK, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
 class Noise:
@@ -41,9 +40,7 @@ class Noise:
 
         The same on every machine, up to the rounding of logarithms.
         """
-        z = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-        z += np.uint64(self._stream(position))
-        _mix_in_place(z, np.empty_like(z))
+        z = self._hashes(position, tokens)
         z ^= z >> np.uint64(31)
         noise: Numbers = ((z >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         # -log(-log(1 - u)): the highest come from u near 0, where floating point is dense
@@ -57,38 +54,33 @@ class Noise:
         """Places among `n_tokens` of `tokens`, by default of all, whose noise is at least `level`,
         ascending; rarely one more.
 
-        Costs no logarithms, and memory for one chunk of the vocabulary.
+        Costs no logarithms, and memory for one chunk of the tokens.
         """
         level = min(max(level, -MAX_LEVEL), MAX_LEVEL)
         bound = -np.expm1(-np.exp(-level)) * (1 + 1e-9)
         # uniform numbers up to `bound` are those of hashes up to this; the last step of a hash does
         # not change its upper half, and which of 2**31 tokens it decides may well be compared
         highest = np.uint64(min(math.floor(bound * 2.0**52), _LARGEST) << 12 | _LAST_BITS)
-        stream = (self._stream(position) + _GOLDEN) & _MASK
-        z, shifted = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64)
         found = []
         for begin in range(0, n_tokens, CHUNK):
-            n = min(CHUNK, n_tokens - begin)
-            if tokens is None:
-                start, steps = begin * _GOLDEN + stream, _STEPS[:n]
-            else:
-                start, steps = stream, tokens[begin : begin + n].astype(np.uint64)
-                steps *= np.uint64(_GOLDEN)
-            np.add(steps, np.uint64(start & _MASK), out=z[:n])
-            _mix_in_place(z[:n], shifted[:n])
-            found.append(begin + np.flatnonzero(z[:n] <= highest))
+            places = np.arange(begin, min(begin + CHUNK, n_tokens))
+            hashes = self._hashes(position, places if tokens is None else tokens[places])
+            found.append(places[hashes <= highest])
         return np.concatenate(found)
+
+    def _hashes(self, position: int, tokens: Tokens) -> NDArray[np.uint64]:
+        """`_mixed` of places in the position's stream, but for its last step."""
+        z = tokens.astype(np.uint64)
+        z += np.uint64(1)
+        z *= np.uint64(_GOLDEN)
+        z += np.uint64(self._stream(position))
+        for n_bits, factor in ((30, _FIRST), (27, _SECOND)):
+            z ^= z >> np.uint64(n_bits)
+            z *= np.uint64(factor)
+        return z
 
     def _stream(self, position: int) -> int:
         return _mixed(self._key + (position + 1) * _GOLDEN)
-
-
-def _mix_in_place(z: NDArray[np.uint64], shifted: NDArray[np.uint64]) -> None:
-    """All but the last step of `_mixed`; `shifted` is memory of the size of `z`."""
-    for n_bits, factor in ((30, _FIRST), (27, _SECOND)):
-        np.right_shift(z, np.uint64(n_bits), out=shifted)
-        np.bitwise_xor(z, shifted, out=z)
-        np.multiply(z, np.uint64(factor), out=z)
 
 
 def _mixed(key: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -35,6 +34,7 @@ MAX_COMPARED = 8192
 """Most tokens that are all compared in a draw."""
 N_FAVOURITES = 64
 """Number of most probable tokens that are compared first, so that few others can win a draw."""
+_COIN = np.zeros(1, np.int64)
 
 
 class Sampler:
@@ -57,16 +57,12 @@ class Sampler:
         without `n_logprobs`."""
         self.n_accepted = 0
         """Number of tokens of the text, the prompt's not counted."""
+        self._n_coins = 0
         self._constraint = constraint
         self._n_logprobs = n_logprobs
         self._noise = Noise(params.seed)
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._recent = deque(prompt, maxlen=window)
-
-    @cached_property
-    def _coin(self) -> np.random.Generator:
-        """Coins of acceptance rules; others do without numpy.random, which takes 2 MiB."""
-        return np.random.Generator(np.random.PCG64([self.params.seed, 1]))
 
     def distribution(self, logits: Logits) -> tuple[Tokens, Probabilities]:
         """Tokens that may come next, ascending, and their probabilities. `logits` is [n_vocab]."""
@@ -163,7 +159,8 @@ class Sampler:
 
     def uniform(self) -> float:
         """The seed's next uniform draw from [0, 1), independent of the noise of `draw`."""
-        return float(self._coin.random())
+        self._n_coins += 1  # noise of places before the text
+        return math.exp(-math.exp(-float(self._noise.gumbel(-self._n_coins, _COIN)[0])))
 
     def forget_constraint(self) -> None:
         """Release the constraint, when the text has ended."""

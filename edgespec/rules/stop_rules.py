@@ -19,26 +19,17 @@ from edgespec.settings.rule_names import FallbackName
 Nodes = Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class RoundSoFar:
-    """The state of a round before its pass."""
-
-    pool: Pool
-    nodes: Sequence[int]
-    """Nodes of the texts in the pass, ascending."""
-    open_nodes: Sequence[int]
-    """Nodes that grow in the next step, at least one."""
-    free_sources: Collection[str] = ()
-    """Sources whose guesses cost almost nothing."""
-
-
 class StopRule:
     """Verify when the tree has its maximal size: the yield of such trees depends on no time."""
 
     name: ClassVar[str] = FallbackName.FULL
 
-    def fires(self, so_far: RoundSoFar) -> bool:
-        """True if the target should verify now instead of another draft step."""
+    def fires(self, pool: Pool, nodes: Nodes, ends: Nodes, free: Collection[str] = ()) -> bool:
+        """True if the target should verify now instead of a draft step after `ends`, at least one.
+
+        `nodes` are those of the texts in the pass, ascending. Guesses of `free` sources cost almost
+        nothing.
+        """
         return False
 
     def observe(self, pool: Pool, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
@@ -55,9 +46,8 @@ class AdaptiveThreshold(StopRule):
     """LLMCad's rule (Xu et al., arXiv 2309.04255): verify when max_i C_i falls below alpha.
 
     If the best branch was completely right, alpha is halved, so that drafts get longer; otherwise
-    alpha is divided by Tc ** ((N_all - N_correct) / N_all). It is clamped at both ends: it must
-    stay below the root's confidence of 1, or nothing would be drafted and alpha never change again;
-    below 1e-4 there is nothing to gain, and recovery would take long.
+    it is divided by Tc ** ((N_all - N_correct) / N_all). It stays below the root's confidence of 1,
+    or nothing would be drafted and alpha never change again.
     """
 
     name: ClassVar[str] = FallbackName.LLMCAD
@@ -66,8 +56,8 @@ class AdaptiveThreshold(StopRule):
 
     alpha: float = 0.01
 
-    def fires(self, so_far: RoundSoFar) -> bool:
-        return float(so_far.pool.cumulative[so_far.open_nodes].max()) < self.alpha
+    def fires(self, pool: Pool, nodes: Nodes, ends: Nodes, free: Collection[str] = ()) -> bool:
+        return float(pool.cumulative[ends].max()) < self.alpha
 
     def observe(self, pool: Pool, nodes: Nodes, path: Nodes, tokens: Sequence[int]) -> Self:
         best = max(pool.leaves(nodes), key=lambda node: pool.cumulative[node])
@@ -91,12 +81,11 @@ class FixedLength(StopRule):
 
     length: int = 8
 
-    def fires(self, so_far: RoundSoFar) -> bool:
-        pool = so_far.pool
+    def fires(self, pool: Pool, nodes: Nodes, ends: Nodes, free: Collection[str] = ()) -> bool:
         n_drafted: dict[int, int] = {}
-        for node in so_far.nodes:  # parents precede their children
+        for node in nodes:  # parents precede their children
             parent = int(pool.parent[node])
-            is_drafted = parent >= 0 and pool.source[node] not in so_far.free_sources
+            is_drafted = parent >= 0 and pool.source[node] not in free
             n_drafted[node] = n_drafted.get(parent, 0) + is_drafted
         return max(n_drafted.values()) >= self.length
 
@@ -117,9 +106,8 @@ class EntropyWindow(StopRule):
     n_rejected: float = 1.0
     """Number of rejections in the mean, including an assumed first one."""
 
-    def fires(self, so_far: RoundSoFar) -> bool:
-        pool = so_far.pool
-        newest = max(so_far.open_nodes, key=lambda node: pool.cumulative[node])
+    def fires(self, pool: Pool, nodes: Nodes, ends: Nodes, free: Collection[str] = ()) -> bool:
+        newest = max(ends, key=lambda node: pool.cumulative[node])
         parent = int(pool.parent[newest])
         return parent >= 0 and entropy(pool, parent) > self.threshold
 

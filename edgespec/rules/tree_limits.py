@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROVISIONAL_FACTOR = 8
-"""Capacity of a tree, as a multiple of the nodes of one pass."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -25,7 +22,7 @@ class Limits:
     @property
     def tree_capacity(self) -> int:
         """Capacity of a tree: the nodes of a pass, and those drafted during it."""
-        return PROVISIONAL_FACTOR * self.max_nodes
+        return 8 * self.max_nodes
 
     def before_pass(self, n_free: int, room: int, n_others: int = 0) -> Limits:
         """Limits of a tree before its pass, which `n_others` share, with `n_free` tokens left in
@@ -33,17 +30,11 @@ class Limits:
         max_branches = self.max_branches
         if self.computes_lines:  # each sequence may follow the accepted tokens of another one
             max_branches = max(1, min(max_branches, n_free // (1 + 2 * self.max_depth)))
-        return Limits(
-            max_nodes=min(self.max_nodes - n_others, n_free),
-            max_branches=max_branches,
-            max_depth=min(self.max_depth, room - 1),
-        )
+        max_nodes, max_depth = min(self.max_nodes - n_others, n_free), min(self.max_depth, room - 1)
+        return Limits(max_nodes, max_branches, max_depth)
 
     def during_pass(self, room: int) -> Limits:
         """Limits of growth during a pass: the next round's depth below a path of full depth and the
         target's own token."""
-        return Limits(
-            max_nodes=self.tree_capacity,
-            max_branches=self.max_branches,
-            max_depth=min(2 * self.max_depth + 1, room - 1),
-        )
+        max_depth = min(2 * self.max_depth + 1, room - 1)
+        return Limits(self.tree_capacity, self.max_branches, max_depth)

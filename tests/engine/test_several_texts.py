@@ -22,7 +22,7 @@ from edgespec.errors import ModelError
 from edgespec.ports import PassPart
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
-from edgespec.rules.stop_rules import RoundSoFar, StopRule
+from edgespec.rules.stop_rules import Nodes, StopRule
 from edgespec.values import PassReport
 from engine_cases import assert_nothing_provisional, finish
 from fake_model import FakeModel, blend, random_language
@@ -90,8 +90,8 @@ class Listening(StopRule):
     def __init__(self) -> None:
         self.n_told = 0
 
-    def fires(self, so_far: RoundSoFar) -> bool:
-        return len(so_far.nodes) > 8
+    def fires(self, pool: object, nodes: Nodes, *ends: object) -> bool:
+        return len(nodes) > 8
 
     def observe(self, *told: object) -> Listening:
         self.n_told += 1

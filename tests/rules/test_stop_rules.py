@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,6 @@ from edgespec.rules.stop_rules import (
     AdaptiveThreshold,
     EntropyWindow,
     FixedLength,
-    RoundSoFar,
     StopRule,
     entropy,
 )
@@ -23,11 +22,14 @@ TRUTH = 7
 """The token that the target picks after every node."""
 
 
-def so_far(tree: OneTree, open_nodes: list[int], **known: Any) -> RoundSoFar:
-    return RoundSoFar(tree, range(len(tree)), open_nodes, **known)
+Growing = tuple[OneTree, range, list[int]]
 
 
-def growing(*confidences: float) -> RoundSoFar:
+def so_far(tree: OneTree, open_nodes: list[int]) -> Growing:
+    return tree, range(len(tree)), open_nodes
+
+
+def growing(*confidences: float) -> Growing:
     """A root with an open child of each confidence."""
     tree = OneTree(0)
     return so_far(tree, [tree.add(ROOT, token, C) for token, C in enumerate(confidences)])
@@ -43,11 +45,11 @@ def after_a_line(rule: Rule, cumulative: float, length: int, n_correct: int) -> 
 
 
 def test_the_threshold_fires_when_the_best_branch_falls_below_it() -> None:
-    assert AdaptiveThreshold(alpha=0.3).fires(growing(0.2, 0.29))
+    assert AdaptiveThreshold(alpha=0.3).fires(*growing(0.2, 0.29))
 
 
 def test_the_threshold_waits_while_one_branch_is_above_it() -> None:
-    assert not AdaptiveThreshold(alpha=0.3).fires(growing(0.2, 0.3))
+    assert not AdaptiveThreshold(alpha=0.3).fires(*growing(0.2, 0.3))
 
 
 def test_the_threshold_starts_at_one_percent() -> None:
@@ -76,19 +78,19 @@ def test_no_history_keeps_a_bare_root_from_being_drafted(
     rule = AdaptiveThreshold()
     for best_confidence, length, correct in history:
         rule = after_a_line(rule, best_confidence, length, correct)
-    assert not rule.fires(so_far(OneTree(0), [ROOT]))
+    assert not rule.fires(*so_far(OneTree(0), [ROOT]))
 
 
 def test_a_fixed_length_fires_when_a_branch_is_that_long() -> None:
     tree = OneTree(0)
     tip = tree.add(ROOT, 1, 0.5)
-    assert not FixedLength(length=2).fires(so_far(tree, [tip]))
+    assert not FixedLength(length=2).fires(*so_far(tree, [tip]))
     tip = tree.add(tip, 2, 0.5)
-    assert FixedLength(length=2).fires(so_far(tree, [tip]))
+    assert FixedLength(length=2).fires(*so_far(tree, [tip]))
 
 
 def test_a_full_tree_is_verified_when_nothing_more_can_grow() -> None:
-    assert not StopRule().fires(growing(0.001))
+    assert not StopRule().fires(*growing(0.001))
 
 
 def test_a_fixed_length_counts_what_the_draft_guessed_alone() -> None:
@@ -97,15 +99,15 @@ def test_a_fixed_length_counts_what_the_draft_guessed_alone() -> None:
     for token in range(2, 8):
         tip = tree.add(tip, token, 0.9, source="lookup")
     free = {"lookup"}
-    assert not FixedLength(length=2).fires(so_far(tree, [tip], free_sources=free))
+    assert not FixedLength(length=2).fires(*so_far(tree, [tip]), free)
     tip = tree.add(tip, 9, 0.9, source="draft")
-    assert FixedLength(length=2).fires(so_far(tree, [tip], free_sources=free))
+    assert FixedLength(length=2).fires(*so_far(tree, [tip]), free)
 
 
 # The entropy window
 
 
-def line(*probabilities: float) -> RoundSoFar:
+def line(*probabilities: float) -> Growing:
     """A line of guesses, the last of which is open; a guess's confidence is its probability."""
     tree, node = OneTree(0), ROOT
     for token, p in enumerate(probabilities):
@@ -114,16 +116,16 @@ def line(*probabilities: float) -> RoundSoFar:
 
 
 def test_a_sure_line_goes_on_and_an_unsure_one_ends() -> None:
-    assert not EntropyWindow().fires(so_far(OneTree(0), [ROOT]))
-    assert not EntropyWindow().fires(line(0.99, 0.95))
+    assert not EntropyWindow().fires(*so_far(OneTree(0), [ROOT]))
+    assert not EntropyWindow().fires(*line(0.99, 0.95))
     unsure = line(0.9, 0.12)
     for token in range(5, 10):  # as improbable as the one that is open
-        unsure.pool.add(1, token, 0.12)
-    assert EntropyWindow().fires(unsure)
+        unsure[0].add(1, token, 0.12)
+    assert EntropyWindow().fires(*unsure)
 
 
 def test_entropy_counts_what_does_not_hang_as_one_guess() -> None:
-    assert entropy(line(0.5).pool, ROOT) == pytest.approx(math.log(2))
+    assert entropy(line(0.5)[0], ROOT) == pytest.approx(math.log(2))
 
 
 def test_the_entropy_window_follows_the_entropy_of_rejected_guesses() -> None:
