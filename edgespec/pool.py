@@ -104,7 +104,7 @@ class Pool:
         self._check(parent)
         if not 0.0 <= confidence <= 1.0:
             raise UsageError(f"confidence is a probability, not {confidence}")
-        if (parent, token) in self._children:
+        if self.child(parent, token) is not None:
             raise UsageError(f"node {parent} has a child with token {token} already")
         depth, text = int(self.depth[parent]) + 1, int(self.text[parent])
         cumulative = float(self.cumulative[parent]) * confidence
@@ -164,12 +164,14 @@ class Pool:
     def children(self, node: int) -> list[int]:
         """Children of `node`, oldest first."""
         self._check(node)
-        found: list[int] = np.flatnonzero(self.parent[: self.n] == node).tolist()
+        is_child = (self.parent[: self.n] == node) & (self.text[: self.n] != DROPPED)
+        found: list[int] = np.flatnonzero(is_child).tolist()
         return found
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`, if there is one."""
-        return self._children.get((node, token))
+        child = self._children.get((node, token), -1)
+        return child if child >= 0 and self.text[child] != DROPPED else None
 
     def revise(self, node: int, confidence: float) -> None:
         """Set the confidence of `node` and update the nodes below it."""

@@ -123,6 +123,14 @@ def test_a_pool_grows_while_readers_keep_what_they_know() -> None:
     assert pool.branch_tokens(node) == [*range(20)]
 
 
+def test_a_dropped_node_is_no_child() -> None:
+    """A text whose sources rest in a round drops its guesses: the next root was one of them."""
+    pool = line(0, [1, 2])
+    pool.bare(0)
+    assert pool.child(0, 2) is None and not pool.children(0)
+    assert pool.add(0, 2) == 2
+
+
 @given(pools())
 def test_a_copy_goes_to_another_process(pool: Pool) -> None:
     other = pickle.loads(pickle.dumps(pool.copy()))

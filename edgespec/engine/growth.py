@@ -216,7 +216,8 @@ class TreeGrowth(Scheduler):
         found = most_probable(pool, limits, max_nodes, self.limits.max_branches)
         cumulative = pool.cumulative[[node for node, _ in found]]
         pass_.expected = float(cumulative.sum()) - len(texts)
-        if self.ledger.stop_rule is None and not pool.draws:  # drawn guesses are all verified
+        is_ruled = self.ledger.stop_rule is not None and deal.drafts
+        if not is_ruled and not pool.draws:  # drawn guesses are all verified
             rows = None
             if self.limits.computes_lines:
                 rows = np.array([n_rows for _, n_rows in found])

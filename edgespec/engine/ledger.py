@@ -26,8 +26,8 @@ START_SHARE, LATER_SHARE = 0.05, 0.002
 """Guesses may cost a text 5 % of these, and 0.2 % of all."""
 RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
-DOUBT = 4.0
-"""Guesses that are taken for wrong until others were checked."""
+CHECKED_FADE, DOUBT = 0.9, 1.5
+"""Weight of earlier guesses that were checked, and those taken for wrong until others were."""
 FIRST_PAUSE, MAX_PAUSE = 2, 64
 """Rounds without the draft after those that did not pay: the first time, and at most."""
 USUAL_SURENESS = 0.9
@@ -42,7 +42,7 @@ KNOWN_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """Terms of the next pass: costs that guesses may cause, and the most tokens a second for that.
+    """What guesses may cost in the next pass, and the most tokens a second for that.
 
     The candidates are no guesses, a line, and trees of any size. Nodes of all texts are one pool:
     arrays have the cumulative confidence of each node, 1 for the root of each text.
@@ -104,7 +104,7 @@ class Deal:
 
         `rows` are those of passes over the first 1, 2, ... nodes, best first, if they are more.
         """
-        ranked = np.sort(cumulative)[::-1]
+        ranked = np.sort(cumulative)[::-1] if rows is None else cumulative
         n = self._best(ranked, spent_s, rows=rows)[1] if self.prices.is_known else len(ranked)
         return n, float(ranked[:n].sum()) - self.n_texts
 
@@ -132,9 +132,10 @@ class Deal:
         tokens = np.cumsum(ranked)[first - 1 :]
         seconds = known.pass_s(rows + self.n_prompt_rows) - self.prompts_s + known.rest_s
         values = (self.late_tokens + tokens) / (self.late_s + spent_s + further_s + seconds + 1e-9)
-        # a guess of rank n counts as right if n others are
-        sure = np.cumsum(ranked[first:] * self.trust ** np.arange(1, len(ranked) - first + 1))
-        risk_s = self.risk_s - spent_s + known.plain_s(first) * first * np.append(0.0, sure)
+        # as if guesses of all texts were lines
+        depths = 1 + np.arange(len(ranked) - first) // first
+        sure = np.append(0.0, np.cumsum(ranked[first:] * self.trust**depths))
+        risk_s = self.risk_s - spent_s + known.plain_s(first) * sure
         values[seconds - seconds[0] + further_s > np.maximum(0.0, risk_s)] = 0.0
         # of equally good ones the most rows
         at = int(np.flatnonzero(values >= values.max() - 1e-12)[-1])
@@ -184,8 +185,9 @@ class Ledger:
     pause_left: int = 0
     """Rounds left of it."""
     claimed: float = 0.0
-    right: int = 0
-    """Confidence of the surest guess for each token, verified or not, and how many were right."""
+    right: float = 0.0
+    """Fading confidence of the surest guess for each token, verified or not, and how many were
+    right."""
 
     @property
     def speedup(self) -> float:
@@ -207,8 +209,8 @@ class Ledger:
         """Begin a text of at most `room` tokens, alone or `beside` others."""
         if not beside:
             self.spent = self.spent_now
-            self.pause = self.pause_left = self.n_tokens = self.right = 0
-            self.granted = self.lost = self.claimed = 0.0
+            self.pause = self.pause_left = self.n_tokens = 0
+            self.granted = self.lost = self.claimed = self.right = 0.0
         self._grant(min(START_TOKENS, room), beside)
 
     def deal(
@@ -292,8 +294,9 @@ class Ledger:
             self.pause = self.pause_left = 0 if self.speedup > 1 else pause
         else:
             self.pause_left = max(0, self.pause_left - 1)
-        self.claimed += outcome.claimed
-        self.right += outcome.right
+        if outcome.claimed:
+            self.claimed = CHECKED_FADE * self.claimed + outcome.claimed
+            self.right = CHECKED_FADE * self.right + outcome.right
         self.n_tokens += outcome.n_tokens
         self.lost -= LATER_SHARE * outcome.n_tokens
 

@@ -33,8 +33,12 @@ MAX_RISE = 1.3
 """Longer times count as so many times the mean, as other processes may have caused them."""
 UP, DOWN = 0.1, 0.4
 """Weights of a time above the mean, and of one below."""
-NEW_EXPERTS = 0.1
-"""Weight of the newest pass in the stall of a mixture."""
+NEW_EXPERTS, NEW_SHARING = 0.05, 1 / 16
+"""Weights of the newest pass in the stall for all experts, and in how alike rows choose."""
+PRIOR_PASSES = 4
+"""Weight of the prior `sharing`, as passes over two rows."""
+SHARINGS = np.linspace(0.0, 1.5, 31)
+"""Candidates of `Prices.sharing`."""
 MIN_READ = 8
 """Fewest tokens whose reading by the draft is timed."""
 LONG_CONTEXT = 256
@@ -74,6 +78,14 @@ class Prices:
     """Seconds of reading the streamed segments, once per pass."""
     all_experts_s: float = 0.0
     """Stall of a pass whose rows choose all experts."""
+    sharing: float = theory.USUAL_SHARING
+    """Exponent: n adjacent rows choose as many distinct experts as n^sharing independent ones."""
+    n_choices: int = 0
+    """Passes that told of a mixture's stalls."""
+    waited_s: float = 0.0
+    expected_s: Floats = field(default_factory=lambda: np.zeros(len(SHARINGS)))
+    """Fading sums of the stalls of passes over several rows: measured, and as those for first rows
+    predict them with each of `SHARINGS`."""
     mean_rows: Floats = field(default_factory=lambda: np.zeros(N_OCTAVES))
     """Rows of the newest pass of each octave; 0 if there was none."""
     mean_s: Floats = field(default_factory=lambda: np.zeros(N_OCTAVES))
@@ -124,7 +136,7 @@ class Prices:
 
     def choice_s(self, n_rows: Any) -> Any:
         """Seconds in which passes wait for experts: as the share that their rows choose."""
-        return self.all_experts_s * theory.chosen_share(self.used_share, n_rows)
+        return self.all_experts_s * theory.chosen_share(self.used_share, n_rows, self.sharing)
 
     def compute_s(self, n_rows: Any) -> Any:
         """Seconds of computing of passes over one or several numbers of rows."""
@@ -144,14 +156,16 @@ class Prices:
         # a further row takes at most a row's share of fewer rows, and no more rows take less
         seconds = rows * np.minimum.accumulate(self.mean_s[known] / rows)
         seconds = np.minimum.accumulate(seconds[::-1])[::-1]
-        slope = GUESSED_SLOPE * seconds[-1]
-        if known.size > 1:  # times that noise made equal do not make further rows free
-            mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
-            slope = max(0.5 * mean, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
         n = np.arange(N_ROWS + 1)
         fewer = seconds[0] * (n / rows[0]) ** USUAL_GROWTH
-        more: Floats = np.interp(n, rows, seconds) + slope * np.maximum(0.0, n - rows[-1])
-        return np.asarray(np.where(n < rows[0], fewer, more))
+        if rows[0] > 1:
+            rows, seconds = np.append(1.0, rows), np.append(fewer[1], seconds)
+        slope = GUESSED_SLOPE * seconds[-1]
+        if rows.size > 1:  # times that noise made equal do not make further rows free
+            mean = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0])
+            slope = max(0.5 * mean, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
+        more = np.interp(n, rows, seconds) + slope * np.maximum(0.0, n - rows[-1])
+        return np.asarray(np.where(n < self.mean_rows[known[0]], fewer, more))
 
     def n_hidden(self, most: int) -> int:
         """Number of rows, up to `most`, whose compute time is hidden by the reads of a pass; 0
@@ -256,9 +270,7 @@ class Prices:
         if not rows or not computes:
             return
         if self.used_share < 1:
-            found_s = choice_s / float(theory.chosen_share(self.used_share, rows))
-            weight = NEW_EXPERTS if self.all_experts_s else 1.0
-            self.all_experts_s += weight * (found_s - self.all_experts_s)
+            self._see_choices(rows, choice_s, None if passes > 1 else report.first_row_stall_s)
         attention_s = self.attention_s * self.n_context * rows
         seconds = max(MIN_S, wall_s - choice_s - idle_s - attention_s)
         expected_s = float(self._flat_s(rows))
@@ -273,6 +285,27 @@ class Prices:
             is_between = 1 < rows < self.mean_rows.max()
             self.put(rows, min(seconds, math.sqrt(seconds * expected_s)) if is_between else seconds)
         self.is_recalled = False
+
+    def _see_choices(self, rows: int, all_s: float, first_s: float | None) -> None:
+        """Learn from the stalls of a pass for a mixture's experts: those for its first row tell of
+        one row, the others how alike rows choose."""
+        if first_s is None or rows == 1:
+            first_s = all_s * float(self._ratio(1, self.sharing) / self._ratio(rows, self.sharing))
+        elif self.n_choices:
+            if not self.waited_s:
+                self.expected_s = PRIOR_PASSES * self.choice_s(1) * self._ratio(2, SHARINGS)
+                self.waited_s = float(np.interp(self.sharing, SHARINGS, self.expected_s))
+            fade = 1 - NEW_SHARING
+            self.expected_s = fade * self.expected_s + first_s * self._ratio(rows, SHARINGS)
+            self.waited_s = fade * self.waited_s + all_s
+            self.sharing = float(np.interp(self.waited_s, self.expected_s, SHARINGS))
+        self.n_choices += 1
+        weight = max(NEW_EXPERTS, 1 / self.n_choices)
+        self.all_experts_s += weight * (first_s / self.used_share - self.all_experts_s)
+
+    def _ratio(self, n_rows: int, sharing: Any) -> Any:
+        """Distinct experts that rows choose, relative to one row."""
+        return theory.chosen_share(self.used_share, n_rows, sharing) / self.used_share
 
     def _see_reads(self, wall_s: float, idle_s: float, measured_s: float) -> None:
         """Learn the read time of a pass: as measured by the store, or inferred from stalls.
@@ -312,7 +345,7 @@ class Prices:
             self.put(rows, seconds)
 
 
-KEPT = ("all_experts_s", "mean_step_s", "mean_read_s", "mean_rest_s", "mean_plain_s")
+KEPT = ("all_experts_s", "sharing", "mean_step_s", "mean_read_s", "mean_rest_s", "mean_plain_s")
 """Numbers that are stored, beside the means of passes."""
 _ROWS = re.compile(r"\d{1,9} rows")
 
