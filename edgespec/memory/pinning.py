@@ -92,7 +92,7 @@ def divide(
     n_least: int = 0,
     n_most: int | None = None,
 ) -> tuple[int, int]:
-    """How many entries of `order` are pinned in `room` bytes, and bytes of the ring for the others.
+    """Number of entries of `order` pinned in `room` bytes, and bytes of the ring for the others.
 
     As many as fit beside a ring of RING_SLOTS, between `n_least` and `n_most`; more room never
     unpins one. With room for a smaller ring only, that is what there is.

@@ -140,7 +140,7 @@ def test_a_round_takes_one_pass_of_the_head() -> None:
 
 
 def test_all_nodes_of_a_depth_have_the_same_guesses() -> None:
-    """So a path is as probable as the product of what was guessed at its depths (DDTree)."""
+    """A path is as probable as the product of the guesses at its depths (DDTree)."""
     head, source, text = fed()
     pool = line(0, [8, 4])
     other = pool.add(0, 9, 0.5)

@@ -1,4 +1,4 @@
-"""Whether weights in memory are packed for the CPU, and what is said where they are not."""
+"""Packing of weights in memory for the CPU, and notes where they are not packed."""
 
 from __future__ import annotations
 

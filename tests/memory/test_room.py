@@ -1,4 +1,4 @@
-"""What would end the process without a sentence is refused first."""
+"""Lacks that would end the process without a sentence are refused first."""
 
 from __future__ import annotations
 

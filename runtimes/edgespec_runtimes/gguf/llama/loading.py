@@ -256,7 +256,7 @@ def packs() -> bool:
 
 
 def packing_advice() -> str:
-    """What to do where weights are not packed."""
+    """Advice where weights are not packed."""
     return (
         f"build llama.cpp without AMX: CFLAGS='{_NO_AMX}' CXXFLAGS='{_NO_AMX}' pip install "
         f"--no-cache-dir --force-reinstall --no-deps llama-cpp-python=={version()}"
