@@ -29,5 +29,5 @@ def test_no_random_run_is_refused_for_its_rule() -> None:
         rule: {run.extra for run in runs if run.guesses == rule}
         for rule in ("typical", "rejection")
     }
-    assert {"logprobs", "state"} & extras["typical"] == {"state"}
+    assert {"logprobs", "prefixes"} & extras["typical"] == {"prefixes"}
     assert {"logprobs", "grammar"} & extras["rejection"] == {"logprobs"}
