@@ -66,6 +66,8 @@ class ModelRequest:
     """Context of that model: a draft that follows whole texts has it instead of `max_ctx`."""
     budget_bytes: int | None = None
     """Budget of the process. Where a GPU computes, a small one asks for small batches."""
+    read_limit: int | None = None
+    """Most bytes per second that paged weights are read at."""
     stores_prefixes: bool = False
     """Parts of texts will be stored: the plan has what a target needs for that."""
     trace: Trace = OFF

@@ -21,7 +21,7 @@ from edgespec.bench.runs import Decoded, RawRead
 from edgespec.bench.summary import FinishedRun
 from edgespec.errors import EdgespecError
 from edgespec.jobs.launching import launch
-from edgespec.jobs.limits import Limiter
+from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.models.model_files import copies, distinct_names, files_of, largest_of
 from edgespec.ports import Progress
 from edgespec.ports.baselines import BaselineRequest, pick_best
@@ -73,6 +73,7 @@ class Bench:
             "ctx_size": self.settings.ctx_size,
             "threads": self.n_threads,
             "n_parallel": n_texts,
+            "read_limit": self.settings.read_limit if self.limiter is UNLIMITED else None,
         }
         return LoadSettings.model_validate(given)
 

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from edgespec.errors import UsageError
 from edgespec.settings.base import Flag, Settings
-from edgespec.settings.parsing import MAX_TEXTS
-from edgespec.settings.units import format_size, parse_rate, parse_size
+from edgespec.settings.parsing import MAX_TEXTS, rate
+from edgespec.settings.units import format_size, parse_size
 
 UNLIMITED = "unlimited"
 MIN_MEMORY_BYTES = 80 << 20
@@ -71,8 +71,9 @@ class BenchSettings(Settings):
     """Size of the enlarged target."""
     memory: Annotated[str, Flag(metavar="SIZE"), BeforeValidator(_memory)] = "50%"
     """Memory limit: 1GiB, a share of target plus largest draft like 30%, or unlimited."""
-    disk_bandwidth: Annotated[int | None, Flag(metavar="RATE"), BeforeValidator(parse_rate)] = None
-    """Bytes read per second, like 300M, in decimal units as storage is sold. Default: no limit."""
+    read_limit: Annotated[int | None, Flag(metavar="RATE"), BeforeValidator(rate)] = None
+    """Bytes read per second, like 300M, in decimal units as storage is sold; of all modes where
+    control groups can be made, otherwise of paged weights. Default: no limit."""
     modes: Annotated[tuple[str, ...] | None, Flag(metavar="LIST"), BeforeValidator(_parts)] = None
     """Names from below, separated by commas. Default: all."""
     parallel: Annotated[

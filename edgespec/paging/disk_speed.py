@@ -5,6 +5,7 @@ Prints nothing and keeps nothing in memory.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +24,13 @@ SAMPLE_S = 0.3
 
 
 def bytes_per_second(
-    path: Path, sample_s: float = SAMPLE_S, clock: Callable[[], float] = time.perf_counter
+    path: Path,
+    sample_s: float = SAMPLE_S,
+    clock: Callable[[], float] = time.perf_counter,
+    limit: int | None = None,
 ) -> float | None:
-    """Bytes per second of sequentially issued reads, spread over the file, for `sample_s` seconds.
+    """Bytes per second of sequentially issued reads, spread over the file, for `sample_s` seconds;
+    at most `limit`.
 
     None if the file is too small. Raises WeightReadError.
     """
@@ -41,7 +46,7 @@ def bytes_per_second(
             done += reader.read(run, memory.view(0, READ_BYTES), lambda: False)
             if clock() - began > sample_s:
                 break
-        return done / max(clock() - began, 1e-6)
+        return min(done / max(clock() - began, 1e-6), limit or math.inf)
     finally:
         close_all(reader.close, memory.close)
 

@@ -10,16 +10,17 @@ import mmap
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
-from edgespec.concurrency.owning import Closeable
+from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.errors import WeightReadError
 
 BLOCK_BYTES = max(4096, mmap.PAGESIZE)
@@ -197,10 +198,33 @@ class WatchedFiles(Closeable):
             os.close(self._watches.pop()[0])
 
 
+class ReadLimit:
+    """Slows reads of all threads down to those of a device that serves one after the other."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, bytes_per_s: float | None) -> Self | None:
+        """The limit of this rate; None without one."""
+        return None if bytes_per_s is None else cls(bytes_per_s)
+
+    def begin(self, nbytes: int) -> float:
+        """The time at which a read that begins now has ended on such a device."""
+        with self._lock:
+            begin_s = max(time.perf_counter(), self._free_at)
+            self._free_at = begin_s + nbytes / self._bytes_per_s
+            return self._free_at
+
+
 class DirectReader(Closeable):
     """Reads past the page cache where the OS and the file system can, through it elsewhere."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], limit: ReadLimit | None = None) -> None:
+        """Readers with the same `limit` share it."""
+        self._limit = limit
         self._paths = tuple(paths)
         self._files: list[int] = []
         self._direct: list[bool] = []
@@ -224,9 +248,12 @@ class DirectReader(Closeable):
         done = 0
         while done < run.nbytes and not stopped():
             requested = min(READ_BYTES, run.nbytes - done)
+            end_s = self._limit.begin(requested) if self._limit else 0.0
             with into[done : done + requested] as target:
                 n = self._read_some(run, run.start + done, target)
             done += n
+            while (left_s := end_s - time.perf_counter()) > 0 and not stopped():
+                time.sleep(min(left_s, POLL_S))
             if n < requested:
                 break
         descriptor = self._files[run.file_index]

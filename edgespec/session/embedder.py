@@ -189,6 +189,7 @@ class _Prepared(Closeable):
                 max_branches=1,
                 n_threads=settings.threads or process.usable_cores(),
                 budget_bytes=budget_bytes,
+                read_limit=settings.read_limit,
                 options=settings.options.get(runtime.name),
             )
         )

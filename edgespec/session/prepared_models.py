@@ -152,7 +152,9 @@ class PreparedModels(Closeable):
 
     @cached_property
     def _disk_bytes_per_s(self) -> float:
-        return disk_speed.bytes_per_second(self.settings.model, pairing.SAMPLE_S) or 0.0
+        settings = self.settings
+        limit = settings.read_limit
+        return disk_speed.bytes_per_second(settings.model, pairing.SAMPLE_S, limit=limit) or 0.0
 
     def _prepare(self) -> None:
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""
@@ -222,6 +224,7 @@ class PreparedModels(Closeable):
             fewer_nodes=tuple(fewer_nodes),
             batch_size=settings.batch_size,
             budget_bytes=self.budget_bytes,
+            read_limit=settings.read_limit,
             stores_prefixes=settings.prompt_cache is not None,
             trace=self._trace,
         )

@@ -30,6 +30,7 @@ from edgespec.settings.parsing import (
     budget,
     checked_biases,
     disk_size,
+    rate,
     texts_at_once,
 )
 from edgespec.settings.rule_names import AcceptanceName, FallbackName, PacerName
@@ -68,6 +69,7 @@ class LoadFields(TypedDict, total=False):
     threads: int | None
     threads_draft: int | None
     options: Mapping[str, RuntimeOptions]
+    read_limit: int | str | None
     gpu_memory_budget: int | str | None
     grammars: bool
     logprobs: bool
@@ -124,6 +126,9 @@ class LoadSettings(Settings):
     options: Mapping[str, Annotated[RuntimeOptions, SkipValidation]] = Field(default_factory=dict)
     """Options of runtimes, by the runtime's name. Each can be given by its own name, too, as
     on the command line: `cache_type_k="q8_0"`."""
+    read_limit: Annotated[int | None, Flag(metavar="RATE"), BeforeValidator(rate)] = None
+    """Read paged weights at this rate at most, as from a slower disk: bytes per second like 500M,
+    in decimal units as storage is sold. Default: no limit."""
     gpu_memory_budget: Annotated[
         int | str | None, Flag(metavar="SIZE"), BeforeValidator(budget)
     ] = None

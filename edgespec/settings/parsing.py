@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from edgespec.errors import UsageError
 from edgespec.settings.frozen import FrozenDict
-from edgespec.settings.units import auto_bounds, parse_size
+from edgespec.settings.units import auto_bounds, parse_rate, parse_size
 
 MAX_PORT = 65535
 MAX_BIAS = 10_000.0
@@ -65,6 +65,13 @@ def disk_size(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str | int) or isinstance(value, bool):
         return value
     return parse_size(value, named=f"`{info.field_name}={value}`")
+
+
+def rate(value: object, info: ValidationInfo) -> object:
+    """Bytes per second."""
+    if not isinstance(value, str | int):
+        return value
+    return parse_rate(value, names_in(info).with_value(info.field_name or "", value))
 
 
 def biases(value: object) -> object:

@@ -48,17 +48,15 @@ def auto_bounds(budget: str | int) -> tuple[str, str] | None:
     return (match[1] or "").strip(), (match[2] or "").strip()
 
 
-def parse_rate(value: str | int) -> int:
+def parse_rate(value: str | int, named: str) -> int:
     """Parse a rate in bytes per second: `300M`, `1.5G` or a number; units are decimal.
 
-    Raises UsageError.
+    Raises UsageError about what is `named`.
     """
     match = _RATE.fullmatch(str(value).strip())
-    if match is None or isinstance(value, bool):
-        raise UsageError(f"--disk-bandwidth {value}: write bytes a second like 300M or 1.5G")
-    rate = int(float(match[1]) * _DECIMAL[match[2].lower()])
-    if rate < 1:
-        raise UsageError(f"--disk-bandwidth {value}: it must be more than nothing")
+    rate = int(float(match[1]) * _DECIMAL[match[2].lower()]) if match else 0
+    if rate < 1 or isinstance(value, bool):
+        raise UsageError(f"{named}: write bytes a second like 300M or 1.5G")
     return rate
 
 

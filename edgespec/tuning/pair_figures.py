@@ -118,7 +118,9 @@ def disk_of(load: LoadSettings, run: TrialFigures) -> float | None:
     """Bytes per second of stalled passes, otherwise of plain reads; None if nothing is paged."""
     if not run.bytes_per_pass:
         return None
-    return run.disk_bytes_per_s or disk_speed.bytes_per_second(largest_of(load.model))
+    return run.disk_bytes_per_s or disk_speed.bytes_per_second(
+        largest_of(load.model), limit=load.read_limit
+    )
 
 
 def predicted(

@@ -16,7 +16,6 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, ModelError
 from edgespec.jobs.launching import launch
-from edgespec.jobs.limits import UNLIMITED, Limiter
 from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports.text_request import TextRequest
@@ -70,13 +69,11 @@ class TrialFigures:
     """Share of the cores that other processes used meanwhile."""
 
 
-def run_trial(
-    trial: TuningTrial, limiter: Limiter = UNLIMITED, tick: Callable[[], None] = lambda: None
-) -> TrialFigures:
+def run_trial(trial: TuningTrial, tick: Callable[[], None] = lambda: None) -> TrialFigures:
     """Run a trial in a process of its own, which keeps the budget together with this one. Raises
     the errors of loading and decoding."""
     trial = replace(trial, load=beside_this_process(trial.load))
-    launched = launch(partial(write_texts, trial), limiter, tick=tick)
+    launched = launch(partial(write_texts, trial), tick=tick)
     return replace(launched.result, others=launched.others)
 
 

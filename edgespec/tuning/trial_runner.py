@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from edgespec.errors import BudgetError, EdgespecError, ModelError
-from edgespec.jobs.limits import Limiter
 from edgespec.memory.budget import MemoryPlan
 from edgespec.tuning.candidates import Candidate, TuningJob
 from edgespec.tuning.successive_halving import TrialLength
@@ -42,7 +41,6 @@ class ProcessTrialRunner:
 
     prompts: tuple[str, ...]
     seconds: float
-    limiter: Limiter
     show: Callable[[float], None]
     """Shows the share of the time that is over."""
     _began_s: float = field(default_factory=time.monotonic)
@@ -60,7 +58,7 @@ class ProcessTrialRunner:
             seconds=length.seconds,
             sampling=job.sampling,
         )
-        return run_trial(trial, self.limiter, self._tick)
+        return run_trial(trial, self._tick)
 
     def _tick(self) -> None:
         self.show(min(1.0, 1 - self.left_s / self.seconds))

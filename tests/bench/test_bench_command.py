@@ -39,7 +39,7 @@ KNOWN = known_modes(
     [
         ("--memory half", "'half' is not a size"),
         ("--memory 0%", "not a size"),
-        ("--disk-bandwidth 50%", "--disk-bandwidth 50%: write bytes a second"),
+        ("--read-limit 50%", "--read-limit 50%: write bytes a second"),
         ("--quik", "did you mean '--quick'?"),
         ("--svg /nonexistent/a.svg", "/nonexistent/a.svg cannot be written"),
         ("--repetitions 0", "--repetitions 0"),

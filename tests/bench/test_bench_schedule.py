@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.bench import bench_runs
 from edgespec.bench.bench_runs import RAW, Bench, scheduled_runs, survey
-from edgespec.bench.bench_settings import BenchSettings, parse_rate
+from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, choose, known_modes
 from edgespec.errors import UsageError
 from edgespec.jobs.launching import Launched
@@ -89,7 +89,7 @@ def test_ablations_never_leave_their_rules():
     ("text", "rate"), [("300M", 300_000_000), ("1.5G", 1_500_000_000), ("300MB/s", 300_000_000)]
 )
 def test_rates_are_decimal(text: str, rate: int):
-    assert parse_rate(text) == rate
+    assert BenchSettings(read_limit=text).read_limit == rate  # type: ignore[arg-type]
 
 
 def test_a_share_is_of_the_models():
@@ -107,7 +107,7 @@ def test_slow_modes_get_no_more_tokens_than_the_others():
     ("settings", "message"),
     [
         ({"memory": "half"}, "'half' is not a size"),
-        ({"disk_bandwidth": "fast"}, "--disk-bandwidth fast"),
+        ({"read_limit": "fast"}, "--read-limit fast"),
         ({"draft": Path("d.gguf")}, "--model-draft needs the model"),
         ({"model": Path("m.gguf"), "size": "1GiB"}, "--size is of the enlarged target"),
         ({"repetitions": 0}, "--repetitions 0"),

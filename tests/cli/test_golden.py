@@ -165,7 +165,7 @@ def test_plan(golden: Golden, kind: str, as_json: bool, monkeypatch: pytest.Monk
     plan, predicted = PLANS[kind]
     monkeypatch.setattr(session, "plan", lambda *args: plan)
     monkeypatch.setattr(pair_figures, "predicted", lambda *args: predicted)
-    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda path: 3e8)
+    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda path, limit: 3e8)
     golden(f"plan-{kind}-{'json' if as_json else 'text'}", "plan", *["--json"] * as_json)
 
 
@@ -253,7 +253,7 @@ def test_bench(golden: Golden, flags: tuple[str, ...], monkeypatch: pytest.Monke
 def test_demo(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     written = {"timings": {"tokens_per_s": 2.0}, "tokens": [1, 2], "smallest_bytes": 50 * MIB}
     monkeypatch.setattr(demo, "command", lambda *words, stdout=None: json.dumps(written).encode())
-    monkeypatch.setattr(demo, "_generated", lambda *words: written)
+    monkeypatch.setattr(demo, "_generated", lambda *words, quiet=False: written)
     golden("demo", "demo", "--size", "1MiB")
 
 

@@ -39,11 +39,11 @@ def test_plan_tells_how_many_texts_fit(monkeypatch: pytest.MonkeyPatch, capsys):
     assert asked == ["auto", 3]
 
 
-def test_a_bandwidth_means_the_same_in_plan_and_in_bench(monkeypatch: pytest.MonkeyPatch, capsys):
-    monkeypatch.setattr(session, "plan", lambda *args: PLAN)
-    assert command_line.main(["plan", "--disk-bandwidth", "300M", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["disk_bytes_per_s"] == 300_000_000
-    assert BenchSettings(disk_bandwidth="300M").disk_bandwidth == 300_000_000  # type: ignore[arg-type]
+def test_a_read_limit_means_the_same_in_plan_and_in_bench(monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(session, "plan", lambda *args: replace(PLAN, paged=True))
+    assert command_line.main(["plan", "--read-limit", "30M", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["disk_bytes_per_s"] == 30_000_000
+    assert BenchSettings(read_limit="30M").read_limit == 30_000_000  # type: ignore[arg-type]
 
 
 def test_a_budget_that_large_trees_break_says_so(monkeypatch: pytest.MonkeyPatch, capsys):

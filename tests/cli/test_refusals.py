@@ -141,7 +141,7 @@ SUGGESTIONS = [
         ("generate -p hi -m m.gguf -ngld 3", "--n-gpu-layers-draft needs a draft"),
         ("generate -p hi --json --color always", "--color always cannot apply to --json"),
         ("generate -p hi --config memory-9gb", "did you mean 'memory-"),
-        ("plan --disk-bandwidth fast", "--disk-bandwidth fast: write bytes a second like 300M"),
+        ("plan --read-limit fast", "--read-limit fast: write bytes a second like 300M"),
         ("models enlarge embedded out.gguf", "--size"),
         ("demo -n -7", "--n-predict -7"),
         ("demo --size -1", "--size -1: '-1' is not a size"),

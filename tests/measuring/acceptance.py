@@ -18,6 +18,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -54,7 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fallback", choices=list(FallbackName), default=FallbackName.FULL)
     parser.add_argument("--show", action="store_true", help="print lossy texts beside the target's")
     parser.add_argument("--memory", type=parse_size, help="limit of the group: seconds, no counts")
-    parser.add_argument("--rate", type=parse_rate, help="limit of the disk, in bytes a second")
+    parser.add_argument(
+        "--rate",
+        type=partial(parse_rate, named="--rate"),
+        help="limit of the disk, in bytes a second",
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
 
 

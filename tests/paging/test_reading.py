@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from edgespec.paging.reader import (
     AlignedMemory,
     DirectReader,
     Extent,
+    ReadLimit,
     Segment,
     read_segment,
 )
@@ -70,6 +72,14 @@ def whole(reader: DirectReader) -> bytes:
     with AlignedMemory(segment.slot_bytes) as memory:
         assert read_segment(reader, segment, memory, 0, lambda: False) == FILE_BYTES
         return bytes(memory.view(0, FILE_BYTES))
+
+
+def test_readers_under_one_limit_take_as_long_together_as_on_such_a_disk(weights: Path) -> None:
+    limit, began = ReadLimit(FILE_BYTES / 0.05), time.perf_counter()
+    for _ in range(2):
+        with DirectReader([weights], limit) as reader:
+            assert whole(reader) == weights.read_bytes()
+    assert time.perf_counter() - began >= 0.1
 
 
 def test_a_run_that_is_longer_than_one_read_arrives_whole(

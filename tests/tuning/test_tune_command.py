@@ -45,7 +45,7 @@ TUNE = ("tune", "--memory-budget", "200MiB")
         ("--out /nowhere/preset.toml", 2, "there is no folder /nowhere"),
         ("-m none.gguf", 3, "none.gguf does not exist"),
         ("--memory-budget 1MiB", 4, "too small"),
-        ("--disk-bandwidth much", 2, "--disk-bandwidth much"),
+        ("--read-limit much", 2, "--read-limit much"),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(

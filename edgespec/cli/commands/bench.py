@@ -88,18 +88,18 @@ left out, with the reason.
 examples:
   edgespec bench --quick
       a first look at this machine, in a minute or two
-  sudo edgespec bench --memory 50% --disk-bandwidth 300M --svg report.svg
+  sudo edgespec bench --memory 50% --read-limit 300M --svg report.svg
       the embedded pair, its target enlarged to 1 GiB, as on a slow device
   edgespec bench -m big.gguf -md small.gguf --memory 4GiB --modes mmap,paged,auto --json a.json
-  sudo edgespec bench -m big-onnx -md models/edgespec-draft-onnx-fp16 --disk-bandwidth 300M
+  sudo edgespec bench -m big-onnx -md models/edgespec-draft-onnx-fp16 --read-limit 300M
       an ONNX pair
   sudo edgespec bench --pair smollm2 --prompts models/smollm2/conversation.jsonl
       a real model, enlarged, on conversations (prompts of edgespec's repository)
   sudo edgespec bench -m big.gguf -md small.gguf -md head.gguf --modes paged,lookup,auto-draft,auto
       which draft, alone and with lookups: tokens per pass, tokens/s, to no draft, memory
-  sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto-draft,auto --repetitions 1
+  sudo edgespec bench --read-limit 300M --modes mmap,auto-draft,auto --repetitions 1
       what guesses bring over mmap, and the free ones over the draft alone
-  sudo edgespec bench --disk-bandwidth 300M --modes mmap,auto --parallel 1,2,4,8 -n 32
+  sudo edgespec bench --read-limit 300M --modes mmap,auto --parallel 1,2,4,8 -n 32
       several texts at once, beside llama.cpp's own batched decoding of as many (one KV cache, no
       draft, as its server's slots)
 
@@ -113,7 +113,7 @@ def add_to(parser: ArgumentParser) -> None:
     models = parser.add_argument_group("models")
     groups.add(models, BenchSettings, "model", "draft", "size", "pair", defaults={"size": "1GiB"})
     limits = parser.add_argument_group("limits of each run's process")
-    groups.add(limits, BenchSettings, "memory", "disk_bandwidth")
+    groups.add(limits, BenchSettings, "memory", "read_limit")
     runs = parser.add_argument_group("runs")
     quick = {
         name: f"{BenchSettings.model_fields[name].default}, with --quick {value}"
@@ -205,7 +205,7 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
     models_bytes = size_of(target) + max(
         (size_of(draft) for draft in drafts if draft != target), default=0
     )
-    process_limits = ProcessLimits(settings.memory_bytes(models_bytes), settings.disk_bandwidth)
+    process_limits = ProcessLimits(settings.memory_bytes(models_bytes), settings.read_limit)
     limiter = _limiter(process_limits, target, console)
     memory_bytes = process_limits.memory_bytes
     budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
@@ -238,7 +238,7 @@ def measure(settings: BenchSettings, command: str, console: Console) -> BenchRep
         machine=this_machine(target, n_threads),
         target=_model_file(target),
         drafts=[_model_file(path) for path in bench.drafts],
-        limits=AppliedLimits(limiter.name, memory_bytes, settings.disk_bandwidth, budget),
+        limits=AppliedLimits(limiter.name, memory_bytes, settings.read_limit, budget),
         n_tokens=settings.max_tokens,
         n_baseline_tokens=settings.tokens_of(is_slow=not bench.fits),
         n_repetitions=settings.repetitions,
@@ -280,7 +280,7 @@ def _limiter(requested_modes: ProcessLimits, target: Path, console: Console) -> 
     limiter, reasons = limits.find(requested_modes, target)
     if requested_modes and limiter is limits.UNLIMITED:
         why = f"limits cannot be set here ({'; '.join(reasons)})"
-        console.note(f"{why}: everything runs unlimited")
+        console.note(f"{why}: nothing is limited but edgespec's own reads")
     return limiter
 
 

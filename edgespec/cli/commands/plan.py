@@ -7,18 +7,18 @@ from argparse import ArgumentParser
 
 from edgespec.cli.commands import what_if
 from edgespec.cli.commands.plan_report import plan_report
-from edgespec.cli.commands.what_if import DiskSettings
 from edgespec.cli.console import Console
 from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import UsageError
+from edgespec.settings.base import spell
 from edgespec.settings.config import GenerateSettings
 
 _EXAMPLES = """\
 examples:
   edgespec plan -m big.gguf -md small.gguf --memory-budget 4GiB
-  edgespec plan -m big.gguf --memory-budget 2G -c 8192 --disk-bandwidth 300M --json
+  edgespec plan -m big.gguf --memory-budget 2G -c 8192 --read-limit 300M --json
   edgespec plan --what-if 8B-Q4_K_M --memory 4GiB --disk 2GB/s
       predict a model that is not at hand, on a machine that is not
 
@@ -34,8 +34,6 @@ def add_to(parser: ArgumentParser) -> None:
     guesses = parser.add_argument_group("draft")
     groups.add(guesses, GenerateSettings, "draft_max", "lookup")
     groups.add_no_lookup(guesses)
-    storage = parser.add_argument_group("storage")
-    groups.add(storage, DiskSettings)
     what_if.add_to(parser)
     groups.add_output(parser)
 
@@ -44,19 +42,20 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Plan and report."""
     if "what_if" in args:
         return what_if.run(args)
-    if "memory" in args:
-        raise UsageError("--memory is for --what-if; a plan of files takes --memory-budget")
+    for name, other in (("memory", "memory_budget"), ("disk", "read_limit")):
+        if name in args:
+            raise UsageError(f"--{name} is for --what-if; a plan of files takes {spell(other)}")
     command = settings_from(args)
     from edgespec.paging import disk_speed
     from edgespec.session import session
 
-    bandwidth: float | None = groups.given(args, DiskSettings).disk_bandwidth
-    source = "as given" if bandwidth else "measured just now"
-    console = Console()
+    limit, console = command.load.read_limit, Console()
     with command.mentioning_draft_max():
         memory_plan = session.plan(command.load, command.engine, console.progress)
-    if bandwidth is None and memory_plan.paged:
-        bandwidth = disk_speed.bytes_per_second(command.load.model)
+    bandwidth = None
+    if memory_plan.paged:
+        bandwidth = disk_speed.bytes_per_second(command.load.model, limit=limit)
+    source = "the limit" if bandwidth == limit else "measured just now"
     # imported after planning, because modules take memory
     from edgespec.session import own_draft
     from edgespec.tuning import pair_figures

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from edgespec import runtimes
 from edgespec.cli.console import Console
@@ -26,14 +26,12 @@ from edgespec.cli.invocation import (
     settings_from,
 )
 from edgespec.diagnosis.forecast import helpful_changes
-from edgespec.errors import EdgespecError, UsageError
+from edgespec.errors import EdgespecError
 from edgespec.extras import installed_version
-from edgespec.jobs import limits
 from edgespec.memory import process
 from edgespec.reports import Report, Row
 from edgespec.settings.base import Flag, Settings
 from edgespec.settings.config import LoadSettings
-from edgespec.settings.units import parse_rate
 from edgespec.tuning import pair_figures, presets, report
 from edgespec.tuning.candidates import TuningJob
 from edgespec.tuning.presets import TUNED
@@ -79,9 +77,6 @@ class TuneSettings(Settings):
     used. Default: beginnings of Python code."""
     seconds: Annotated[float, Flag(metavar="N"), Field(ge=10, le=100_000)] = 90
     """Seconds that measuring may take, roughly."""
-    disk_bandwidth: Annotated[int | None, Flag(metavar="RATE"), BeforeValidator(parse_rate)] = None
-    """Limit reads to so many bytes per second, like 300M, to tune for a slower disk; needs the
-    right to make control groups, as `edgespec bench` does."""
     temperature: Annotated[float | None, Flag(metavar="T"), Field(ge=0)] = None
     """Judge by texts of this temperature, with the filters of `edgespec chat`; 0: greedy texts.
     Default: what chat uses: the model's own, otherwise 0.8."""
@@ -94,7 +89,7 @@ def add_to(parser: ArgumentParser) -> None:
     groups.add_models(parser, tuning=True)
     groups.add_memory(parser)
     group = parser.add_argument_group("tuning")
-    groups.add(group, TuneSettings, "prompts", "seconds", "disk_bandwidth", "temperature")
+    groups.add(group, TuneSettings, "prompts", "seconds", "temperature")
     output = groups.add_output(parser)
     groups.add(output, TuneSettings, "out")
     groups.flag(output, "--quiet", "print no notes or progress")
@@ -171,14 +166,5 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
 def _trial_runner(
     told: TuneSettings, job: TuningJob, prompts: tuple[str, ...], console: Console
 ) -> ProcessTrialRunner:
-    limiter = limits.UNLIMITED
-    if told.disk_bandwidth is not None:
-        process_limits = limits.ProcessLimits(read_bytes_per_s=told.disk_bandwidth)
-        limiter, reasons = limits.find(process_limits, job.load.model)
-        if limiter is limits.UNLIMITED:
-            raise UsageError(
-                f"--disk-bandwidth: reads cannot be limited here ({'; '.join(reasons)}): "
-                "leave it out, or try sudo"
-            )
     show = partial(console.progress_with_rest, "tuning")
-    return ProcessTrialRunner(prompts, told.seconds, limiter, show)
+    return ProcessTrialRunner(prompts, told.seconds, show)

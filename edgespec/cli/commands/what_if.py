@@ -17,28 +17,19 @@ from edgespec.memory import process
 from edgespec.reports import Column, Report, Row, Table
 from edgespec.settings.base import Flag, Settings, spell
 from edgespec.settings.config import Threads
-from edgespec.settings.units import format_rate, format_size, parse_rate, parse_size
+from edgespec.settings.parsing import rate
+from edgespec.settings.units import format_rate, format_size, parse_size
 
-DISK_BYTES_PER_S, CTX_SIZE, N_THREADS = 2e9, 4096, 4
+DISK_BYTES_PER_S, CTX_SIZE, N_THREADS = 2_000_000_000, 4096, 4
 SPELLINGS = {"draft": "-md", "model": "-m"}
-_USED = frozenset(
-    ("memory", "memory_budget", "ctx_size", "threads", "disk_bandwidth", "json", "what_if")
-)
+_USED = frozenset(("memory", "memory_budget", "ctx_size", "threads", "disk", "json", "what_if"))
 
 
-class DiskSettings(Settings):
-    """The disk of a predicted run."""
-
-    disk_bandwidth: Annotated[
-        int | None, Flag(metavar="RATE", short="--disk"), BeforeValidator(parse_rate)
-    ] = None
-    """Disk speed to predict with, in bytes per second like 300M, in decimal units as storage is
-    sold. Default: measured in a third of a second."""
-
-
-class WhatIfSettings(DiskSettings):
+class WhatIfSettings(Settings):
     """Settings of an imagined run, beside its model and memory."""
 
+    disk: Annotated[int, Flag(metavar="RATE"), BeforeValidator(rate)] = DISK_BYTES_PER_S
+    """Disk speed of that machine, in bytes per second like 300M. Default: 2 GB/s."""
     ctx_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     threads: Threads = N_THREADS
 
@@ -51,14 +42,14 @@ def add_to(parser: ArgumentParser) -> None:
         "--what-if MODEL",
         "a model by its parameters and kind of file, like 8B-Q4_K_M, for a mixture with those of "
         "a token, like 35B-A3B-Q4_K_M; --memory-budget, "
-        f"-c ({CTX_SIZE}), -t ({N_THREADS}) and --disk "
-        f"({format_rate(DISK_BYTES_PER_S)}) apply, other flags do not",
+        f"-c ({CTX_SIZE}), -t ({N_THREADS}) and these apply, other flags do not",
     )
     groups.flag(
         group,
         "--memory SIZE",
         "memory of that machine, a part of which its system keeps (default: this machine's)",
     )
+    groups.add(group, WhatIfSettings, "disk")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     found = imagined_models.what_if(
         args.what_if,
         budget_bytes,
-        told.disk_bandwidth or DISK_BYTES_PER_S,
+        told.disk,
         told.ctx_size or CTX_SIZE,
         told.threads,
     )

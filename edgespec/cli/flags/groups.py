@@ -93,7 +93,8 @@ def add_memory(parser: ArgumentParser) -> None:
     """Flags for memory, context and threads, and those that runtimes declare."""
     group = parser.add_argument_group("memory and speed")
     add(group, LoadSettings, "memory_budget", "ctx_size", "batch_size", "ctx_size_draft")
-    add(group, LoadSettings, "threads", "threads_draft", "gpu_memory_budget")
+    add(group, LoadSettings, "threads", "threads_draft", "read_limit")
+    add(group, LoadSettings, "gpu_memory_budget")
     for options in declared().values():
         group = parser.add_argument_group(f"for {options.kind}")
         add(group, options)

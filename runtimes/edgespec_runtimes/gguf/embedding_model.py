@@ -20,7 +20,7 @@ from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageErro
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
-from edgespec.paging.reader import DirectReader
+from edgespec.paging.reader import DirectReader, ReadLimit
 from edgespec.ports import Progress
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.runtimes import ModelRequest, PreparedEmbedder
@@ -142,7 +142,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
         model = self._mapped.take_model()
         weights = PagedWeights(
             self._header,
-            partial(DirectReader, self._header.paths),
+            partial(DirectReader, self._header.paths, ReadLimit.of(self._request.read_limit)),
             traced,
             cuts,
             plan,

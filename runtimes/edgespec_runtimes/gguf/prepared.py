@@ -15,7 +15,7 @@ from edgespec.errors import UsageError
 from edgespec.memory import heap
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
-from edgespec.paging.reader import DirectReader, WatchedFiles
+from edgespec.paging.reader import DirectReader, ReadLimit, WatchedFiles
 from edgespec.ports import LanguageModel, Progress
 from edgespec.ports.state import StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, PreparedModel, without_padding
@@ -262,7 +262,7 @@ class PreparedGguf(PreparedModel):
         model = self._measured.mapped.take_model()
         paged = weights.PagedWeights(
             self._header,
-            partial(DirectReader, self._header.paths),
+            partial(DirectReader, self._header.paths, ReadLimit.of(self._request.read_limit)),
             traced,
             cuts,
             plan,

@@ -374,6 +374,7 @@ class PreparedOnnx(PreparedModel):
                 plan,
                 self._stop.is_set,
                 self._request.trace,
+                self._request.read_limit,
             )
             on_failure.callback(weights.close)
             weights.fill(progress)

@@ -15,7 +15,7 @@ from onnx import helper
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled, WeightReadError
 from edgespec.memory.budget import MemoryPlan
-from edgespec.paging.reader import DirectReader, Segment
+from edgespec.paging.reader import DirectReader, ReadLimit, Segment
 from edgespec.ports import Progress
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec_runtimes.kit.row_file import RowFile
@@ -117,8 +117,10 @@ class OnnxWeights(SegmentedWeights[PieceWeights]):
         plan: MemoryPlan,
         is_stopped: Callable[[], bool],
         trace: Trace = OFF,
+        read_limit: int | None = None,
     ) -> None:
-        super().__init__(plan, DirectReader(source.files), is_stopped, trace)
+        reader = DirectReader(source.files, ReadLimit.of(read_limit))
+        super().__init__(plan, reader, is_stopped, trace)
         self.groups = tuple(groups)
         self._source = source
         self._cut = cut
