@@ -38,8 +38,10 @@ class MemoryGroup:
         limit = self.limit_bytes()
         if limit >= UNLIMITED:
             return UNLIMITED
-        used = self._number("memory.current" if self._v2 else "memory.usage_in_bytes", 0)
-        return limit - used + self._droppable_bytes()
+        return limit - self.used_bytes() + self._droppable_bytes()
+
+    def used_bytes(self) -> int:
+        return self._number("memory.current" if self._v2 else "memory.usage_in_bytes", 0)
 
     @property
     def pressure_file(self) -> Path:

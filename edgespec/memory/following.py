@@ -13,7 +13,9 @@ from pathlib import Path
 from edgespec.memory import cgroups, process
 
 INTERVAL_S = 1.0
-"""Seconds between two readings."""
+"""Seconds between two readings, and over which pressure is judged."""
+QUICK_S, MOVED_BYTES = 0.05, 16 << 20
+"""Seconds between two looks at the groups, and what they have taken more when all is read again."""
 CALM_S, MAX_CALM_S = 10.0, 320.0
 """Seconds without pressure before a budget grows; twice as many after each growth that led to
 pressure."""
@@ -56,6 +58,25 @@ class MemoryReading:
         )
 
 
+class GroupWatch:
+    """Says when all is to be read again: after INTERVAL_S, and as soon as somebody has taken much
+    memory in a group of this process that has a limit."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        found = cgroups.memory_groups(root)
+        self._groups = [group for group in found if group.limit_bytes() < cgroups.UNLIMITED]
+        self._used: list[int] = []
+        self._read_s = float("-inf")
+
+    def is_due(self, now_s: float) -> bool:
+        used = [group.used_bytes() for group in self._groups]
+        taken = (now - before for now, before in zip(used, self._used, strict=False))
+        if now_s - self._read_s < INTERVAL_S and max(taken, default=0) < MOVED_BYTES:
+            return False
+        self._used, self._read_s = used, now_s
+        return True
+
+
 class FreeMemory:
     """The budget between a floor and a ceiling that the free memory affords.
 
@@ -71,8 +92,12 @@ class FreeMemory:
 
     def next_budget(self, reading: MemoryReading, budget_bytes: int) -> int | None:
         """The budget to change to; None to keep the present one."""
-        before, self._before = self._before, reading
-        wanted = reading.free_budget_bytes
+        before, wanted = self._before, reading.free_budget_bytes
+        is_judged = before is None or reading.limit_events > before.limit_events
+        if is_judged or (before is not None and reading.at_s - before.at_s >= INTERVAL_S):
+            self._before = reading
+        else:
+            before = None
         if before is not None and _is_pressed(before, reading):
             wanted = min(wanted, int((1 - PRESSED_STEP) * budget_bytes))
             self._calm_since_s = reading.at_s

@@ -12,12 +12,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.errors import UsageError
+from edgespec.errors import BudgetError, UsageError
 from edgespec.memory import cgroups
 from edgespec.settings.units import auto_bounds, format_size, parse_size
 
 MIB = 1 << 20
-MIN_MARGIN_BYTES, MAX_MARGIN_SHARE = 256 * MIB, 0.125
+MIN_MARGIN_BYTES, MAX_MARGIN_SHARE = 384 * MIB, 0.25
 MARGIN_SHARE = 0.05
 """Share of the memory that `auto` leaves free, at least MIN_MARGIN_BYTES, or MAX_MARGIN_SHARE where
 that is less, as in a small container."""
@@ -129,6 +129,13 @@ def margin_bytes(total: int) -> int:
 def auto_budget(rss: int, available: int, total: int) -> int:
     """The auto budget in bytes: resident plus available memory, minus the margin."""
     return max(0, rss + available - margin_bytes(total))
+
+
+def check_plan(planned_bytes: int) -> None:
+    """Raise BudgetError for a plan of more memory than there is: the kernel would end the process,
+    in a control group without a word."""
+    if note := note_on_plan(planned_bytes):
+        raise BudgetError(note)
 
 
 def note_on_plan(planned_bytes: int) -> str | None:

@@ -140,6 +140,7 @@ class _Opening(Closeable):
 
     def load(self) -> LoadedModels:
         memory_plan = self.plan()
+        process.check_plan(memory_plan.planned_bytes)
         with ExitStack() as on_failure:
             draft, settings, prepared = None, self._settings, self._models.prepared
             if settings.draft is not None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
 from edgespec.concurrency.owning import POLL_S, Closeable
@@ -13,7 +14,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import BudgetError, EdgespecError, SessionClosed, UsageError
 from edgespec.memory import changed_budget, process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.memory.following import INTERVAL_S, FreeMemory, MemoryReading
+from edgespec.memory.following import QUICK_S, FreeMemory, GroupWatch, MemoryReading
 from edgespec.ports import AdjustsWeights
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.settings.units import auto_bounds, parse_size
@@ -130,8 +131,10 @@ class SessionBudget(Closeable):
 
     def _follow(self, floor: int, ceiling: int, is_over: threading.Event) -> None:
         """Follow the free memory; runs in a thread of its own."""
-        free = FreeMemory(max(floor, self._smallest_bytes), ceiling)
-        while not is_over.wait(INTERVAL_S):
+        free, watch = FreeMemory(max(floor, self._smallest_bytes), ceiling), GroupWatch()
+        while not is_over.wait(QUICK_S):
+            if not watch.is_due(time.monotonic()):
+                continue
             wanted = free.next_budget(MemoryReading.now(), self.plan.budget_bytes)
             if wanted is not None:
                 try:

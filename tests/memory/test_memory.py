@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.errors import BudgetError
 from edgespec.memory import process
 from edgespec.memory.cgroups import cpu_quota
 
@@ -159,7 +160,7 @@ def test_there_is_always_a_core(machine: FakeMachine):
 
 def test_the_auto_budget_is_what_we_have_and_what_is_free_less_the_margin():
     assert process.auto_budget(rss=50 * MIB, available=4 * GIB, total=4 * GIB) == (
-        50 * MIB + 4 * GIB - 256 * MIB
+        50 * MIB + 4 * GIB - 384 * MIB
     )
 
 
@@ -190,9 +191,16 @@ def test_a_plan_counts_the_process_in_whole_steps():
     assert [process.round_up_to_step(n) for n in (1, step, step + 1)] == [step, step, 2 * step]
 
 
-def test_the_margin_of_a_small_container_is_an_eighth():
-    assert process.margin_bytes(320 * MIB) == 40 * MIB
-    assert process.margin_bytes(2 * GIB) == 256 * MIB
+def test_the_margin_of_a_small_container_is_a_quarter():
+    assert process.margin_bytes(320 * MIB) == 80 * MIB
+    assert process.margin_bytes(2 * GIB) == 384 * MIB
+
+
+def test_a_plan_of_more_than_the_group_s_limit_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process, "total_bytes", lambda: 170 * MIB)
+    process.check_plan(170 * MIB)
+    with pytest.raises(BudgetError, match=r"has 170 MiB .* 400 MiB planned: lower --memory"):
+        process.check_plan(400 * MIB)
 
 
 def test_an_error_says_which_budget_auto_chose():

@@ -326,6 +326,7 @@ def _load(
 @functools.cache
 def start() -> None:
     """Initialize the library, once. Raises EdgespecError if it cannot be used here."""
+    version()  # here, so that the process's row has what reads it
     with log.captured():  # drivers log the GPUs that they found
         lib.llama_backend_init()
     ggml.verify_mirror()
