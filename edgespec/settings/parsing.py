@@ -71,7 +71,7 @@ def rate(value: object, info: ValidationInfo) -> object:
     """Bytes per second."""
     if not isinstance(value, str | int):
         return value
-    return parse_rate(value, names_in(info).with_value(info.field_name or "", value))
+    return parse_rate(value, f"`{info.field_name}={value}`")
 
 
 def biases(value: object) -> object:

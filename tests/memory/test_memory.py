@@ -199,7 +199,7 @@ def test_the_margin_of_a_small_container_is_a_quarter():
 def test_a_plan_of_more_than_the_group_s_limit_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process, "total_bytes", lambda: 170 * MIB)
     process.check_plan(170 * MIB)
-    with pytest.raises(BudgetError, match=r"has 170 MiB .* 400 MiB planned: lower --memory"):
+    with pytest.raises(BudgetError, match=r"has 170 MiB .* 400 MiB planned: lower `memory"):
         process.check_plan(400 * MIB)
 
 

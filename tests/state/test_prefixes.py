@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edgespec.engine.prompt import N_LEFT
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.text import N_LEFT
 from edgespec.errors import UsageError
 from edgespec.ports.text_request import TextRequest
 from edgespec.state import blocks

@@ -12,7 +12,6 @@ from edgespec.cli.flags import groups
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import settings_from
 from edgespec.errors import UsageError
-from edgespec.settings.base import spell
 from edgespec.settings.config import GenerateSettings
 
 _EXAMPLES = """\
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         return what_if.run(args)
     for name, other in (("memory", "memory_budget"), ("disk", "read_limit")):
         if name in args:
-            raise UsageError(f"--{name} is for --what-if; a plan of files takes {spell(other)}")
+            raise UsageError(f"--{name} is for --what-if; a plan of files takes `{other}`")
     command = settings_from(args)
     from edgespec.paging import disk_speed
     from edgespec.session import session
