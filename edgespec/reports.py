@@ -8,7 +8,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -129,14 +128,6 @@ class Table(Generic[T]):
         cells = [[column.cell(item) for column in shown] for item in self.items]
         rows = [[column.label for column in shown], *cells]
         return aligned(rows, [column.is_left for column in shown], width)
-
-
-def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table[Sequence[str]]:
-    """A table of texts, without values for programs; its first column begins at the left."""
-    columns: list[Column[Sequence[str]]] = [
-        Column("", heading, itemgetter(n), is_left=n == 0) for n, heading in enumerate(headings)
-    ]
-    return Table(columns, rows)
 
 
 def aligned(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 
 from edgespec.bench.bench_report import BenchReport
 from edgespec.bench.summary import FinishedRun, ModeSummary
-from edgespec.reports import Column, Report, Row, Table, table_of
+from edgespec.reports import Column, Report, Row, Table
 from edgespec.settings.units import format_duration, format_size
 
 MB = 1e6
@@ -80,9 +81,12 @@ def curve(report: BenchReport) -> Report:
         return Report()
     numbers = sorted({number for by_number in rates.values() for number in by_number})
     cells = [[name, *(by_number.get(n, "-") for n in numbers)] for name, by_number in rates.items()]
-    table = table_of(["mode", *map(str, numbers)], cells)
+    columns: list[Column[list[str]]] = [
+        Column("", heading, itemgetter(n), is_left=n == 0)
+        for n, heading in enumerate(["mode", *map(str, numbers)])
+    ]
     title = "tokens/s of all texts together (and of each), prompts included, by texts at once:"
-    return Report(Row(format=title), Row(value=table), Row(format=""))
+    return Report(Row(format=title), Row(value=Table(columns, cells)), Row(format=""))
 
 
 def source_lines(report: BenchReport) -> list[str]:

@@ -1,8 +1,7 @@
 """Measures how well a draft fits a target: the share of the target's text that it guesses.
 
-The target generates its texts once. They determine which guesses of any tree are accepted, so only
-the draft runs again, and a paged target is not read again. A head needs the target's hidden states,
-so for a head the target computes every pass. Reads no clock.
+The target generates its texts once, with guesses of all sources, and the draft reads them once more
+(for a head the target computes its hidden states). Reads no clock.
 """
 
 from __future__ import annotations
@@ -13,62 +12,31 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-import numpy as np
-
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.engine import Engine
 from edgespec.engine.generation import Generation
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import PairError
-from edgespec.pool import Pool, line
+from edgespec.pool import line
 from edgespec.ports import LanguageModel, PassPart, Progress, token_ids_of
 from edgespec.rules.sampling import Sampler, SamplingParams
 from edgespec.settings.rule_names import FallbackName
 from edgespec.values import (
     GenerationResult,
     ModelInfo,
-    PagingStats,
-    PassReport,
     SourceStats,
     total_sources,
 )
 
-TREE_SIZES = (1, 4, 8, 16, 32)
-LOADED_FOR = EngineSettings(draft_max=max(TREE_SIZES))
-"""Settings for loading both models."""
-ENOUGH = 0.95
-"""Share of the maximal tokens per pass at which a tree counts as large enough."""
-
 GENERATION_NODES = 16
 """Tree size while the target generates its texts and all sources are counted."""
+LOADED_FOR = EngineSettings(draft_max=GENERATION_NODES)
+"""Settings for loading both models."""
 
 GREEDY = SamplingParams()
-_CERTAIN = 1e6
-"""Logit of a known token, which no noise or penalty outweighs."""
 _ALL_SOURCES = EngineSettings(
     fallback=FallbackName.FULL, draft_max=GENERATION_NODES, no_overlap=True, step_aside=False
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TreeFit:
-    """Yield of trees with up to `drafted_nodes` guesses."""
-
-    drafted_nodes: int
-    rounds: int
-    """Rounds, with one pass each."""
-    verified: int
-    accepted: int
-
-    @property
-    def verified_per_pass(self) -> float:
-        """Mean number of guesses in a pass; trees are smaller at the end of a text, or if the draft
-        has no more guesses."""
-        return self.verified / self.rounds
-
-    @property
-    def tokens_per_pass(self) -> float:
-        return 1 + self.accepted / self.rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +50,12 @@ class SourcesFit:
 
     @property
     def tokens_per_pass(self) -> float:
-        return 1 + sum(by.accepted for by in self.sources) / self.rounds
+        return 1 + sum(by.accepted for by in self.sources) / max(self.rounds, 1)
+
+    @property
+    def of_draft(self) -> float:
+        """Accepted guesses of the draft model in a pass."""
+        return sum(by.accepted for by in self.sources if by.source == "draft") / max(self.rounds, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +69,12 @@ class PairFit:
     """Tokens within the draft's context and vocabulary."""
     agreed: int
     """Compared tokens that the draft ranks first, or with noise draws."""
-    trees: tuple[TreeFit, ...]
-    """Yields by tree size, smallest first."""
-    together: SourcesFit | None = None
+    together: SourcesFit
     notes: tuple[str, ...] = ()
 
     @property
     def agreement(self) -> float:
         return self.agreed / self.compared if self.compared else 0.0
-
-    @property
-    def largest_tree(self) -> TreeFit:
-        return self.trees[-1]
-
-    @property
-    def large_enough(self) -> TreeFit:
-        """The smallest tree with at least ENOUGH of the best tokens per pass."""
-        most = max(tree.tokens_per_pass for tree in self.trees)
-        return next(tree for tree in self.trees if tree.tokens_per_pass >= ENOUGH * most)
 
 
 def measure(
@@ -124,31 +85,28 @@ def measure(
     progress: Progress,
     sampling: SamplingParams = GREEDY,
 ) -> PairFit:
-    """Let the target continue each prompt, by up to `max_tokens`, and replay its texts.
+    """Let the target continue each prompt, by up to `max_tokens`, and count who guessed it.
 
-    All sources of guesses are counted while it generates. `draft` has the target's vocabulary, and
-    guesses with the noise of the draws where `sampling` has any.
+    `draft` has the target's vocabulary, and guesses with the noise of the draws where `sampling`
+    has any.
     Raises PairError if no tree can be grown or verified, and UsageError for a prompt without tokens
     or beyond the context.
     """
     _check("target", target.info, target.info.verifies_guesses)
     _check("draft", draft.info, draft.info.tree_capable)
     texts = target_texts(target, draft, prompts, max_tokens, progress, _ALL_SOURCES, sampling)
-    n_replays = (1 + len(TREE_SIZES)) * len(texts)
-    replayed = count()
+    read = count()
 
     def step() -> None:
-        progress("replaying the texts through the draft", next(replayed) / n_replays)
+        progress("reading the texts with the draft", next(read) / len(texts))
 
     n_shared = min(target.info.n_vocab, draft.info.n_vocab)
     compared, agreed = count_agreements(draft, texts, n_shared, step, target, sampling)
-    trees = tuple(_replay(target, draft, texts, size, step, sampling) for size in TREE_SIZES)
     return PairFit(
         n_prompts=len(texts),
         n_tokens=sum(len(text.tokens) for text in texts),
         compared=compared,
         agreed=agreed,
-        trees=trees,
         together=_together(texts),
         notes=tuple(dict.fromkeys(note for text in texts for note in text.notes)),
     )
@@ -274,98 +232,6 @@ def _first_choices(
                 choices.append(sampler.draw(row) if sampling.temperature else int(row.argmax()))
             sampler.accept(token, row)
     return choices
-
-
-def _replay(
-    target: LanguageModel,
-    draft: LanguageModel,
-    texts: Sequence[GenerationResult],
-    drafted_nodes: int,
-    step: Callable[[], None],
-    sampling: SamplingParams,
-) -> TreeFit:
-    """Yield of full trees with `drafted_nodes` guesses while generating `texts`."""
-    rules = full_trees(drafted_nodes)
-    rounds = verified = accepted = 0
-    draft.truncate(0)
-    known = ReplayTarget(target)
-    verifier: LanguageModel = known
-    if draft.info.reads_features:
-        target.truncate(0)
-        verifier = target
-    with Engine(verifier, draft, rules) as engine:
-        for text in texts:
-            step()
-            known.tokens = (*text.prompt_tokens, *text.tokens)
-            events = engine.generate(text.prompt_tokens, sampling, len(text.tokens))
-            done = _finish(events).speculation
-            rounds += done.rounds
-            verified += done.verified
-            accepted += done.accepted
-    return TreeFit(drafted_nodes, rounds, verified, accepted)
-
-
-def full_trees(drafted_nodes: int) -> EngineSettings:
-    """Settings with which every pass verifies up to `drafted_nodes` guesses of the draft alone."""
-    return EngineSettings(
-        fallback=FallbackName.FULL,
-        draft_max=drafted_nodes,
-        pins_draft_max=True,
-        lookup=False,
-        no_overlap=True,
-        step_aside=False,
-    )
-
-
-class ReplayTarget(LanguageModel):
-    """A target that replays a known text instead of computing it.
-
-    Its logits are right at nodes on the text, and meaningless elsewhere.
-    """
-
-    last_report = PassReport()
-
-    def __init__(self, target: LanguageModel) -> None:
-        self.info = target.info
-        self.vocabulary = target.vocabulary
-        self.tokens: Sequence[int] = ()
-        self._n_committed = 0
-
-    def committed_of(self, slot: int) -> int:
-        return self._n_committed
-
-    def evaluate(
-        self, parts: Sequence[PassPart], progress: Progress | None = None
-    ) -> list[np.ndarray]:
-        [(_, pool, nodes, reads)] = parts
-        self._n_committed += len(reads)
-        logits = np.zeros((len(nodes), self.info.n_vocab), np.float32)
-        for row, node in zip(logits, nodes, strict=True):
-            after = self._n_committed + int(pool.depth[node]) + 1
-            branch = pool.token[pool.path(node)].tolist()
-            if branch == list(self.tokens[self._n_committed : after]) and after < len(self.tokens):
-                row[self.tokens[after]] = _CERTAIN
-        return [logits]
-
-    def commit(
-        self, pool: Pool, path: Sequence[int], keep: Sequence[int] = (), slot: int = 0
-    ) -> None:
-        self._n_committed += len(path)
-
-    def truncate(self, n_tokens: int, slot: int = 0) -> None:
-        self._n_committed = n_tokens
-
-    def share(self, source: int, target: int, n_tokens: int) -> None:
-        """Do nothing: there is one slot."""
-
-    def paging(self) -> PagingStats:
-        return PagingStats()
-
-    def cancel(self) -> None:
-        """Do nothing: every call returns at once."""
-
-    def close(self) -> None:
-        """Close nothing: the target belongs to the caller."""
 
 
 def _finish(

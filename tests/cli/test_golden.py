@@ -33,7 +33,7 @@ from edgespec.memory.budget import MemoryRow, plan_memory
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
 from edgespec.models import draft_training, pair_fit
-from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
+from edgespec.models.pair_fit import PairFit, SourcesFit
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding
 from edgespec.server import lifetime
@@ -257,22 +257,20 @@ def test_demo(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     golden("demo", "demo", "--size", "1MiB")
 
 
-def fit(*tokens_per_pass: float, n_compared: int = 500) -> PairFit:
-    sizes = zip(pair_fit.TREE_SIZES, tokens_per_pass, strict=True)
-    trees = tuple(TreeFit(size, 100, 90, round(100 * (tokens - 1))) for size, tokens in sizes)
-    return PairFit(3, 600, n_compared, 300, trees, SourcesFit(16, 100, DRAFTED), ("a note",))
+def fit(sources: tuple[SourceStats, ...], n_compared: int = 500) -> PairFit:
+    return PairFit(3, 600, n_compared, 300, SourcesFit(16, 100, sources), ("a note",))
 
 
 LOOKUPS = SourcesFit(16, 100, DRAFTED[1:])
 MEASURED = MeasuredPair(
-    Path("big.gguf"), fit(1.5, 2, 2.5, 3, 3.5), PAGED, 70 * MIB, SampledFit(WARM, fit(*[1.05] * 5))
+    Path("big.gguf"), fit(DRAFTED), PAGED, 70 * MIB, SampledFit(WARM, fit(DRAFTED))
 )
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs that were measured at once; the draft `target` cannot be used."""
-    pairs = iter((MEASURED, replace(MEASURED, fit=fit(*[1.05] * 5, n_compared=0), sampled=None)))
+    pairs = iter((MEASURED, replace(MEASURED, fit=fit(DRAFTED[1:], n_compared=0), sampled=None)))
     monkeypatch.setattr(checking, "measured", lambda *args: next(pairs))
 
 

@@ -224,7 +224,7 @@ def test_models_check_measures_a_head(
     measured = json.loads(capsys.readouterr().out)
     assert measured["agreement"]["compared"] == 16
     assert measured["agreement"]["top_1"] > 0.9
-    assert measured["trees"][-1]["tokens_per_pass"] > 3
+    assert measured["sources"]["tokens_per_pass"] > 3
 
 
 @pytest.mark.costly

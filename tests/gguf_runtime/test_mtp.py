@@ -322,7 +322,7 @@ def test_models_check_measures_it(
     assert main([*command, "-n", "16", "--json", "--memory-budget", "8GiB"]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert measured["agreement"]["top_1"] > 0.9
-    assert measured["trees"][-1]["tokens_per_pass"] > 2
+    assert measured["sources"]["tokens_per_pass"] > 2
 
 
 @pytest.mark.costly

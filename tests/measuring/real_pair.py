@@ -27,6 +27,7 @@ from edgespec.models.embedded import models_folder
 from edgespec.ports import LanguageModel
 from edgespec.session.opening import open_models
 from edgespec.settings.config import LoadSettings
+from edgespec.settings.rule_names import FallbackName
 from edgespec.values import GenerationResult
 
 KINDS = ("conversation", "code", "prose", "repeating")
@@ -76,14 +77,25 @@ def _give_features(target: LanguageModel, drafts: Sequence[LanguageModel]) -> No
         target.give_features(heads[0].info.feature_layers, take)
 
 
+def full_trees(n_nodes: int) -> EngineSettings:
+    """Settings with which every pass verifies up to `n_nodes` guesses."""
+    return EngineSettings(
+        fallback=FallbackName.FULL,
+        draft_max=n_nodes,
+        pins_draft_max=True,
+        no_overlap=True,
+        step_aside=False,
+    )
+
+
 def row(
     target: LanguageModel, drafts: Sequence[LanguageModel], texts: Sequence[GenerationResult]
 ) -> str:
     """Cells: a line, trees, both with lookups, and the trees' shares of the line."""
     found = []
     for lookup in (False, True) if drafts else (True,):
-        line = pair_fit.full_trees(LINE).but(n_candidates=1)
-        rules = [line, *(pair_fit.full_trees(nodes) for nodes in NODES)]
+        line = full_trees(LINE).but(n_candidates=1)
+        rules = [line, *(full_trees(nodes) for nodes in NODES)]
         each = [tokens_per_pass(target, drafts, texts, r.but(lookup=lookup)) for r in rules]
         found += [f"{each[0]:.2f}", " ".join(f"{n:.2f}" for n in each[1:])]
     return " | ".join(found if drafts else ["", "", *found])

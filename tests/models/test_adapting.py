@@ -73,7 +73,7 @@ def test_it_shows_the_check_before_and_after(
     out = tmp_path / "new.gguf"
     assert adapt(out) == 0
     said = capsys.readouterr().out
-    assert said.index("Before:") < said.index("After:") < said.index("Tokens per pass with 32")
+    assert said.index("Before:") < said.index("After:") < said.index("Tokens per pass with 16")
     assert said.count("top-1 agreement") == 2
     assert out.read_bytes() == PAIR.draft.read_bytes() and len(trained) == len(PROMPTS) - 1
     assert not list(tmp_path.glob(".*"))
@@ -86,7 +86,7 @@ def test_its_json_has_both_checks(
     out = tmp_path / "new.gguf"
     assert adapt(out, "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["before"]["trees"] == report["after"]["trees"]
+    assert report["before"]["agreement"] == report["after"]["agreement"]
     assert (report["path"], report["after"]["draft"]) == (str(out), str(out))
     assert report["trained"] == {"n_texts": 11, "n_tokens": 44, "loss": 0.5}
 

@@ -19,13 +19,13 @@ from edgespec.cli.flags import groups
 from edgespec.cli.invocation import measured_sampling, read_prompts
 from edgespec.errors import BudgetError, EdgespecError, ModelError
 from edgespec.models import catalogue
-from edgespec.reports import UNKNOWN, Column, Report, Row, Table, table_of
+from edgespec.reports import UNKNOWN, Column, Report, Row, Table
 from edgespec.settings.base import Flag, Settings
 from edgespec.settings.config import AtLeastOne, GenerateSettings, LoadSettings, SamplingParams
 
 if TYPE_CHECKING:
     from edgespec.memory.budget import MemoryPlan
-    from edgespec.models.pair_fit import PairFit, SourcesFit, TreeFit
+    from edgespec.models.pair_fit import PairFit, SourcesFit
     from edgespec.ports import Progress, Vocabulary
     from edgespec.settings.config import SamplingParams
     from edgespec.values import SourceStats
@@ -54,24 +54,21 @@ Check whether DRAFT can draft for TARGET, and measure how well.
 Two models form a pair if they have the same tokens: `models show` prints the same vocabulary
 fingerprint for both. Otherwise this ends with exit code 3 and the first token that differs.
 
-The target continues some prompts greedily, and once more as `edgespec chat` samples (--temp). Its
-texts are replayed through the draft, which knows the noise of the draws ahead:
+The target continues some prompts greedily, and once more as `edgespec chat` samples (--temp), with
+16 guesses a pass:
 
   top-1 agreement   share of the target's tokens that the draft ranks first, or draws by the same
                     noise, given the target's text before them
   tokens per pass   mean tokens from one pass over the target's weights: the accepted guesses and
-                    one token of the target's own, for best-first trees of 1, 4, 8, 16 and 32
-                    guesses
+                    one token of the target's own
   source            for each source of guesses (the draft, the text itself, the target's own
-                    words) the number verified and accepted, with trees of 16 guesses
+                    words) the number verified and accepted
 
 Several drafts are compared in one table, beside lookups alone; TARGET itself stands for its own
-layer (MTP). One that cannot guess for TARGET is left out, with the reason. `edgespec bench` with
-several -md measures their seconds and memory.
+layer (MTP). One that cannot guess for TARGET is left out, with the reason.
 
-These figures depend on the prompts, so use prompts like yours, and not on the machine. Which tree
-is fastest also depends on the cost of a guess and of a pass: `edgespec generate` measures both
-while it runs."""
+These figures depend on the prompts, so use prompts like yours, and not on the machine: `edgespec
+bench` with the same -md measures seconds and memory."""
 
 _CHECK_EXAMPLES = """\
 examples:
@@ -214,8 +211,8 @@ def load_settings(
     return groups.given(args, LoadSettings, model=target, draft=draft)
 
 
-MIN_USE = 1.1
-"""Tokens per pass below which a draft does not help; without a draft it is 1."""
+MIN_USE = 0.1
+"""Accepted guesses in a pass below which a draft does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,28 +248,28 @@ class MeasuredPair:
             Row("draft", draft),
             Row("prompts", fit.n_prompts, (title, "")),
             *_fit_rows(fit, "ranks first"),
-            Row(format=_conclusion(fit)),
+            Row(format=_advice(fit.together)),
             Row("sampled", _sampled_report(sampled) if sampled else None),
             Row("memory", memory_report(self.plan, self.peak_bytes)),
             Row("notes", self.notes, [f"note: {note}" for note in self.notes]),
         )
 
 
-_TREES: list[Column[TreeFit]] = [
-    Column("drafted_nodes", "guesses"),
-    Column("passes", "", lambda tree: tree.rounds),
-    Column("verified_per_pass", "verified per pass", format="{:.1f}".format),
-    Column("tokens_per_pass", "tokens per pass", format="{:.2f}".format),
-]
 _SOURCES: list[Column[SourceStats]] = [
     Column("source", "source", is_left=True),
     Column("verified", "verified"),
     Column("accepted", "accepted"),
 ]
+_DRAFTERS: list[Column[tuple[str, str, SourcesFit]]] = [
+    Column("", "draft", lambda row: row[0], is_left=True),
+    Column("", "top-1", lambda row: row[1]),
+    Column("", "draft's guesses per pass", lambda row: f"{row[2].of_draft:.2f}"),
+    Column("", "tokens per pass, lookups too", lambda row: f"{row[2].tokens_per_pass:.2f}"),
+]
 
 
 def _fit_rows(fit: PairFit, how: str) -> list[Row]:
-    """Agreement, and the tables of tree sizes and of sources."""
+    """Agreement, and the table of sources."""
     share = f"{100 * fit.agreement:.1f} %" if fit.compared else UNKNOWN
     counts = f"{fit.agreed:,} of {fit.compared:,} tokens the draft {how}"
     agreement = {
@@ -283,10 +280,7 @@ def _fit_rows(fit: PairFit, how: str) -> list[Row]:
     return [
         Row("tokens", fit.n_tokens),
         Row("agreement", agreement, (f"top-1 agreement: {share} ({counts})", "")),
-        Row("trees", Table(_TREES, fit.trees)),
-        Row(format=""),
-        Row("sources", sources_report(fit.together) if fit.together else None),
-        Row("large_enough", fit.large_enough.drafted_nodes),
+        Row("sources", sources_report(fit.together)),
     ]
 
 
@@ -298,7 +292,7 @@ def _sampled_report(sampled: SampledFit) -> Report:
     title = _text_line(sampled.fit, f"sampled with {sampling_line(sampled.sampling)}")
     sampling = sampled.sampling.model_dump(exclude={"logit_bias"})
     return Report(
-        Row("sampling", sampling, ("", f"{title}:", "")),
+        Row("sampling", sampling, (f"{title}:", "")),
         *_fit_rows(sampled.fit, "draws by the same noise"),
     )
 
@@ -326,40 +320,27 @@ def drafters_report(
 ) -> Report:
     """Table of the drafts by name and of lookups alone, and reasons of drafts that cannot guess."""
     some = next(iter(fits.values()))
-    sizes = [f"{tree.drafted_nodes}" for tree in some.trees]
-    rows = []
-    for name, fit in fits.items():
-        yields = (f"{tree.tokens_per_pass:.2f}" for tree in fit.trees)
-        assert fit.together is not None
-        rows.append((name, f"{fit.agreement:.3f}", *yields, f"{fit.together.tokens_per_pass:.2f}"))
-    rows.append(("lookups alone", "", *("" for _ in sizes), f"{lookups.tokens_per_pass:.2f}"))
-    headings = ("draft", "top-1", *sizes, f"{lookups.drafted_nodes}, lookups too")
+    rows: list[tuple[str, str, SourcesFit]] = [
+        *((name, f"{fit.agreement:.3f}", fit.together) for name, fit in fits.items()),
+        ("lookups alone", "", lookups),
+    ]
     notes = dict.fromkeys(note for fit in fits.values() for note in fit.notes)
     how = f"sampled with {sampling_line(sampling)}" if sampling else "greedily"
-    title = f"Tokens per pass by guesses in a tree, of {_text_line(some, how)}:"
+    title = f"{lookups.drafted_nodes} guesses per pass, {_text_line(some, how)}:"
     return Report(
         Row(format=[title, ""]),
-        Row(value=table_of(headings, rows)),
+        Row(value=Table(_DRAFTERS, rows)),
         Row(format=[f"{name}: left out, {reason}" for name, reason in left_out.items()]),
         Row(format=[f"note: {note}" for note in notes]),
     )
 
 
-def _conclusion(fit: PairFit) -> str:
-    """Conclusion about tree sizes from the tokens per pass, without the cost of a node."""
-    most = max(tree.tokens_per_pass for tree in fit.trees)
-    if most < MIN_USE:
-        return (
-            f"A pass yields {most:.2f} tokens at most: this draft does not help this target. "
-            "Choose a better one of the same family, or make one with `edgespec models draft`."
-        )
-    enough, largest = fit.large_enough, fit.trees[-1]
-    if enough is largest:
-        return (
-            f"Tokens per pass still grow at {largest.drafted_nodes} guesses: if passes wait for "
-            f"storage, use --draft-max {largest.drafted_nodes}."
-        )
-    return (
-        f"--draft-max {enough.drafted_nodes} is large enough: it yields "
-        f"{100 * enough.tokens_per_pass / most:.0f} % of the most tokens per pass."
-    )
+def _advice(together: SourcesFit) -> list[str]:
+    """Advice about a draft that does not help."""
+    if together.of_draft >= MIN_USE:
+        return []
+    return [
+        f"A pass accepts {together.of_draft:.2f} of its guesses: this draft does not help this "
+        "target. Choose a better one of the same family, or make one with `edgespec models draft`.",
+        "",
+    ]

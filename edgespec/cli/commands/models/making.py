@@ -188,9 +188,9 @@ def own_draft_lines(made: OwnDraft, target: Path, out: Path) -> list[str]:
 
 def adapted_lines(before: PairFit, after: PairFit, out: Path) -> list[str]:
     """Lines about the effect of a training."""
-    old, new = before.largest_tree.tokens_per_pass, after.largest_tree.tokens_per_pass
+    old, new = before.together.tokens_per_pass, after.together.tokens_per_pass
     lines = [
-        f"Tokens per pass with {after.largest_tree.drafted_nodes} guesses of the draft: {old:.2f} "
+        f"Tokens per pass with {after.together.drafted_nodes} guesses: {old:.2f} "
         f"before, {new:.2f} after ({100 * (new / old - 1):+.0f} %).",
         f"{out}: use it with -md {out}",
     ]
