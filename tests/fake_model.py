@@ -15,8 +15,15 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.errors import Cancelled, StateError, UsageError
-from edgespec.ports import LanguageModel, PassPart, Progress, Take, Vocabulary, check_token
-from edgespec.ports.state import StateOrigin
+from edgespec.ports import (
+    LanguageModel,
+    PassPart,
+    Progress,
+    StateOrigin,
+    Take,
+    Vocabulary,
+    check_token,
+)
 from edgespec.values import ModelInfo, PassReport
 from fake_cache import FakeText
 from one_tree import OneTree

@@ -87,21 +87,12 @@ class Baselines(Protocol):
         """Load the models, decode, and free them. Raises ModelError or UsageError."""
 
 
-def check(name: str, request: BaselineRequest, known: Sequence[Baseline]) -> None:
-    """Raise UsageError for an unknown baseline, or one that cannot decode several texts at once."""
-    found = next((baseline for baseline in known if baseline.name == name), None)
-    if found is None:
-        raise UsageError(f"there is no mode {name}: take {', '.join(b.name for b in known)}")
-    if request.is_together and not found.takes_several:
-        raise UsageError(f"{name} decodes one text at a time")
-
-
 def check_room(prompt: Sequence[int], request: BaselineRequest) -> None:
     """Raise UsageError if prompt and continuation do not fit into the context."""
     if len(prompt) + request.n_tokens > request.ctx_size:
         raise UsageError(
             f"{len(prompt)} tokens of prompt and {request.n_tokens} more do not fit into a "
-            f"context of {request.ctx_size}: raise --ctx-size"
+            f"context of {request.ctx_size}: raise `ctx_size`"
         )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +18,6 @@ import numpy as np
 from edgespec.errors import UsageError
 from edgespec.pool import Pool
 from edgespec.ports.chat_format import ChatFormat
-from edgespec.ports.state import StateOrigin
 from edgespec.values import ModelInfo, PagingStats, PassReport
 
 Progress = Callable[[str, float], None]
@@ -92,6 +93,16 @@ class AdjustsWeights(Protocol):
 
         Raises WeightReadError.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class StateOrigin:
+    """Everything besides the tokens that saved KV depends on: it fits models of equal origin."""
+
+    files: Sequence[Path]
+    """The model's weight files."""
+    settings: Mapping[str, str]
+    """The library's version, the context size, the cache types and so on, by name."""
 
 
 def token_ids_of(model: LanguageModel, n_vocab: int) -> np.ndarray | None:

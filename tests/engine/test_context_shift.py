@@ -124,7 +124,7 @@ def test_a_longer_prompt_than_the_context_is_refused_as_ever() -> None:
 
 
 def test_keep_without_the_shift_is_refused() -> None:
-    with pytest.raises(UsageError, match="keep has no effect"):
+    with pytest.raises(UsageError, match="`keep` has no effect"):
         EngineSettings(keep=4)
 
 

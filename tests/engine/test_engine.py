@@ -348,11 +348,11 @@ def test_a_draft_with_a_shorter_context_drops_out_and_says_so() -> None:
         ({"prompt": [-1]}, "between 0 and 11"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"stop": [""]}, "not empty"),
-        ({"sampling": SamplingParams(logit_bias={N_VOCAB: 1.0})}, "logit_bias names token 12"),
+        ({"sampling": SamplingParams(logit_bias={N_VOCAB: 1.0})}, "`logit_bias` names token 12"),
         ({"pacer": "best-frist"}, "did you mean 'best-first'"),
-        ({"fallback": "none"}, "fallback 'none' is unknown"),
-        ({"draft_max": 0}, "draft_max 0: it must be greater"),
-        ({"n_candidates": 0}, "n_candidates 0: it must be greater than or equal to 1"),
+        ({"fallback": "none"}, "`fallback='none'` is unknown"),
+        ({"draft_max": 0}, "`draft_max=0`: it must be greater"),
+        ({"n_candidates": 0}, "`n_candidates=0`: it must be greater than or equal to 1"),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_refused(request_: Any, message: str) -> None:

@@ -112,13 +112,8 @@ def baselines_together(name: str, prompts: list[str]) -> BaselineRun:
     return baselines.run(name, request(prompts=tuple(prompts), is_together=True))
 
 
-def test_speculation_decodes_one_text_at_a_time():
-    with pytest.raises(UsageError, match="llama-linear decodes one text at a time"):
-        baselines_together("llama-linear", [PROMPT])
-
-
 def test_a_text_that_does_not_fit_beside_others_is_refused():
-    with pytest.raises(UsageError, match="raise --ctx-size"):
+    with pytest.raises(UsageError, match="raise `ctx_size`"):
         baselines_together("mmap", [PROMPT, PROMPT * 100])
 
 
@@ -138,9 +133,8 @@ def test_a_sure_draft_guesses_more_than_an_unsure_one():
     ("name", "changes", "error", "message"),
     [
         ("llama-linear", {"draft": None}, UsageError, "needs a draft"),
-        ("mmap", {"ctx_size": 8}, UsageError, "raise --ctx-size"),
+        ("mmap", {"ctx_size": 8}, UsageError, "raise `ctx_size`"),
         ("mmap", {"model": Path("/nonexistent.gguf")}, ModelError, "cannot be loaded"),
-        ("mapp", {}, UsageError, "no mode mapp"),
     ],
 )
 def test_what_cannot_run_says_why(name, changes, error, message):

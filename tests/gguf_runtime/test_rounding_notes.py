@@ -143,6 +143,6 @@ def test_tiles_of_k_quants_are_told_where_they_cannot_be_avoided(
 
 def test_passes_of_equal_size_are_for_a_gpu() -> None:
     """On a CPU they did nothing, without a word."""
-    with pytest.raises(UsageError, match="equal_passes is for a target with layers on a GPU"):
+    with pytest.raises(UsageError, match="`equal_passes` is for a target with layers on a GPU"):
         LoadSettings(model="a.gguf", equal_passes=True)
     LoadSettings(model="a.gguf", equal_passes=True, n_gpu_layers=1)

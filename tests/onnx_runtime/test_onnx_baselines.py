@@ -116,8 +116,7 @@ def test_mapped_weights_are_not_copied(tmp_path: Path, dtype: str):
 @pytest.mark.parametrize(
     ("name", "changes", "error", "message"),
     [
-        ("mmap", {"ctx_size": 8}, UsageError, "raise --ctx-size"),
-        ("mapp", {}, UsageError, "no mode mapp"),
+        ("mmap", {"ctx_size": 8}, UsageError, "raise `ctx_size`"),
     ],
 )
 def test_what_cannot_run_says_why(model: Path, name, changes, error, message):

@@ -22,7 +22,6 @@ from edgespec.ports.baselines import (
     Baseline,
     BaselineRequest,
     BaselineRun,
-    check,
     check_room,
     measured,
 )
@@ -61,7 +60,6 @@ _N_CANDIDATES = 10
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
     """Continue the prompts with baseline `name`. Raises ModelError and UsageError."""
-    check(name, request, BASELINES)
     if request.is_together:
         return _run_together(name, request)
     with ExitStack() as owned:

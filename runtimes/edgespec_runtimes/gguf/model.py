@@ -19,8 +19,7 @@ import numpy as np
 from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, EdgespecError, UsageError
 from edgespec.pool import Pool
-from edgespec.ports import PassPart, Progress, Vocabulary
-from edgespec.ports.state import StateOrigin
+from edgespec.ports import PassPart, Progress, StateOrigin, Vocabulary
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context import contexts

@@ -16,8 +16,7 @@ from edgespec.memory import heap
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import DirectReader, ReadLimit, WatchedFiles
-from edgespec.ports import LanguageModel, Progress
-from edgespec.ports.state import StateOrigin
+from edgespec.ports import LanguageModel, Progress, StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, PreparedModel, without_padding
 from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo

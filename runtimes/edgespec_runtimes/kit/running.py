@@ -17,8 +17,7 @@ import numpy as np
 from edgespec.concurrency.owning import Users
 from edgespec.errors import ContextOverflow
 from edgespec.paging.store import PassMeter
-from edgespec.ports import LanguageModel, PassPart, Progress, Take, Vocabulary
-from edgespec.ports.state import StateOrigin
+from edgespec.ports import LanguageModel, PassPart, Progress, StateOrigin, Take, Vocabulary
 from edgespec.runtimes import prompt_parts
 from edgespec.values import PagingStats, PassReport
 from edgespec_runtimes.kit.kept_features import KeptFeatures, not_offered

@@ -19,7 +19,7 @@ from onnx import helper
 from edgespec.concurrency.owning import Closeable
 from edgespec.errors import EdgespecError, ModelError
 from edgespec.memory.heap import trim_heap
-from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, Pick, check, measured
+from edgespec.ports.baselines import Baseline, BaselineRequest, BaselineRun, Pick, measured
 from edgespec.values import RoundStats
 from edgespec_runtimes.onnx.files.roles import IDS, LOGITS, MASK, POSITIONS, find_roles
 from edgespec_runtimes.onnx.files.source_model import SourceModel, named_model, read_source
@@ -44,7 +44,6 @@ _ERRORS_ONLY = 3
 
 def run(name: str, request: BaselineRequest) -> BaselineRun:
     """Continue the prompt with baseline `name`. Raises ModelError and UsageError."""
-    check(name, request, BASELINES)
     with ExitStack() as owned:
         began = time.perf_counter()
         source = read_source(named_model(request.model))

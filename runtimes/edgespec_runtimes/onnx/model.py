@@ -16,8 +16,7 @@ from edgespec.concurrency.owning import Users, close_all
 from edgespec.errors import UsageError
 from edgespec.paging.reader import WatchedFiles
 from edgespec.pool import Pool
-from edgespec.ports import PassPart, Progress, Vocabulary
-from edgespec.ports.state import StateOrigin
+from edgespec.ports import PassPart, Progress, StateOrigin, Vocabulary
 from edgespec.tracing.spans import OFF, Trace, Track
 from edgespec.values import ModelInfo
 from edgespec_runtimes.kit.running import RunningModel

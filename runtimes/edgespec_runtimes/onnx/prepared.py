@@ -22,8 +22,7 @@ from edgespec.memory.collapsing import collapse_resident
 from edgespec.memory.heap import trim_heap
 from edgespec.memory.needs import ModelNeeds
 from edgespec.paging.reader import WatchedFiles
-from edgespec.ports import LanguageModel, PassPart, Progress
-from edgespec.ports.state import StateOrigin
+from edgespec.ports import LanguageModel, PassPart, Progress, StateOrigin
 from edgespec.runtimes import GpuMemory, ModelRequest, PreparedModel, without_padding
 from edgespec.tracing.spans import OFF
 from edgespec.values import ModelInfo
