@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.engine.settings import EngineSettings
-from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.session.reserving import POOL
+from edgespec.memory.budget import MemoryPlan
 from edgespec.session.session import LoadedModels, Session
 from fake_model import FakeModel
 
@@ -25,11 +24,8 @@ PLAN = MemoryPlan(
 )
 
 
-def open_session(
-    target: FakeModel, draft: FakeModel | None = None, pool_bytes: int = 0, **rules: Any
-) -> Session:
-    rows = (MemoryRow("process", POOL, pool_bytes),) if pool_bytes else ()
-    plan = replace(PLAN, n_parallel=target.info.n_slots, rows=rows)
+def open_session(target: FakeModel, draft: FakeModel | None = None, **rules: Any) -> Session:
+    plan = replace(PLAN, n_parallel=target.info.n_slots)
     models = LoadedModels(target, draft, plan, {"total": LOAD_S})
     return Session(models, EngineSettings(step_aside=False, **rules))
 

@@ -5,10 +5,9 @@ Knows requests and threads; the caller opens and closes the files.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,10 +22,10 @@ from edgespec.batch.lines import (
     request_key,
 )
 from edgespec.completions.refusals import refusal_of
+from edgespec.completions.request_limits import MIB, POOL_BYTES
 from edgespec.completions.requests import ChatRequest
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
-from edgespec.concurrency.byte_pool import BytePool
 from edgespec.concurrency.owning import POLL_S
 from edgespec.errors import Cancelled, EdgespecError, SessionClosed
 from edgespec.memory import heap
@@ -76,7 +75,6 @@ class BatchRun:
         cancel: Callable[[], None],
         earlier: Answered,
         n_at_once: int = 1,
-        pool_bytes: int = 0,
         so_far: BatchCounts | None = None,
         seen: KeySet | None = None,
     ) -> None:
@@ -84,7 +82,6 @@ class BatchRun:
         lines that are too long. `so_far` and `seen` are those of runs over other lines of the file.
 
         `write` appends a line to the output; `cancel` ends all generations of the session soon.
-        Running requests take up to `pool_bytes` for grammars and large answers; 0: unlimited.
         """
         self._start = start
         self._lines = lines
@@ -92,7 +89,10 @@ class BatchRun:
         self._cancel = cancel
         self._earlier_answers = earlier
         self._n_at_once = n_at_once
-        self._pool = BytePool(pool_bytes or sys.maxsize)
+        self._pool = threading.Semaphore(POOL_BYTES // MIB)
+        """MiB for grammars and large answers."""
+        self._in_line = threading.Lock()
+        """Held by the request that takes memory of the pool next."""
         self._seen = KeySet() if seen is None else seen
         self._reading = threading.Lock()
         self._at_input: list[threading.Thread] = []
@@ -217,7 +217,7 @@ class BatchRun:
         try:
             with self._preparing:
                 completion = self._start(request)
-            with self._pool.reserved(completion.pool_bytes, self._check_going), completion:
+            with self._holding(-(-completion.pool_bytes // MIB)), completion:
                 self._check_going()  # `cancel` may have come before it began
                 body = completion.whole()
                 if completion.is_cut:
@@ -230,6 +230,20 @@ class BatchRun:
             return refusal.status, answer_line(request.custom_id, refusal.status, refusal.content)
         finally:
             heap.trim_heap()
+
+    @contextmanager
+    def _holding(self, n_mib: int) -> Iterator[None]:
+        """Wait for memory of the pool, and hold it in the block."""
+        n_held = 0
+        try:
+            with self._in_line if n_mib else nullcontext():
+                while n_held < n_mib:
+                    self._check_going()
+                    n_held += self._pool.acquire(timeout=POLL_S)
+            yield
+        finally:
+            if n_held:
+                self._pool.release(n_held)
 
     def _check_going(self) -> None:
         if self.is_stopping:

@@ -16,14 +16,14 @@ from edgespec.batch.batch_run import BatchCounts, BatchRun, starting
 from edgespec.batch.lines import ENVELOPE_BYTES, BatchRequest, numbered_lines
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import settings_from
-from edgespec.cli.model_list import PARALLEL, ListedModel, ModelList
+from edgespec.cli.model_list import PARALLEL, ListedModel, ModelList, for_requests
 from edgespec.completions.protocols.model_names import model_named, not_loaded
 from edgespec.completions.refusals import Refusal
+from edgespec.completions.request_limits import max_body_bytes
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.files.named_errors import named
-from edgespec.memory import request_memory
 
 if TYPE_CHECKING:
     from edgespec.session.session import Session
@@ -57,9 +57,7 @@ class BatchFiles:
             model,
             max_prompt_tokens=loaded.target.n_ctx,
             sampling=loaded.chat_sampling,
-            max_logged_tokens=request_memory.max_answer_tokens,
-            max_characters=request_memory.MAX_ANSWER_CHARACTERS,
-            answer_bytes=request_memory.answer_bytes,
+            limits_answers=True,
         )
         return BatchRun(
             starting(completions),
@@ -68,7 +66,6 @@ class BatchFiles:
             loaded.cancel,
             self.earlier,
             loaded.n_parallel,
-            loaded.pool_bytes,
             self.counts,
             self.seen,
         )
@@ -78,9 +75,9 @@ def runs_of_one(
     files: BatchFiles, args: argparse.Namespace, console: Console, template: str | None
 ) -> Generator[BatchRun]:
     """The run of the only model, which is in memory until the next run is asked for."""
-    settings = settings_from(args, n_parallel=PARALLEL)
+    settings = for_requests(settings_from(args, n_parallel=PARALLEL), args.body_bytes)
     with settings.opened(console, template) as loaded:
-        body_bytes = args.most_body_bytes or request_memory.max_body_bytes(loaded.target.n_ctx)
+        body_bytes = args.body_bytes or max_body_bytes(loaded.target.n_ctx)
         yield files.run(loaded, files.lines(body_bytes))
 
 

@@ -134,7 +134,7 @@ def settings_from(args: argparse.Namespace, **defaults: str) -> CommandSettings:
     for source in (flags, config):
         _settle_meanings(source, notes)
     _settle_draft(flags, config, notes, Spelling(file, frozenset(config)))
-    settings = defaults | {"chats": False} | config | flags
+    settings = defaults | config | flags
     names = Spelling(file, frozenset(config.keys() - flags.keys()))
     _choose_models(settings, notes, names)
     if settings.get("draft") == OWN_DRAFT:

@@ -10,7 +10,7 @@ import argparse
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -20,10 +20,11 @@ from edgespec import runtimes
 from edgespec.cli.console import Console
 from edgespec.cli.invocation import CommandSettings, model_path, settings_from
 from edgespec.completions.protocols.model_names import HostedModel
+from edgespec.completions.request_limits import EMBEDDING_BODY_BYTES, max_body_bytes, serving_bytes
 from edgespec.errors import BudgetError, EdgespecError, ModelError, UsageError
 from edgespec.files import cache_folder, gguf_names
 from edgespec.files.json_file import JsonFile
-from edgespec.memory import heap, process, request_memory
+from edgespec.memory import heap, process
 from edgespec.memory.division import HEADROOM_SHARE
 from edgespec.models import model_files
 from edgespec.settings.config import DEFAULT_CTX_SIZE
@@ -66,6 +67,15 @@ def is_one(args: argparse.Namespace) -> bool:
         return False
     args.model = typed[0]
     return True
+
+
+def for_requests(settings: CommandSettings, body_bytes: int) -> CommandSettings:
+    """The settings with memory for requests of at most `body_bytes`; 0 is what the context may
+    need."""
+    load = settings.load
+    body_bytes = body_bytes or max_body_bytes(load.ctx_size or DEFAULT_CTX_SIZE)
+    reserve = load.reserve + serving_bytes(body_bytes)
+    return replace(settings, load=load.model_copy(update={"reserve": reserve}))
 
 
 class ModelList:
@@ -116,22 +126,23 @@ class ModelList:
     def settings(self, model: ListedModel) -> CommandSettings:
         """The settings of a model, those of the flags with its path."""
         if model.name not in self._settings:
-            given = vars(self._args) | {"model": model.path, "most_body_bytes": self.body_bytes}
+            given = vars(self._args) | {"model": model.path}
             given.pop("models_dir", None)
             if model.embeds:
                 given["no_draft"] = True
             args = argparse.Namespace(**given)
-            self._settings[model.name] = settings_from(args, **self._defaults)
+            settings = settings_from(args, **self._defaults)
+            self._settings[model.name] = for_requests(settings, self.body_bytes)
         return self._settings[model.name]
 
     @cached_property
     def body_bytes(self) -> int:
         """Size limit of a request's body, the same for all models."""
-        if given := getattr(self._args, "most_body_bytes", 0):
+        if given := getattr(self._args, "body_bytes", 0):
             return int(given)
         n_ctx = int(getattr(self._args, "ctx_size", 0) or DEFAULT_CTX_SIZE)
-        least = request_memory.EMBEDDING_BODY_BYTES if any(m.embeds for m in self.models) else 0
-        return max(least, request_memory.max_body_bytes(n_ctx))
+        least = EMBEDDING_BODY_BYTES if any(m.embeds for m in self.models) else 0
+        return max(least, max_body_bytes(n_ctx))
 
     @cached_property
     def room_bytes(self) -> int:
@@ -172,14 +183,18 @@ class ModelList:
             return embedder.load_embedder(load, progress), False
         if self.together:
             others = (one.beside_bytes + process.STEP_BYTES for one in self.models)
-            left = {"beside_bytes": sum(others) - room_bytes}
-            return self._load_text(model, progress, in_room if beside else left), False
+            changes = in_room if beside else self._leaving(model, sum(others) - room_bytes)
+            return self._load_text(model, progress, changes), False
         if self.room_bytes:
             try:
-                return self._load_text(model, progress, {"beside_bytes": self.room_bytes}), True
+                return self._load_text(model, progress, self._leaving(model, self.room_bytes)), True
             except BudgetError:
                 heap.trim_heap()
         return self.load_text(model, progress), False
+
+    def _leaving(self, model: ListedModel, nbytes: int) -> dict[str, int]:
+        """Changes of a model's settings that leave so much memory to others."""
+        return {"reserve": self.settings(model).load.reserve + nbytes}
 
     def keep_budget(self, budget: int | str) -> None:
         """Load models with another budget from now on."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from edgespec.chat.messages import Message
 from edgespec.chat.prompts import ChatPrompt
-from edgespec.completions import answers
+from edgespec.completions import answers, request_limits
 from edgespec.completions.answers import Envelope
 from edgespec.completions.clients import current_client
 from edgespec.completions.prompt_progress import FollowedTokens, Tokens, ToldTokens
@@ -95,11 +95,9 @@ class Completions:
         max_prompt_tokens: int | None = None,
         clock: Callable[[], float] = time.time,
         sampling: Mapping[str, Any] | None = None,
-        max_logged_tokens: Callable[[int], int] | None = None,
-        max_characters: int | None = None,
+        limits_answers: bool = False,
         on_result: OnResult | None = None,
         n_at_once: Callable[[], int] = one,
-        answer_bytes: Callable[[int, int | None, int], int] = lambda *_: 0,
         max_tokens: int | None = None,
         fingerprint: str | None = None,
         writes_ahead: bool = False,
@@ -108,27 +106,22 @@ class Completions:
     ) -> None:
         """`sampling` has defaults for requests, by fields of `SamplingParams`.
 
-        Whole responses have at most `max_logged_tokens(n)` tokens with `n` alternative log
-        probabilities per token, and several choices at most `max_characters` together; None: no
-        limit. `on_result` is called with the result of each generation. A request runs up to
-        `n_at_once()` generations in parallel. `answer_bytes` is the memory of a large response,
-        given its tokens, the alternatives per token (None for no log probabilities), and the
-        characters of echoed prompts. No text has more than `max_tokens` tokens, whatever a request
-        asks for. `fingerprint` names what decides about a text besides its request. With
-        `writes_ahead`, the texts of streams do not wait for whoever takes their chunks. Reasoning
-        has at most `reasoning_budget` tokens, unless a request names another number. `check_open`
-        raises SessionClosed once the session is being closed.
+        With `limits_answers`, whole responses with log probabilities or several choices have the
+        limits of a server. `on_result` is called with the result of each generation. A request runs
+        up to `n_at_once()` generations in parallel. No text has more than `max_tokens` tokens,
+        whatever a request asks for. `fingerprint` names what decides about a text besides its
+        request. With `writes_ahead`, the texts of streams do not wait for whoever takes their
+        chunks. Reasoning has at most `reasoning_budget` tokens, unless a request names another
+        number. `check_open` raises SessionClosed once the session is being closed.
         """
         self._session = session
         self.model = model or session.target.name
         self._max_prompt_tokens = max_prompt_tokens
         self._clock = clock
         self.sampling = dict(sampling or {})
-        self._max_logged_tokens = max_logged_tokens
-        self._max_characters = max_characters
+        self._limits_answers = limits_answers
         self._on_result = on_result
         self._n_at_once = n_at_once
-        self._answer_bytes = answer_bytes
         self._reasoned = ReasonedAnswers(session)
         self._max_tokens = max_tokens
         self._fingerprint = fingerprint
@@ -299,8 +292,8 @@ class Completions:
 
     def _limit(self, request: CommonRequest) -> int | None:
         """Most tokens of each text; None: as many as fit into the context."""
-        limits = [limit for limit in (request.limit, self._max_tokens) if limit is not None]
-        return min(limits, default=None)
+        given = [limit for limit in (request.limit, self._max_tokens) if limit is not None]
+        return min(given, default=None)
 
     def _check_length(self, prompt: _Prompt) -> None:
         most = self._max_prompt_tokens
@@ -322,10 +315,10 @@ class Completions:
         if copies * len(prompts) == 1 and n_others is None:
             return 0
         n_tokens = copies * sum(self._session.most_tokens(len(p.tokens), limit) for p in prompts)
-        if self._max_logged_tokens is not None and n_others is not None:
-            self._check_logprobs(n_tokens, n_others, self._max_logged_tokens(n_others))
+        if self._limits_answers and n_others is not None:
+            self._check_logprobs(n_tokens, n_others, request_limits.max_answer_tokens(n_others))
         echoed = copies * sum(len(prompt.echo) for prompt in prompts)
-        return self._answer_bytes(n_tokens, n_others, echoed)
+        return request_limits.answer_bytes(n_tokens, n_others, echoed)
 
     @staticmethod
     def _check_logprobs(n_tokens: int, n_others: int, most: int) -> None:
@@ -352,7 +345,7 @@ class Completions:
             self._session.piece,
             request.wants_usage,
             self._on_result,
-            self._max_characters,
+            request_limits.MAX_ANSWER_CHARACTERS if self._limits_answers else None,
             one if is_one else self._n_at_once,
             kept_bytes + (GRAMMAR_BYTES if grammar is not None else 0),
             answers.grammar_marks(grammar),

@@ -30,6 +30,8 @@ with 151,936, 18 bytes for each byte of text with 262,144 tokens of 43, and 2 Mi
 Python keeps."""
 GRAMMAR_BYTES = 8 << 20
 """Memory of a grammar in use: the largest takes 6 MiB for compiling and 8 MiB for matching."""
+GRAMMARS_AT_ONCE = 2
+"""Grammars that may be in use at once; requests with further ones wait."""
 _EXTRA, _WHY = "grammar", "grammars and JSON schemas need llguidance"
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -27,6 +27,8 @@ LOADING = "more while loading"
 it, a plan what it exceeds the rows by that are taken later."""
 RING, PINNED, EXPERT_CACHE = "ring of streamed segments", "pinned segments", "cache of experts"
 """Labels of the rows of a paged target that change with the budget."""
+REQUESTS = "requests"
+"""Label of the row for what texts and a server's requests take, and of other models beside."""
 COPIES = "copies of streamed weights"
 """Label of the row of a draft that computes with the target's weights where they are pinned, and
 with coarser copies of the others."""

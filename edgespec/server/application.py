@@ -27,7 +27,8 @@ from edgespec.completions.embeddings import EmbeddingRequest, Embeddings
 from edgespec.completions.protocols.message_requests import CountRequest
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal, overloaded
-from edgespec.memory import heap, process, request_memory
+from edgespec.completions.request_limits import ANSWER_BYTES
+from edgespec.memory import heap, process
 from edgespec.server.answering import Answers, Shared, loading_time
 from edgespec.server.budget_request import BudgetLimit
 from edgespec.server.front import GONE
@@ -191,7 +192,7 @@ class Service:
 
             def compute() -> Iterator[str]:
                 asked = EmbeddingRequest.parse(decoded(body))
-                answer = Embeddings(served.model, served.name, asked, request_memory.ANSWER_BYTES)
+                answer = Embeddings(served.model, served.name, asked, ANSWER_BYTES)
                 answer.compute()
                 heap.trim_heap()
                 return answer.pieces()

@@ -19,7 +19,12 @@ from starlette.types import Receive, Scope, Send
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.response_replies import StoredResponses
 from edgespec.completions.refusals import Refusal, overloaded
-from edgespec.memory import request_memory
+from edgespec.completions.request_limits import (
+    BODIES_AT_ONCE,
+    EMBEDDING_BODY_BYTES,
+    STORED_BYTES,
+    max_body_bytes,
+)
 from edgespec.ports import Progress
 from edgespec.server.access_log import AccessLog
 from edgespec.server.answering import Shared
@@ -88,7 +93,7 @@ class Server:
         client has given, which is no larger than `max_budget`, by default that of the session.
         """
         self.model = model
-        self._stored = StoredResponses(request_memory.STORED_BYTES)
+        self._stored = StoredResponses(STORED_BYTES)
         self._figures = ServerFigures()
         self._max_prompt_tokens = max_prompt_tokens
         self._answer_limits = answer_limits
@@ -118,10 +123,10 @@ class Server:
         body_bytes = guard.max_body_bytes
         if body_bytes is None:
             n_ctx = session.target.n_ctx if session else 0
-            body_bytes = request_memory.max_body_bytes(n_ctx)
+            body_bytes = max_body_bytes(n_ctx)
             if any(one.embeds for one in models):
-                body_bytes = max(body_bytes, request_memory.EMBEDDING_BODY_BYTES)
-        bodies = RequestBodies(body_bytes, request_memory.max_held_bytes(body_bytes), limits.body_s)
+                body_bytes = max(body_bytes, EMBEDDING_BODY_BYTES)
+        bodies = RequestBodies(body_bytes, BODIES_AT_ONCE * body_bytes, limits.body_s)
         log = log or AccessLog()
         shared = Shared(
             self._host,
@@ -151,7 +156,7 @@ class Server:
         if isinstance(loaded.model, Embedder):
             return ServedVectors(loaded.model, name)
         session, queue = loaded.model, self._queue
-        turns = queue.beside(session.n_parallel, session.pool_bytes) if self._together else queue
+        turns = queue.beside(session.n_parallel) if self._together else queue
         return ServedText(
             session,
             name,
@@ -168,7 +173,7 @@ class Server:
     def _resize(self, served: Served) -> None:
         """Let as many requests run at once as the model answers."""
         if isinstance(served, ServedText) and not self._together:
-            self._queue.resize(served.model.n_parallel, served.model.pool_bytes)
+            self._queue.resize(served.model.n_parallel)
 
     def run(self, listener: socket.socket) -> None:
         """Serve until `stop` or `drain`. The caller closes the socket."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -11,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from edgespec.completions.refusals import overloaded
+from edgespec.completions.request_limits import POOL_BYTES
 from edgespec.values import GenerationResult, PagingStats
 
 
@@ -29,10 +29,10 @@ class Turns:
     bytes, and requests that need none may overtake it.
     """
 
-    def __init__(self, n_slots: int = 1, pool_bytes: int = 0) -> None:
-        """`pool_bytes` is the size of the pool, which no request exceeds; 0: unlimited."""
+    def __init__(self, n_slots: int = 1, pool_bytes: int = POOL_BYTES) -> None:
+        """`pool_bytes` is the size of the pool, which no request exceeds."""
         self.n_slots = n_slots
-        self._free_bytes = pool_bytes or sys.maxsize
+        self._free_bytes = pool_bytes
         self.n_processing = 0
         """Number of running requests."""
         self._waiting: deque[_Turn] = deque()
@@ -108,7 +108,7 @@ class Queue(Turns):
     turns of their own, and a place in the queue in common.
     """
 
-    def __init__(self, max_waiting: int, n_slots: int = 1, pool_bytes: int = 0) -> None:
+    def __init__(self, max_waiting: int, n_slots: int = 1, pool_bytes: int = POOL_BYTES) -> None:
         super().__init__(n_slots, pool_bytes)
         self._max_waiting = max_waiting
         self.n_in_progress = 0
@@ -118,16 +118,15 @@ class Queue(Turns):
         """Held while a request is prepared, which takes far more memory than its body."""
         self._all: list[Turns] = [self]
 
-    def resize(self, n_slots: int, pool_bytes: int) -> None:
+    def resize(self, n_slots: int) -> None:
         """Serve another model, while no request runs or waits for its turn."""
         assert not self.n_processing, "requests run"
         assert not self._waiting, "requests wait"
         self.n_slots = n_slots
-        self._free_bytes = pool_bytes or sys.maxsize
 
-    def beside(self, n_slots: int, pool_bytes: int) -> Turns:
+    def beside(self, n_slots: int) -> Turns:
         """Turns of a model that shares the budget with others."""
-        turns = Turns(n_slots, pool_bytes)
+        turns = Turns(n_slots)
         self._all.append(turns)
         return turns
 

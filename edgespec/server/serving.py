@@ -20,7 +20,6 @@ from edgespec.completions.protocols.response_replies import (
 )
 from edgespec.completions.running_request import OnResult
 from edgespec.completions.service import Completions
-from edgespec.memory import request_memory
 from edgespec.server.queueing import Queue, Turns
 from edgespec.session.embedder import Embedder
 from edgespec.session.session import Session
@@ -88,11 +87,9 @@ class ServedText:
             sampling=session.chat_sampling if sampling is None else sampling,
             max_tokens=limits.max_tokens,
             fingerprint=fingerprint(session.target),
-            max_logged_tokens=request_memory.max_answer_tokens,
-            max_characters=request_memory.MAX_ANSWER_CHARACTERS,
+            limits_answers=True,
             on_result=on_result,
             n_at_once=partial(queue.n_for_each, turns),
-            answer_bytes=request_memory.answer_bytes,
             writes_ahead=True,
             reasoning_budget=limits.reasoning_tokens,
         )

@@ -17,15 +17,14 @@ from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, InOneProcess
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import BudgetError, SessionClosed, UsageError
-from edgespec.memory import heap, process, request_memory
-from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory import heap, process
+from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.ports import Progress, check_token
 from edgespec.ports.embedding import EmbeddingModel
 from edgespec.runtimes import ModelRequest, PreparedEmbedder
 from edgespec.session.encoding import Encoder
 from edgespec.session.given import checked
-from edgespec.session.reserving import REQUESTS
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings
 from edgespec.values import ModelInfo, PagingStats
@@ -202,7 +201,7 @@ class _Prepared(Closeable):
                 needs,
                 score=lambda plan: plan.pinned_bytes,
                 enforced=self._model.enforced,
-                others=self._others(),
+                others=[MemoryRow("process", REQUESTS, settings.reserve)],
             )
         except BudgetError as error:
             chosen = process.auto_note(budget_bytes, settings.memory_budget)
@@ -219,15 +218,3 @@ class _Prepared(Closeable):
     def close(self) -> None:
         if self._model is not None:
             self._model.close()
-
-    def _others(self) -> list[MemoryRow]:
-        """Rows of a server's requests, one at a time, and the vectors of an answer."""
-        if self._settings.most_body_bytes is None:
-            return []
-        assert self._model is not None
-        body_bytes = self._settings.most_body_bytes or max(
-            request_memory.EMBEDDING_BODY_BYTES,
-            request_memory.max_body_bytes(self._model.info.n_ctx),
-        )
-        nbytes = request_memory.bytes_needed(body_bytes, body_bytes) + request_memory.ANSWER_BYTES
-        return [MemoryRow("process", REQUESTS, nbytes)]

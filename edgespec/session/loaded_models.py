@@ -33,6 +33,9 @@ class LoadedModels(Closeable):
     """Guesses come from the text where the engine's settings leave that open: the target pages and
     has no draft."""
 
+    reserve: int = 0
+    """Bytes that the plan keeps for what else the process does."""
+
     def settled(self, settings: EngineSettings) -> EngineSettings:
         """The engine's settings, with guesses from the text where they are left open and planned
         for."""

@@ -171,6 +171,7 @@ class _Opening(Closeable):
                 budget,
                 self._prompt_cache,
                 self._chose_lookup,
+                self._settings.reserve,
             )
 
     @property

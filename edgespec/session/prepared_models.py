@@ -6,7 +6,6 @@ Reads headers and no weights. Knows settings and needs; `opening` chooses betwee
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,18 +14,20 @@ from edgespec import runtimes
 from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.concurrency.worker import raise_if_cancelled
 from edgespec.engine.settings import EngineSettings
-from edgespec.errors import BudgetError
+from edgespec.engine.sources import lookup
+from edgespec.errors import BudgetError, UsageError
 from edgespec.memory import heap, process
-from edgespec.memory.budget import MemoryPlan, MemoryRow
+from edgespec.memory.budget import REQUESTS, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.paging import disk_speed
 from edgespec.runtimes import ModelRequest, PreparedModel
-from edgespec.session import draft_choice, pairing, reserving
+from edgespec.session import draft_choice, pairing
 from edgespec.session.pairing import check_head, check_pair
 from edgespec.session.plan_score import expected_rate
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
+from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tracing.spans import Trace, Track
 
 MAX_BRANCHES = 32
@@ -35,6 +36,11 @@ DRAFT_NODES = 1 + MAX_BRANCHES
 """Most nodes per pass of a draft: its steps are small, and each branch needs a buffer."""
 LOOKUPS = (16, 8)
 """Numbers of guesses that a plan chooses from where they come from the texts alone."""
+SAMPLING_BYTES_PER_TOKEN, RULE_BYTES_PER_TOKEN = 32, 80
+"""Memory per token of the vocabulary for a draw: adjusted logits in single and double precision,
+and tokens in order, where filters leave most of a flat distribution. Acceptance rules that compare
+probabilities hold those of target and draft besides, and what is left of them. Before the first
+draw, texts of the tokens take the same memory while a model is loaded."""
 GROWTH_OF_PREPARING = 0.5
 """Share of what preparing allocated by which the process may grow, through fragments of its heap,
 where that is done two times again: 0.27 to 0.36 with an ONNX graph of 30 layers (45 MiB)."""
@@ -119,20 +125,41 @@ class PreparedModels(Closeable):
     def divided(
         self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow] = ()
     ) -> MemoryPlan:
-        """The plan for these needs of target and draft, and `expected` rows. Raises BudgetError.
+        """The plan for these needs of target and draft, and `expected` rows. Raises BudgetError."""
+        raise_if_cancelled()
+        settings, target = self.settings, self.target
+        if self.engine_settings.draws_guesses:
+            import numpy.random  # noqa: F401 - here, so that the process's row has it
 
-        Spare memory for grammars is kept if the budget has it and the target does not page for it.
-        """
-        settings = self.settings
-        if settings.grammars or not settings.spare_grammars:
-            return self._divided_with(needs, expected, settings.grammars)
-        least = self._divided_with(needs, expected, False)
-        with suppress(BudgetError):
-            planned = self._divided_with(needs, expected, True)
-            if planned.paged == least.paged:
-                return replace(planned, smallest_bytes=least.smallest_bytes)
-        note = reserving.without_grammars(self.target, self.budget_bytes)
-        return replace(least, notes=(note,))
+            from edgespec.engine.sources import drawing  # noqa: F401
+        heap.trim_heap_top()  # contexts created for measuring are rows of their own
+        n_threads = settings.threads or process.usable_cores()
+        try:
+            return plan_models(
+                self.budget_bytes,
+                process.footprint_bytes(),
+                needs[0],
+                needs[1] if len(needs) > 1 else None,
+                score=partial(expected_rate, n_texts=self.n_parallel, n_threads=n_threads),
+                enforced=target.enforced,
+                others=[MemoryRow("process", REQUESTS, self._request_bytes), *expected],
+                adjustable=settings.pages_all,
+            )
+        except BudgetError as error:
+            chosen = process.auto_note(self.budget_bytes, settings.memory_budget)
+            fewer = ["fewer texts at once (`n_parallel`) need less"] if self.n_parallel > 1 else []
+            message = "; ".join([str(error), *fewer, *chosen, *target.notes()])
+            raise BudgetError(message, error.smallest_bytes) from error
+
+    @property
+    def _request_bytes(self) -> int:
+        """Memory for draws, lookups, and what the settings reserve."""
+        settings, rules = self.settings, self.engine_settings
+        replays = rules.acceptance == AcceptanceName.EXACT_REPLAY
+        per_token = SAMPLING_BYTES_PER_TOKEN if replays else RULE_BYTES_PER_TOKEN
+        looks_up = settings.draft is not None or rules.lookup
+        index_bytes = lookup.BYTES if looks_up else 0
+        return self.target.info.n_vocab * per_token + index_bytes + settings.reserve
 
     def notes(self, plan: MemoryPlan | None = None) -> tuple[str, ...]:
         """Notes of both models, each once, and what of the settings cannot be reached."""
@@ -162,10 +189,6 @@ class PreparedModels(Closeable):
         with self._trace.span(Track.ENGINE, "import"):
             runtime = runtimes.find(request.path)
             draft_runtime = runtimes.find(settings.draft) if settings.draft else None
-            if settings.chats:
-                with suppress(ImportError):  # the first conversation says what to install
-                    import edgespec.chat.template
-                    import edgespec.completions.service  # noqa: F401 - counted as the process's
         models: dict[Role, tuple[Path, str]] = {"target": (settings.model, runtime.name)}
         if settings.draft and draft_runtime:
             models["draft"] = (settings.draft, draft_runtime.name)
@@ -236,7 +259,7 @@ class PreparedModels(Closeable):
     def _placed(self) -> MemoryPlan:
         """The plan of what is prepared; places of a GPU's memory are given first."""
         wanted = self.settings.gpu_memory_budget
-        gpu_budget_bytes, gpu_rows = reserving.place_on_gpu(self.prepared, wanted, self.notes)
+        gpu_budget_bytes, gpu_rows = self._place_on_gpu(wanted)
         planned = self.divided([prepared.needs() for prepared in self.prepared])
         return replace(
             planned,
@@ -249,6 +272,25 @@ class PreparedModels(Closeable):
             gpu_rows=gpu_rows,
         )
 
+    def _place_on_gpu(self, wanted: int | str | None) -> tuple[int, tuple[MemoryRow, ...]]:
+        """Budget and plan rows of the GPU's memory; `wanted` is the setting.
+
+        The draft is placed first, because it computes several times per round. Raises UsageError
+        for a GPU budget if no model uses a GPU.
+        """
+        there = [(model, model.gpu_memory) for model in reversed(self.prepared) if model.gpu_memory]
+        if not there:
+            if wanted is not None:
+                complaint = "`gpu_memory_budget`: no GPU computes a model here, leave it out"
+                raise UsageError("; ".join([complaint, *self.notes()]))
+            return 0, ()
+        _, gpu = there[0]
+        budget_bytes = process.resolve_gpu_budget(wanted, gpu.free_bytes, gpu.total_bytes)
+        rows = [MemoryRow("process", f"libraries of {gpu.name}", gpu.reserved_bytes)]
+        for model, _ in there:
+            rows += model.place(max(0, budget_bytes - sum(row.nbytes for row in rows)))
+        return budget_bytes, tuple(rows) if len(rows) > 1 else ()  # else nothing fits
+
     @property
     def _text_bytes(self) -> int:
         """About what each further text at once takes; 0 if the models write one at a time."""
@@ -256,29 +298,3 @@ class PreparedModels(Closeable):
         if self.engine_settings.draws_guesses or follows_one_text:
             return 0
         return sum(prepared.needs().text_bytes for prepared in self.prepared)
-
-    def _divided_with(
-        self, needs: Sequence[ModelNeeds], expected: Sequence[MemoryRow], grammars: bool
-    ) -> MemoryPlan:
-        """The plan of `divided`, with memory for grammars or not."""
-        raise_if_cancelled()
-        settings, target = self.settings, self.target
-        others = reserving.reserved_rows(settings, self.engine_settings, target, grammars)
-        heap.trim_heap_top()  # contexts created for measuring are rows of their own
-        n_threads = settings.threads or process.usable_cores()
-        try:
-            return plan_models(
-                self.budget_bytes,
-                process.footprint_bytes(),
-                needs[0],
-                needs[1] if len(needs) > 1 else None,
-                score=partial(expected_rate, n_texts=self.n_parallel, n_threads=n_threads),
-                enforced=target.enforced,
-                others=[*others, *expected],
-                adjustable=settings.pages_all,
-            )
-        except BudgetError as error:
-            chosen = process.auto_note(self.budget_bytes, settings.memory_budget)
-            fewer = ["fewer texts at once (`n_parallel`) need less"] if self.n_parallel > 1 else []
-            message = "; ".join([str(error), *fewer, *chosen, *target.notes()])
-            raise BudgetError(message, error.smallest_bytes) from error

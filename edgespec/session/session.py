@@ -27,13 +27,11 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.ports import Progress
 from edgespec.ports.text_request import Constraint, TextRequest
-from edgespec.session import reserving
 from edgespec.session.encoding import Encoder
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.openai_calls import OpenAICalls
 from edgespec.session.opening import open_models, plan
-from edgespec.session.reserving import POOL, row_bytes
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer, chat_prompts
 from edgespec.session.warm_start import warm_engine
@@ -162,11 +160,6 @@ class Session(OpenAICalls, InOneProcess):
     def n_waiting(self) -> int:
         """Number of generations that wait in line."""
         return self._engine.n_waiting
-
-    @property
-    def pool_bytes(self) -> int:
-        """Memory that grammars and large answers in use may take together; 0: not limited."""
-        return row_bytes(self.plan, POOL)
 
     @property
     def plan(self) -> MemoryPlan:
@@ -365,10 +358,11 @@ class Session(OpenAICalls, InOneProcess):
     def constraint(self, grammar: Grammar) -> Constraint:
         """A constraint by `grammar` for one request. Raises UsageError and GrammarError."""
         vocabulary = self._models.target.vocabulary
-        with self._engine.use(), self._compiling:
+        with self._compiling:
             if self._compiler is None:
-                reserving.check_grammar_memory(self.plan, vocabulary)
-                self._compiler = new_compiler(vocabulary, self.target.n_vocab)
+                self._budget.keep_for_grammars(vocabulary)
+                with self._engine.use():
+                    self._compiler = new_compiler(vocabulary, self.target.n_vocab)
             return self._compiler.start(arguments.instance("grammar", grammar, Grammar))
 
     def cancel(self) -> None:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.concurrency.owning import POLL_S, Closeable
 from edgespec.engine.engine import Engine
 from edgespec.errors import BudgetError, EdgespecError, SessionClosed, UsageError
+from edgespec.grammar.specification import GRAMMAR_BYTES, GRAMMARS_AT_ONCE, library_bytes
 from edgespec.memory import changed_budget, process
-from edgespec.memory.budget import MemoryPlan
+from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.following import QUICK_S, FreeMemory, GroupWatch, MemoryReading
-from edgespec.ports import AdjustsWeights
+from edgespec.ports import AdjustsWeights, Vocabulary
 from edgespec.session.loaded_models import LoadedModels
-from edgespec.settings.units import auto_bounds, parse_size
+from edgespec.settings.units import auto_bounds, format_size, parse_size
 from edgespec.values import PagingStats
 
 
@@ -45,6 +46,7 @@ class SessionBudget(Closeable):
     def __init__(self, models: LoadedModels, engine: Engine) -> None:
         self.plan = models.plan
         self._engine = engine
+        self._has_reserve = models.reserve > 0
         self._target = models.target
         needs = models.needs
         self._weights = weights = models.target.adjusting
@@ -86,11 +88,32 @@ class SessionBudget(Closeable):
         budget_bytes = 0 if follows else parse_size(size, process.total_bytes())
         with self._engine.waiting(), self._changing:
             if not follows:
-                self._change_to(budget_bytes)
+                self._change_to(self.plan, budget_bytes)
             self._is_over.set()
             if follows:
                 self._begin_following(size)
             return self.plan
+
+    def keep_for_grammars(self, vocabulary: Vocabulary) -> None:
+        """Keep memory of the budget for structured answers from now on, which weights give up.
+
+        Raises UsageError where they cannot.
+        """
+        text_bytes = sum(len(vocabulary.piece(token)) for token in range(vocabulary.n_vocab))
+        nbytes = library_bytes(vocabulary.n_vocab, text_bytes)
+        if not self._has_reserve:
+            nbytes += min(GRAMMARS_AT_ONCE, self.plan.n_parallel) * GRAMMAR_BYTES
+        with self._engine.waiting() if self._weights else self._engine.use(), self._changing:
+            rows = (*self.plan.rows, MemoryRow("process", "grammars", nbytes))
+            budget_bytes = self.plan.budget_bytes
+            try:
+                self._change_to(replace(self.plan, rows=rows), budget_bytes)
+            except BudgetError as error:
+                paging = "" if self._weights else ", or page weights (`adjustable_budget`)"
+                raise UsageError(
+                    f"structured answers need {format_size(nbytes)}, more than the models leave of "
+                    f"the memory budget of {format_size(budget_bytes)}: raise it{paging}"
+                ) from error
 
     def close(self) -> None:
         """End the thread; the engine is closed. Idempotent."""
@@ -102,8 +125,8 @@ class SessionBudget(Closeable):
     def _smallest_bytes(self) -> int:
         return changed_budget.smallest_budget(self.plan, self._cuts)
 
-    def _change_to(self, budget_bytes: int) -> None:
-        plan = changed_budget.adjusted(self.plan, budget_bytes, self._cuts)
+    def _change_to(self, plan: MemoryPlan, budget_bytes: int) -> None:
+        plan = changed_budget.adjusted(plan, budget_bytes, self._cuts)
         if self._weights is not None:
             self._wait(self._weights, plan, self._weights.divide(plan))
         self.plan = plan
@@ -141,7 +164,7 @@ class SessionBudget(Closeable):
                     with self._engine.waiting(), self._changing:
                         if is_over.is_set():  # another budget was given meanwhile
                             return
-                        self._change_to(wanted)
+                        self._change_to(self.plan, wanted)
                 except SessionClosed:
                     return
                 except (BudgetError, EdgespecError):  # the next text meets the same failure

@@ -13,11 +13,10 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.engine.state_store import StateStore
 from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile, pair_digest
-from edgespec.grammar.specification import GRAMMAR_BYTES
+from edgespec.grammar.specification import GRAMMARS_AT_ONCE
 from edgespec.ports import LanguageModel
 from edgespec.ports.prefixes import PrefixPlace
 from edgespec.session.loaded_models import LoadedModels
-from edgespec.session.reserving import POOL, row_bytes
 from edgespec.tracing.spans import Trace
 
 MAX_FILES = 32
@@ -45,7 +44,7 @@ def warm_engine(
         trace=trace,
         state_store=store,
         release=release,
-        n_grammars=row_bytes(models.plan, POOL) // GRAMMAR_BYTES or None,
+        n_grammars=GRAMMARS_AT_ONCE,
         name="the session",
         prefixes=prefixes,
     )

@@ -71,8 +71,6 @@ class LoadFields(TypedDict, total=False):
     options: Mapping[str, RuntimeOptions]
     read_limit: int | str | None
     gpu_memory_budget: int | str | None
-    grammars: bool
-    logprobs: bool
     prompt_cache: str | Path | None
     prompt_cache_size: int | str
     cache_type_k: str
@@ -134,20 +132,9 @@ class LoadSettings(Settings):
     ] = None
     """Most memory of the GPU that computes ONNX models, the draft's first: 6GiB, 512M, 75%, or
     auto, which is what is free there now less a margin. Default: auto."""
-    grammars: bool = False
-    """Keep memory for structured answers, which are refused where the budget does not hold it."""
-    spare_grammars: Annotated[bool, HIDDEN] = False
-    """The same, only if the budget has so much more than the models need."""
-    logprobs: bool = False
-    """Keep memory for a server's answers with log probabilities."""
-    most_body_bytes: Annotated[Count | None, HIDDEN] = None
-    """Keep memory for a server's requests, whose bodies have at most so many bytes; 0 is what the
-    context may need. None: nobody asks."""
-    beside_bytes: Annotated[Count, HIDDEN] = 0
-    """Keep memory for a model that is loaded beside this session, such as an embedding model."""
-    chats: Annotated[bool, HIDDEN] = True
-    """Import what conversations need before planning, which counts it: 2 to 5 MiB. Without it, that
-    comes with the first conversation; commands import it themselves."""
+    reserve: Annotated[Count, HIDDEN] = 0
+    """Bytes of the budget that are kept for what else the process does, such as a server's requests
+    or a model beside this one."""
     prompt_cache: Annotated[Path | None, Flag(metavar="DIR")] = None
     """Store what was computed for texts in this folder, where later prompts that begin alike find
     it, also after a restart; not for models on RPC servers."""

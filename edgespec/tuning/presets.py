@@ -27,8 +27,8 @@ TUNED = frozenset({"threads", "threads_draft", "draft_max", "no_overlap", "looku
 runtime that are only for drafts do, too."""
 _NOT_IN_KEY = frozenset(
     {"model", "draft", "optional_draft", "memory_budget", "threads", "threads_draft"}
-    | {"grammars", "spare_grammars", "logprobs", "n_parallel", "most_body_bytes"}
-    | {"prompt_cache", "prompt_cache_size", "chats"}
+    | {"n_parallel", "reserve"}
+    | {"prompt_cache", "prompt_cache_size"}
 )
 """Settings for loading that are not part of a preset's key, or only indirectly."""
 _STEPS_PER_DOUBLING = 4

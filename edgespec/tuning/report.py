@@ -19,7 +19,7 @@ def preset_settings(tuned: TuningResult) -> dict[str, Any]:
     if best.draft is not None:
         settings["draft"] = best.draft.resolve()
     values = load.as_given() if best.draft is not None else load.without_draft().as_given()
-    for name in sorted(values.keys() - {"model", "draft", "chats"}):
+    for name in sorted(values.keys() - {"model", "draft"}):
         settings[name] = values[name]
     for name in ("pacer", "fallback", "acceptance", "max_depth"):
         value = getattr(tuned.job.engine, name)

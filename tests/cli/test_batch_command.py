@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from edgespec.cli import command_line
+from edgespec.completions.request_limits import max_body_bytes, serving_bytes
 from edgespec.files.line_log import LineLog
 from edgespec.session import session
 from edgespec.session.session import Session
+from edgespec.settings.config import DEFAULT_CTX_SIZE
 from engine_cases import counting
 from session_cases import holds_passes, open_session
 
@@ -59,7 +61,7 @@ def test_a_file_is_answered(loads: list[Any], files: tuple[str, str], capsys) ->
     assert out == ""
     assert "requests answered: 4\n" in err
     settings = loads[0]
-    assert settings.spare_grammars and settings.logprobs and settings.most_body_bytes == 0
+    assert settings.reserve == serving_bytes(max_body_bytes(settings.ctx_size or DEFAULT_CTX_SIZE))
     assert settings.n_parallel == "auto" and not settings.keeps_one_text_fast
 
 

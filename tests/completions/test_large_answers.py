@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions import request_limits
 from edgespec.completions.answers import chat_logprobs
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
 from edgespec.completions.service import Completions
-from edgespec.memory import request_memory
 from edgespec.values import TokenEvent, TokenLogprobs
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "logprobs": True}
@@ -42,8 +42,8 @@ class RoomySession:
         return SimpleNamespace()
 
 
-MOST = request_memory.max_answer_tokens(20)
-SERVICE = Completions(RoomySession(), max_logged_tokens=request_memory.max_answer_tokens)
+MOST = request_limits.max_answer_tokens(20)
+SERVICE = Completions(RoomySession(), limits_answers=True)
 
 
 @pytest.mark.costly
@@ -53,7 +53,7 @@ def test_what_is_allowed_fits_into_the_row(n_others: int) -> None:
     tracemalloc.start()
     events = [
         TokenEvent("hello ", i, "target", i, TokenLogprobs.of(-1.5 * i, top))
-        for i in range(request_memory.max_answer_tokens(n_others))
+        for i in range(request_limits.max_answer_tokens(n_others))
     ]
     said = chat_logprobs(events, lambda token: b"hello wor%d" % token)
     json.dumps(said).encode()
@@ -61,7 +61,7 @@ def test_what_is_allowed_fits_into_the_row(n_others: int) -> None:
     tracemalloc.stop()
     # the row is planned for objects of Python 3.11; those of later versions are smaller
     least = 0.5 if sys.version_info < (3, 12) else 0.4
-    assert least * request_memory.ANSWER_BYTES < peak <= request_memory.ANSWER_BYTES
+    assert least * request_limits.ANSWER_BYTES < peak <= request_limits.ANSWER_BYTES
 
 
 @pytest.mark.parametrize("more", [{}, {"max_tokens": MOST + 1}, {"stream": True, "tools": TOOLS}])

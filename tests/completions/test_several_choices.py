@@ -11,11 +11,11 @@ import pytest
 from starlette.responses import JSONResponse
 
 from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions import request_limits
 from edgespec.completions.requests import ChatRequest, CompletionRequest, RequestError
 from edgespec.completions.running_request import Completion
 from edgespec.completions.service import Completions
 from edgespec.errors import ContextOverflow, UsageError
-from edgespec.memory import request_memory
 from edgespec.ports.text_request import TextRequest
 from edgespec.values import FinishReason, GenerationResult, TokenEvent, TokenLogprobs
 
@@ -83,10 +83,11 @@ class SeedSession:
 
 
 WARM = {"temperature": 1.0, "seed": 40}
+LIMITED = {"limits_answers": True}
 
 
-def text(session: SeedSession, limits: Any = None, **fields: Any) -> Completion:
-    return Completions(session, **(limits or {})).text(CompletionRequest.parse(fields))
+def text(session: SeedSession, limited: Any = None, **fields: Any) -> Completion:
+    return Completions(session, **(limited or {})).text(CompletionRequest.parse(fields))
 
 
 def chat(session: SeedSession, **fields: Any) -> Completion:
@@ -186,33 +187,33 @@ def test_cancelling_ends_the_text_and_those_to_come():
     assert session.n_begun == 1
 
 
-def test_choices_that_are_kept_have_a_limit_together():
-    limits = {"max_characters": 10}
-    assert texts(text(SeedSession(), limits, prompt="b", n=2, **WARM).whole()) == ["1:40", "1:41"]
+def test_choices_that_are_kept_have_a_limit_together(monkeypatch):
+    monkeypatch.setattr(request_limits, "MAX_ANSWER_CHARACTERS", 10)
+    assert texts(text(SeedSession(), LIMITED, prompt="b", n=2, **WARM).whole()) == ["1:40", "1:41"]
     for fields in ({"n": 3} | WARM, {"n": 3}, {"prompt": ["bbb", "c"], "echo": True}):
         with pytest.raises(RequestError, match="more than 10 characters together"):
-            text(SeedSession(), limits, **{"prompt": "b"} | fields).whole()
-    assert len(streamed(text(SeedSession(), limits, prompt="b", n=3, stream=True, **WARM))) == 3
+            text(SeedSession(), LIMITED, **{"prompt": "b"} | fields).whole()
+    assert len(streamed(text(SeedSession(), LIMITED, prompt="b", n=3, stream=True, **WARM))) == 3
 
 
-def test_log_probabilities_of_all_choices_are_counted():
-    limits = {"max_logged_tokens": lambda n_others: 30}
+def test_log_probabilities_of_all_choices_are_counted(monkeypatch):
+    monkeypatch.setattr(request_limits, "max_answer_tokens", lambda n_others: 30)
     fields = {"prompt": ["b", "c"], "logprobs": 1, "max_tokens": 5}
-    answer = text(SeedSession(), limits, n=3, **fields).whole()
+    answer = text(SeedSession(), LIMITED, n=3, **fields).whole()
     assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [2] * 6
     with pytest.raises(RequestError, match="an answer of 40 tokens"):
-        text(SeedSession(), limits, n=4, **fields)
+        text(SeedSession(), LIMITED, n=4, **fields)
 
 
 def test_as_many_characters_as_are_kept_fit_into_the_row():
     tracemalloc.start()
     choices = [
-        {"text": "".join(["😀"] * (request_memory.MAX_ANSWER_CHARACTERS // 8))} for _ in range(8)
+        {"text": "".join(["😀"] * (request_limits.MAX_ANSWER_CHARACTERS // 8))} for _ in range(8)
     ]
     JSONResponse({"choices": choices})
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.9 * request_memory.ANSWER_BYTES < peak <= request_memory.ANSWER_BYTES
+    assert 0.9 * request_limits.ANSWER_BYTES < peak <= request_limits.ANSWER_BYTES
 
 
 class SlowTokens(SeedTokens):

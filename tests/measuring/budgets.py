@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.files import cache_folder
+from edgespec.grammar.specification import GRAMMAR_BYTES, library_bytes
 from edgespec.models.embedded import embedded_pair
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.settings.rule_names import AcceptanceName, Keeps
@@ -139,6 +140,9 @@ class Runner:
         try:
             smallest, whole = self._size(load, rules)
             budget = smallest + int(run.share * max(0, whole - smallest))
+            if run.extra == "grammar":
+                n_tokens = VOCABULARIES.get(run.model, 49_152)
+                budget += library_bytes(n_tokens, 14 * n_tokens) + 5 * GRAMMAR_BYTES  # and batches
             said = self._child(load | {"memory_budget": budget}, rules, run)
         except RuntimeError as error:
             self.outcome.faults.append(f"{run}: {error}")
@@ -169,8 +173,7 @@ class Runner:
         load["ctx_size"] = N_CTX.get(run.prompts, 128)
         if run.embeds:
             return load, {}
-        load |= {"grammars": run.extra == "grammar", "logprobs": run.extra == "logprobs"}
-        load["adjustable_budget"] = run.extra == "changes"
+        load["adjustable_budget"] = run.extra in ("changes", "grammar")
         if run.extra == "prefixes":
             load["prompt_cache"] = str(self._folder / f"prefixes of {run.model}")
         if run.prompts == "several":

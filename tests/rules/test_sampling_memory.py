@@ -14,7 +14,7 @@ from edgespec.pool import Draws
 from edgespec.rules.acceptance_rules import ACCEPTANCE_RULES
 from edgespec.rules.filters import token_logprobs
 from edgespec.rules.sampling import Sampler, SamplingParams
-from edgespec.session.reserving import RULE_BYTES_PER_TOKEN, SAMPLING_BYTES_PER_TOKEN
+from edgespec.session.prepared_models import RULE_BYTES_PER_TOKEN, SAMPLING_BYTES_PER_TOKEN
 from edgespec.settings.config import AcceptanceName
 from one_tree import ROOT, OneTree
 

@@ -17,7 +17,8 @@ import pytest
 from test_serve_command import address_of, start
 from test_server_clients import until_idle
 
-from edgespec.memory import request_memory
+from edgespec.completions.request_limits import max_answer_tokens
+from edgespec.grammar.specification import GRAMMARS_AT_ONCE
 from edgespec.server.lifetime import Server
 from engine_cases import counting
 from server_running import pair, running, serving
@@ -45,7 +46,7 @@ def slots(address: str) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_eight_requests_with_schemas_are_all_answered() -> None:
-    with pair(n_parallel=8, grammars=True, logprobs=True) as session, serving(session) as address:
+    with pair(n_parallel=8) as session, serving(session) as address:
         scheduler, most = session._engine, [0]
         advance = scheduler._advance
 
@@ -62,13 +63,13 @@ def test_eight_requests_with_schemas_are_all_answered() -> None:
             ]
             answers = [each.result().json()["choices"][0]["text"] for each in asked]
         assert {json.loads(answer)["n"] for answer in answers} <= {1, 2}
-        assert 1 <= most[0] <= request_memory.GRAMMARS_AT_ONCE
+        assert 1 <= most[0] <= GRAMMARS_AT_ONCE
         assert len(session.generate("x", max_tokens=3).tokens) == 3
 
 
-MOST = request_memory.max_answer_tokens(20)
+MOST = max_answer_tokens(20)
 LARGE = {"prompt": [1], "logprobs": 20, "max_tokens": MOST - 1, "temperature": 0}
-"""A request that needs nearly the whole pool."""
+"""A request that needs nearly half of the pool."""
 
 
 @dataclass(frozen=True)
@@ -81,42 +82,43 @@ class Trial:
 
 
 @contextmanager
-def two_large_ones() -> Iterator[Trial]:
-    """A server that answers one large request and a small one, while another waits for memory."""
+def large_ones() -> Iterator[Trial]:
+    """A server that answers large requests and a small one, while another waits for memory."""
     target = counting(n_texts=4)
     target.info = replace(target.info, n_ctx=2 * MOST)
     begun, may_go_on = holds_passes(target)
     with (
-        open_session(target, pool_bytes=request_memory.ANSWER_BYTES) as session,
+        open_session(target) as session,
         running(session) as (address, server),
-        ThreadPoolExecutor(2) as pool,
+        ThreadPoolExecutor(3) as pool,
     ):
-        first = pool.submit(ask, address, **LARGE)
+        large = [pool.submit(ask, address, **LARGE) for _ in range(2)]
         assert begun.wait(60)
+        _until(address, (2, 2))
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as waiting:
             body = json.dumps(LARGE).encode()
             head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
             waiting.sendall(head % len(body) + body)
-            _until(address, (2, 1))
-            small = pool.submit(ask, address)
             _until(address, (3, 2))
-            yield Trial(may_go_on, address, server, waiting, [first, small])
+            small = pool.submit(ask, address)
+            _until(address, (4, 3))
+            yield Trial(may_go_on, address, server, waiting, [*large, small])
 
 
 def test_a_client_that_goes_while_it_waits_for_memory_leaves_nothing() -> None:
-    with two_large_ones() as trial:
+    with large_ones() as trial:
         trial.waiting.close()
-        _until(trial.address, (2, 2))
+        _until(trial.address, (3, 3))
         trial.may_go_on.set()
-        assert [each.result().status_code for each in trial.asked] == [200, 200]
+        assert [each.result().status_code for each in trial.asked] == [200] * 3
         until_idle(trial.address)
         assert ask(trial.address, **LARGE).status_code == 200
 
 
 def test_a_server_that_ends_tells_who_waits_for_memory() -> None:
-    with two_large_ones() as trial:
+    with large_ones() as trial:
         trial.server.stop()
-        assert [each.result().status_code for each in trial.asked] == [503, 503]
+        assert [each.result().status_code for each in trial.asked] == [503] * 3
         assert b" 503 " in trial.waiting.recv(1000)
 
 

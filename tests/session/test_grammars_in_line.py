@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,13 @@ import pytest
 
 from edgespec.engine.generation import Generation
 from edgespec.errors import SessionClosed
-from edgespec.grammar.specification import GRAMMAR_BYTES
+from edgespec.grammar.specification import GRAMMARS_AT_ONCE
 from edgespec.ports.text_request import TextRequest
 from edgespec.session.session import Session
 from fake_model import FakeModel, random_language
-from session_cases import holds_passes, open_session, until
+from session_cases import open_session, until
 
-N_VOCAB, N_TEXTS, N_GRAMMARS = 24, 4, 2
+N_VOCAB, N_TEXTS = 24, 4
 LANGUAGE = random_language(1, N_VOCAB)
 
 
@@ -41,7 +41,7 @@ def target() -> FakeModel:
 
 @pytest.fixture
 def session(target: FakeModel) -> Iterator[Session]:
-    with open_session(target, pool_bytes=N_GRAMMARS * GRAMMAR_BYTES) as session:
+    with open_session(target) as session:
         yield session
 
 
@@ -58,7 +58,7 @@ def with_grammar(session: Session, first: int = 1, n_tokens: int = 9) -> Generat
 
 def at_work(session: Session) -> list[Generation]:
     """Generations of this thread that have the memory for grammars."""
-    going = [with_grammar(session, n, 200) for n in range(N_GRAMMARS)]
+    going = [with_grammar(session, n, 200) for n in range(GRAMMARS_AT_ONCE)]
     for generation in going:
         next(generation)
     return going
@@ -123,24 +123,20 @@ def test_cancelled_while_it_waits_it_ends_and_the_next_one_begins(
 
 
 def test_a_session_that_closes_ends_those_that_wait(
-    target: FakeModel, threads: ThreadPoolExecutor
+    session: Session, threads: ThreadPoolExecutor
 ) -> None:
-    session = open_session(target, pool_bytes=GRAMMAR_BYTES)
-    begun, _ = holds_passes(target)
-    first = threads.submit(list, with_grammar(session))
-    assert begun.wait(60)
+    going = at_work(session)
     waiting = in_line(session, threads)
     session.close()
     with pytest.raises(SessionClosed):
         waiting.result(timeout=60)
-    wait([first], timeout=60)
-    assert first.done() and session.is_closed
+    assert len(going) == GRAMMARS_AT_ONCE and session.is_closed
 
 
 def test_a_thread_that_waits_for_its_own_grammars_has_them_written_to_their_end(
     session: Session,
 ) -> None:
-    going = [with_grammar(session, n) for n in range(N_GRAMMARS)]
+    going = [with_grammar(session, n) for n in range(GRAMMARS_AT_ONCE)]
     for generation in going:
         next(generation)
     assert len(list(with_grammar(session))) == 9

@@ -88,8 +88,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         requests, n_lines = _open_input(args.input, stack)
         log = stack.enter_context(_open_output(args.out, args.input))
         earlier = earlier_answers(log, args.out)
-        args.spare_grammars = args.logprobs = True
-        args.most_body_bytes = body_bytes or 0
+        args.body_bytes = body_bytes or 0
         write = writer(log, args.out)
         files = BatchFiles(requests, args.input, write, earlier, counts, KeySet())
         runs_of = runs_of_one if is_one(args) else runs_of_several

@@ -22,7 +22,7 @@ from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import read_text, template_from, text_or_file
 from edgespec.cli.interrupts import Interrupts
 from edgespec.cli.invocation import CommandSettings, settings_from
-from edgespec.cli.model_list import PARALLEL, ModelList, is_one
+from edgespec.cli.model_list import PARALLEL, ModelList, for_requests, is_one
 from edgespec.errors import EdgespecError
 from edgespec.memory import process, room
 from edgespec.server.access_log import AccessLog, AnsweredRequest
@@ -135,8 +135,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     log = RequestLog(console, is_json="log_json" in args, quiet="quiet" in args)
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(guard.host, told.port))
-        args.spare_grammars = args.logprobs = args.keeps_one_text_fast = True
-        args.most_body_bytes = guard.max_body_bytes or 0
+        args.keeps_one_text_fast = True
+        args.body_bytes = guard.max_body_bytes or 0
         with lifetime.answered_while_loading(listener, guard, log, lifetime.CLIENT_LIMITS):
             opened = (_one if is_one(args) else _several)(args, console, template, stack)
             server = lifetime.Server(
@@ -189,7 +189,7 @@ def _one(
 ) -> _Opened:
     """A single model."""
     name = _name(args)
-    settings = settings_from(args, n_parallel=PARALLEL)
+    settings = for_requests(settings_from(args, n_parallel=PARALLEL), args.body_bytes)
     loaded = stack.enter_context(settings.opened(console, template))
     loaded.warn_with(Teller(console))
     sampling = _sampling(settings.generate, loaded.chat_sampling)

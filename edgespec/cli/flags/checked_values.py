@@ -57,8 +57,7 @@ def template_from(args: argparse.Namespace) -> str | None:
 
 
 def grammar_from(args: argparse.Namespace) -> Grammar | None:
-    """The chosen grammar; `args.grammars` is set so that the plan keeps memory for it. Raises
-    UsageError and GrammarError."""
+    """The chosen grammar. Raises UsageError and GrammarError."""
     from edgespec.grammar import specification
 
     makers = {
@@ -73,6 +72,4 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     if len(names) > 1:
         raise UsageError(f"give either {spell(names[0])} or {spell(names[1])}, not both")
     name = names[0].removesuffix("_file")
-    grammar = makers[name](text_or_file(args, name, 4 * specification.MAX_CHARACTERS) or "")
-    args.grammars = True
-    return grammar
+    return makers[name](text_or_file(args, name, 4 * specification.MAX_CHARACTERS) or "")
