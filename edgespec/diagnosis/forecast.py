@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
-from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, UsageError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.settings import options
 from edgespec.settings.config import LoadSettings
-from edgespec.tuning import pair_figures
 from edgespec.tuning.pair_figures import PairFigures
-from edgespec.tuning.trial import TrialFigures, plan_trial
 
 GIB = 1 << 30
 MIN_CONTEXT, MIN_BATCH = 512, 32
@@ -106,18 +102,6 @@ def _changes(settings: LoadSettings, plan: MemoryPlan) -> list[tuple[str, LoadSe
 
 def _gain(one: Speedup, now: float) -> float:
     return float("inf") if one.tokens_per_s is None else one.tokens_per_s / now - 1
-
-
-def helpful_changes(
-    load: LoadSettings, engine: EngineSettings, figures: PairFigures, run: TrialFigures
-) -> list[str]:
-    """Lines about further changes that would help, with predicted speeds."""
-    planner = partial(plan_trial, engine=engine)
-    found = forecast(load, planner, pair_figures.disk_of(load, run), figures)
-    if not found.speedups or found.tokens_per_s is None:
-        return []
-    now = f"{found.tokens_per_s:.2f}"
-    return [f"What would help, predicted, to {now} now:", *speedup_lines(found.speedups)]
 
 
 def speedup_lines(speedups: Sequence[Speedup]) -> list[str]:

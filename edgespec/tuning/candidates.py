@@ -33,11 +33,6 @@ class TuningJob:
     has_optional_drafts: bool = False
     """True if no draft was asked for: the target is tuned alone where none fits beside it."""
 
-    @property
-    def greedily(self) -> TuningJob:
-        """The job with greedy texts."""
-        return replace(self, sampling=SamplingParams())
-
     def beginning_with(self, draft: Path | None) -> TuningJob:
         """The job with `draft` (or none) as the default."""
         return replace(self, load=Candidate(draft).load(self.load))

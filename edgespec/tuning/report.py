@@ -32,19 +32,8 @@ def preset_settings(tuned: TuningResult) -> dict[str, Any]:
 
 def preset_reasons(tuned: TuningResult, when: str, version: str) -> list[str]:
     """Comments of the preset: when it was found, and by what measurement."""
-    best, defaults = tuned.winner, tuned.defaults
-    reasons = [f"Found by edgespec {version} tune, {when}, for this device, models and budget."]
-    if tuned.is_default:
-        reasons.append(
-            f"The defaults stay: {_n_tried(tuned)} settings did not beat their "
-            f"{defaults.tokens_per_s:.2f} tokens/s by more than the noise of {tuned.noise:.0%}."
-        )
-    else:
-        reasons.append(
-            f"{best.tokens_per_s:.2f} tokens/s against {defaults.tokens_per_s:.2f} with the "
-            f"defaults, the medians of {len(best.runs)} runs in turn."
-        )
-    return [*reasons, *interference_warning(tuned.others)]
+    found = f"Found by edgespec {version} tune, {when}, for this device, models and budget."
+    return [found, _verdict(tuned), *interference_warning(tuned.others)]
 
 
 def report(tuned: TuningResult) -> Report:
@@ -65,7 +54,7 @@ def report(tuned: TuningResult) -> Report:
         Row("trials", Table(columns, tuned.trials), ()),
         Row(value=Table(columns, [one for one in ran if one.runs])),
         Row(format=[*left_out, ""]),
-        Row("temperature", tuned.job.sampling.temperature, _temperature_lines(tuned)),
+        Row("temperature", tuned.job.sampling.temperature, _temperature_lines),
         Row("others", tuned.others, interference_warning),
         Row("gain", tuned.gain, _verdict(tuned)),
         Row("is_default", tuned.is_default),
@@ -84,7 +73,6 @@ def _columns(tuned: TuningResult) -> list[Column[Trials]]:
         Column("", "tokens/s", lambda one: one.tokens_per_s, "{:.2f}".format),
         Column("", "to defaults", lambda one: 1 + one.gain(tuned.defaults), "{:.2f}".format),
         Column("tokens_per_pass", "per pass", _tokens_per_pass, "{:.2f}".format),
-        Column("greedy", value=_greedy),
         Column("peak_bytes", "peak", format=format_size),
         Column("", "runs", lambda one: len(one.runs)),
         Column("failure"),
@@ -95,19 +83,8 @@ def _tokens_per_pass(one: Trials) -> float | None:
     return one.runs[-1].tokens_per_pass if one.runs else None
 
 
-def _temperature_lines(tuned: TuningResult) -> list[str]:
-    """Lines about the temperature of the runs, and the greedy ones beside them."""
-    temperature = tuned.job.sampling.temperature
-    if not temperature:
-        return []
-    greedy = [
-        f"{label(one.candidate, tuned.job.defaults)} {one.greedy.tokens_per_s:.2f} tokens/s, "
-        f"{one.greedy.tokens_per_pass:.2f} per pass"
-        for one in tuned.trials
-        if one.greedy is not None
-    ]
-    lines = [f"Texts were sampled at temperature {temperature:g}."]
-    return [*lines, f"Greedily, one run each: {'; '.join(greedy)}."] if greedy else lines
+def _temperature_lines(temperature: float) -> list[str]:
+    return [f"Texts were sampled at temperature {temperature:g}."] if temperature else []
 
 
 def first_line(run: TrialFigures) -> str:
@@ -134,21 +111,16 @@ def interference_warning(others: float) -> list[str]:
     ]
 
 
-def _greedy(one: Trials) -> dict[str, float] | None:
-    if (run := one.greedy) is None:
-        return None
-    return {"tokens_per_s": run.tokens_per_s, "tokens_per_pass": run.tokens_per_pass}
-
-
-def _n_tried(tuned: TuningResult) -> int:
-    return sum(bool(one.runs) for one in tuned.trials) - 1
-
-
 def _verdict(tuned: TuningResult) -> str:
+    usual = f"{tuned.defaults.tokens_per_s:.2f} tokens/s"
     if tuned.is_default:
+        n_tried = sum(bool(one.runs) for one in tuned.trials) - 1
         return (
-            f"The defaults are best here: {_n_tried(tuned)} other settings did not beat them by "
-            f"more than the noise ({tuned.noise:.0%} from turn to turn)."
+            f"The defaults are best here: {n_tried} other settings did not beat their {usual} "
+            f"by more than the noise ({tuned.noise:.0%} from turn to turn)."
         )
     best = label(tuned.winner.candidate, tuned.job.defaults)
-    return f"Best: {best}, {tuned.gain:+.0%} over the defaults."
+    return (
+        f"Best: {best}, {tuned.winner.tokens_per_s:.2f} tokens/s, {tuned.gain:+.0%} over the "
+        f"defaults' {usual}."
+    )

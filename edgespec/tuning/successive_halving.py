@@ -7,7 +7,6 @@ Trials are run by a `TrialRunner`, which tests replace by a formula.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
@@ -58,8 +57,6 @@ class Trials:
     runs: list[TrialFigures] = field(default_factory=list)
     failure: str = ""
     """Reason why it was dropped, other than speed."""
-    greedy: TrialFigures | None = None
-    """A run with greedy texts, beside the sampled ones; judges nothing."""
 
     @property
     def rates(self) -> list[float]:
@@ -152,10 +149,7 @@ def tune(
         _take_turn(runner, job, ahead if turn % 2 else ahead[::-1], length, budget_bytes, say)
         if turn >= MIN_TURNS:
             remaining = _faster_half(remaining, defaults)
-    winner = _winner(all_trials)
-    if job.sampling.temperature:
-        _run_greedily(runner, job, [winner, defaults], length, run_s)
-    return TuningResult(job, tuple(all_trials), winner)
+    return TuningResult(job, tuple(all_trials), _winner(all_trials))
 
 
 def _take_turn(
@@ -186,20 +180,6 @@ def _take_turn(
                 f"its peak of {format_size(run.peak_bytes)} is above the budget of "
                 f"{format_size(budget_bytes)}"
             )
-
-
-def _run_greedily(
-    runner: TrialRunner,
-    job: TuningJob,
-    trials: Sequence[Trials],
-    length: TrialLength,
-    run_s: float,
-) -> None:
-    """Run each once more with greedy texts, if there is time; failures are left out."""
-    for one in trials:
-        if one.greedy is None and runner.left_s >= run_s:
-            with suppress(EdgespecError):
-                one.greedy = runner.run(job.greedily, one.candidate, length)
 
 
 def _faster_half(remaining: Sequence[Trials], defaults: Trials) -> list[Trials]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from bench_rows import report, row
-from edgespec.bench import charts
 from edgespec.bench.bench_runs import ModelSurvey, applicable, in_parallel, named_drafts
 from edgespec.bench.bench_settings import BenchSettings
 from edgespec.bench.modes import ENGINE_MODES, BenchDraft, known_modes, with_drafts
@@ -41,7 +39,7 @@ KNOWN = known_modes(
         ("--memory 0%", "not a size"),
         ("--read-limit 50%", "--read-limit 50%: write bytes a second"),
         ("--quik", "did you mean '--quick'?"),
-        ("--svg /nonexistent/a.svg", "/nonexistent/a.svg cannot be written"),
+        ("--json /nonexistent/a.json", "/nonexistent/a.json cannot be written"),
         ("--repetitions 0", "--repetitions 0"),
         ("--temp warm", "--temp warm"),
         ("--parallel 1,x", "--parallel x: it must be"),
@@ -240,11 +238,8 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     makers recommend nothing. Every output holds all of it."""
     pytest.importorskip("llama_cpp")
     words = "--memory unlimited --modes mmap,auto -n 4 --n-prompts 1 --repetitions 1 -t 1"
-    picture, data = tmp_path / "a.svg", tmp_path / "a.json"
-    assert (
-        command_line.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)])
-        == 0
-    )
+    data = tmp_path / "a.json"
+    assert command_line.main(["bench", *words.split(), "--json", str(data)]) == 0
     out, err = capsys.readouterr()
     assert "nothing was limited" in out
     assert "[5/5]" in err
@@ -262,7 +257,6 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, unenlarged: None, capsys)
     assert sampled_mmap["agreement"] is None
     assert sampled_auto["reference"] == "mmap @0.8"
     assert "modes are compared with auto @0.8" in out
-    assert "tokens/s" in "".join(ElementTree.fromstring(picture.read_text()).itertext())
 
 
 @pytest.mark.slow
@@ -369,18 +363,14 @@ def test_a_small_bench_of_an_onnx_pair(tmp_path: Path, capsys):
         f"--modes mmap,auto -n 4 --prompts {prompts} --n-prompts 1 --repetitions 1 "
         "-c 64 -t 1 --temp 0"
     )
-    picture, data = tmp_path / "a.svg", tmp_path / "a.json"
-    assert (
-        command_line.main(["bench", *words.split(), "--svg", str(picture), "--json", str(data)])
-        == 0
-    )
+    data = tmp_path / "a.json"
+    assert command_line.main(["bench", *words.split(), "--json", str(data)]) == 0
     content = json.loads(data.read_text())
     assert "onnxruntime" in content["versions"]
     mmap, auto = content["modes"]
     assert auto["agreement"] == {"tokens": 4, "compared": 4}
     assert mmap["tokens_per_pass"] == 1.0
-    assert "tokens/s" in "".join(ElementTree.fromstring(picture.read_text()).itertext())
-    assert "llama.cpp" not in capsys.readouterr().out + picture.read_text()
+    assert "llama.cpp" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -402,15 +392,6 @@ def test_json_on_stdout_is_alone_there(measured: None, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["reference"] == "mmap"
     assert "tokens/s" in err
-
-
-def test_the_picture_says_how_many_times_the_reference():
-    text = "".join(
-        ElementTree.fromstring(
-            charts.picture(report([row("mmap", 1.0), row("auto", 2.0)]))
-        ).itertext()
-    )
-    assert "2.00, 2.00 times mmap" in text
 
 
 def test_engine_modes_are_named_once():

@@ -237,7 +237,6 @@ def test_tune(golden: Golden, as_json: bool, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(trial, "own_bytes", lambda: 0)
     monkeypatch.setattr(process, "usable_cores", lambda: 4)
     monkeypatch.setattr(trial_runner, "plan_trial", lambda load, engine: replace(PAGED))
-    monkeypatch.setattr(tune_command, "helpful_changes", lambda *args: ["What would help: this"])
     monkeypatch.setattr(tune_command, "_trial_runner", lambda *args: runner)
     flags = ("--memory-budget", "900MiB", "--out", "preset.toml", *["--json"] * as_json)
     golden(f"tune-{'json' if as_json else 'text'}", "tune", *flags)

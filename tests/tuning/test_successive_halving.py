@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ import pytest
 from edgespec import runtimes
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import EdgespecError
-from edgespec.settings.config import LoadSettings, SamplingParams
+from edgespec.settings.config import LoadSettings
 from edgespec.tuning import report
 from edgespec.tuning.candidates import Candidate, TuningJob, candidates
 from edgespec.tuning.successive_halving import TrialLength, TuningResult, label, tune
@@ -90,52 +90,6 @@ def test_two_that_are_faster_alone_are_tried_together() -> None:
 def test_a_gain_within_the_noise_changes_nothing() -> None:
     turns = iter([5.0, *[4.0, 7.0] * 200])
     assert tuned(lambda _: next(turns)).is_default
-
-
-@dataclass
-class TwoTemperatures(FormulaTrialRunner):
-    """Halves the speed of sampled texts, and remembers the temperatures."""
-
-    temperatures: list[float] = field(default_factory=list)
-
-    def run(self, job: TuningJob, candidate: Candidate, length: TrialLength) -> TrialFigures:
-        found = super().run(job, candidate, length)
-        self.temperatures.append(job.sampling.temperature)
-        factor = 0.5 if job.sampling.temperature else 1.0
-        return replace(found, tokens_per_s=factor * found.tokens_per_s)
-
-
-SAMPLED = SamplingParams(temperature=0.8)
-
-
-def test_sampled_texts_judge_and_greedy_ones_are_reported() -> None:
-    runner = TwoTemperatures(lambda c: 6.0 if c.changed.get("draft_max") == 8 else 5.0)
-    found = tune(runner, replace(job(DRAFT), sampling=SAMPLED), BUDGET)
-    assert (found.defaults.tokens_per_s, found.winner.tokens_per_s) == (2.5, 3.0)
-    assert found.defaults.greedy and found.winner.greedy
-    assert (found.defaults.greedy.tokens_per_s, found.winner.greedy.tokens_per_s) == (5.0, 6.0)
-    assert runner.temperatures[-2:] == [0.0, 0.0] and set(runner.temperatures[:-2]) == {0.8}
-    lines = report.report(found).lines()
-    assert "Texts were sampled at temperature 0.8." in lines
-    greedy = "defaults 5.00 tokens/s, 4.00 per pass; --draft-max 8 6.00 tokens/s, 4.00 per pass"
-    assert f"Greedily, one run each: {greedy}." in lines
-    told = report.report(found).as_dict()
-    assert told["temperature"] == 0.8
-    assert told["trials"][0]["greedy"] == {"tokens_per_s": 5.0, "tokens_per_pass": 4.0}
-
-
-def test_greedy_texts_are_left_out_where_time_is_over() -> None:
-    runner = TwoTemperatures(lambda _: 5.0, seconds=2.0)
-    found = tune(runner, replace(job(DRAFT), sampling=SAMPLED), BUDGET)
-    assert found.defaults.greedy is None
-    assert 0.0 not in runner.temperatures
-
-
-def test_greedy_texts_that_judge_are_not_written_again() -> None:
-    runner = TwoTemperatures(lambda _: 5.0)
-    found = tune(runner, job(DRAFT), BUDGET)
-    assert found.defaults.greedy is None
-    assert not [line for line in report.report(found).lines() if "temperature" in line]
 
 
 def test_what_the_user_gave_stays() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import runtimes
-from edgespec.bench import charts, table
+from edgespec.bench import table
 from edgespec.bench.bench_report import (
     AppliedLimits,
     BenchReport,
@@ -35,7 +35,7 @@ from edgespec.bench.modes import choose, known_modes, with_drafts
 from edgespec.bench.summary import spread, summaries
 from edgespec.cli import fetching
 from edgespec.cli.commands import demo
-from edgespec.cli.console import STDOUT, Console, report_failure, write_file, write_json
+from edgespec.cli.console import STDOUT, Console, report_failure, write_json
 from edgespec.cli.flags import groups
 from edgespec.cli.flags.checked_values import check_output
 from edgespec.cli.interrupts import Interrupts
@@ -88,7 +88,7 @@ left out, with the reason.
 examples:
   edgespec bench --quick
       a first look at this machine, in a minute or two
-  sudo edgespec bench --memory 50% --read-limit 300M --svg report.svg
+  sudo edgespec bench --memory 50% --read-limit 300M
       the embedded pair, its target enlarged to 1 GiB, as on a slow device
   edgespec bench -m big.gguf -md small.gguf --memory 4GiB --modes mmap,paged,auto --json a.json
   sudo edgespec bench -m big-onnx -md models/edgespec-draft-onnx-fp16 --read-limit 300M
@@ -131,7 +131,6 @@ def add_to(parser: ArgumentParser) -> None:
         nargs="?",
         const="-",
     )
-    groups.flag(output, "--svg FILE", "tokens per second by mode as a picture")
 
 
 BUDGET_SHARE = 1 / 1.02
@@ -160,9 +159,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Measure and report. Raises EdgespecError for failed runs after writing the report."""
     settings, console = settings_from_flags(args), Console()
     json_name: str | None = getattr(args, "json", None)
-    for name in (json_name, getattr(args, "svg", None)):
-        if name is not None and name != "-":
-            check_output(Path(name))
+    if json_name is not None and json_name != STDOUT:
+        check_output(Path(json_name))
     report = measure(settings, spelled(args), console)
     lines = "\n".join(table.summary(report).lines(console.width))
     if json_name == STDOUT:
@@ -171,9 +169,6 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         console.write("\n" + lines)
     if json_name is not None:
         write_json(json_name, report.as_dict())
-    if "svg" in args:
-        write_file(Path(args.svg), charts.picture(report))
-        console.note(f"picture: {args.svg}")
     if report.failures:
         error = EdgespecError(f"{len(report.failures)} runs failed: {report.failures[0].reason}")
         if json_name not in (None, STDOUT):  # the file has the report, failures included

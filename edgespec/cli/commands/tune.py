@@ -25,7 +25,6 @@ from edgespec.cli.invocation import (
     read_prompts,
     settings_from,
 )
-from edgespec.diagnosis.forecast import helpful_changes
 from edgespec.errors import EdgespecError
 from edgespec.extras import installed_version
 from edgespec.memory import process
@@ -50,8 +49,7 @@ draft on a GPU. Every draft that is given or comes with the target competes, how
 those of -md, the head of a fetched model, and the target's own layer (MTP). Each candidate
 continues the same prompts in a process of its own within the budget, sampled as `edgespec chat`
 does (--temp). They take turns, and after each turn the slower half is dropped. The defaults are
-kept unless a candidate is faster by more than the noise. If time is left, the best and the defaults
-also write greedy texts.
+kept unless a candidate is faster by more than the noise.
 
 Later commands with the same device, models and budget use the preset and print a note; --no-tuned
 ignores it. --out writes it to a file for --config instead. Afterwards `edgespec plan` predicts the
@@ -65,8 +63,8 @@ examples:
   edgespec tune -m big.gguf -md small.gguf --memory-budget 4GiB --out big-4gib.toml
   edgespec generate --config big-4gib.toml -p 'Once upon a time'
 
-Settings that change the text (KV types below f16, another batch size) or what fits (a smaller
-context) are listed with their predicted speed, and never chosen."""
+`edgespec doctor -m` predicts what settings that change the text or what fits would bring (KV types,
+another batch size, a smaller context)."""
 
 
 class TuneSettings(Settings):
@@ -102,23 +100,22 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     job, prompts = job_from(args, console)
     out = chosen.out or presets.path_of(job.load)
     presets.check_writable(out)
-    runner = _trial_runner(chosen, job, prompts, console)
+    runner = _trial_runner(chosen, prompts, console)
     had_drafts = bool(job.drafts)
     job, plan = planned(job)
     if had_drafts and not job.drafts:
         console.note("no draft can be used beside the target here: it is tuned alone")
     say = (lambda _: None) if "json" in args else console.note
     tuned = tune(runner, job, plan.budget_bytes, say)
-    figures = pair_figures.save_run(job.load, plan, tuned.defaults.runs[0])
-    helps = helpful_changes(job.load, job.engine, figures, tuned.defaults.runs[0])
+    pair_figures.save_run(job.load, plan, tuned.defaults.runs[0])
     best = tuned.winner.candidate
     if chosen.out is None:  # belongs to the pair with the better draft
         out = presets.path_of(best.load(job.load) if best.draft is not None else job.load)
     when = datetime.now().astimezone().isoformat(timespec="minutes")
-    reasons = [*report.preset_reasons(tuned, when, installed_version()), *helps]
+    reasons = report.preset_reasons(tuned, when, installed_version())
     told = Report(
         Row(value=report.report(tuned)),
-        Row("preset", out, helps),
+        Row("preset", out),
         Row("budget_bytes", plan.budget_bytes),
     )
     console.result(args, told)
@@ -164,7 +161,7 @@ def job_from(args: argparse.Namespace, console: Console) -> tuple[TuningJob, tup
 
 
 def _trial_runner(
-    told: TuneSettings, job: TuningJob, prompts: tuple[str, ...], console: Console
+    told: TuneSettings, prompts: tuple[str, ...], console: Console
 ) -> ProcessTrialRunner:
     show = partial(console.progress_with_rest, "tuning")
     return ProcessTrialRunner(prompts, told.seconds, show)
