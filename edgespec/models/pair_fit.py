@@ -107,29 +107,12 @@ def measure(
         n_tokens=sum(len(text.tokens) for text in texts),
         compared=compared,
         agreed=agreed,
-        together=_together(texts),
+        together=SourcesFit(
+            GENERATION_NODES,
+            sum(text.speculation.rounds for text in texts),
+            total_sources(text.speculation.sources for text in texts),
+        ),
         notes=tuple(dict.fromkeys(note for text in texts for note in text.notes)),
-    )
-
-
-def measure_lookups(
-    target: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-    progress: Progress,
-    sampling: SamplingParams = GREEDY,
-) -> SourcesFit:
-    """Yield without a draft model: guesses from the text and from the target's earlier logits."""
-    return _together(
-        target_texts(target, None, prompts, max_tokens, progress, _ALL_SOURCES, sampling)
-    )
-
-
-def _together(texts: Sequence[GenerationResult]) -> SourcesFit:
-    return SourcesFit(
-        GENERATION_NODES,
-        sum(text.speculation.rounds for text in texts),
-        total_sources(text.speculation.sources for text in texts),
     )
 
 

@@ -9,7 +9,6 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ from edgespec.memory import process
 from edgespec.memory.budget import MemoryRow, plan_memory
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
-from edgespec.models import draft_training, pair_fit
+from edgespec.models import draft_training
 from edgespec.models.pair_fit import PairFit, SourcesFit
 from edgespec.paging import disk_speed
 from edgespec.ports.findings import Finding
@@ -260,7 +259,6 @@ def fit(sources: tuple[SourceStats, ...], n_compared: int = 500) -> PairFit:
     return PairFit(3, 600, n_compared, 300, SourcesFit(16, 100, sources), ("a note",))
 
 
-LOOKUPS = SourcesFit(16, 100, DRAFTED[1:])
 MEASURED = MeasuredPair(
     Path("big.gguf"), fit(DRAFTED), PAGED, 70 * MIB, SampledFit(WARM, fit(DRAFTED))
 )
@@ -301,12 +299,7 @@ CHECKED = ("target", "draft", "-n", "8")
 
 
 @JSON_FLAG
-def test_models_check_of_several(
-    golden: Golden, measured: None, as_json: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    models = SimpleNamespace(target=counting())
-    monkeypatch.setattr(session, "open_models", lambda *args: nullcontext(models))
-    monkeypatch.setattr(pair_fit, "measure_lookups", lambda *args: LOOKUPS)
+def test_models_check_of_several(golden: Golden, measured: None, as_json: bool) -> None:
     golden(
         f"models-compare-{'json' if as_json else 'text'}",
         *("models", "check", *CHECKED[:2], "target", "-n", "8", *["--json"] * as_json),

@@ -64,8 +64,8 @@ The target continues some prompts greedily, and once more as `edgespec chat` sam
   source            for each source of guesses (the draft, the text itself, the target's own
                     words) the number verified and accepted
 
-Several drafts are compared in one table, beside lookups alone; TARGET itself stands for its own
-layer (MTP). One that cannot guess for TARGET is left out, with the reason.
+Several drafts are compared in one table; TARGET itself stands for its own layer (MTP). One that
+cannot guess for TARGET is left out, with the reason.
 
 These figures depend on the prompts, so use prompts like yours, and not on the machine: `edgespec
 bench` with the same -md measures seconds and memory."""
@@ -120,10 +120,8 @@ def _compare(
     console: Console,
     sampling: SamplingParams,
 ) -> None:
-    """Compare several drafts, and lookups alone. Raises the first draft's error if none works."""
-    from edgespec.models import pair_fit
+    """Compare several drafts. Raises the first draft's error if none works."""
     from edgespec.models.model_files import distinct_names
-    from edgespec.session import session
 
     pairs: dict[Path, MeasuredPair] = {}
     failures: dict[Path, EdgespecError] = {}
@@ -134,26 +132,15 @@ def _compare(
             failures[draft] = error
     if not pairs:
         raise next(iter(failures.values()))
-    n_tokens = groups.given(args, CheckSettings).max_tokens
-    with session.open_models(load_settings(args, target), pair_fit.LOADED_FOR) as models:
-        encoded = _encoded(models.target.vocabulary, prompts)
-        lookups, *sampled = (
-            pair_fit.measure_lookups(models.target, encoded, n_tokens, show, each)
-            for each, show in _at_temperatures(sampling, console)
-        )
     names = dict(zip(drafts, distinct_names(drafts), strict=True))
-    fits = {names[draft]: pair.fit for draft, pair in pairs.items()}
     reasons = {names[draft]: str(error) for draft, error in failures.items()}
-    rows = [Row(value=drafters_report(fits, lookups, reasons))]
-    if sampled:
-        fits = {names[draft]: pair.sampled.fit for draft, pair in pairs.items() if pair.sampled}
-        warm = drafters_report(fits, sampled[0], {}, sampling)
-        rows += [Row(format=""), Row(value=warm)]
+    fits = {names[draft]: pair.fit for draft, pair in pairs.items()}
+    sampled = {names[draft]: pair.sampled.fit for draft, pair in pairs.items() if pair.sampled}
     report = Report(
-        *rows,
+        Row(value=drafters_report(fits, reasons)),
+        Row(format=[""] if sampled else []),
+        Row(value=drafters_report(sampled, {}, sampling) if sampled else Report()),
         Row("drafts", [pair.report(draft) for draft, pair in pairs.items()]),
-        Row("lookups", sources_report(lookups), ()),
-        Row("sampled_lookups", sources_report(sampled[0]) if sampled else None, ()),
         Row("left_out", [{"draft": d, "reason": str(error)} for d, error in failures.items()]),
     )
     console.result(args, report)
@@ -260,11 +247,11 @@ _SOURCES: list[Column[SourceStats]] = [
     Column("verified", "verified"),
     Column("accepted", "accepted"),
 ]
-_DRAFTERS: list[Column[tuple[str, str, SourcesFit]]] = [
+_DRAFTERS: list[Column[tuple[str, PairFit]]] = [
     Column("", "draft", lambda row: row[0], is_left=True),
-    Column("", "top-1", lambda row: row[1]),
-    Column("", "draft's guesses per pass", lambda row: f"{row[2].of_draft:.2f}"),
-    Column("", "tokens per pass, lookups too", lambda row: f"{row[2].tokens_per_pass:.2f}"),
+    Column("", "top-1", lambda row: f"{row[1].agreement:.3f}"),
+    Column("", "draft's guesses per pass", lambda row: f"{row[1].together.of_draft:.2f}"),
+    Column("", "tokens per pass, all", lambda row: f"{row[1].together.tokens_per_pass:.2f}"),
 ]
 
 
@@ -314,22 +301,17 @@ def sources_report(together: SourcesFit) -> Report:
 
 def drafters_report(
     fits: Mapping[str, PairFit],
-    lookups: SourcesFit,
     left_out: Mapping[str, str],
     sampling: SamplingParams | None = None,
 ) -> Report:
-    """Table of the drafts by name and of lookups alone, and reasons of drafts that cannot guess."""
+    """Table of the drafts by name, and reasons of drafts that cannot guess."""
     some = next(iter(fits.values()))
-    rows: list[tuple[str, str, SourcesFit]] = [
-        *((name, f"{fit.agreement:.3f}", fit.together) for name, fit in fits.items()),
-        ("lookups alone", "", lookups),
-    ]
     notes = dict.fromkeys(note for fit in fits.values() for note in fit.notes)
     how = f"sampled with {sampling_line(sampling)}" if sampling else "greedily"
-    title = f"{lookups.drafted_nodes} guesses per pass, {_text_line(some, how)}:"
+    title = f"{some.together.drafted_nodes} guesses per pass, {_text_line(some, how)}:"
     return Report(
         Row(format=[title, ""]),
-        Row(value=Table(_DRAFTERS, rows)),
+        Row(value=Table(_DRAFTERS, list(fits.items()))),
         Row(format=[f"{name}: left out, {reason}" for name, reason in left_out.items()]),
         Row(format=[f"note: {note}" for note in notes]),
     )
