@@ -42,7 +42,7 @@ KNOWN_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """What guesses may cost in the next pass, and the most tokens a second for that.
+    """Cost that guesses may have in the next pass, and the most tokens a second for it.
 
     The candidates are no guesses, a line, and trees of any size. Nodes of all texts are one pool:
     arrays have the cumulative confidence of each node, 1 for the root of each text.

@@ -1,4 +1,4 @@
-"""What passes, draft steps and reads cost, as measured passes teach it."""
+"""Costs of passes, draft steps and reads, as measured passes teach them."""
 
 from __future__ import annotations
 
