@@ -4,7 +4,6 @@ head, and the files and classes that a round goes through."""
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from edgespec.models.embedded import embedded_pair
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 
-MAX_FRAMES = 7
+MAX_FRAMES = 11
 """Most frames from the loop to llama.cpp's pass."""
 MAX_CLASSES, MAX_FILES = 48, 44
 """Most classes and files of the product in the median round with one text and a draft."""
@@ -77,16 +76,15 @@ def test_a_round_is_shallow_and_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     embedded = embedded_pair()
     load = LoadSettings(model=embedded.target, draft=embedded.draft, ctx_size=256)
     with session.load(load, EngineSettings(step_aside=False, remember=False)) as running:
-        import llama_cpp
+        from edgespec_runtimes.gguf.context.rows import RowBatch
 
-        decode = llama_cpp.llama_decode
+        compute = RowBatch.compute
 
-        def measured(context: object, batch: object) -> object:
-            if threading.current_thread().name == "edgespec-engine":
-                depths.append(depth_below(sys._getframe(1), "Scheduler.serve"))
-            return decode(context, batch)
+        def measured(batch: RowBatch, context: object) -> int:
+            depths.append(1 + depth_below(sys._getframe(1), "Scheduler.serve"))
+            return compute(batch, context)
 
-        monkeypatch.setattr(llama_cpp, "llama_decode", measured)
+        monkeypatch.setattr(RowBatch, "compute", measured)
         running.generate("def read(path):\n", max_tokens=60)
     one = sorted(profile.rounds, key=lambda each: each.n_calls)[len(profile.rounds) // 2]
     assert len(one.classes) <= MAX_CLASSES, sorted(one.classes)
