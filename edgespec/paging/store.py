@@ -6,8 +6,7 @@ Counts reads and stalls; knows nothing about addresses of weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edgespec.paging.reader import Segment
 from edgespec.values import ExpertStats, PagingStats, PassReport
@@ -48,40 +47,22 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Reads:
+class Reads(NamedTuple):
     """Bytes and seconds of the stores' reads and stalls: since loading, or between two moments."""
 
-    nbytes: int = 0
+    bytes_read: float = 0
     stall_s: float = 0.0
     choice_stall_s: float = 0.0
     first_row_stall_s: float = 0.0
     read_s: float = 0.0
 
-    def __sub__(self, earlier: Reads) -> Reads:
-        return Reads(
-            self.nbytes - earlier.nbytes,
-            self.stall_s - earlier.stall_s,
-            self.choice_stall_s - earlier.choice_stall_s,
-            self.first_row_stall_s - earlier.first_row_stall_s,
-            self.read_s - earlier.read_s,
-        )
-
-
-_NO_READS = Reads()
+    def since(self, earlier: Reads) -> Reads:
+        return Reads(*(now - before for now, before in zip(self, earlier, strict=True)))
 
 
 def reads_of(stores: Sequence[Store]) -> Reads:
     """Totals of `stores` since the model was loaded."""
-    if not stores:
-        return _NO_READS
-    return Reads(
-        sum(store.bytes_read for store in stores),
-        sum(store.stall_s for store in stores),
-        sum(store.choice_stall_s for store in stores),
-        sum(store.first_row_stall_s for store in stores),
-        sum(store.read_s for store in stores),
-    )
+    return Reads(*(sum(getattr(store, name) for store in stores) for name in Reads._fields))
 
 
 class PassMeter:
@@ -103,14 +84,14 @@ class PassMeter:
         if not self._stores:
             return PassReport(self._clock() - self._began_s, passes=passes, n_tokens=n_tokens)
         after = reads_of(self._stores)
-        call, since_report = after - self._before, after - self._reported
+        call, since_report = after.since(self._before), after.since(self._reported)
         self._reported = after
         return PassReport(
             wall_s=self._clock() - self._began_s,
             stall_s=call.stall_s,
             choice_stall_s=call.choice_stall_s,
             first_row_stall_s=call.first_row_stall_s,
-            bytes_read=since_report.nbytes,
+            bytes_read=int(since_report.bytes_read),
             read_s=since_report.read_s,
             passes=passes,
             n_tokens=n_tokens,
@@ -130,7 +111,7 @@ def paging_stats(
         segments=len(segments),
         pinned_bytes=pinned_bytes,
         streamed_bytes=total - pinned_bytes,
-        bytes_read=reads.nbytes,
+        bytes_read=int(reads.bytes_read),
         stall_s=reads.stall_s,
         passes=passes,
         experts=experts,
