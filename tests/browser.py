@@ -94,6 +94,21 @@ class Browser:
         content = {"cmd": command, "params": parameters}
         return self._post(f"/session/{self._session}/goog/cdp/execute", content)
 
+    @contextmanager
+    def tab(self, address: str) -> Iterator[str]:
+        """Another tab at an address, in which the block runs; `switch` goes to and fro."""
+        first = self._http.get(f"/session/{self._session}/window").json()["value"]
+        second = self._post(f"/session/{self._session}/window/new", {"type": "tab"})["handle"]
+        self.switch(second)
+        self.open(address)
+        yield first
+        self.switch(second)
+        self._http.delete(f"/session/{self._session}/window")
+        self.switch(first)
+
+    def switch(self, tab: str) -> None:
+        self._post(f"/session/{self._session}/window", {"handle": tab})
+
     def close(self) -> None:
         self._http.delete(f"/session/{self._session}")
         self._http.close()
@@ -115,7 +130,11 @@ window.fetch = async (path, options) => {
     window.tell = chunk => window.sent("data: " + JSON.stringify(chunk) + "\\n\\n");
     window.more = content => window.tell({choices: [{delta: {content}}]});
     window.more(answer);
-    window.end = () => controller.close();
+    window.cut = () => controller.close();
+    window.end = () => {
+      window.tell({choices: [{delta: {}, finish_reason: "stop"}]});
+      window.cut();
+    };
     options.signal.addEventListener("abort", () =>
       controller.error(new DOMException("", "AbortError")));
   }});
@@ -145,7 +164,8 @@ def page_alone(chat: bool = True, *others: dict[str, object]) -> Iterator[str]:
         return JSONResponse({"data": [*others, model]})
 
     routes = [Route("/", page), Route("/page/{name}", page), Route("/v1/models", models)]
-    server = HttpServer(Starlette(routes=routes), ClientLimits(), 32, shutdown_s=1)
+    app = Starlette(routes=routes)
+    server = HttpServer(app, app, ClientLimits(), 32, shutdown_s=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -167,6 +187,7 @@ BUDGET = {
     "resident_bytes": 700 << 20,
     "pinned_bytes": 500 << 20,
     "streamed_bytes": 400 << 20,
+    "most_bytes": 1 << 40,
     "follows": False,
 }
 """The server's report of its memory."""
@@ -217,6 +238,25 @@ def finish(page: Browser) -> None:
 def converse(page: Browser, question: str, answer: str) -> None:
     begin(page, question, answer)
     finish(page)
+
+
+KEPT = """return new Promise(resolve => {
+  indexedDB.open("edgespec").onsuccess = ({target: {result: database}}) => {
+    const store = database.transaction("conversations").objectStore("conversations");
+    store.getAll().onsuccess = ({target: {result: copies}}) => {
+      database.close();
+      resolve(copies.flatMap(one => [one.system, ...one.messages.map(one => one.content)]));
+    };
+  };
+})"""
+"""The texts of all system messages and messages that the browser keeps."""
+
+
+def kept(page: Browser, *wanted: str) -> None:
+    """Wait until the browser keeps these texts and no others."""
+    deadline = time.monotonic() + PATIENCE_S
+    while sorted(found := [*filter(None, page.run(KEPT))]) != sorted(wanted):
+        assert time.monotonic() < deadline, found
 
 
 def reload(page: Browser) -> None:

@@ -1,9 +1,7 @@
 """Conversations on the page: kept over reloads, listed, saved, and written again."""
 
-import pytest
-
 import browser as browsers
-from browser import answering, ask, begin, converse, finish, press, reload, texts
+from browser import answering, ask, begin, converse, finish, kept, press, reload, texts
 
 pytestmark = browsers.needed
 
@@ -13,6 +11,7 @@ def test_a_conversation_survives_a_reload(page):
     converse(page, "second", "Two.")
     page.run("document.querySelector('#settings').open = true")
     page.write("#system", "Be brief.")
+    kept(page, "Be brief.", "first", "**One.**", "second", "Two.")
     reload(page)
     assert texts(page, ".user") == ["first", "second"]
     assert texts(page, ".assistant") == ["One.", "Two."]
@@ -25,6 +24,7 @@ def test_a_conversation_survives_a_reload(page):
 
 def test_a_reload_keeps_what_was_answered_so_far(page):
     begin(page, "first", "Half an")
+    kept(page, "first", "Half an")
     reload(page)
     assert texts(page, ".assistant") == ["Half an"]
 
@@ -83,16 +83,70 @@ def test_an_answer_under_way_stays_in_its_conversation(page):
     assert texts(page, ".turn") == ["first", "Half an"]
 
 
-@pytest.mark.parametrize("kept", ["{", "null", '{"converses": true, "messages": 1}', "[]"])
-def test_a_damaged_copy_is_none(page, kept):
+def test_a_damaged_copy_is_none(page):
     page.run(
-        f"localStorage.setItem('edgespec conversation damaged', {kept!r});"
-        "sessionStorage.setItem('edgespec current', 'damaged')"
+        "return new Promise(resolve => {"
+        "  indexedDB.open('edgespec').onsuccess = ({target: {result: database}}) => {"
+        "    const transaction = database.transaction('conversations', 'readwrite');"
+        "    transaction.objectStore('conversations').put({id: 'damaged', messages: [{}]});"
+        "    transaction.oncomplete = () => { database.close(); resolve(); };"
+        "  };"
+        "})"
     )
+    page.run("sessionStorage.setItem('edgespec current', 'damaged')")
     reload(page)
     assert texts(page, ".turn") == []
     converse(page, "first", "One.")
     assert texts(page, ".assistant") == ["One."]
+
+
+def test_a_tab_loses_no_message_of_another(page):
+    """A tab that was closed last had written its own copy, without what another had asked."""
+    converse(page, "first", "One.")
+    address = page.run("return location.href")
+    with page.tab(address) as other:
+        page.until("document.querySelectorAll('#conversations .open').length === 2")
+        page.run("[...document.querySelectorAll('#conversations .open')].at(-1).click()")
+        converse(page, "second", "Two.")
+        converse(page, "third", "Three.")
+        page.switch(other)
+        page.until("document.querySelectorAll('.turn').length === 6")
+        reload(page)
+        assert texts(page, ".user") == ["first", "second", "third"]
+
+
+def test_tabs_that_ask_at_once_keep_all_messages(page):
+    converse(page, "first", "One.")
+    begin(page, "here", "He")
+    address = page.run("return location.href")
+    with page.tab(address) as other:
+        page.until("document.querySelectorAll('#conversations .open').length === 2")
+        page.run("[...document.querySelectorAll('#conversations .open')].at(-1).click()")
+        page.until("document.querySelectorAll('.turn').length === 4")
+        converse(page, "there", "There.")
+        page.switch(other)
+        page.run("more('re.')")
+        finish(page)
+        kept(page, "first", "One.", "here", "Here.", "there", "There.")
+        assert sorted(texts(page, ".user")) == ["first", "here", "there"]
+
+
+def test_a_conversation_that_cannot_be_kept_says_so(page):
+    assert page.run("return document.querySelector('#unkept').hidden")
+    page.run(
+        "IDBObjectStore.prototype.put = () => {  throw new DOMException('', 'QuotaExceededError');}"
+    )
+    converse(page, "first", "One.")
+    page.until("!document.querySelector('#unkept').hidden")
+    assert texts(page, ".assistant") == ["One."]
+
+
+def test_a_stream_that_ends_early_is_shown_as_cut(page):
+    begin(page, "first", "Half an")
+    page.run("cut()")
+    page.until("document.querySelector('.error')")
+    assert texts(page, ".assistant") == ["Half an"]
+    assert "cut off" in texts(page, ".error")[0]
 
 
 def test_regenerate_asks_the_latest_question_again(page):

@@ -69,7 +69,7 @@ def test_the_panel_tells_of_the_latest_answer(page):
         "edgespec_generated_tokens_total ${tokens}\\nedgespec_accepted_tokens_total ${accepted}\\n"
         "edgespec_decode_seconds_total ${seconds}\\nedgespec_read_bytes_total ${bytes}\\n"
         "edgespec_stall_seconds_total ${stalls}\\n`;"
-        "window.counts = [counted(10, 0, 1, 0, 0), counted(50, 30, 9, 2 ** 31, 1.5)];"
+        "window.counts = [counted(10, 0, 1, 0, 0), counted(1010, 750, 5, 2 ** 31, 1.5)];"
         "const answers = window.fetch;"
         f"const report = {json.dumps(json.dumps(BUDGET))};"
         "window.fetch = async (path, options) =>"
@@ -85,7 +85,7 @@ def test_the_panel_tells_of_the_latest_answer(page):
     finish(page)
     page.until("document.querySelector('#latest').textContent")
     assert texts(page, "#latest") == [
-        "Latest answer: 5.0 tokens a second, 4.0 a pass, 75 % guessed, "
+        "Latest answer: 250 tokens a second, 4.0 a pass, 75 % guessed, "
         "2.0 GiB read, 1.5 s waited for them."
     ]
 

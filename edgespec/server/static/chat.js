@@ -1,18 +1,17 @@
 /* The page to chat: conversations with the server that it came from. */
 
 import { ask, errorOf, events } from "./api.js";
-import { Conversation, SAMPLING, current } from "./conversation.js";
+import { Conversation, SAMPLING, newId, readAll, remember, remembered } from "./conversation.js";
 import * as engine from "./engine.js";
 import { download, drawLibrary } from "./library.js";
 import { addOrigins, legend } from "./origins.js";
-import { Shown, clear, copy, showError, toEnd } from "./view.js";
+import { Shown, clear, copy, showError, staying, toEnd } from "./view.js";
 
 const MOST_ATTACHED = 256 * 1024;  /* bytes of a file that becomes text of a message */
 const MOST_CONTINUED = 256;  /* tokens; a text has no end of its own, and goes on when asked */
 const $ = id => document.getElementById(id);
 const number = value => value.toLocaleString("en");
 let conversation = new Conversation();
-let converses = true;  /* false for a model without a chat template, which continues text */
 let named = "";        /* the model that requests name, where there are several */
 let edited = null;     /* the place of the message that is being edited */
 let contextLength = Infinity;
@@ -23,19 +22,19 @@ let showing = null;    /* the answer that grows, on the page */
 /* Draws the whole conversation; only its latest answer can be written again. */
 function draw() {
   clear();
-  const { messages } = conversation;
+  const { messages } = conversation, last = messages.length - 1;
   messages.forEach((message, place) => {
     const actions = { Copy: button => copy(message.content, button) };
     if (message.role === "user") actions.Edit = () => edit(place);
-    else if (place === messages.length - 1) actions.Regenerate = regenerate;
-    new Shown(message, converses).offer(actions);
+    else if (place === last) actions.Regenerate = regenerate;
+    new Shown(message, conversation.converses).offer(actions);
   });
   drawLegend();
   keep();
 }
 
 function drawLegend() {
-  const runs = [...conversation.messages, conversation.growing].map(message => message?.origins || []);
+  const runs = conversation.messages.map(message => message.origins || []);
   $("guesses-legend").replaceChildren(...legend(runs));
 }
 
@@ -49,24 +48,40 @@ function toggleGuesses() {
   drawLegend();
 }
 
-/* Keeps the conversation, and shows it in the list. */
-function keep() {
-  conversation.keep(converses);
-  drawLibrary(conversation, converses, { open, rename, save, remove });
+/* Keeps a conversation, and shows the list as it is then. */
+async function keep(one = conversation) {
+  list();
+  const isKept = await one.keep();
+  if (one === conversation) $("unkept").hidden = isKept;
+  list();
+}
+
+function list() {
+  drawLibrary(conversation, { open, rename, save, remove });
+}
+
+/* Takes in what another tab has kept. */
+function heard(copy) {
+  if (copy.id === conversation.id && copy.messages) {
+    conversation.take(copy);
+    if (!conversation.running && edited === null) staying(draw);
+  }
+  list();
 }
 
 /* Shows another conversation; an answer under way ends. */
 function open(other) {
-  const { running } = conversation;
   if (other !== conversation) {
-    conversation.keep(converses);
+    conversation.running?.abort();
+    keep(conversation);
     conversation = other;
-    if (running) running.abort();
   }
   endEditing();
   $("state").textContent = "";
+  $("unkept").hidden = true;
   setRunning(false);
   showSettings();
+  remember(conversation);
   draw();
   toEnd();
   document.body.classList.remove("listing");
@@ -75,44 +90,45 @@ function open(other) {
 
 function rename(one, name) {
   one.name = name;
-  one.keep(converses);
-  keep();
+  keep(one);
 }
 
 function save(one) {
   download(`${one.title.replace(/[^\p{L}\p{N} _-]/gu, "").trim() || "conversation"}.md`, one.markdown);
 }
 
-function remove(one) {
+async function remove(one) {
   if (one.messages.length && !confirm(`Delete “${one.title}”?`)) return;
-  one.forget();
-  if (one === conversation) {
-    one.messages = [];
-    one.system = "";
-    open(new Conversation());
-  } else keep();
+  await one.forget();
+  if (one === conversation) open(fresh());
+  else list();
 }
 
-/* Asks a question behind `earlier` messages, in place of those that were there. They come back if
-   there is no answer. `mine` is the conversation; another may have taken its place since. */
+const fresh = given => new Conversation({ converses: conversation.converses }, given);
+
+/* Asks a question behind `earlier` messages. With the first word of the answer, both take the place of
+   those that were there; without an answer these stay. `mine` is the conversation; another may have
+   taken its place since. */
 async function converse(question, earlier, isRepeated = false) {
-  const mine = conversation;
+  const mine = conversation, { converses } = mine;
   const isCurrent = () => mine === conversation;
-  const before = mine.messages;
-  const answer = { role: "assistant", content: "", reasoning: "", origins: [] };
-  mine.messages = [...earlier, { role: "user", content: question }];
+  const replaced = mine.messages.filter(message => !earlier.includes(message)).map(({ id }) => id);
+  const asked = { id: newId(), role: "user", content: question };
+  const answer = { id: newId(), role: "assistant", content: "", reasoning: "", origins: [] };
+  if (!isRepeated) remember(mine, question);
   mine.running = new AbortController();
-  mine.growing = answer;
   mine.changed = Date.now();
-  draw();
+  keep();
+  clear();
+  for (const message of [...earlier, asked]) new Shown(message, converses);
   toEnd();
   const shown = showing = new Shown(answer, converses, true);
   const meter = new Meter();
-  let isCut = false, failure = "";
+  let reason = "", failure = "";
   setRunning(true);
   await engine.answerBegins();
   try {
-    const body = mine.request(converses, $("temperature").valueAsNumber, MOST_CONTINUED, named);
+    const body = mine.request([...earlier, asked], $("temperature").valueAsNumber, MOST_CONTINUED, named);
     const options = { method: "POST", body, signal: mine.running.signal };
     const response = await ask(converses ? "v1/chat/completions" : "v1/completions", options);
     if (!response.ok) throw new Error(await errorOf(response));
@@ -123,31 +139,33 @@ async function converse(question, earlier, isRepeated = false) {
       if (chunk.usage) meter.ends(chunk.usage);
       for (const choice of chunk.choices) {
         const delta = choice.delta || { content: choice.text };
+        if (delta.content && !answer.content) {
+          mine.messages = [...mine.messages.filter(({ id }) => !replaced.includes(id)), asked, answer];
+          remember(mine);
+        }
         answer.content += delta.content || "";
         answer.reasoning += delta.reasoning_content || "";
         addOrigins(answer.origins, choice.origins);
         if (delta.content || delta.reasoning_content) {
           meter.writes();
           shown.grow();
+          mine.keepSoon();
         }
-        if (converses && choice.finish_reason === "length") isCut = true;
+        reason = choice.finish_reason || reason;
       }
     }
-    if (!answer.content) failure = "The model answered nothing.";
+    if (!reason && isCurrent()) failure = "The answer was cut off: the connection to the server ended.";
+    else if (!answer.content) failure = "The model answered nothing.";
   } catch (error) {
     if (error.name !== "AbortError") failure = error.message;
   }
-  mine.running = mine.growing = null;
-  if (answer.content) mine.messages = [...mine.messages, answer];
-  else mine.messages = before;
-  if (!isCurrent()) {  /* what there was of the answer stays in its conversation */
-    if (mine.messages.length) mine.keep(converses);
-    return keep();
-  }
+  mine.running = null;
+  if (!isCurrent()) return keep(mine);  /* what there was of the answer stays in its conversation */
+  remember(mine);
   setRunning(false);
   draw();
   if (failure) showError(failure);
-  if (isCut && answer.content) {
+  else if (converses && reason === "length") {
     showError(meter.nTokens >= contextLength
       ? "The context is full: a new conversation has room."
       : "The answer was cut off: the server allows no more tokens or time.");
@@ -198,12 +216,12 @@ class Meter {
   speed(nWritten) {
     const seconds = (performance.now() - this.beganMs) / 1000;
     if (!this.beganMs || nWritten < 2 || seconds <= 0) return "";
-    return `, ${((nWritten - 1) / seconds).toPrecision(2)} tokens a second`;
+    return `, ${engine.rate((nWritten - 1) / seconds)} tokens a second`;
   }
 }
 
 /* Opens or closes the list on a narrow window, with the focus in what is seen. */
-function list(isOpen) {
+function showList(isOpen) {
   document.body.classList.toggle("listing", isOpen);
   $("open-library").setAttribute("aria-expanded", String(isOpen));
   $(isOpen ? "close-library" : "open-library").focus();
@@ -247,7 +265,7 @@ function endEditing() {
 
 $("form").addEventListener("submit", event => {
   event.preventDefault();
-  const text = converses ? $("text").value.trim() : $("text").value;
+  const text = conversation.converses ? $("text").value.trim() : $("text").value;
   if (!text || conversation.running) return;
   const earlier = conversation.messages.slice(0, edited ?? undefined);
   endEditing();
@@ -262,17 +280,17 @@ $("text").addEventListener("keydown", event => {
 });
 document.addEventListener("keydown", event => {
   if (event.key !== "Escape" || event.isComposing) return;
-  if (document.body.classList.contains("listing")) list(false);
+  if (document.body.classList.contains("listing")) showList(false);
   else if (conversation.running) stop();
   else endEditing();
 });
 $("stop").addEventListener("click", stop);
 $("new").addEventListener("click", () => {
   const { system, sampling } = conversation;
-  open(new Conversation({ system, sampling: { ...sampling } }));
+  open(fresh({ system, sampling: { ...sampling } }));
 });
-$("open-library").addEventListener("click", () => list(true));
-$("close-library").addEventListener("click", () => list(false));
+$("open-library").addEventListener("click", () => showList(true));
+$("close-library").addEventListener("click", () => showList(false));
 $("toggle-guesses").addEventListener("click", toggleGuesses);
 $("toggle-engine").addEventListener("click", () => engine.show($("engine").hidden));
 $("attach").addEventListener("click", () => $("files").click());
@@ -286,14 +304,14 @@ $("files").addEventListener("change", async () => {
 });
 $("system").addEventListener("input", () => {
   conversation.system = $("system").value;
-  conversation.keep(converses);
+  keep();
 });
 for (const name of SAMPLING) {
   $(name).addEventListener("input", () => {
     const value = $(name).valueAsNumber;
     if (value >= 0) conversation.sampling[name] = value;
     else delete conversation.sampling[name];
-    conversation.keep(converses);
+    keep();
   });
 }
 
@@ -316,33 +334,34 @@ function showSettings() {
   $("settings").open = Boolean(conversation.system);
 }
 
-addEventListener("pagehide", () => conversation.keep(converses));
-
 /* A conversation, or a text that goes on where the model has no chat template. */
-function setConverses(does) {
-  converses = does;
-  $("text").placeholder = does
+function showKind(converses) {
+  $("text").placeholder = converses
     ? "Write a message; Enter sends, Shift+Enter breaks the line"
     : "Write the beginning of a text; Enter continues it, Shift+Enter breaks the line";
-  $("send").textContent = does ? "Send" : "Continue";
-  $("note").hidden = does;
-  $("system").hidden = !does;
+  $("send").textContent = converses ? "Send" : "Continue";
+  $("note").hidden = converses;
+  $("system").hidden = !converses;
 }
 
 /* Talks with a model from now on. One that is not loaded says only then whether it converses. */
 function use(model) {
-  const did = converses;
+  const converses = model.chat ?? true;
   $("name").textContent = document.title = model.id;
   contextLength = model.context_length ?? Infinity;
   defaults = { temperature: 0, ...model.sampling };
-  setConverses(model.chat ?? true);
-  if (did !== converses) {
+  showKind(converses);
+  if (converses !== conversation.converses) {
     conversation.running?.abort();
-    conversation.keep(did);
-    conversation = new Conversation();
+    keep(conversation);
+    conversation = new Conversation({ converses });
   }
-  if (!conversation.messages.length) conversation = current(converses);
-  if (conversation.messages.at(-1)?.role === "user") giveBack(conversation.messages.pop().content);
+  if (!conversation.messages.length) {
+    let question;
+    [conversation, question] = remembered(converses);
+    if (question) giveBack(question);
+  }
+  remember(conversation);
   showSettings();
   draw();
   toEnd();
@@ -355,7 +374,7 @@ async function writingModels() {
 
 /* Begins with the model that is loaded; several models are a choice. */
 async function begin() {
-  const models = await writingModels();
+  const [models] = await Promise.all([writingModels(), readAll(heard)]);
   const first = models.find(model => model.status?.value === "loaded") || models[0];
   if (models.length > 1) {
     named = first.id;
@@ -378,7 +397,7 @@ async function chooseModel() {
 /* What a model says of itself once it is loaded. */
 async function learn() {
   const model = await chosen();
-  if (model.chat === false && converses) return use(model);
+  if (model.chat === false && conversation.converses) return use(model);
   contextLength = model.context_length ?? Infinity;
   defaults = { temperature: 0, ...model.sampling };
 }

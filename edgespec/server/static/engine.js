@@ -12,6 +12,10 @@ let known = null;
 export const size = bytes =>
   bytes >= GIB ? `${(bytes / GIB).toFixed(1)} GiB` : `${Math.round(bytes / MIB)} MiB`;
 
+/* A speed in two digits, from 100 up in three. */
+export const rate = value => value.toLocaleString("en",
+  { minimumSignificantDigits: 2, maximumSignificantDigits: value < 100 ? 2 : 3 });
+
 export function show(isShown) {
   $("engine").hidden = !isShown;
   $("toggle-engine").setAttribute("aria-expanded", String(isShown));
@@ -64,7 +68,7 @@ function summary(of) {
   const tokens = of("generated_tokens_total"), guessed = of("accepted_tokens_total");
   if (!(tokens > 0)) return "";
   const parts = [
-    `${(tokens / of("decode_seconds_total")).toPrecision(2)} tokens a second`,
+    `${rate(tokens / of("decode_seconds_total"))} tokens a second`,
     `${(tokens / Math.max(1, tokens - guessed)).toFixed(1)} a pass`,
     `${Math.round(100 * guessed / tokens)} % guessed`,
   ];
@@ -74,8 +78,9 @@ function summary(of) {
   return `Latest answer: ${parts.join(", ")}.`;
 }
 
-/* What a machine without any paging would take: the most that a budget can bring. */
-const most = report => Math.max(report.budget_bytes, report.planned_bytes + report.streamed_bytes);
+/* What a machine without any paging would take, the most that a budget can bring, if it may be set. */
+const most = report => Math.max(report.budget_bytes,
+  Math.min(report.most_bytes, report.planned_bytes + report.streamed_bytes));
 
 function draw(report) {
   known = report;

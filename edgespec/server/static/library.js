@@ -1,28 +1,29 @@
 /* The list of conversations: open, rename, save as a file, delete. Knows no server. */
 
-import { kept } from "./conversation.js";
+import { kept, restored, titleOf } from "./conversation.js";
 
 const list = document.getElementById("conversations");
 
 /* Draws the list. `acts` are functions of a conversation: open, rename, save, remove. */
-export function drawLibrary(current, converses, acts) {
-  const all = kept(converses);
+export function drawLibrary(current, acts) {
+  const all = kept(current.converses);
   if (!all.some(one => one.id === current.id)) all.unshift(current);
-  list.replaceChildren(...all.map(one => item(one.id === current.id ? current : one, current, acts)));
+  list.replaceChildren(...all.map(one => item(one, current, acts)));
 }
 
-function item(conversation, current, acts) {
+function item(copy, current, acts) {
   const row = document.createElement("li");
-  const open = button(conversation.title, "open", () => acts.open(conversation));
-  if (conversation.id === current.id) {
+  const its = () => (copy.id === current.id ? current : restored(copy));
+  const open = button(titleOf(copy.id === current.id ? current : copy), "open", () => acts.open(its()));
+  if (copy.id === current.id) {
     row.className = "current";
     open.setAttribute("aria-current", "page");
   }
   row.append(
     open,
-    button("✎", "rename", () => rename(row, conversation, acts), "Rename"),
-    button("⇩", "save", () => acts.save(conversation), "Save as a file"),
-    button("×", "remove", () => acts.remove(conversation), "Delete"),
+    button("✎", "rename", () => rename(row, its(), acts), "Rename"),
+    button("⇩", "save", () => acts.save(its()), "Save as a file"),
+    button("×", "remove", () => acts.remove(its()), "Delete"),
   );
   return row;
 }

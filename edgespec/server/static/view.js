@@ -158,6 +158,13 @@ export function showError(text) {
   toEnd();
 }
 
+/* Draws anew without moving a reader who has scrolled up. */
+export function staying(draw) {
+  const { scrollTop } = log, did = follows;
+  draw();
+  if (!did) log.scrollTop = scrollTop;
+}
+
 export function clear() {
   log.replaceChildren();
 }
