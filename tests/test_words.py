@@ -72,7 +72,7 @@ SECOND_MEANINGS = {
     "n_places": ("edgespec/engine", "n_slots"),
     "owner": ("edgespec/engine", "client"),
     "pair": ("edgespec/engine", "slot"),
-    "prospect": ("edgespec/session", "plan_score"),
+    "prospect": ("edgespec/session", "strategy"),
 }
 """Names that mean another thing elsewhere: where they are banned, and the name for it there."""
 ENGINE = ("edgespec/engine", "edgespec/rules")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -19,9 +18,7 @@ from edgespec.memory.division import plan_models
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session import draft_choice
-from edgespec.session.draft_choice import Speed
-from edgespec.session.plan_score import USUAL_STEPS, USUAL_TOKENS, expected_rate
+from edgespec.session.strategy import Speed, Strategy, expected_rate, own_drafts
 
 MXFP4 = "MXFP4"
 BITS = {
@@ -113,9 +110,6 @@ PROMPT_TOKENS = 500
 RELATIVE, RELATIVE_BYTES, RELATIVE_SHARE = "a relative of 0.5B", 506 * MIB, 0.2
 """A small model of the same family, like Qwen2.5 0.5B in Q8_0: its size, and the largest share of
 the target's that it may have."""
-RELATIVE_TOKENS = (USUAL_TOKENS, 4.5)
-"""Tokens per pass with it: those of smollm2's head, and of the embedded pair. No pair of such sizes
-was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +163,19 @@ def what_if(
     weights = _Weights.of(model)
     score = partial(expected_rate, n_threads=n_threads)
     plan = plan_models(budget_bytes, PROCESS_BYTES, weights.needs(ctx_size), score=score)
-    speed = Speed(plan, weights.used_bytes, disk_bytes_per_s, n_threads)
+    speed = Speed(disk_bytes_per_s, n_threads)
+    alone_s = speed.alone(plan, weights.used_bytes).seconds
     n_batches = -(-PROMPT_TOKENS // plan.batch_size)
     reading_s = n_batches * plan.expected_bytes(plan.batch_size) / disk_bytes_per_s
     operations = 2 * (8 * weights.used_bytes / weights.bits) * PROMPT_TOKENS
     drafted = (
-        Drafted(draft, nbytes, tokens, (round_s / tokens[0], round_s / tokens[1]))
-        for draft, nbytes, tokens, round_s in _drafts(weights, plan, speed)
+        Drafted(
+            RELATIVE if one.draft == RELATIVE else "-md self",
+            one.draft_bytes,
+            one.tokens,
+            (1 / one.rates[0], 1 / one.rates[1]),
+        )
+        for one in _drafts(weights, plan, speed)
     )
     return WhatIf(
         model=model,
@@ -184,30 +184,25 @@ def what_if(
         plan=plan,
         disk_bytes_per_s=disk_bytes_per_s,
         n_threads=n_threads,
-        seconds_per_token=speed.alone_s(),
+        seconds_per_token=alone_s,
         first_token_s=max(reading_s, operations / (PROMPT_FLOPS_PER_THREAD * n_threads)),
-        drafted=tuple(one for one in drafted if max(one.seconds_per_token) < speed.alone_s()),
+        drafted=tuple(one for one in drafted if max(one.seconds_per_token) < alone_s),
     )
 
 
-def _drafts(
-    weights: _Weights, plan: MemoryPlan, speed: Speed
-) -> Iterator[tuple[str, int, tuple[float, float], float]]:
-    """Drafts that fit: name, memory, tokens per pass, and seconds of a round.
+def _drafts(weights: _Weights, plan: MemoryPlan, speed: Speed) -> list[Strategy]:
+    """Drafts that fit: a relative, and the best one made from the target.
 
     None for a mixture: each guess chooses experts of its own, which are read for it.
     """
     if weights.shape.n_experts:
-        return
-    relative_bytes = RELATIVE_BYTES + draft_choice.buffer_bytes(plan)
+        return []
+    relative = speed.drafted(plan, weights.used_bytes, RELATIVE, RELATIVE_BYTES)
     is_small = RELATIVE_SHARE * weights.nbytes > RELATIVE_BYTES
-    if plan.paged and is_small and plan.smallest_bytes + relative_bytes <= plan.budget_bytes:
-        round_s = speed.round_s(relative_bytes, RELATIVE_BYTES, USUAL_STEPS)
-        yield RELATIVE, relative_bytes, RELATIVE_TOKENS, round_s
+    fits = plan.paged and plan.smallest_bytes + relative.draft_bytes <= plan.budget_bytes
     can_be_trimmed = not weights.shape.state_bytes
-    for own in draft_choice.candidates(plan, weights.trimmed_bytes, speed)[:can_be_trimmed]:
-        round_s = speed.round_s(own.draft_bytes, own.file_bytes, copy_bytes=own.file_bytes)
-        yield "-md self", own.draft_bytes, own.coarseness.tokens_per_pass, round_s
+    own = own_drafts(plan, weights.used_bytes, weights.trimmed_bytes, speed)[:can_be_trimmed]
+    return [*[relative] * (is_small and fits), *own]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from edgespec.paging.reader import (
 )
 
 SAMPLE_S = 0.3
+USUAL_BYTES_PER_S = 1_000_000_000
+"""A disk that was not measured: between SATA and NVMe drives."""
 
 
 def bytes_per_second(

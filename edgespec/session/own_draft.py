@@ -27,10 +27,10 @@ from edgespec.memory import heap, process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging import disk_speed
 from edgespec.ports import Progress
-from edgespec.session import draft_choice, session
-from edgespec.session.draft_choice import DraftCandidate
+from edgespec.session import session, strategy
 from edgespec.session.frequent_tokens import frequent_tokens
 from edgespec.session.loaded_models import LoadedModels
+from edgespec.session.strategy import Strategy
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_rate, format_size
 from edgespec.tools import ModelTool, load_tool
@@ -176,7 +176,7 @@ def make(target: Path, out: Path, settings: LoadSettings, progress: Progress) ->
     buffer_bytes = min(max(buffer_bytes, MIN_BUFFER_BYTES), MAX_BUFFER_BYTES)
     with scratch_folder(out.parent) as folder:
         draft = folder / "draft.gguf"
-        kind = chosen.coarseness.kind
+        kind = chosen.draft
         tool.trim(target, draft, kind, token_ids, buffer_bytes, progress)
         pair = alone.model_copy(update={"draft": draft})
         with session.open_models(pair) as models:
@@ -218,7 +218,7 @@ def _planned(alone: LoadSettings, budget_bytes: int) -> MemoryPlan:
 
 def _choose(
     target: Path, plan: MemoryPlan, tool: ModelTool, planned: Callable[[int], MemoryPlan]
-) -> DraftCandidate:
+) -> Strategy:
     """The candidate with the most expected tokens per second. `planned` gives the plan of the
     target alone under another budget.
 
@@ -230,14 +230,14 @@ def _choose(
             f"hardly be faster than none; {OTHERWISE}"
         )
     trimmed_bytes = partial(tool.trimmed_bytes, target)
-    disk = disk_speed.bytes_per_second(target) or draft_choice.USUAL_DISK_BYTES_PER_S
-    if chosen := draft_choice.choice(plan, trimmed_bytes, disk):
-        return chosen
-    for one in reversed(draft_choice.COARSENESSES):
-        nbytes = trimmed_bytes(one.bits) + draft_choice.buffer_bytes(plan)
+    disk = disk_speed.bytes_per_second(target) or disk_speed.USUAL_BYTES_PER_S
+    if chosen := strategy.own_draft(plan, trimmed_bytes, disk):
+        return chosen[0]
+    for one in reversed(strategy.COARSENESSES):
+        nbytes = trimmed_bytes(one.bits) + strategy.buffer_bytes(plan)
         both_bytes = plan.smallest_bytes + nbytes + process.STEP_BYTES
         both_bytes = -(-both_bytes // MIB) * MIB  # as it is written
-        if both_bytes > plan.budget_bytes and draft_choice.choice(
+        if both_bytes > plan.budget_bytes and strategy.own_draft(
             planned(both_bytes), trimmed_bytes, DISK_MARGIN * disk, is_promised=True
         ):
             raise BudgetError(

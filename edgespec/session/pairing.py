@@ -13,7 +13,7 @@ from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.draft_worth import DRAFT_MODEL, note_before_loading
 from edgespec.paging import disk_speed
 from edgespec.runtimes import PreparedModel
-from edgespec.session import plan_score
+from edgespec.session import strategy
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size
 from edgespec.values import ModelInfo
@@ -148,4 +148,4 @@ def gain_without_draft(
     if remembers and draft is not None:
         learnt = StateStore(cache_folder.calibrations(), target, draft).recall()
     draft_bytes = draft.size_bytes if draft is not None else 0
-    return plan_score.gain_without_draft(paired, alone, target, draft_bytes, disk, learnt)
+    return strategy.gain_without_draft(paired, alone, target, draft_bytes, disk, learnt)

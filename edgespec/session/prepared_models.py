@@ -22,9 +22,8 @@ from edgespec.memory.division import plan_models
 from edgespec.memory.needs import ModelNeeds, tree_sizes
 from edgespec.paging import disk_speed
 from edgespec.runtimes import ModelRequest, PreparedModel
-from edgespec.session import draft_choice, pairing
+from edgespec.session import pairing, strategy
 from edgespec.session.pairing import check_head, check_pair
-from edgespec.session.plan_score import expected_rate
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
 from edgespec.settings.rule_names import AcceptanceName
@@ -140,7 +139,7 @@ class PreparedModels(Closeable):
                 process.footprint_bytes(),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
-                score=partial(expected_rate, n_texts=self.n_parallel, n_threads=n_threads),
+                score=partial(strategy.expected_rate, n_texts=self.n_parallel, n_threads=n_threads),
                 enforced=target.enforced,
                 others=[MemoryRow("process", REQUESTS, self._request_bytes), *expected],
                 adjustable=settings.pages_all,
@@ -167,7 +166,7 @@ class PreparedModels(Closeable):
         notes |= dict.fromkeys(self.own_notes)
         target = self.target
         if plan is not None and self.settings.draft is None:
-            hint = draft_choice.hint(plan, target.trimmed_bytes, lambda: self._disk_bytes_per_s)
+            hint = strategy.hint(plan, target.trimmed_bytes, lambda: self._disk_bytes_per_s)
             notes |= dict.fromkeys(hint)
         if plan is not None and (note := process.note_on_plan(plan.planned_bytes)):
             notes[note] = None

@@ -22,7 +22,7 @@ from edgespec.jobs.other_work import DISTURBING_SHARE
 from edgespec.memory.budget import MemoryPlan
 from edgespec.models.model_files import largest_of
 from edgespec.paging import disk_speed
-from edgespec.session import plan_score
+from edgespec.session import strategy
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.options import Role
 from edgespec.tuning import presets
@@ -67,7 +67,7 @@ class PairFigures:
     @classmethod
     def of(cls, run: TrialFigures, plan: MemoryPlan, disk_bytes_per_s: float | None) -> PairFigures:
         """The figures of `run`, which ran under `plan` on a disk of this speed."""
-        prices = plan_score.prices_of(plan, disk_bytes_per_s, run.compute_s)
+        prices = strategy.prices_of(plan, disk_bytes_per_s, run.compute_s)
         rest_s = max(0.0, run.round_s - float(prices.pass_s(1)))
         return cls(
             run.tokens_per_pass, run.compute_s, rest_s, plan.bytes_per_pass, plan.expert_bytes
@@ -84,7 +84,7 @@ class PairFigures:
         read_s = plan.bytes_per_pass / disk_bytes_per_s if disk_bytes_per_s else 0.0
         compute_s, rest_s = self.compute_s / compute_factor, self.rest_s / compute_factor
         tokens = self.tokens_per_pass + more_tokens
-        prices = plan_score.prices_of(plan, disk_bytes_per_s, compute_s)
+        prices = strategy.prices_of(plan, disk_bytes_per_s, compute_s)
         seconds = float(prices.pass_s(1)) + rest_s
         return Prediction(tokens / seconds if seconds else math.inf, tokens, read_s, compute_s)
 

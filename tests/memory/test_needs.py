@@ -16,7 +16,7 @@ from edgespec.memory.budget import LOADING, MIB, MemoryPlan, MemoryRow
 from edgespec.memory.division import HEADROOM_SHARE, PROCESS_SPREAD_BYTES, plan_models
 from edgespec.memory.needs import BatchNeeds, ModelNeeds, affordable
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.plan_score import expected_rate
+from edgespec.session.strategy import expected_rate
 
 PROCESS_BYTES = 80 * MIB
 MARGIN_BYTES = math.ceil((1 + HEADROOM_SHARE) * PROCESS_SPREAD_BYTES)

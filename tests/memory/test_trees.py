@@ -14,7 +14,7 @@ from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.division import plan_models
 from edgespec.memory.needs import TREE_SIZES, BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.plan_score import expected_rate
+from edgespec.session.strategy import expected_rate
 
 PROCESS_BYTES = 80 * MIB
 USUAL = 49

@@ -19,7 +19,7 @@ from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.pinning import SegmentSize
 from edgespec.models.embedded import embedded_pair
 from edgespec.paging import disk_speed
-from edgespec.session import draft_choice, own_draft, session
+from edgespec.session import own_draft, session, strategy
 from edgespec.session.own_draft import OwnDraft
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.draft_name import OWN_DRAFT
@@ -101,7 +101,7 @@ def choose(budget_mib: int, monkeypatch: pytest.MonkeyPatch, disk: float) -> str
     monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: disk)
     tool = Tool(lambda bits: int(1.3e9 * bits / 8))
     planned = lambda nbytes: plan(nbytes // MIB)  # noqa: E731
-    return own_draft._choose(TARGET, plan(budget_mib), tool, planned).coarseness.kind  # type: ignore[arg-type]
+    return own_draft._choose(TARGET, plan(budget_mib), tool, planned).draft  # type: ignore[arg-type]
 
 
 def test_a_budget_that_a_refusal_names_is_taken_by_the_next_run(
@@ -212,7 +212,7 @@ def test_it_is_made_once_and_used_from_then_on(
     big: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: 1e8)
-    monkeypatch.setattr(draft_choice, "MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(strategy, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(own_draft, "MIN_MEASURED", 0.0)
     settings = LoadSettings(model=big, draft="self", memory_budget=budget(big), ctx_size=512)
     path = own_draft.obtain(settings)
@@ -235,7 +235,7 @@ def test_interrupted_work_leaves_nothing(
     big: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: 1e8)
-    monkeypatch.setattr(draft_choice, "MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(strategy, "MIN_SPEEDUP", 0.0)
 
     def interrupt(what: str, share: float) -> None:
         if what.startswith("quantising") and share > 0.2:

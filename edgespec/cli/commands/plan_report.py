@@ -14,7 +14,7 @@ from edgespec.settings.config import USUAL_DRAFT_MAX
 from edgespec.settings.units import format_rate, format_size
 
 if TYPE_CHECKING:
-    from edgespec.session.plan_score import ExpectedRound
+    from edgespec.engine.prices import Point
     from edgespec.tuning.pair_figures import Prediction
 
 LOOKUP_TOKENS, DRAFT_TOKENS = (1.1, 3.0), (1.5, 8.0)
@@ -90,11 +90,11 @@ def _expert_lines(plan: MemoryPlan, experts: ExpertSizes) -> list[str]:
     ]
 
 
-def _best_round(plan: MemoryPlan, disk_bytes_per_s: float) -> ExpectedRound:
+def _best_round(plan: MemoryPlan, disk_bytes_per_s: float) -> Point:
     """The best round without measurements; imported here because it needs NumPy."""
-    from edgespec.session.plan_score import best_round, prices_of
+    from edgespec.session.strategy import best_tree
 
-    return best_round(prices_of(plan, disk_bytes_per_s), plan.max_nodes)
+    return best_tree(plan, disk_bytes_per_s)
 
 
 def _pass_lines(

@@ -14,13 +14,14 @@ from edgespec.diagnosis import imagined_models
 from edgespec.diagnosis.imagined_models import PROMPT_TOKENS, Drafted, WhatIf
 from edgespec.errors import UsageError
 from edgespec.memory import process
+from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.reports import Column, Report, Row, Table
 from edgespec.settings.base import Flag, Settings, spell
 from edgespec.settings.config import Threads
 from edgespec.settings.parsing import rate
 from edgespec.settings.units import format_rate, format_size, parse_size
 
-DISK_BYTES_PER_S, CTX_SIZE, N_THREADS = 2_000_000_000, 4096, 4
+CTX_SIZE, N_THREADS = 4096, 4
 SPELLINGS = {"draft": "-md", "model": "-m"}
 _USED = frozenset(("memory", "memory_budget", "ctx_size", "threads", "disk", "json", "what_if"))
 
@@ -28,7 +29,7 @@ _USED = frozenset(("memory", "memory_budget", "ctx_size", "threads", "disk", "js
 class WhatIfSettings(Settings):
     """Settings of an imagined run, beside its model and memory."""
 
-    disk: Annotated[int, Flag(metavar="RATE"), BeforeValidator(rate)] = DISK_BYTES_PER_S
+    disk: Annotated[int, Flag(metavar="RATE"), BeforeValidator(rate)] = USUAL_BYTES_PER_S
     """Disk speed of that machine, in bytes per second like 300M. Default: 2 GB/s."""
     ctx_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     threads: Threads = N_THREADS

@@ -13,7 +13,13 @@ from edgespec.engine.state_store import Learnt
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.plan_score import best_round, expected_rate, gain_without_draft, prices_of
+from edgespec.session.strategy import (
+    best_tree,
+    expected_rate,
+    gain_without_draft,
+    prices_of,
+)
+from edgespec.theory import tree_tokens
 from edgespec.values import ModelInfo
 
 DISK = 100.0 * MIB
@@ -36,14 +42,14 @@ def test_a_pass_reads_what_the_plan_expects(plan: MemoryPlan, n_rows: int) -> No
 
 
 def test_where_only_reads_take_time_the_largest_tree_is_best() -> None:
-    best = best_round(prices_of(DENSE, DISK), 49)
+    best = best_tree(DENSE, DISK)
     assert (best.n_rows, best.seconds) == (49, 3.0)
     assert best.tokens == pytest.approx(5.0)
 
 
 def test_where_every_row_reads_experts_of_its_own_guesses_do_not_pay() -> None:
-    assert best_round(prices_of(mixture(256), DISK), 49).n_rows == 1
-    assert best_round(prices_of(mixture(4), DISK), 49).n_rows > 1
+    assert best_tree(mixture(256), DISK).n_rows == 1
+    assert best_tree(mixture(4), DISK).n_rows > 1
 
 
 def test_rows_that_cost_as_much_as_a_pass_are_not_guessed() -> None:
@@ -51,7 +57,7 @@ def test_rows_that_cost_as_much_as_a_pass_are_not_guessed() -> None:
         prices = Prices()
         prices.put(1, 0.1)
         prices.put(48, seconds)
-        return best_round(prices, 49).n_rows
+        return prices.best(tree_tokens(np.arange(49.0))).n_rows
 
     assert best(4.8) == 1
     assert 1 < best(0.5) < 49
@@ -59,7 +65,7 @@ def test_rows_that_cost_as_much_as_a_pass_are_not_guessed() -> None:
 
 def test_rounds_that_were_measured_are_priced_as_they_were() -> None:
     prices = prices_of(DENSE, DISK, compute_s=4.0)
-    assert best_round(prices, 1, np.array([3.0]), rest_s=0.5) == (1, 3.0, 4.5)
+    assert prices.best(np.array([3.0])) == (1, 3.0, 4.0)
 
 
 def test_a_plan_is_worth_more_for_fewer_reads_and_for_larger_trees_that_reads_hide() -> None:
@@ -108,7 +114,7 @@ def test_what_a_run_found_decides() -> None:
 
     def learnt(accepted: float) -> Learnt:
         found = Ledger(tokens=20 * (1 + accepted), plain_tokens=20.0, rounds=20.0)
-        found.prices.put(1.0, 0.01)
+        found.prices.put(1, 0.01)
         return {"rounds@8 tenths streamed, 2+2 threads": found.state_dict()}
 
     assert gain(reading(3), reading(2)) < 1 < gain(reading(3), reading(2), learnt(0.0))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgespec.memory.budget import MIB, MemoryPlan, MemoryRow
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.draft_choice import DraftCandidate, Speed, candidates, choice, hint
+from edgespec.session.strategy import Guessing, Speed, Strategy, choose, hint, own_draft, own_drafts
 
 SLOW = 300e6
 
@@ -31,8 +31,8 @@ def plan(budget_mib: int, weights_mib: int = 1800, smallest_mib: int = 150) -> M
     )
 
 
-def found(its_plan: MemoryPlan, disk: float = SLOW) -> list[DraftCandidate]:
-    return candidates(its_plan, sizes, Speed.of(its_plan, disk))
+def found(its_plan: MemoryPlan) -> list[Strategy]:
+    return own_drafts(its_plan, 1800 * MIB, sizes, Speed(SLOW))
 
 
 def disk() -> float:
@@ -45,19 +45,21 @@ def sizes(bits: float) -> int:
 
 
 def test_the_finest_that_leaves_room_is_chosen_where_memory_is_plentiful() -> None:
-    kinds = [found(plan(mib))[0].coarseness.bits for mib in (900, 1400)]
-    assert kinds[0] <= kinds[1]
+    few, many = (found(plan(mib))[0].file_bytes for mib in (900, 1400))
+    assert few <= many
 
 
 def test_what_does_not_fit_is_no_candidate() -> None:
     assert found(plan(600)) == []
     fitting = found(plan(700))
-    assert [one.coarseness.kind for one in fitting] == ["Q2_K"]
+    assert [one.draft for one in fitting] == ["Q2_K"]
 
 
 def test_a_slow_disk_gains_more_than_a_fast_one() -> None:
-    slow, fast = (found(plan(900), disk)[0].speedup for disk in (SLOW, 3e9))
-    assert slow > fast
+    slow, fast = (own_draft(plan(900), sizes, disk) for disk in (SLOW, 1e9))
+    assert slow is not None
+    assert fast is not None
+    assert slow[1] > fast[1]
 
 
 def test_a_target_that_fits_gets_none() -> None:
@@ -77,7 +79,7 @@ def test_the_hint_names_the_flag_and_what_it_brings() -> None:
 
 def test_no_hint_of_a_draft_that_would_be_refused_on_this_disk() -> None:
     """Each run had begun with `-md self`, which was refused at every budget on a fast disk."""
-    assert choice(plan(900), sizes, 1e10) is None
+    assert own_draft(plan(900), sizes, 1e10) is None
     assert hint(plan(900), sizes, lambda: 1e10) == []
 
 
@@ -87,6 +89,21 @@ def test_who_wants_no_guesses_is_not_told_of_a_draft() -> None:
 
 
 def test_the_bytes_of_copies_that_pinned_weights_replace_pin_more() -> None:
-    speed = Speed.of(plan(1400), SLOW)
-    apart, shared = (speed.round_s(500 * MIB, 450 * MIB, copy_bytes=n) for n in (0, 450 * MIB))
-    assert 0 < shared < apart
+    apart, shared = (
+        Speed(SLOW).drafted(plan(1400), 1800 * MIB, "draft", 450 * MIB, is_copy=is_copy)
+        for is_copy in (False, True)
+    )
+    assert 0 < shared.seconds < apart.seconds
+
+
+def test_the_fastest_candidate_comes_first() -> None:
+    """A round of three tokens in two seconds, one of one in half a second, one of five in four."""
+    some = [Strategy((3, 3), 2.0, 1.0), Strategy((1, 1), 0.0, 0.4, 0.1), Strategy((5, 5), 1, 4)]
+    assert [one.seconds for one in choose(some)] == [0.5, 2.0, 4]
+
+
+def test_a_draft_whose_steps_take_longer_than_it_saves_is_slower_than_none() -> None:
+    speed, poor = Speed(SLOW), Guessing((1.1, 1.2), 10, 3.0)
+    alone = speed.alone(plan(900), 1800 * MIB)
+    drafted = speed.drafted(plan(900), 1800 * MIB, "draft", 400 * MIB, poor)
+    assert choose([drafted, alone])[0] is alone

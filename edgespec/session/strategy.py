@@ -1,0 +1,297 @@
+"""Chooses what writes most tokens a second, predicted from sizes before anything is loaded.
+
+Pure arithmetic: a `Speed` says what a machine does, a `Strategy` how long a round takes on it.
+Once texts are written, `engine.prices` has what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from edgespec import theory
+from edgespec.engine.kept_ledger import draft_share, latest_costs, share_name, streamed_tenths
+from edgespec.engine.ledger import Ledger
+from edgespec.engine.prices import Point, Prices
+from edgespec.engine.state_store import Learnt
+from edgespec.memory.budget import MIB, MemoryPlan
+from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
+from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE
+from edgespec.settings.units import format_size
+from edgespec.values import ModelInfo, PagingStats
+
+USUAL_THREADS, MOST_THREADS = 2, 8
+"""Threads of the machine that was measured; beyond MOST_THREADS memory limits them."""
+TOKEN_BYTES_PER_S, DRAFT_BYTES_PER_S = 10e9, 6e9
+"""Weights that USUAL_THREADS multiply per second: in a pass over one token, and in a draft step."""
+PAGED_COST = 1.5
+"""Time to compute with paged weights, relative to resident ones, which are packed and computed
+without stops."""
+FURTHER_ROW_COST = 0.5
+"""Time to compute a further row of a pass, relative to the first: 0.5 to 0.7 measured, Q8_0 and
+Q4_K with AVX2."""
+MIN_SPEEDUP = 1.1
+"""Least expected speedup for which a draft is made: it takes disk space and minutes."""
+
+
+class Guessing(NamedTuple):
+    """Rounds with a kind of draft."""
+
+    tokens: tuple[float, float]
+    """Tokens per pass in conversation, and on code."""
+    n_steps: int
+    """Draft steps that are not hidden behind reads."""
+    rows_cost: float
+    """Time to compute the rows of its passes, relative to one row."""
+
+
+USUAL = Guessing((2.5, 4.5), 3, 2.2)
+"""A draft that has not run yet: the head of smollm2 on conversation and code (decision 0084), and
+the embedded pair."""
+
+
+class Coarseness(NamedTuple):
+    """A quantisation of drafts made from the target, with figures of Qwen2.5-Coder-1.5B in Q8_0."""
+
+    kind: str
+    bits: float
+    """Bits per weight of layers."""
+    guessing: Guessing
+
+
+COARSENESSES = (
+    Coarseness("Q4_0", 4.5, Guessing((5.6, 9.0), 10, 10 / 3)),
+    Coarseness("Q3_K_S", 3.5, Guessing((5.3, 8.5), 10, 10 / 3)),
+    Coarseness("Q2_K", 3.0, Guessing((4.7, 7.7), 10, 10 / 3)),
+)
+COMPUTE_BYTES, MAKING_BYTES = 20 * MIB, 16 * MIB
+"""Compute buffers of a draft with the embeddings of a batch, and growth of a process that makes a
+draft, before it loads the pair to measure it."""
+MAX_LOGITS_BYTES, N_DRAFT_NODES = 17 * MIB, 33
+"""Logits of a draft's nodes, for the largest head."""
+MAX_SAVED_SHARE = 0.9
+"""Largest share of a pinned weight that its copy is counted as, if a draft is as large as its
+target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way to write a text, and the seconds of its rounds."""
+
+    tokens: tuple[float, float]
+    """Tokens per pass in conversation, and on code."""
+    read_s: float
+    compute_s: float
+    rest_s: float = 0.0
+    """Seconds of a round outside its pass."""
+    draft: str = ""
+    """Kind of draft."""
+    draft_bytes: int = 0
+    """Memory that it takes."""
+    file_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a round."""
+        return max(self.read_s, self.compute_s) + self.rest_s
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Tokens per second in conversation, and on code."""
+        seconds = max(self.seconds, 1e-9)
+        return self.tokens[0] / seconds, self.tokens[1] / seconds
+
+    def speedup(self, other: Strategy) -> tuple[float, float]:
+        """Tokens per second relative to another candidate."""
+        mine, others = self.rates, other.rates
+        return mine[0] / others[0], mine[1] / others[1]
+
+
+def choose(candidates: Iterable[Strategy]) -> list[Strategy]:
+    """The candidates, fastest first."""
+    return sorted(candidates, key=lambda candidate: -sum(candidate.rates))
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Bytes that a machine reads and multiplies per second."""
+
+    disk_bytes_per_s: float = USUAL_BYTES_PER_S
+    n_threads: int = USUAL_THREADS
+
+    def compute_s(self, nbytes: float, bytes_per_s: float = TOKEN_BYTES_PER_S) -> float:
+        """Seconds of multiplying so many weights."""
+        return nbytes / (bytes_per_s * min(self.n_threads, MOST_THREADS) / USUAL_THREADS)
+
+    def alone(self, plan: MemoryPlan, weight_bytes: int) -> Strategy:
+        """A target without a draft, whose passes compute with `weight_bytes`."""
+        read_bytes = plan.bytes_per_pass if plan.paged else 0
+        computing_s = self.compute_s(weight_bytes)
+        return Strategy((1.0, 1.0), read_bytes / self.disk_bytes_per_s, computing_s)
+
+    def drafted(
+        self,
+        plan: MemoryPlan,
+        weight_bytes: int,
+        draft: str,
+        file_bytes: int,
+        guessing: Guessing = USUAL,
+        is_copy: bool = False,
+    ) -> Strategy:
+        """The target with a draft of `file_bytes`, whose memory weights pinned under the `plan`
+        without it give up.
+
+        Where a draft is a copy of the target's weights, what stays pinned needs none, which pins
+        more.
+        """
+        draft_bytes = file_bytes + buffer_bytes(plan)
+        pinned_bytes = max(0, weight_bytes - plan.bytes_per_pass - draft_bytes)
+        saved_share = min(MAX_SAVED_SHARE, is_copy * file_bytes / weight_bytes)
+        read_bytes = max(0, weight_bytes - int(pinned_bytes / (1 - saved_share)))
+        return Strategy(
+            guessing.tokens,
+            read_bytes / self.disk_bytes_per_s if plan.paged else 0.0,
+            guessing.rows_cost * self.compute_s(weight_bytes),
+            guessing.n_steps * self.compute_s(file_bytes, DRAFT_BYTES_PER_S),
+            draft,
+            draft_bytes,
+            file_bytes,
+        )
+
+
+def buffer_bytes(plan: MemoryPlan) -> int:
+    """Estimated memory of a draft besides its weights, beside the target of `plan`."""
+    target = {row.what: row.nbytes for row in plan.rows if row.owner == "target"}
+    kv_bytes = sum(nbytes for what, nbytes in target.items() if what.startswith("KV cache"))
+    kv_bytes = kv_bytes * min(plan.ctx_size, DEFAULT_DRAFT_CTX_SIZE) // max(1, plan.ctx_size)
+    logits_bytes = sum(nbytes for what, nbytes in target.items() if what.startswith("logits"))
+    logits_bytes = N_DRAFT_NODES * logits_bytes // plan.max_nodes
+    graph_bytes = target.get("compute graphs", 0)
+    fixed_bytes = COMPUTE_BYTES + MAKING_BYTES + graph_bytes
+    return fixed_bytes + kv_bytes + min(MAX_LOGITS_BYTES, logits_bytes)
+
+
+# Drafts made from the target
+
+
+def own_drafts(
+    plan: MemoryPlan, weight_bytes: int, trimmed_bytes: Callable[[float], int], speed: Speed
+) -> list[Strategy]:
+    """Drafts made from a target that fit beside it under its `plan` without one, fastest first.
+
+    `trimmed_bytes` gives the size of a draft with so many bits per weight.
+    """
+    if not plan.paged or not weight_bytes:
+        return []
+    made = (
+        speed.drafted(plan, weight_bytes, one.kind, nbytes, one.guessing, is_copy=True)
+        for one in COARSENESSES
+        if (nbytes := trimmed_bytes(one.bits))
+    )
+    room_bytes = plan.budget_bytes - plan.smallest_bytes
+    return choose(one for one in made if one.draft_bytes <= room_bytes)
+
+
+def own_draft(
+    plan: MemoryPlan,
+    trimmed_bytes: Callable[[float], int],
+    disk_bytes_per_s: float = USUAL_BYTES_PER_S,
+    is_promised: bool = False,
+) -> tuple[Strategy, tuple[float, float]] | None:
+    """The fastest draft made from a target under its `plan`, and its speedup; None if none is worth
+    making: on code, or where it is promised also in conversation."""
+    speed, weight_bytes = Speed(disk_bytes_per_s), sum(one.nbytes for one in plan.segments)
+    needed = min if is_promised else max
+    for best in own_drafts(plan, weight_bytes, trimmed_bytes, speed)[:1]:
+        speedup = best.speedup(speed.alone(plan, weight_bytes))
+        if needed(speedup) >= MIN_SPEEDUP:
+            return best, speedup
+    return None
+
+
+def hint(
+    plan: MemoryPlan, trimmed_bytes: Callable[[float], int], disk_bytes_per_s: Callable[[], float]
+) -> Sequence[str]:
+    """A note about what a draft made from the target would bring; none if none would be made, or if
+    no guesses are wanted. The disk is asked only where the usual one lets a draft pay."""
+    chosen = None
+    if plan.max_nodes > 1 and own_draft(plan, trimmed_bytes, is_promised=True):
+        disk = disk_bytes_per_s() or USUAL_BYTES_PER_S
+        chosen = own_draft(plan, trimmed_bytes, disk, is_promised=True)
+    if chosen is None:
+        return []
+    best, (low, high) = chosen
+    return [
+        '`draft="self"` makes a draft from the target, once, in minutes '
+        f"({format_size(best.file_bytes)} in the cache): expect {low:.1f} to {high:.1f} times as "
+        "many tokens per second"
+    ]
+
+
+# Sizes of trees
+
+
+def prices_of(plan: MemoryPlan, disk_bytes_per_s: float | None, compute_s: float = 0.0) -> Prices:
+    """Prices of passes under `plan` that read from a disk of this speed and compute one row in
+    `compute_s`; 0 means unknown."""
+    prices = Prices()
+    if disk_bytes_per_s:
+        prices.read_s = plan.streamed_read_bytes / disk_bytes_per_s
+    if plan.experts is not None:
+        prices.used_share = plan.experts.used_share
+        if plan.paged and disk_bytes_per_s:
+            missing_bytes = plan.experts.missing_bytes(plan.expert_bytes)
+            prices.all_experts_s = missing_bytes / disk_bytes_per_s
+    if compute_s:
+        prices.put(1, compute_s)
+    return prices
+
+
+def best_tree(plan: MemoryPlan, disk_bytes_per_s: float) -> Point:
+    """The best round with a typical draft where only reads take time."""
+    tokens = theory.tree_tokens(np.arange(plan.max_nodes, dtype=np.float64))
+    return prices_of(plan, disk_bytes_per_s).best(tokens)
+
+
+def expected_rate(plan: MemoryPlan, n_texts: int = 1, n_threads: int = USUAL_THREADS) -> float:
+    """Expected tokens per second of the best round with `n_texts` texts under `plan`, on a usual
+    disk with `n_threads` usual cores."""
+    n_guesses = np.arange(max(1, plan.max_nodes - n_texts + 1), dtype=np.float64)
+    used_bytes = sum(segment.nbytes for segment in plan.segments)
+    if plan.experts is not None:
+        used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
+    row_s = used_bytes / (TOKEN_BYTES_PER_S * n_threads / USUAL_THREADS)
+    prices = prices_of(plan, USUAL_BYTES_PER_S, row_s)
+    prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
+    best = prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
+    return best.tokens / max(best.seconds, 1e-9)
+
+
+def gain_without_draft(
+    paired: MemoryPlan,
+    alone: MemoryPlan,
+    target: ModelInfo,
+    draft_bytes: int,
+    disk_bytes_per_s: float,
+    learnt: Learnt,
+) -> float:
+    """Expected speed of the target alone under `alone`, relative to the pair under `paired`.
+
+    `learnt` is what earlier runs of the pair have stored; typical figures stand in for the rest.
+    """
+    paging = PagingStats(pinned_bytes=paired.pinned_bytes, streamed_bytes=paired.streamed_bytes)
+    same = latest_costs(learnt, share_name(streamed_tenths(paging)))
+    known = Ledger(prices_of(paired, disk_bytes_per_s))
+    known.load_state_dict(same or latest_costs(learnt) or {})
+    compute_s = float(known.prices.compute_s(1)) or Speed().compute_s(target.size_bytes)
+    alone_s = compute_s if alone.paged else compute_s / PAGED_COST
+    plain_s = prices_of(alone, disk_bytes_per_s, alone_s).plain_s()
+    if same:
+        return known.prices.plain_s() / (plain_s * max(1.0, known.speedup))
+    tokens = known.tokens / known.rounds if known.rounds else USUAL.tokens[0]
+    steps_s = USUAL.n_steps * draft_share(target, draft_bytes) * compute_s
+    pass_s = prices_of(paired, disk_bytes_per_s, USUAL.rows_cost * compute_s).plain_s()
+    return (pass_s + steps_s) / (plain_s * tokens)
