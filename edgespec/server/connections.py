@@ -36,11 +36,10 @@ class ClientLimits:
     answer_s: float = 60
     """Seconds for which a client may stop reading its response."""
     crowded_s: float = 2
-    """Seconds of these after which a connection is closed for another one, if there are too many:
-    one whose request is not there, the oldest first."""
+    """Seconds of these after which a connection whose request is not there makes way for another
+    one, if there are too many."""
     connections: int = 32
-    """Most connections in addition to one for each running or waiting request. Requests on the
-    second half of them are answered with 503, and further connections are closed."""
+    """Most connections in addition to one for each running or waiting request."""
 
 
 class HttpServer(uvicorn.Server):
@@ -49,13 +48,11 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        crowded: ASGIApp,
         limits: ClientLimits,
         max_requests: int,
         shutdown_s: float,
     ) -> None:
-        """`max_requests` run or wait at once; at the end, they have `shutdown_s` seconds. `crowded`
-        answers requests on connections above the limit."""
+        """`max_requests` run or wait at once; at the end, they have `shutdown_s` seconds."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -65,7 +62,7 @@ class HttpServer(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 timeout_graceful_shutdown=math.ceil(shutdown_s),
-                **limited(limits, max_requests, crowded),
+                **limited(limits, max_requests),
             )
         )
 
@@ -74,15 +71,9 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def limited(limits: ClientLimits, max_requests: int, crowded: ASGIApp) -> dict[str, Any]:
-    """Settings of uvicorn for `limits` and as many requests that run or wait at once; `crowded`
-    answers the others."""
-    attributes = {
-        "limits": limits,
-        "most_served": max_requests + limits.connections // 2,
-        "max_connections": max_requests + limits.connections,
-        "crowded": staticmethod(crowded),
-    }
+def limited(limits: ClientLimits, max_requests: int) -> dict[str, Any]:
+    """Settings of uvicorn for `limits` and as many requests that run or wait at once."""
+    attributes = {"limits": limits, "max_connections": max_requests + limits.connections}
     return {
         "http": type("Connection", (_Connection,), attributes),
         # uvicorn's own is 5 s, which is when clients such as httpx close theirs
@@ -94,14 +85,11 @@ class _Connection(H11Protocol):
     """uvicorn's connection, with a time limit on every wait for the client."""
 
     limits: ClientLimits
-    most_served: int
     max_connections: int
-    crowded: ASGIApp
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _NO_LOG
-        self._served = self.app
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
         self._began_s = self.loop.time()
@@ -111,26 +99,22 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         if hasattr(transport, "max_size"):  # asyncio's own transports read 256 KiB
             transport.max_size = READ_BYTES
-        self._make_room()
         if len(self.connections) > self.max_connections:
-            transport.abort()
+            self._longest_waiting().transport.abort()
         self._time_headers()
 
-    def _make_room(self) -> None:
-        """Close connections that have waited long for their clients if there is none for this one;
-        those of a burst have waited for less."""
-        n_too_many = len(self.connections) - self.most_served
-        if n_too_many <= 0:
-            return
+    def _longest_waiting(self) -> _Connection:
+        """The connection that has waited longest for its client, or this one: those of a burst have
+        waited for less than is long."""
         crowded = self.loop.time() - self.limits.crowded_s
         waiting = [
             one
             for one in self.connections
             if isinstance(one, _Connection) and one._waits_for_client and one._began_s < crowded
         ]
-        for one in sorted(waiting, key=lambda one: one._began_s)[:n_too_many]:
-            self.connections.discard(one)
-            one.transport.abort()
+        found = min(waiting, key=lambda one: one._began_s, default=self)
+        self.connections.discard(found)
+        return found
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._reading, self._writing):
@@ -142,11 +126,6 @@ class _Connection(H11Protocol):
         super().data_received(data)
         if not self._waits_for_headers and self._reading is not None:
             self._reading.cancel()
-
-    def handle_events(self) -> None:
-        n_busy = max(len(self.connections), len(self.tasks))
-        self.app = self._served if n_busy <= self.most_served else self.crowded
-        super().handle_events()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, unless an answer has begun already."""

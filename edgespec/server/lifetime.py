@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.protocols.response_replies import StoredResponses
-from edgespec.completions.refusals import Refusal, overloaded
+from edgespec.completions.refusals import overloaded
 from edgespec.completions.request_limits import (
     BODIES_AT_ONCE,
     EMBEDDING_BODY_BYTES,
@@ -146,7 +146,6 @@ class Server:
         n_at_once = self._queue.n_slots if len(models) == 1 else MOST_AT_ONCE
         self._server = HttpServer(
             Front(service.application(), guard, log, self._figures.answers),
-            Front(_too_many, guard, log, self._figures.answers),
             limits,
             n_at_once + max_waiting,
             SHUTDOWN_S + drain_s,
@@ -212,7 +211,7 @@ def answered_while_loading(
     """Answer in a thread in the block. The listener stays open; whoever connects between this and
     the server that follows waits in the socket's queue."""
     loading = Front(_loading, guard, log)
-    server = HttpServer(loading, loading, limits, max_requests=0, shutdown_s=1)
+    server = HttpServer(loading, limits, max_requests=0, shutdown_s=1)
     thread = threading.Thread(
         target=server.run, args=([listener.dup()],), name="edgespec-loading", daemon=True
     )
@@ -226,19 +225,8 @@ def answered_while_loading(
 
 async def _loading(scope: Scope, receive: Receive, send: Send) -> None:
     refusal = overloaded("the model is loading", "loading")
-    if "text/html" in Headers(scope=scope).get("accept", ""):  # a browser, which asks again itself
-        headers = refusal.headers | {"Connection": "close"}
-        page = Response(static_file("loading.html"), 503, headers, "text/html")
-        await page(scope, receive, send)
-    else:
-        await _come_again(refusal, scope, receive, send)
-
-
-async def _too_many(scope: Scope, receive: Receive, send: Send) -> None:
-    refusal = overloaded("this server has as many connections as it takes", "too_many_connections")
-    await _come_again(refusal, scope, receive, send)
-
-
-async def _come_again(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
     refusal.headers["Connection"] = "close"
-    await refused(refusal, scope)(scope, receive, send)
+    response = refused(refusal, scope)
+    if "text/html" in Headers(scope=scope).get("accept", ""):  # a browser, which asks again itself
+        response = Response(static_file("loading.html"), 503, refusal.headers, "text/html")
+    await response(scope, receive, send)
