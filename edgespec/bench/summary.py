@@ -80,11 +80,6 @@ class ModeSummary:
     temperature: float = 0.0
 
     @property
-    def strategy(self) -> str:
-        """The name without draft and number of texts."""
-        return self.name.partition(" ")[0]
-
-    @property
     def variant(self) -> str:
         """The name without the number of texts."""
         return self.name if self.n_texts is None else self.name.rpartition(" x")[0]
