@@ -30,7 +30,7 @@ def suggestions(request: ModelRequest, plan: MemoryPlan | None) -> list[str]:
 
 def test_a_tight_plan_says_what_q8_0_would_save() -> None:
     [note] = suggestions(REQUEST, PLAN)
-    assert note.startswith("-ctk q8_0 -ctv q8_0 would save 1 MiB")
+    assert "would save 1 MiB" in note
     assert "may change the text" in note
 
 
@@ -54,5 +54,5 @@ def test_nothing_is_suggested_where_it_hardly_helps(
 
 def test_a_budget_that_is_too_small_names_it() -> None:
     settings = LoadSettings(model=REQUEST.path, ctx_size=1024, memory_budget="8MiB")
-    with pytest.raises(BudgetError, match="cache_type_k q8_0 cache_type_v q8_0 would save 1 MiB"):
+    with pytest.raises(BudgetError, match="q8_0.* would save 1 MiB"):
         session.plan(settings)

@@ -183,7 +183,7 @@ def test_a_draft_is_refused(files: dict[str, Path]) -> None:
 
 
 def test_layers_on_a_gpu_are_refused(files: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="leave out n_gpu_layers"):
+    with pytest.raises(UsageError, match="leave out `n_gpu_layers`"):
         load_embedder(LoadSettings(model=files["encoder"], n_gpu_layers=2))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgespec.engine.prompt import N_LEFT
+from edgespec.engine.text import N_LEFT
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings

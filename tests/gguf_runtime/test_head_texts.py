@@ -270,7 +270,7 @@ def test_a_head_that_was_not_asked_for_gives_way_to_several_texts(good: Files) -
     plan = edgespec.plan(settings)
     assert plan.n_parallel == 4
     assert not plan.has_draft
-    assert any("follows one text, and n_parallel asks for 4" in note for note in plan.notes)
+    assert any("follows one text, and `n_parallel` asks for 4" in note for note in plan.notes)
 
 
 def test_a_head_reads_prompts_in_small_batches(good: Files) -> None:

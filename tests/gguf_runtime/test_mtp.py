@@ -329,7 +329,7 @@ def test_models_check_measures_it(
 @pytest.mark.parametrize(
     ("architecture", "changes", "said"),
     [
-        (PLAIN, {"n_parallel": 2}, "n_parallel asks for 2"),
+        (PLAIN, {"n_parallel": 2}, "`n_parallel` asks for 2"),
         (PLAIN, {"memory_budget": "least"}, "too small: at least"),
     ],
     ids=["several texts", "small budget"],

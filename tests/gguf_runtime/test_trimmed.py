@@ -101,7 +101,7 @@ def test_another_vocabulary_is_refused(trimmed: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_no_target(trimmed: Path) -> None:
-    with pytest.raises(ModelError, match="name the target with model"):
+    with pytest.raises(ModelError, match="name the target with `model`"):
         session.plan(LoadSettings(model=trimmed, memory_budget=BUDGET))
 
 
