@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from statistics import median_high
 
 RING_SLOTS = 3
 """One slot is computed on, one is being read, one is ready; overlap needs at least two."""
@@ -71,7 +72,7 @@ def pinning_order(segments: Sequence[SegmentSize]) -> Order:
     large as themselves. Then those that replace a draft's copies, all slices of a matrix together,
     because a copy is replaced by a whole matrix.
     """
-    median = sorted(segment.slot_bytes for segment in segments)[len(segments) // 2]
+    median = median_high([segment.slot_bytes for segment in segments] or [0])
 
     def rank(i: int) -> int:
         return 0 if segments[i].slot_bytes > 2 * median else 1 if segments[i].copy_bytes else 2

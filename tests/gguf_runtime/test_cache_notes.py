@@ -23,7 +23,7 @@ PLAN = MemoryPlan(20 * MIB, (), (), frozenset(), 0, paged=True, smallest_bytes=0
 def suggestions(request: ModelRequest, plan: MemoryPlan | None) -> list[str]:
     prepared = runtime.prepare(request)
     try:
-        return [note for note in prepared.notes(plan) if "-ctk q8_0" in note]
+        return [note for note in prepared.notes(plan) if "would save" in note]
     finally:
         prepared.close()
 

@@ -13,7 +13,6 @@ pytest.importorskip("onnxruntime", reason="the ONNX runtime is not installed")
 import onnx
 
 from edgespec_runtimes.onnx import runtime
-from edgespec_runtimes.onnx.cache import KeyValueCache
 from edgespec_runtimes.onnx.files.roles import Roles, find_roles
 from edgespec_runtimes.onnx.files.source_model import read_source
 from edgespec_runtimes.onnx.graph.flow import simplified
@@ -67,17 +66,6 @@ def test_a_present_that_is_not_attentions_is_no_buffer() -> None:
         names = {roles.present[0][1]: "another"}
         node.output[:] = [names.get(name, name) for name in node.output]
     assert not appends_in_place(graph, roles)
-
-
-def test_a_shared_cache_comes_back_from_its_blocks() -> None:
-    _, roles = decoder(LLAMA)
-    with KeyValueCache(roles, 8, is_shared=True) as one, KeyValueCache(roles, 8, True) as other:
-        one.entries[:] = np.random.default_rng(0).normal(size=one.entries.shape)
-        other.entries[:] = 0
-        for block, place in zip(one.blocks(5), other.blocks(5), strict=True):
-            place[:] = block
-        assert np.array_equal(other.entries[:, :, :5], one.entries[:, :, :5])
-        assert not other.entries[:, :, 5:].any()
 
 
 def test_texts_in_buffers_are_kept_alike_resident_and_paged() -> None:
