@@ -54,5 +54,5 @@ def test_nothing_is_suggested_where_it_hardly_helps(
 
 def test_a_budget_that_is_too_small_names_it() -> None:
     settings = LoadSettings(model=REQUEST.path, ctx_size=1024, memory_budget="8MiB")
-    with pytest.raises(BudgetError, match="q8_0.* would save 1 MiB"):
+    with pytest.raises(BudgetError, match=r"q8_0.* would save 1 MiB"):
         session.plan(settings)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgespec.engine.text import N_LEFT
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.settings import EngineSettings
+from edgespec.engine.text import N_LEFT
 from edgespec.errors import EdgespecError
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
