@@ -20,11 +20,6 @@ class ToolCall:
     name: str
     arguments: str
 
-    def as_dict(self, identity: str) -> dict[str, Any]:
-        """The call in OpenAI's format."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": identity, "type": "function", "function": function}
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:

@@ -7,15 +7,16 @@ one after the other. Nothing waits for a network.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 from edgespec.completions import answers
 from edgespec.completions.answers import Answer, Envelope, Usage
 from edgespec.completions.prompt_progress import Item, PromptProgress, Tokens
+from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told, delta_of
 from edgespec.completions.requests import RequestError
 from edgespec.completions.writing import MessageWriter
 from edgespec.concurrency.owning import Closeable
@@ -280,6 +281,9 @@ class ChatCompletion(Completion):
     ) -> None:
         super().__init__(sources, delivery)
         self._new_writer = new_writer
+        self.parts: list[AnswerPart] = []
+        """The parts of the current choice so far; `finish_reason` is that of its end."""
+        self.finish_reason = "stop"
 
     def _events(self) -> Iterator[Item]:
         """The items of the current generation, of which those that are reasoning are counted."""
@@ -292,42 +296,67 @@ class ChatCompletion(Completion):
                     self._usage.reasoning_tokens += len(self._source.indices)
             yield event
 
+    def told(self) -> Iterator[Told]:
+        """The stream as changes of the answer's parts, for protocols other than OpenAI's."""
+        with self:
+            for _ in self._generations():
+                for told in self._told():
+                    if isinstance(told, Told):
+                        logged = answers.chat_logprobs(told.events, self._piece_of)
+                        yield replace(told, logprobs=logged["content"] if logged else ())
+
     def _choice(self) -> Answer:
         writer = self._new_writer()
         events = self._logged_events()
         writer.push(self.result.text)
         writer.finish()
-        reason = self._finish_reason(writer.has_calls)
-        return answers.chat_choice(writer.message, reason, events, self._piece_of)
+        self.parts = writer.parts
+        self.finish_reason = self._finish_reason(writer.has_calls)
+        logged = answers.chat_logprobs(events, self._piece_of)
+        for part in self.parts:
+            if part.kind == "text" and logged:
+                part.logprobs = logged["content"]
+        return answers.chat_choice(writer.message, self.finish_reason, events, self._piece_of)
 
     def _no_text(self) -> Answer:
         return answers.chat_delta({})
 
     def _choices(self) -> Iterator[Answer | PromptProgress]:
-        writer = self._new_writer()
         yield answers.chat_delta({"role": "assistant", "content": ""})
+        for told in self._told():
+            if isinstance(told, PromptProgress):
+                yield told
+            elif (delta := {} if told.change is None else delta_of(told.change)) is not None:
+                choice = answers.chat_delta(delta, told.finish_reason, told.events, self._piece_of)
+                yield self._with_origins(choice, told.events)
+
+    def _told(self) -> Iterator[Told | PromptProgress]:
+        """Changes of the current generation's parts, and its end."""
+        writer = self._new_writer()
+        self.parts = writer.parts
         waiting: list[TokenEvent] = []
         n_characters = 0
+
+        def told(changes: Iterable[Change]) -> Iterator[Told]:
+            for change in changes:
+                if delta_of(change) is None:
+                    yield Told(change)
+                else:
+                    yield Told(change, events=tuple(waiting))
+                    waiting.clear()
+
         for event in self._events():
             if isinstance(event, PromptProgress):
                 yield event
-                continue
-            waiting.append(event)
-            n_characters += len(event.text)
-            for delta in writer.stream(event.text):
-                yield self._delta(delta, None, waiting)
-                waiting = []
+            else:
+                waiting.append(event)
+                n_characters += len(event.text)
+                yield from told(writer.stream(event.text))
         # a cancelled text may have text that was held back
         rest = writer.push(self.result.text[n_characters:])
-        for delta in [*rest, *writer.finish()]:
-            yield self._delta(delta, None, waiting)
-            waiting = []
-        reason = self._finish_reason(writer.has_calls)
-        yield self._delta({}, reason, waiting)
-
-    def _delta(self, delta: Answer, reason: str | None, events: Sequence[TokenEvent]) -> Answer:
-        choice = answers.chat_delta(delta, reason, events, self._piece_of)
-        return self._with_origins(choice, events)
+        yield from told([*rest, *writer.finish()])
+        self.finish_reason = self._finish_reason(writer.has_calls)
+        yield Told(None, self.finish_reason, events=tuple(waiting))
 
 
 class TextCompletion(Completion):

@@ -1,7 +1,4 @@
-"""Splits the text of a chat answer into reasoning, content and tool calls, incrementally.
-
-Returns OpenAI's deltas.
-"""
+"""Splits the text of a chat answer into reasoning, text and tool calls, incrementally."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ from typing import Any, Self
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Part
 from edgespec.completions.calls import Parameters, ToolCall
+from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Kind, message_of
 from edgespec.completions.tool_calls import CallSplitter
-
-Delta = dict[str, Any]
 
 
 def new_call_id() -> str:
@@ -24,7 +20,7 @@ def new_call_id() -> str:
 
 
 class MessageWriter:
-    """Builds an assistant message from its text.
+    """Builds an assistant message, part by part, from its text.
 
     `tools` are the names of callable tools, or their parameters' schemas by name.
     """
@@ -35,126 +31,125 @@ class MessageWriter:
         tools: Collection[str] | Mapping[str, Parameters],
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
+        self.parts: list[AnswerPart] = []
         self.new_splitter = prompt.splitter
         """Returns a splitter of reasoning for the beginning of the text."""
         self._reasoning = prompt.splitter()
         self._calls = CallSplitter(tools) if tools else None
         self._new_id = new_id
-        self._content = ""
-        self._reasoning_content = ""
-        self._sent_calls: list[dict[str, Any]] = []
         self._names = frozenset(tools)
+        self._is_open = False
+        """True while the last part may grow."""
+        self._n_read = 0
+        """Calls of the text that are parts."""
+        self._n_calls = 0
         self._open: OpenCall | None = None
-        """The call whose arguments are being streamed."""
-        self._open_id = ""
+        """The call whose arguments are being streamed, in the last part."""
 
-    def push(self, text: str) -> list[Delta]:
-        """Append text and return the resulting deltas."""
-        return self._deltas(self._reasoning.push(text))
+    def push(self, text: str) -> list[Change]:
+        """Append text and return the resulting changes."""
+        return self._changes(self._reasoning.push(text))
 
-    def stream(self, text: str) -> list[Delta]:
+    def stream(self, text: str) -> list[Change]:
         """`push`, and the arguments of a call as they are written.
 
         What has been sent cannot be taken back: a call that is cut off, or turns out to be none,
         stays a call with the arguments so far.
         """
-        deltas = self.push(text)
+        changes = self.push(text)
         if self._calls is not None:
             held = self._calls.held
             if self._open is not None and not self._open.is_of(held):
-                self._keep_open_call()
-            deltas += self._arguments(held)
-        return deltas
+                self._open = None
+            changes += self._arguments(held)
+        return changes
 
-    def finish(self) -> list[Delta]:
-        """End the text and return the deltas that were held back."""
-        deltas = self._deltas(self._reasoning.finish())
+    def finish(self) -> list[Change]:
+        """End the text and return the changes that were held back."""
+        changes = self._changes(self._reasoning.finish())
         if self._calls is not None:
             rest = self._calls.finish()
-            is_cut_off = len(self._calls.calls) == len(self._sent_calls)
-            if self._open is not None and is_cut_off:
-                self._keep_open_call()
-            elif rest:
-                deltas.append(self._answer(rest))
-            deltas += self._new_calls(self._calls.calls)
-        return deltas
+            is_cut_off = self._open is not None and len(self._calls.calls) == self._n_read
+            if rest and not is_cut_off:
+                changes += self._grow("text", rest)
+            changes += self._new_calls(self._calls.calls)
+        return changes + self._end()
 
     @property
     def has_calls(self) -> bool:
-        return bool(self._sent_calls)
+        return self._n_calls > 0
 
     @property
     def message(self) -> dict[str, Any]:
         """The message in OpenAI's format, with `reasoning_content` if there is reasoning."""
-        message: dict[str, Any] = {"content": self._content}
-        if self._reasoning_content:
-            message["reasoning_content"] = self._reasoning_content
-        if self._sent_calls:
-            message["tool_calls"] = self._sent_calls
-            message["content"] = self._content or None
-        return message
+        return message_of(self.parts)
 
-    def _deltas(self, parts: list[Part]) -> list[Delta]:
-        deltas: list[Delta] = []
+    def _changes(self, parts: list[Part]) -> list[Change]:
+        changes: list[Change] = []
         for part in parts:
             if part.kind == "reasoning":
-                self._reasoning_content += part.text
-                deltas.append({"reasoning_content": part.text})
+                changes += self._grow("reasoning", part.text)
             elif self._calls is None:
-                deltas.append(self._answer(part.text))
+                changes += self._grow("text", part.text)
             else:
-                if text := self._calls.push(part.text):
-                    deltas.append(self._answer(text))
-                deltas += self._new_calls(self._calls.calls)
-        return deltas
+                text = self._calls.push(part.text)
+                if self._open is not None:  # what comes now is behind the call
+                    changes += self._new_calls(self._calls.calls)
+                if text:
+                    changes += self._grow("text", text)
+                changes += self._new_calls(self._calls.calls)
+        return changes
 
-    def _answer(self, text: str) -> Delta:
-        self._content += text
-        return {"content": text}
+    def _grow(self, kind: Kind, text: str) -> list[Change]:
+        changes: list[Change] = []
+        if not self._is_open or self.parts[-1].kind != kind:
+            changes = self._begin(AnswerPart(kind, len(self.parts)))
+        self.parts[-1].text += text
+        return [*changes, Change("grows", self.parts[-1], text)]
 
-    def _new_calls(self, calls: list[ToolCall]) -> list[Delta]:
-        deltas: list[Delta] = []
-        for index in range(len(self._sent_calls), len(calls)):
-            if self._open is not None:
-                deltas += self._ended_call(index, calls[index])
+    def _begin(self, part: AnswerPart) -> list[Change]:
+        changes = self._end()
+        self.parts.append(part)
+        self._is_open = True
+        return [*changes, Change("begins", part, part.text)]
+
+    def _begin_call(self, call: ToolCall) -> list[Change]:
+        part = AnswerPart(
+            "call", len(self.parts), call.arguments, self._new_id(), call.name, self._n_calls
+        )
+        self._n_calls += 1
+        return self._begin(part)
+
+    def _end(self) -> list[Change]:
+        if not self._is_open:
+            return []
+        self._is_open, self._open = False, None
+        return [Change("ends", self.parts[-1])]
+
+    def _new_calls(self, calls: list[ToolCall]) -> list[Change]:
+        changes: list[Change] = []
+        for call in calls[self._n_read :]:
+            self._n_read += 1
+            if self._open is None:
+                changes += self._begin_call(call)
                 continue
-            call = calls[index].as_dict(self._new_id())
-            self._sent_calls.append(call)
-            deltas.append({"tool_calls": [{"index": index} | call]})
-        return deltas
+            sent, self._open = self._open.arguments, None
+            if call.arguments.startswith(sent) and (rest := call.arguments[len(sent) :]):
+                changes += self._grow("call", rest)
+        return changes
 
-    def _arguments(self, held: str) -> list[Delta]:
-        """Deltas of the call that `held` has begun."""
+    def _arguments(self, held: str) -> list[Change]:
+        """Changes of the call that `held` has begun."""
         assert self._calls is not None
-        deltas: list[Delta] = []
-        index = len(self._sent_calls)
-        if self._open is None and index == len(self._calls.calls):
-            self._open = OpenCall.begun(held, self._names)
-            if self._open is not None:
-                self._open_id = self._new_id()
-                begun = ToolCall(self._open.name, "").as_dict(self._open_id)
-                deltas.append({"tool_calls": [{"index": index} | begun]})
+        changes: list[Change] = []
+        if self._open is None and self._n_read == len(self._calls.calls):
+            begun = OpenCall.begun(held, self._names)
+            if begun is not None:
+                changes = self._begin_call(ToolCall(begun.name, ""))
+            self._open = begun
         if self._open is not None and (text := self._open.push(held)):
-            deltas.append(_more_arguments(index, text))
-        return deltas
-
-    def _ended_call(self, index: int, call: ToolCall) -> list[Delta]:
-        """The rest of the call that was being streamed."""
-        assert self._open is not None
-        sent, self._open = self._open.arguments, None
-        rest = call.arguments.removeprefix(sent) if call.arguments.startswith(sent) else ""
-        self._sent_calls.append(ToolCall(call.name, sent + rest).as_dict(self._open_id))
-        return [_more_arguments(index, rest)] if rest else []
-
-    def _keep_open_call(self) -> None:
-        assert self._open is not None
-        call = ToolCall(self._open.name, self._open.arguments)
-        self._sent_calls.append(call.as_dict(self._open_id))
-        self._open = None
-
-
-def _more_arguments(index: int, text: str) -> Delta:
-    return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            changes += self._grow("call", text)
+        return changes
 
 
 _HEAD = re.compile(

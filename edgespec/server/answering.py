@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from edgespec.completions.answers import Answer
 from edgespec.completions.clients import asked_by
 from edgespec.completions.decoding import decoded
-from edgespec.completions.protocols.dialect import Asked
+from edgespec.completions.protocols.dialect import Asked, is_last
 from edgespec.completions.protocols.model_names import HostedModel
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion
@@ -212,7 +212,8 @@ class _OneAnswer:
                 async for comment in self._loading(model):
                     yield comment
             asked, completion = await self.begin()
-            running = await self.stack.enter_async_context(InThread(completion))
+            stream: InThread[Any] = InThread(asked.reply.stream(completion))
+            running = await self.stack.enter_async_context(stream)
             async for chunk in _complete_chunks(running, completion):
                 for one in asked.reply.chunk(chunk, completion):
                     yield event(one.content, one.name)
@@ -293,10 +294,10 @@ def _check_end(completion: Completion) -> None:
 
 
 async def _complete_chunks(
-    chunks: AsyncIterator[Answer], completion: Completion
-) -> AsyncIterator[Answer]:
+    chunks: AsyncIterator[Any], completion: Completion
+) -> AsyncIterator[Any]:
     """The chunks of a stream. Raises Cancelled instead of the last one if it was cut short."""
     async for chunk in chunks:
-        if any(choice["finish_reason"] for choice in chunk["choices"]):
+        if is_last(chunk):
             _check_end(completion)
         yield chunk

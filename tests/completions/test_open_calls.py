@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.chat.prompts import ChatPrompt
+from edgespec.completions.protocols.answer_parts import Change, delta_of
 from edgespec.completions.writing import JsonRewriter, MessageWriter, OpenCall
 
 ARGUMENTS = {
@@ -34,10 +35,14 @@ def writer(*names: str) -> MessageWriter:
 def streamed(text: str, size: int = 1, *names: str) -> tuple[list[dict], MessageWriter]:
     """The deltas of a text that comes in pieces of `size` characters."""
     message = writer(*names)
-    deltas = []
+    changes = []
     for begin in range(0, len(text), size):
-        deltas += message.stream(text[begin : begin + size])
-    return deltas + message.finish(), message
+        changes += message.stream(text[begin : begin + size])
+    return deltas_of(changes + message.finish()), message
+
+
+def deltas_of(changes: list[Change]) -> list[dict]:
+    return [delta for change in changes if (delta := delta_of(change)) is not None]
 
 
 def joined(deltas: list[dict]) -> tuple[str, list[tuple[str, str, str]]]:
@@ -75,6 +80,18 @@ def test_arguments_come_as_they_are_written():
     assert len(others) > 40
     assert all(set(one) == {"index", "function"} for one in others)
     assert json.loads(joined(deltas)[1][0][2]) == ARGUMENTS
+
+
+def test_text_behind_a_call_is_a_part_behind_it():
+    """In one piece with the call's end, it had come before the last of its arguments."""
+    message = writer()
+    changes = message.stream('<tool_call>\n{"name": "add", "arguments": {"a": 1')
+    changes += message.stream("}}\n</tool_call> Done.") + message.finish()
+    assert [change.part.index for change in changes] == sorted(c.part.index for c in changes)
+    assert [(part.kind, part.text) for part in message.parts] == [
+        ("call", '{"a": 1}'),
+        ("text", "Done."),
+    ]
 
 
 FORMS = [

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from edgespec.chat.prompts import ChatPrompt
 from edgespec.chat.reasoning import Marks
+from edgespec.completions.protocols.answer_parts import delta_of
 from edgespec.completions.tool_calls import CallSplitter, ToolCall
 from edgespec.completions.writing import MessageWriter
 
@@ -76,7 +77,7 @@ def test_a_message_has_reasoning_content_and_calls():
         "reasoning_content": "Hm.",
         "tool_calls": [call],
     }
-    assert deltas == [
+    assert [delta for delta in map(delta_of, deltas) if delta] == [
         {"reasoning_content": "Hm."},
         {"content": "I add."},
         {"tool_calls": [{"index": 0} | call]},

@@ -1,15 +1,15 @@
-"""Splits the deltas of a chat answer into its parts: reasoning, text and calls, one by one.
+"""The parts of a chat answer, in their order: reasoning, text and calls, which grow one by one.
 
-Knows OpenAI's deltas, and nothing of the protocol that the parts are translated to.
+Knows no protocol; each formats the changes of parts in its own way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgespec.completions.answers import Answer
+from edgespec.values import TokenEvent
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -26,109 +26,63 @@ class AnswerPart:
     call_id: str = ""
     name: str = ""
     """Name of the called function."""
+    n_calls_before: int = 0
     logprobs: list[Any] = field(default_factory=list)
     """Log probabilities of a text, as in a chat completion."""
+
+    def as_call(self) -> dict[str, Any]:
+        """The call in OpenAI's format."""
+        function = {"name": self.name, "arguments": self.text}
+        return {"id": self.call_id, "type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A part begins, grows by `text`, or ends."""
+    """A part begins with `text`, grows by it, or ends."""
 
     kind: Literal["begins", "grows", "ends"]
     part: AnswerPart
     text: str = ""
-    logprobs: tuple[Any, ...] = ()
 
 
-class AnswerParts:
-    """The parts of one answer so far."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a stream tells at once: a change, or the end and its reason, and the tokens that led to
+    it."""
 
-    def __init__(self) -> None:
-        self.parts: list[AnswerPart] = []
-        self.finish_reason: str | None = None
-        self._is_open = False
-        self._n_calls = 0
+    change: Change | None = None
+    finish_reason: str | None = None
+    logprobs: Sequence[Any] = ()
+    """Log probabilities of the tokens, as in a chat completion."""
+    events: Sequence[TokenEvent] = ()
 
-    def read_whole(self, answer: Answer) -> None:
-        """Read the first choice of a whole answer."""
-        choice = answer["choices"][0]
-        message = choice["message"]
-        calls = [{"index": i} | call for i, call in enumerate(message.get("tool_calls") or ())]
-        deltas = [
-            {"reasoning_content": message.get("reasoning_content")},
-            {"content": message.get("content")},
-            {"tool_calls": calls},
-        ]
-        for delta in deltas:
-            logprobs = choice["logprobs"] if delta.get("content") else None
-            for _ in self.read({"choices": [{"delta": delta, "logprobs": logprobs}]}):
-                pass
-        self.finish_reason = choice["finish_reason"]
-        for _ in self.finish():
-            pass
 
-    def read(self, chunk: Answer) -> Iterator[Change]:
-        """Read a chunk of a stream, and say what changes."""
-        for choice in chunk["choices"][:1]:
-            delta = choice["delta"]
-            logged = tuple((choice.get("logprobs") or {}).get("content") or ())
-            if text := delta.get("reasoning_content"):
-                yield from self._grow("reasoning", text)
-            if text := delta.get("content"):
-                yield from self._grow("text", text, logged)
-            for call in delta.get("tool_calls") or ():
-                yield from self._call(call)
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+def message_of(parts: Sequence[AnswerPart]) -> dict[str, Any]:
+    """The parts as a message of the assistant in OpenAI's format, without its role."""
+    texts = {
+        kind: "".join(part.text for part in parts if part.kind == kind)
+        for kind in ("reasoning", "text")
+    }
+    calls = [part.as_call() for part in parts if part.kind == "call"]
+    message: dict[str, Any] = {"content": texts["text"]}
+    if texts["reasoning"]:
+        message["reasoning_content"] = texts["reasoning"]
+    if calls:
+        message["tool_calls"] = calls
+        message["content"] = texts["text"] or None
+    return message
 
-    def finish(self) -> Iterator[Change]:
-        """End the last part."""
-        if self._is_open:
-            self._is_open = False
-            yield Change("ends", self.parts[-1])
 
-    def message(self) -> dict[str, Any]:
-        """The answer as a message of a conversation in OpenAI's format."""
-        texts = {
-            kind: "".join(part.text for part in self.parts if part.kind == kind)
-            for kind in ("reasoning", "text")
-        }
-        calls = [
-            {
-                "id": part.call_id,
-                "type": "function",
-                "function": {"name": part.name, "arguments": part.text},
-            }
-            for part in self.parts
-            if part.kind == "call"
-        ]
-        message: dict[str, Any] = {"role": "assistant", "content": texts["text"]}
-        if texts["reasoning"]:
-            message["reasoning_content"] = texts["reasoning"]
-        if calls:
-            message["tool_calls"] = calls
-        return message
-
-    def _grow(self, kind: Kind, text: str, logged: tuple[Any, ...] = ()) -> Iterator[Change]:
-        if not self._is_open or self.parts[-1].kind != kind:
-            yield from self._begin(AnswerPart(kind, len(self.parts)))
-        part = self.parts[-1]
-        part.text += text
-        part.logprobs += logged
-        yield Change("grows", part, text, logged)
-
-    def _call(self, call: dict[str, Any]) -> Iterator[Change]:
-        function = call["function"]
-        if call["index"] >= self._n_calls:
-            self._n_calls += 1
-            part = AnswerPart("call", len(self.parts), "", call["id"], function["name"])
-            yield from self._begin(part)
-        if text := function.get("arguments"):
-            part = self.parts[-1]
-            part.text += text
-            yield Change("grows", part, text)
-
-    def _begin(self, part: AnswerPart) -> Iterator[Change]:
-        yield from self.finish()
-        self.parts.append(part)
-        self._is_open = True
-        yield Change("begins", part)
+def delta_of(change: Change) -> dict[str, Any] | None:
+    """The change as OpenAI's delta; None if it has none."""
+    part = change.part
+    if part.kind == "call":
+        index = {"index": part.n_calls_before}
+        if change.kind == "begins":
+            begun = AnswerPart("call", 0, change.text, part.call_id, part.name)
+            return {"tool_calls": [index | begun.as_call()]}
+        if change.kind == "grows":
+            return {"tool_calls": [index | {"function": {"arguments": change.text}}]}
+    elif change.kind == "grows":
+        return {"reasoning_content" if part.kind == "reasoning" else "content": change.text}
+    return None

@@ -6,14 +6,15 @@ identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgespec.completions.answers import Answer
+from edgespec.completions.protocols.answer_parts import Told
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import ChatRequest, CommonRequest, CompletionRequest
-from edgespec.completions.running_request import Completion
+from edgespec.completions.running_request import ChatCompletion, Completion
 from edgespec.completions.service import Completions
 
 
@@ -31,8 +32,11 @@ class Reply(Protocol):
     def whole(self, answer: Answer, completion: Completion) -> Answer:
         """The whole answer, given that of the completion, which has ended."""
 
-    def chunk(self, chunk: Answer, completion: Completion) -> Iterable[Event]:
-        """Events for the next chunk of the completion's stream."""
+    def stream(self, completion: Completion) -> Completion | ToldParts:
+        """What the completion tells while it is written; the last one `is_last`."""
+
+    def chunk(self, told: Any, completion: Completion) -> Iterable[Event]:
+        """Events for the next thing that the stream tells."""
 
     def end(self, completion: Completion) -> Iterable[Event]:
         """Events behind the last chunk."""
@@ -60,14 +64,44 @@ def openai_error(refusal: Refusal, request_id: str) -> Answer:
     return refusal.content
 
 
+def is_last(told: Any) -> bool:
+    """True for what tells the end of a text."""
+    if isinstance(told, Told):
+        return told.finish_reason is not None
+    return any(choice["finish_reason"] for choice in told["choices"])
+
+
+def parts_of(completion: Completion) -> ChatCompletion:
+    """The completion of a chat, whose answer has parts."""
+    assert isinstance(completion, ChatCompletion)
+    return completion
+
+
+class ToldParts:
+    """The parts of a chat completion as they are told."""
+
+    def __init__(self, completion: Completion) -> None:
+        self.cancel, self.close = completion.cancel, completion.close
+        self._told = parts_of(completion).told()
+
+    def __iter__(self) -> Iterator[Told]:
+        return self._told
+
+    def __next__(self) -> Told:
+        return next(self._told)
+
+
 class SameReply:
     """Formats nothing: the answer has the format already."""
 
     def whole(self, answer: Answer, completion: Completion) -> Answer:
         return answer
 
-    def chunk(self, chunk: Answer, completion: Completion) -> Iterable[Event]:
-        return (Event(chunk),)
+    def stream(self, completion: Completion) -> Completion:
+        return completion
+
+    def chunk(self, told: Answer, completion: Completion) -> Iterable[Event]:
+        return (Event(told),)
 
     def end(self, completion: Completion) -> Iterable[Event]:
         return ()

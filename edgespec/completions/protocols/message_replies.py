@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from edgespec.completions.answers import Answer, Usage
-from edgespec.completions.protocols.answer_parts import AnswerPart, AnswerParts, Change
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event
+from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told
+from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts, parts_of
 from edgespec.completions.protocols.message_requests import MessagesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.running_request import Completion
@@ -53,27 +53,26 @@ class MessagesReply:
     def __init__(
         self, model: str, new_id: Callable[[], str] = lambda: secrets.token_hex(12)
     ) -> None:
-        self._parts = AnswerParts()
         self._model = model
         self._new_id = new_id
         self._has_begun = False
 
     def whole(self, answer: Answer, completion: Completion) -> Answer:
-        self._parts.read_whole(answer)
-        content = [_block(part) for part in self._parts.parts]
-        reason = _stop_reason(self._parts.finish_reason, completion)
-        return self._message(content, _usage(completion.usage)) | reason
+        content = [_block(part) for part in parts_of(completion).parts]
+        return self._message(content, _usage(completion.usage)) | _stop_reason(completion)
 
-    def chunk(self, chunk: Answer, completion: Completion) -> Iterator[Event]:
+    def stream(self, completion: Completion) -> ToldParts:
+        return ToldParts(completion)
+
+    def chunk(self, told: Told, completion: Completion) -> Iterator[Event]:
         yield from self._opening(completion)
-        for change in self._parts.read(chunk):
-            yield _event_of(change)
+        if told.change is not None:
+            yield from _events_of(told.change)
 
     def end(self, completion: Completion) -> Iterator[Event]:
         yield from self._opening(completion)
-        yield from map(_event_of, self._parts.finish())
-        reason = _stop_reason(self._parts.finish_reason, completion)
-        yield _event("message_delta", delta=reason, usage=_usage(completion.usage))
+        usage = _usage(completion.usage)
+        yield _event("message_delta", delta=_stop_reason(completion), usage=usage)
         yield _event("message_stop")
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterator[Event]:
@@ -104,13 +103,16 @@ def _event(kind: str, **fields: Any) -> Event:
     return Event({"type": kind, **fields}, kind)
 
 
-def _event_of(change: Change) -> Event:
+def _events_of(change: Change) -> Iterator[Event]:
     part = change.part
     if change.kind == "ends":
-        return _event("content_block_stop", index=part.index)
+        yield _event("content_block_stop", index=part.index)
+        return
     if change.kind == "begins":
         block = _block(AnswerPart(part.kind, part.index, "", part.call_id, part.name))
-        return _event("content_block_start", index=part.index, content_block=block)
+        yield _event("content_block_start", index=part.index, content_block=block)
+    if not change.text:
+        return
     match part.kind:
         case "reasoning":
             delta = {"type": "thinking_delta", "thinking": change.text}
@@ -118,7 +120,7 @@ def _event_of(change: Change) -> Event:
             delta = {"type": "text_delta", "text": change.text}
         case "call":
             delta = {"type": "input_json_delta", "partial_json": change.text}
-    return _event("content_block_delta", index=part.index, delta=delta)
+    yield _event("content_block_delta", index=part.index, delta=delta)
 
 
 def _block(part: AnswerPart) -> Answer:
@@ -142,11 +144,11 @@ def _arguments(text: str) -> Any:
     return found if isinstance(found, dict) else {}
 
 
-def _stop_reason(finish_reason: str | None, completion: Completion) -> Answer:
-    stopped_by = completion.result.stopped_by
-    if stopped_by is not None and finish_reason == "stop":
+def _stop_reason(completion: Completion) -> Answer:
+    reason, stopped_by = parts_of(completion).finish_reason, completion.result.stopped_by
+    if stopped_by is not None and reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
-    return {"stop_reason": _REASONS.get(finish_reason or "stop", "end_turn"), "stop_sequence": None}
+    return {"stop_reason": _REASONS.get(reason, "end_turn"), "stop_sequence": None}
 
 
 def _usage(usage: Usage) -> Answer:

@@ -14,8 +14,8 @@ from threading import Lock
 from typing import Any
 
 from edgespec.completions.answers import Answer
-from edgespec.completions.protocols.answer_parts import AnswerPart, AnswerParts, Change
-from edgespec.completions.protocols.dialect import Asked, Dialect, Event
+from edgespec.completions.protocols.answer_parts import AnswerPart, Change, Told, message_of
+from edgespec.completions.protocols.dialect import Asked, Dialect, Event, ToldParts, parts_of
 from edgespec.completions.protocols.response_requests import ResponsesRequest
 from edgespec.completions.refusals import Refusal
 from edgespec.completions.requests import RequestError
@@ -61,7 +61,6 @@ class ResponsesReply:
     ) -> None:
         self._request = request
         self._stored = stored
-        self._parts = AnswerParts()
         self._new_id = new_id
         self._id = f"resp_{new_id()}"
         self._created = int(completions.now())
@@ -73,25 +72,24 @@ class ResponsesReply:
         self._model = completions.model
 
     def whole(self, answer: Answer, completion: Completion) -> Answer:
-        self._parts.read_whole(answer)
-        for part in self._parts.parts:
+        for part in parts_of(completion).parts:
             self._begin(part)
-        self._store()
-        return self._response(self._status, completion)
+        self._store(completion)
+        return self._response(_status(completion), completion)
 
-    def chunk(self, chunk: Answer, completion: Completion) -> Iterator[Event]:
+    def stream(self, completion: Completion) -> ToldParts:
+        return ToldParts(completion)
+
+    def chunk(self, told: Told, completion: Completion) -> Iterator[Event]:
         yield from self._opening()
-        for change in self._parts.read(chunk):
-            yield from self._events(change)
+        if told.change is not None:
+            yield from self._events(told.change, told.logprobs)
 
     def end(self, completion: Completion) -> Iterator[Event]:
         yield from self._opening()
-        for change in self._parts.finish():
-            yield from self._events(change)
-        self._store()
-        yield self._event(
-            f"response.{self._status}", response=self._response(self._status, completion)
-        )
+        self._store(completion)
+        status = _status(completion)
+        yield self._event(f"response.{status}", response=self._response(status, completion))
 
     def failed(self, refusal: Refusal, request_id: str) -> Iterator[Event]:
         yield from self._opening()
@@ -99,14 +97,11 @@ class ResponsesReply:
         response = self._response("failed") | {"error": error}
         yield self._event("response.failed", response=response)
 
-    def _store(self) -> None:
+    def _store(self, completion: Completion) -> None:
         if self._request.store:
-            messages = [*self._request.new_messages, self._parts.message()]
+            message = {"role": "assistant"} | message_of(parts_of(completion).parts)
+            messages = [*self._request.new_messages, message]
             self._stored.add(self._id, self._request.previous_response_id, messages)
-
-    @property
-    def _status(self) -> str:
-        return "incomplete" if self._parts.finish_reason == "length" else "completed"
 
     def _opening(self) -> Iterator[Event]:
         if not self._n_events:
@@ -114,18 +109,21 @@ class ResponsesReply:
             yield self._event("response.created", response=response)
             yield self._event("response.in_progress", response=response)
 
-    def _events(self, change: Change) -> Iterator[Event]:
+    def _events(self, change: Change, logprobs: Sequence[Any]) -> Iterator[Event]:
         part = change.part
         if change.kind == "begins":
             self._begin(part)
             item = self._item(part, "in_progress")
             yield self._event("response.output_item.added", output_index=part.index, item=item)
             if part.kind != "call":
-                yield self._of_item("response.content_part.added", part, part=_content(part))
-        elif change.kind == "grows":
-            yield self._more(part, change.text, change.logprobs)
-        else:
+                empty = _content(AnswerPart(part.kind, part.index))
+                yield self._of_item("response.content_part.added", part, part=empty)
+        if change.kind == "ends":
             yield from self._ended(part)
+        elif change.text:
+            if part.kind == "text":
+                part.logprobs += logprobs
+            yield self._more(part, change.text, logprobs)
 
     def _more(self, part: AnswerPart, text: str, logprobs: Sequence[Any]) -> Event:
         if part.kind == "call":
@@ -177,8 +175,7 @@ class ResponsesReply:
     def _response(self, status: str, completion: Completion | None = None) -> Answer:
         """The response object, whose output is there once the completion has ended."""
         asked, usual = self._request, self._usual
-        is_over = completion is not None
-        parts = self._parts.parts if is_over else ()
+        parts = parts_of(completion).parts if completion is not None else []
         last = len(parts) - 1
         statuses = [status if part.index == last else "completed" for part in parts]
         output = [self._item(part, one) for part, one in zip(parts, statuses, strict=True)]
@@ -220,6 +217,10 @@ class ResponsesReply:
             "usage": _usage(completion) if completion is not None else None,
             "user": asked.user,
         }
+
+
+def _status(completion: Completion) -> str:
+    return "incomplete" if parts_of(completion).finish_reason == "length" else "completed"
 
 
 def _content(part: AnswerPart) -> Answer:

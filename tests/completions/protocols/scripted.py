@@ -98,7 +98,7 @@ def events(dialect: Dialect, content: Any) -> list[dict[str, Any]]:
     asked = dialect(content | {"stream": True})
     completion = asked.start()
     found: list[Event] = []
-    for chunk in completion:
+    for chunk in asked.reply.stream(completion):
         found += asked.reply.chunk(chunk, completion)
     found += asked.reply.end(completion)
     assert all(one.name == one.content["type"] for one in found)
