@@ -59,7 +59,7 @@ class Deal:
     """Most seconds that guesses may cost."""
     trust: float = 0.0
     """Share of the guesses in this text that were right, verified or not. What they bring even if
-    they are right no more often may be risked in addition."""
+    they are right no more often may be risked beside half of `risk_s`."""
     drafts: bool = True
     """True if drafts may guess, and read the text for that; what costs no step may always."""
     drafts_beside: bool = True
@@ -135,7 +135,7 @@ class Deal:
         # as if guesses of all texts were lines
         depths = 1 + np.arange(len(ranked) - first) // first
         sure = np.append(0.0, np.cumsum(ranked[first:] * self.trust**depths))
-        risk_s = self.risk_s - spent_s + known.plain_s(first) * sure
+        risk_s = np.maximum(self.risk_s, self.risk_s / 2 + known.plain_s(first) * sure) - spent_s
         values[seconds - seconds[0] + further_s > np.maximum(0.0, risk_s)] = 0.0
         # of equally good ones the most rows
         at = int(np.flatnonzero(values >= values.max() - 1e-12)[-1])
