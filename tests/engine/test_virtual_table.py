@@ -149,4 +149,4 @@ def test_a_passage_that_comes_again_is_found_within_its_length(machine: str) -> 
         if cost.accepted and n_tokens > 24:
             break
     assert n_tokens <= 24 + text.period
-    assert drafted.tokens_per_s >= 1.15 * alone.tokens_per_s
+    assert drafted.tokens_per_s >= 1.13 * alone.tokens_per_s
