@@ -51,7 +51,7 @@ def test_eight_requests_with_schemas_are_all_answered() -> None:
         advance = scheduler._advance
 
         def watched() -> None:
-            most[0] = max(most[0], sum(slot.request.has_grammar for slot in scheduler._at_work))
+            most[0] = max(most[0], sum(text.has_grammar for text in scheduler._active))
             advance()
 
         scheduler._advance = watched  # type: ignore[method-assign]
