@@ -16,7 +16,6 @@ from llguidance import numpy as bitmasks
 from numpy.typing import NDArray
 
 from edgespec.errors import GrammarError
-from edgespec.grammar.large_integers import has_large_integers, lark_rules
 from edgespec.grammar.numbers import DigitLimit, leading_digits, longest_run
 from edgespec.grammar.patterns import exhausts
 from edgespec.grammar.schemas import rewritten
@@ -204,8 +203,6 @@ def _compiled(grammar: Grammar) -> str:
         if grammar.kind == "grammar":
             return str(llguidance.LLMatcher.grammar_from_lark(grammar.source))
         schema = rewritten(json.loads(grammar.source), exhausts)
-        if has_large_integers(schema):
-            return str(llguidance.LLMatcher.grammar_from_lark(lark_rules(schema, JSON_STYLE)))
         compiled = llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_STYLE)
         return str(compiled)
     except (ValueError, RecursionError) as error:

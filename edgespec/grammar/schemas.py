@@ -41,6 +41,10 @@ _NAMES = ("type", "required")
 _OPENING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords by which an object says what it thinks of further properties."""
 
+EXACT = 1 << 53
+"""Integers up to this one are exact as binary64, which llguidance and JavaScript compute with."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
 Exhausts = Callable[[str, list[str]], bool]
 """True if a pattern matches none but the given names."""
 
@@ -53,6 +57,15 @@ def unchecked_formats(schema: Any) -> tuple[str, ...]:
         if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS
     }
     return tuple(sorted(found))
+
+
+def has_large_integers(schema: Any) -> bool:
+    """True if a schema has a constant or a bound beyond 2^53."""
+    return any(
+        _exact(node[keyword]) != node[keyword]
+        for node in _nodes(schema)
+        for keyword in node.keys() & {*_BOUNDS, "const", "enum"}
+    )
 
 
 def rewritten(schema: Any, exhausts: Exhausts) -> Any:
@@ -94,6 +107,13 @@ class _Rewriter:
         copy = _mapped(node, self.rewritten)
         if isinstance(node.get("format"), str) and node["format"] not in CHECKED_FORMATS:
             del copy["format"]
+        for bound in copy.keys() & {*_BOUNDS}:
+            if _exact(copy[bound]) != copy[bound]:
+                del copy[bound]
+        for keyword in copy.keys() & {"const", "enum"}:
+            if (exact := _exact(copy[keyword])) != copy[keyword]:
+                copy[keyword] = exact
+                copy.pop("type", None)
         if self._is_closed(node):
             copy["additionalProperties"] = False
         if isinstance(node.get("patternProperties"), dict):
@@ -168,6 +188,20 @@ class _Rewriter:
         """The schema that `$ref` points to, if it is in this document."""
         found = pointed_to(self._root, node.get("$ref"))
         return [] if found is None else [found]
+
+
+def _exact(value: Any) -> Any:
+    """The value with integers beyond 2^53 as strings of their digits, as protobuf's JSON has it."""
+    match value:
+        case bool():
+            return value
+        case int():
+            return str(value) if abs(value) > EXACT else value
+        case list():
+            return [_exact(one) for one in value]
+        case dict():
+            return {name: _exact(one) for name, one in value.items()}
+    return value
 
 
 def pointed_to(root: Any, reference: Any) -> Any:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec import extras
 from edgespec.errors import GrammarError
-from edgespec.grammar.large_integers import lark_rules
-from edgespec.grammar.schemas import rewritten, unchecked_formats
+from edgespec.grammar.schemas import has_large_integers, rewritten, unchecked_formats
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -49,14 +48,21 @@ class Grammar:
     """True for JSON, whose numbers are ended after so many digits as llama.cpp's."""
     unchecked_formats: tuple[str, ...] = ()
     """Values of `format` in its schemas that are not enforced: any string fits them."""
+    has_large_integers: bool = False
+    """True if its schemas have constants beyond 2^53, which are strings, or bounds, which go."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about what the grammar does not enforce."""
-        return tuple(
+        formats = (
             f"the schema's format {name!r} is not known here and not checked: add a pattern"
             for name in self.unchecked_formats
         )
+        large = (
+            "the schema's constants beyond 2^53 are written as strings, and its bounds beyond it "
+            "are not checked"
+        )
+        return (*formats, *((large,) * self.has_large_integers))
 
     def __post_init__(self) -> None:
         if len(self.source) > MAX_CHARACTERS:
@@ -84,11 +90,12 @@ def unchecked_schema(schema: Any) -> Grammar:
             raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     try:
         read = json.loads(schema)
+        is_large = has_large_integers(read)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(read, dict | bool):
         raise GrammarError('the JSON schema must be an object such as {"type": "object"}')
-    return Grammar("json schema", schema, True, unchecked_formats(read))
+    return Grammar("json schema", schema, True, unchecked_formats(read), is_large)
 
 
 def regular_expression(pattern: str) -> Grammar:
@@ -116,7 +123,8 @@ def json_rules(schemas: Mapping[str, Any], start: str) -> Grammar:
     """
     rules = [schema_rules(schema, name) for name, schema in schemas.items()]
     formats = {name for schema in schemas.values() for name in unchecked_formats(schema)}
-    return Grammar("grammar", "".join([start, *rules]), True, tuple(sorted(formats)))
+    is_large = any(map(has_large_integers, schemas.values()))
+    return Grammar("grammar", "".join([start, *rules]), True, tuple(sorted(formats)), is_large)
 
 
 def schema_rules(schema: Any, name: str) -> str:
@@ -125,7 +133,10 @@ def schema_rules(schema: Any, name: str) -> str:
     with extras.needed(_EXTRA, _WHY):
         from edgespec.grammar.patterns import exhausts
     try:
-        return lark_rules(rewritten(schema, exhausts), JSON_STYLE, name)
+        read = rewritten(schema, exhausts)
+        if not isinstance(read, dict):
+            read = {} if read else {"not": {}}
+        return f"{name}: %json {json.dumps({'x-guidance': JSON_STYLE} | read)}\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is wrong: {error}") from error
 
