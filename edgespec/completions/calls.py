@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 Parameters = Mapping[str, Any] | None
 """JSON schema of a tool's arguments; None if it is unknown."""
+_HEAD = re.compile(
+    r'[^{"]*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+"""A call up to its arguments, behind the marks that open it."""
 _LONGEST_WORD = 9
 """Most characters of a word, a number's sign or an escape that the end of a text cuts in two."""
 
@@ -30,6 +35,55 @@ class Reading:
     """Index of the text behind them."""
     end_marks: Sequence[str] = ()
     """Marks to expect there, as others in front of the calls were opened."""
+
+
+class OpenCall:
+    """A call whose arguments are being written: a JSON object behind its name."""
+
+    def __init__(self, name: str, arguments_at: int) -> None:
+        """The arguments begin at `arguments_at` in the text of the call."""
+        self.name = name
+        self.arguments = ""
+        """The arguments so far, as they are written, with line breaks in strings escaped."""
+        self.is_over = False
+        self._n_read = arguments_at
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+
+    @classmethod
+    def begun(cls, text: str, names: Container[str]) -> Self | None:
+        """The call of one of `names` whose arguments a text has begun; None if there is none."""
+        head = _HEAD.match(text)
+        if head is None:
+            return None
+        try:
+            name = json.loads(f'"{head[1]}"')
+        except ValueError:
+            return None
+        return cls(name, head.end()) if name in names else None
+
+    def push(self, text: str) -> str:
+        """The arguments that are new in `text`, that of the call so far."""
+        new = "".join(map(self._take, text[self._n_read :]))
+        self._n_read = len(text)
+        self.arguments += new
+        return new
+
+    def is_of(self, text: str) -> bool:
+        """False once the text was found to be no call, and is held back no longer."""
+        return len(text) >= self._n_read
+
+    def _take(self, character: str) -> str:
+        if self.is_over:
+            return ""
+        if self._in_string:
+            self._in_string = self._is_escaped or character != '"'
+            self._is_escaped = character == "\\" and not self._is_escaped
+            return json.dumps(character)[1:-1] if character < " " else character
+        self._in_string = character == '"'
+        self._depth += (character in "{[") - (character in "}]")
+        self.is_over = self._depth == 0
+        return character
 
 
 class UnfinishedCall(Exception):

@@ -19,7 +19,7 @@ from edgespec.completions.call_reading import (
     FENCE_BEGUN,
     CallReader,
 )
-from edgespec.completions.calls import Parameters, Reading, ToolCall, UnfinishedCall
+from edgespec.completions.calls import OpenCall, Parameters, Reading, ToolCall, UnfinishedCall
 from edgespec.grammar.specification import Grammar, json_rules
 
 LONG_CHARACTERS = 2_000
@@ -160,7 +160,11 @@ class CallSplitter:
         self._end_marks = None
 
     def _add(self, reading: Reading, end_marks: list[str]) -> None:
-        self.calls += reading.calls
+        calls, text = reading.calls, self._held[: reading.end]
+        if len(calls) == 1 and (one := OpenCall.begun(text, {calls[0].name})):
+            one.push(text)  # a stream has sent its arguments as they were written
+            calls = [ToolCall(one.name, one.arguments)]
+        self.calls += calls
         self._held, self._drops_blanks = self._held[reading.end :], True
         self._end_marks = [*end_marks, *reading.end_marks]
 
