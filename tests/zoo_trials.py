@@ -6,7 +6,9 @@ Knows no architecture; a crash is an outcome like any other.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import resource
 import signal
@@ -164,9 +166,21 @@ def _write(species: Species, model: Path, draft: Path) -> None:
     write_model(draft, species, cousin=True)
 
 
+def map_libraries() -> None:
+    """Touch the pages of all libraries: a forked process has none of those that its parent used,
+    and a plan counts them as they are."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, *_, name = line.split()
+        if access.startswith("r") and ".so" in name:
+            first, end = (int(number, 16) for number in span.split("-"))
+            for address in range(first, end, mmap.PAGESIZE):
+                bytes(ctypes.c_char.from_address(address))
+
+
 def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, Any]:
     """edgespec's greedy text, as the fields of a Run; no share: all weights may stay in memory."""
     settings = LoadSettings(model=model, draft=draft, ctx_size=N_CTX, batch_size=N_BATCH, threads=1)
+    map_libraries()
     if weights_share is not None:
         named = in_child(lambda: _smallest_budget(settings))
         if named.how != "ok":
@@ -190,6 +204,7 @@ def speak(model: Path, draft: Draft, weights_share: float | None) -> dict[str, A
 
 def _smallest_budget(settings: LoadSettings) -> tuple[int, int]:
     """The least that loading needs, and what the process took by then, for which that holds."""
+    map_libraries()
     measured, taken = process.footprint_bytes, []
 
     def counted() -> int:

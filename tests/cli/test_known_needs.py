@@ -45,7 +45,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def listed(folder: Path, **flags: object) -> ModelList:
-    given: dict[str, object] = {"memory_budget": "400MiB", "models_dir": str(folder)}
+    given: dict[str, object] = {"memory_budget": "2GiB", "models_dir": str(folder)}
     return ModelList(Namespace(**(given | flags)), Console(quiet=True), None, n_parallel="1")
 
 
@@ -58,10 +58,10 @@ def test_models_are_planned_again_only_for_other_settings_or_files(
 ) -> None:
     first = listed(folder)
     assert planned == ["one", "vectors"]
-    again = listed(folder, memory_budget="390MiB")
+    again = listed(folder, memory_budget="1GiB")
     assert planned == ["one", "vectors"]
     assert needs_of(again) == needs_of(first) and again.room_bytes == first.room_bytes > 0
-    assert listed(folder, ctx_size="64").models[0].smallest_bytes < first.models[0].smallest_bytes
+    assert listed(folder, ctx_size="64").models[0].beside_bytes < first.models[0].beside_bytes
     assert planned == ["one", "vectors", "one", "vectors"]
     os.utime(folder / "one.gguf", ns=(0, 0))
     listed(folder)
