@@ -23,7 +23,7 @@ LEARNING_ROUNDS = 10
 SURELY = "draft sharpness precision"
 
 
-class Told(Mixer):
+class KnownShares(Mixer):
     """Is told a draft's temperature and learns nothing."""
 
     def __init__(self, temperature: float) -> None:
@@ -82,7 +82,7 @@ def tokens_per_pass(temperature: float, told: float | None = None) -> float:
 
 
 def tell(engine: Engine, temperature: float) -> None:
-    engine.mixer = Told(temperature)
+    engine.mixer = KnownShares(temperature)
 
 
 @pytest.mark.long

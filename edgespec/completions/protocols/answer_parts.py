@@ -47,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a stream tells at once: a change, or the end and its reason, and the tokens that led to
+    """A step of a stream: a change, or the end and its reason, and the tokens that led to
     it."""
 
     change: Change | None = None

@@ -33,7 +33,7 @@ class Reply(Protocol):
         """The whole answer, given that of the completion, which has ended."""
 
     def stream(self, completion: Completion) -> Completion | ToldParts:
-        """What the completion tells while it is written; the last one `is_last`."""
+        """Steps of the completion while it is written; the last one `is_last`."""
 
     def chunk(self, told: Any, completion: Completion) -> Iterable[Event]:
         """Events for the next thing that the stream tells."""
