@@ -26,8 +26,8 @@ START_SHARE, LATER_SHARE = 0.05, 0.002
 """Guesses may cost a text 5 % of these, and 0.2 % of all."""
 RISK_SHARE = 0.5
 """Share of what guesses may still cost a text that one round may."""
-CHECKED_FADE, DOUBT = 0.9, 1.5
-"""Weight of earlier guesses that were checked, and those taken for wrong until others were."""
+DOUBT = 4.0
+"""Guesses that are taken for wrong until others were checked."""
 FIRST_PAUSE, MAX_PAUSE = 2, 64
 """Rounds without the draft after those that did not pay: the first time, and at most."""
 USUAL_SURENESS = 0.9
@@ -59,7 +59,7 @@ class Deal:
     """Most seconds that guesses may cost."""
     trust: float = 0.0
     """Share of the guesses in this text that were right, verified or not. What they bring even if
-    they are right no more often may be risked beside half of `risk_s`."""
+    they are right no more often may be risked in addition."""
     drafts: bool = True
     """True if drafts may guess, and read the text for that; what costs no step may always."""
     drafts_beside: bool = True
@@ -135,7 +135,7 @@ class Deal:
         # as if guesses of all texts were lines
         depths = 1 + np.arange(len(ranked) - first) // first
         sure = np.append(0.0, np.cumsum(ranked[first:] * self.trust**depths))
-        risk_s = np.maximum(self.risk_s, self.risk_s / 2 + known.plain_s(first) * sure) - spent_s
+        risk_s = self.risk_s - spent_s + known.plain_s(first) * sure
         values[seconds - seconds[0] + further_s > np.maximum(0.0, risk_s)] = 0.0
         # of equally good ones the most rows
         at = int(np.flatnonzero(values >= values.max() - 1e-12)[-1])
@@ -295,8 +295,8 @@ class Ledger:
         else:
             self.pause_left = max(0, self.pause_left - 1)
         if outcome.claimed:
-            self.claimed = CHECKED_FADE * self.claimed + outcome.claimed
-            self.right = CHECKED_FADE * self.right + outcome.right
+            self.claimed = FADE * self.claimed + outcome.claimed
+            self.right = FADE * self.right + outcome.right
         self.n_tokens += outcome.n_tokens
         self.lost -= LATER_SHARE * outcome.n_tokens
 
