@@ -167,7 +167,8 @@ class Loop(TreeGrowth):
         begun_s = self.clock()
         if not text.transcript.is_finished:
             with self.trace.span(Track.ENGINE, "re-root"):
-                kept_keys = pool.key[self._follow(text, path, tokens[-1])].tolist()
+                kept = self._follow(text, path, tokens[-1])  # may move the pool's arrays
+            kept_keys = pool.key[kept].tolist()
             outcome.provisional_kept = sum(key in text.beside for key in kept_keys)
         outcome.draft_s += learning_s + self.clock() - begun_s
         outcome.wall_s = self.clock() - text.begun_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,26 @@ def test_a_drafter_beside_a_model_changes_no_token(stride: int) -> None:
     ) as engine:
         assert finish(engine.generate(PROMPT, WARM, 60)).tokens == alone.tokens
         assert draft.n_provisional == 0
+
+
+class Moving(Pool):
+    """A pool that moves its arrays whenever a node is added."""
+
+    def _append(self, *values: Any) -> int:
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                setattr(self, name, array[: self.n or 1].copy())
+        return super()._append(*values)
+
+
+def test_a_pool_that_grows_anywhere_changes_no_token() -> None:
+    """A text ended with an error if the node at its new root was the one for which it grew."""
+    language = random_language(2, N_VOCAB)
+    draft = FakeModel(blend(language, random_language(3, N_VOCAB), 0.3), N_VOCAB)
+    alone = generate(FakeModel(language, N_VOCAB), sampling=WARM, max_tokens=60)
+    with Engine(FakeModel(language, N_VOCAB), draft) as engine:
+        engine.pool = Moving(1)
+        assert finish(engine.generate(PROMPT, WARM, 60)).tokens == alone.tokens
 
 
 @pytest.mark.slow
