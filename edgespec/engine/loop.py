@@ -58,7 +58,8 @@ class Loop(TreeGrowth):
         if not parts:
             return
         n_rows = sum(part.n_rows for part in parts)
-        beside = partial(self.grow, growing, deal, pass_) if deal.hides(n_rows) else None
+        hides = bool(growing) and deal.hides(n_rows)
+        beside = partial(self.grow, growing, deal, pass_) if hides else None
         logits = self._verify(parts, texts, None if self.pool.draws else beside)
         by_number = {text.slot.number: text for text in texts}
         for part in parts:

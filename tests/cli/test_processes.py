@@ -42,7 +42,6 @@ NOT_FOR_A_TEXT = (
         "models.draft_training",
     ),
     *(
-        "files.training_texts",
         "paging.expert_cache",
         "tracing.trace_file",
         "tuning.successive_halving",

@@ -294,7 +294,7 @@ def test_a_gpu_budget_without_a_gpu_is_refused(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(CPU, monkeypatch)
-    with pytest.raises(UsageError, match=r"^gpu_memory_budget: no GPU computes a model"):
+    with pytest.raises(UsageError, match=r"^`gpu_memory_budget`: no GPU computes a model"):
         session.plan(settings(pair, gpu_memory_budget="75%"))
     with pytest.raises(UsageError, match="`gpu_memory_budget` has no effect with `provider=cpu`"):
         settings(pair, gpu_memory_budget="1GiB", provider="cpu")

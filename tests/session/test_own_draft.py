@@ -98,7 +98,7 @@ def plan(budget_mib: int, smallest_mib: int = 150) -> MemoryPlan:
 
 def choose(budget_mib: int, monkeypatch: pytest.MonkeyPatch, disk: float) -> str:
     """Kind of the draft that is chosen beside it."""
-    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: disk)
+    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, **limit: disk)
     tool = Tool(lambda bits: int(1.3e9 * bits / 8))
     planned = lambda nbytes: plan(nbytes // MIB)  # noqa: E731
     return own_draft._choose(TARGET, plan(budget_mib), tool, planned).draft  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ def budget(big: Path) -> int:
 def test_it_is_made_once_and_used_from_then_on(
     big: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: 1e8)
+    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, **limit: 1e8)
     monkeypatch.setattr(strategy, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(own_draft, "MIN_MEASURED", 0.0)
     settings = LoadSettings(model=big, draft="self", memory_budget=budget(big), ctx_size=512)
@@ -234,7 +234,7 @@ def test_it_is_made_once_and_used_from_then_on(
 def test_interrupted_work_leaves_nothing(
     big: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given: 1e8)
+    monkeypatch.setattr(disk_speed, "bytes_per_second", lambda *given, **limit: 1e8)
     monkeypatch.setattr(strategy, "MIN_SPEEDUP", 0.0)
 
     def interrupt(what: str, share: float) -> None:
