@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from edgespec.concurrency.owning import POLL_S, Closeable, Users
 from edgespec.engine.scheduler import Scheduler
@@ -18,6 +18,9 @@ from edgespec.engine.text import Text
 from edgespec.errors import Cancelled, SessionClosed, UsageError
 from edgespec.ports import Progress
 from edgespec.values import GenerationResult, MemoryStats, TokenEvent
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Generation(Closeable):
@@ -47,6 +50,8 @@ class Generation(Closeable):
         """Tokens that are here and not taken."""
         self._is_over = False
         """True once the delivery without tokens is here, which is the last."""
+        self._came: asyncio.Event | None = None
+        """Set by deliveries in an event loop."""
         self._result: GenerationResult | None = None
         self._failure: Exception | None = None
         self._text = text
@@ -74,6 +79,39 @@ class Generation(Closeable):
                     return self._events.popleft()
                 self._finish()
         raise StopIteration(self._result)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        """The next token in an event loop, which goes on meanwhile; the text is written to its end
+        from the first one on. Raises the errors of the models, and SessionClosed."""
+        import asyncio  # here, because it takes memory
+
+        if self._came is None:
+            put, came, loop = self._deliveries.put, asyncio.Event(), asyncio.get_running_loop()
+
+            def deliver(events: Sequence[TokenEvent]) -> None:
+                put(events)
+                with suppress(RuntimeError):  # the loop is closed: no task waits
+                    loop.call_soon_threadsafe(came.set)
+
+            self._came, self._text.deliver = came, deliver
+            self.run_ahead()
+        while self._result is None:
+            self._came.clear()
+            while not self._is_over and not self._deliveries.empty():
+                self._take(self._deliveries.get())
+            if self._events:
+                return self._events.popleft()
+            if self._is_over:
+                self._finish()
+                break
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._came.wait(), POLL_S)
+            if self._text.cancelled.is_set():
+                self.cancel()
+        raise StopAsyncIteration
 
     @property
     def result(self) -> GenerationResult:
@@ -125,7 +163,7 @@ class Generation(Closeable):
             self._scheduler.want(self._text)
         while not self._is_over and not self._events:
             try:
-                events = self._deliveries.get(timeout=POLL_S)
+                self._take(self._deliveries.get(timeout=POLL_S))
             except Empty:
                 # a call that was about to begin when it was cancelled has not heard of it
                 if self._text.cancelled.is_set():
@@ -133,9 +171,10 @@ class Generation(Closeable):
             except BaseException:
                 self._leave()
                 raise
-            else:
-                self._events += events
-                self._is_over = not events
+
+    def _take(self, events: Sequence[TokenEvent]) -> None:
+        self._events += events
+        self._is_over = not events
 
     def _finish(self) -> None:
         """Set the result at the end, or raise the error that is the end."""

@@ -1,6 +1,6 @@
 """The asyncio interface of a session: nothing here blocks the event loop.
 
-Every generation runs in a thread of its own. `Session` and `Completions` document each call.
+`Session` and `Completions` document each call.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
 
 from edgespec.chat.messages import Message
@@ -151,9 +153,8 @@ class InThread(Generic[T]):
 
     def __init__(self, iterator: Cancellable[T]) -> None:
         self._iterator = iterator
-        self._items: asyncio.Queue[T | BaseException | None] = asyncio.Queue()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._items: asyncio.Queue[T | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
         self._is_over = False
 
     def cancel(self) -> None:
@@ -166,18 +167,13 @@ class InThread(Generic[T]):
     async def __anext__(self) -> T:
         if self._is_over:
             raise StopAsyncIteration
-        if self._thread is None:
-            self._loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(
-                target=self._run, name="edgespec-generation", daemon=True
-            )
-            self._thread.start()
-        item = await self._items.get()
-        if item is None or isinstance(item, BaseException):
+        if self._task is None:
+            run = partial(self._run, asyncio.get_running_loop())
+            self._task = asyncio.create_task(in_thread(run, self._iterator.cancel))
+        if (item := await self._items.get()) is None:
             self._is_over = True
-            if item is None:
-                raise StopAsyncIteration
-            raise item
+            await self._task
+            raise StopAsyncIteration
         return item
 
     async def __aenter__(self) -> Self:
@@ -190,85 +186,71 @@ class InThread(Generic[T]):
         """End the iteration and wait for its thread. Idempotent."""
         self._is_over = True
         self._iterator.cancel()
-        if self._thread is not None:
-            await _until_done(self._thread)
-        else:
+        if self._task is None:
             self._iterator.close()
+        else:
+            await asyncio.wait([self._task])
+            self._task.cancelled() or self._task.exception()
 
-    def _run(self) -> None:
-        end: BaseException | None = None
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        def hand_over(item: T | None) -> None:
+            loop.call_soon_threadsafe(self._items.put_nowait, item)
+
         try:
-            for item in self._iterator:
-                self._hand_over(item)
-        except BaseException as error:  # noqa: BLE001 - raised in the waiting task
-            end = error
+            with closing(self._iterator) as items:
+                for item in items:
+                    hand_over(item)
         finally:
-            try:
-                self._iterator.close()
-            finally:
-                self._hand_over(end)
-
-    def _hand_over(self, item: T | BaseException | None) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-        except RuntimeError:  # the loop is closed: no task waits
-            self._iterator.cancel()
+            hand_over(None)
 
 
-class AsyncGeneration(InThread[TokenEvent]):
+class AsyncGeneration:
     """A `Generation` for an event loop: `async for` its tokens, then ask for its `result`."""
-
-    def __init__(self, start: Callable[[], Generation]) -> None:
-        self._text = _Started(start)
-        super().__init__(self._text)
-
-    async def __aenter__(self) -> Self:
-        """Check the request and begin it. Raises the errors of the session's method."""
-        try:
-            await asyncio.to_thread(self._text.begin)
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        return self
-
-    @property
-    def result(self) -> GenerationResult:
-        """`Generation.result`. Raises UsageError before the end."""
-        if self._text.generation is None:
-            raise UsageError("the generation has not begun: iterate it with `async for`")
-        return self._text.generation.result
-
-
-class _Started:
-    """A generation that begins when its first token is taken."""
 
     def __init__(self, start: Callable[[], Generation]) -> None:
         self._start = start
         self._is_cancelled = False
-        self.generation: Generation | None = None
+        self._generation: Generation | None = None
 
-    def __iter__(self) -> Iterator[TokenEvent]:
+    async def __aenter__(self) -> Self:
+        """Check the request and begin it. Raises the errors of the session's method."""
+        if self._generation is None:
+            self._generation = await in_thread(self._start, self.cancel)
+            if self._is_cancelled:
+                self._generation.cancel()
         return self
 
-    def __next__(self) -> TokenEvent:
-        return next(self.begin())
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
 
-    def begin(self) -> Generation:
-        if self.generation is None:
-            self.generation = self._start()
-            if self._is_cancelled:
-                self.generation.cancel()
-        return self.generation
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._generation is None and self._is_cancelled:
+            raise StopAsyncIteration
+        await self.__aenter__()
+        assert self._generation is not None
+        return await anext(self._generation)
+
+    @property
+    def result(self) -> GenerationResult:
+        """`Generation.result`. Raises UsageError before the end."""
+        if self._generation is None:
+            raise UsageError("the generation has not begun: iterate it with `async for`")
+        return self._generation.result
 
     def cancel(self) -> None:
+        """End the text soon; tokens that are already there are still yielded."""
         self._is_cancelled = True
-        if self.generation is not None:
-            self.generation.cancel()
+        if self._generation is not None:
+            self._generation.cancel()
 
-    def close(self) -> None:
-        if self.generation is not None:
-            self.generation.close()
+    async def aclose(self) -> None:
+        """End the text and wait until the engine has let go of it. Idempotent."""
+        self.cancel()
+        if self._generation is not None:
+            await in_thread(self._generation.close, self._generation.cancel)
 
 
 async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
@@ -281,8 +263,7 @@ async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised in the waiting task
             done.set_exception(error)
 
-    thread = threading.Thread(target=run, name="edgespec-generation", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="edgespec-generation", daemon=True).start()
     waiting = asyncio.wrap_future(done)
     # asyncio complains of errors that nobody sees, as those of a call whose task was cancelled
     waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -290,18 +271,7 @@ async def in_thread(call: Callable[[], T], cancel: Callable[[], None]) -> T:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
         cancel()
-        await _until_done(thread)
+        while not waiting.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([waiting])
         raise
-
-
-async def _until_done(thread: threading.Thread) -> None:
-    """Wait for a thread that is about to end, even if the waiting task is cancelled."""
-    joined = asyncio.get_running_loop().run_in_executor(None, thread.join)
-    interrupted: asyncio.CancelledError | None = None
-    while not joined.done():
-        try:
-            await asyncio.shield(joined)
-        except asyncio.CancelledError as error:
-            interrupted = error
-    if interrupted is not None:
-        raise interrupted

@@ -113,6 +113,32 @@ def test_a_stream_has_a_result_and_all_options(session):
     assert len(answered.tokens) == 3
 
 
+def test_a_generation_is_read_in_a_loop_without_a_thread_of_its_own(session):
+    async def read():
+        n_before = threading.active_count()
+        with session.stream("def f(", max_tokens=8) as generation:
+            texts = [event.text async for event in generation]
+            return "".join(texts), generation.result.text, threading.active_count() - n_before
+
+    text = session.generate("def f(", max_tokens=8).text
+    assert asyncio.run(read()) == (text, text, 0)
+
+
+def test_a_task_that_waited_too_long_finds_the_token_later(session):
+    async def read() -> int:
+        n_late = 0
+        async with edgespec.AsyncSession(session).stream("def f(", max_tokens=8) as events:
+            while True:
+                try:
+                    await asyncio.wait_for(anext(events), 0.001)
+                except TimeoutError:
+                    n_late += 1
+                except StopAsyncIteration:
+                    return len(events.result.tokens) if n_late else 0
+
+    assert asyncio.run(read()) == 8
+
+
 def test_a_stream_that_is_closed_before_it_begins_begins_nothing(session):
     async def closed() -> None:
         events = edgespec.AsyncSession(session).stream("a", max_tokens=9)
