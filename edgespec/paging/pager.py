@@ -36,7 +36,6 @@ class _Slot:
     begun_at: float = 0.0
     n_reading: int = 0
     bytes_read: int = 0
-    ready_at: float = 0.0
     held: bool = False
     dropped: bool = False
 
@@ -93,12 +92,8 @@ class WeightPager(Closeable):
         """
         return self._ring.address
 
-    def acquire(self, index: int, is_stall: bool = True) -> int | None:
-        """Wait for segment `index` and return the address of its slot; None once cancelled.
-
-        Waiting counts as a stall unless `is_stall` is False: a helper thread waits while the
-        consumer computes.
-        """
+    def acquire(self, index: int) -> int | None:
+        """Wait for segment `index` and return the address of its slot; None once cancelled."""
         with self._change:
             slot = self._ready_slot(index)
             if slot is None:
@@ -106,22 +101,12 @@ class WeightPager(Closeable):
                 try:
                     slot = self._wait_for(index)
                 finally:
-                    if is_stall:
-                        self._count_stall(index, begin, self._clock())
+                    self._count_stall(index, begin, self._clock())
                 if slot is None:
                     return None
             self._drop_before(slot)
             slot.held = True
             return self._ring.address + slot.start
-
-    def count_wait(self, index: int, begin: float) -> None:
-        """Count a stall of the consumer, which has waited since `begin` for its helper thread to
-        acquire segment `index`. Time after the segment was read does not count.
-        """
-        with self._change:
-            slot = next((s for s in self._slots if s.held and s.segment == index), None)
-            if slot is not None and slot.ready_at > begin:
-                self._count_stall(index, begin, slot.ready_at)
 
     def release(self, index: int) -> None:
         """Let the slot of segment `index` be overwritten."""
@@ -134,10 +119,6 @@ class WeightPager(Closeable):
             self._reclaim()
             self._count_ring()
             self._change.notify_all()
-
-    def now(self) -> float:
-        """Seconds on the clock that measures stalls."""
-        return self._clock()
 
     def cancel(self) -> None:
         """Wake a waiting `acquire`, which returns None; lasts until `resume`."""
@@ -322,14 +303,13 @@ class WeightPager(Closeable):
         self._n_reading += change
 
     def _end_reading(self, slot: _Slot) -> None:
-        slot.ready_at = self._counted_at
         name, begin = self._segments[slot.segment].name, max(slot.begun_at, self._traced_until)
-        self._traced_until = slot.ready_at
+        self._traced_until = self._counted_at
         self._trace.add(
             Track.STORAGE,
             "read",
             begin,
-            slot.ready_at,
+            self._counted_at,
             segment=slot.segment,
             name=name,
             bytes=slot.bytes_read,

@@ -226,7 +226,7 @@ def test_tensors_that_went_elsewhere_than_planned_are_an_error(monkeypatch: pyte
     target = prepared(3)
     target.needs()
     monkeypatch.setattr(
-        "edgespec_runtimes.gguf.weights.segments.in_host_memory",
+        "edgespec_runtimes.gguf.llama.abi.is_in_host_memory",
         lambda tensor: b"ffn_up" not in abi.name_of(tensor),
     )
     with pytest.raises(ModelError, match="otherwise than planned"):

@@ -402,20 +402,6 @@ def test_a_server_that_dies_ends_a_text_with_one_error_and_no_application(no_dra
 
 @pytest.mark.slow
 @needs_rpc
-def test_the_error_names_the_one_of_two_servers_that_was_lost():
-    with running("120MiB") as (one, _), running() as (other, process):
-        load = LoadSettings.model_validate(
-            {"model": PAIR.target, "memory_budget": "1GiB", "rpc": f"{one},{other}"}
-        )
-        with session.load(load) as loaded:
-            process.kill()
-            process.wait()
-            with pytest.raises(EdgespecError, match=f"the RPC server {other} was lost"):
-                loaded.generate("def gcd(a, b):", max_tokens=4)
-
-
-@pytest.mark.slow
-@needs_rpc
 @pytest.mark.parametrize("moment", range(0, 50, 5))
 def test_a_server_may_be_killed_at_any_moment(moment: int):
     """In the prompt, in a pass, between passes: one error each time, and the process goes on."""

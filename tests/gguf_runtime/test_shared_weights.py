@@ -18,7 +18,7 @@ from edgespec.settings.config import LoadSettings, SamplingParams
 from edgespec.tools import load_tool
 from edgespec_runtimes.enlarge.gguf.trim import write_trimmed
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.weights.shared import copy_sizes
+from edgespec_runtimes.gguf.trimmed import copy_sizes
 from port_calls import logits_of_a_tree
 
 PROMPT = "def read(path):\n    with open(path) as file:\n"

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -224,28 +223,4 @@ def test_tokens_of_an_int8_batch_influence_each_other_in_onnxruntime_but_not_her
     for token in dict.fromkeys(tokens[1:]):
         tree.add(ROOT, token, 0.1)
     assert np.allclose(evaluate(model, tree, range(len(tree)))[0], alone, atol=1e-4)
-    model.close()
-
-
-@pytest.mark.slow
-def test_what_was_packed_for_a_pass_that_was_given_up_makes_room_for_the_next(
-    tmp_path: Path,
-) -> None:
-    write_llama(tmp_path, bits=4, layers=6)
-    model = open_paged(tmp_path, share=0.0)
-    weights: Any = model._weights
-    streamed = sorted(weights._segment_of)
-    packed = [i for i in streamed if weights._cut.pieces[i].graph in weights._constant]
-    as_they_are = [i for i in streamed if i not in packed]
-    assert as_they_are
-    late = threading.Timer(10, weights.cancel)
-    late.start()
-    for index in as_they_are:
-        with weights.held(packed[1]):
-            pass
-        assert weights._next is not None
-        with weights.held(index):
-            pass
-    assert late.is_alive()
-    late.cancel()
     model.close()

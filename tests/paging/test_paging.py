@@ -284,43 +284,6 @@ def test_waiting_for_slow_storage_is_counted_as_stall(
     assert pager.stall_s > 0.05
 
 
-class GatedReader(SlowReader):
-    """Delivers zeros once it is let."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def read(self, run: Run, into: memoryview, stopped: Callable[[], bool]) -> int:
-        self.gate.wait(60)
-        return super().read(run, into, stopped)
-
-
-def test_waiting_beside_computing_is_no_stall() -> None:
-    """A thread packed the next weights while the last were computed: its waiting counted."""
-    times = iter(range(100))
-    reader = GatedReader()
-    with WeightPager(equal_segments(2, BLOCK_BYTES), reader, 2 * BLOCK_BYTES, times.__next__) as it:
-        threading.Timer(0.05, reader.gate.set).start()
-        assert it.acquire(0, is_stall=False) is not None
-        assert it.stall_s == 0
-
-
-def test_waiting_for_a_thread_that_waits_is_a_stall_until_the_segment_is_there() -> None:
-    now = [0.0]
-    reader = GatedReader()
-    segments = equal_segments(2, BLOCK_BYTES)
-    with WeightPager(segments, reader, 2 * BLOCK_BYTES, lambda: now[0]) as pager:
-        now[0] = 3.0
-        reader.gate.set()
-        pager.acquire(0, is_stall=False)
-        now[0] = 9.0  # packed
-        pager.count_wait(0, begin=1.0)
-        assert pager.stall_s == 2.0
-        pager.count_wait(0, begin=4.0)
-        assert pager.stall_s == 2.0
-
-
 def test_a_failed_read_reaches_the_consumer_and_the_next_attempt_may_succeed(
     pagers: Callable[..., WeightPager],
 ) -> None:

@@ -13,7 +13,7 @@ from edgespec.concurrency.owning import Closeable, close_all
 from edgespec.errors import Cancelled
 from edgespec.memory.budget import MemoryRow
 from edgespec.paging.pager import PinnedSegments
-from edgespec.paging.reader import DirectReader, Extent, Segment
+from edgespec.paging.reader import DirectReader
 from edgespec_runtimes.gguf.context import contexts
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
 from edgespec_runtimes.gguf.file.heads import HeadShape
@@ -22,15 +22,14 @@ from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.token_ids import TokenIds
 from edgespec_runtimes.gguf.weights import row_tables
 from edgespec_runtimes.gguf.weights.row_tables import RowTable
-
-_SHAPE = contexts.ContextShape(n_ctx=256, n_batch=32, n_outputs=1, n_branches=1, n_threads=1)
+from edgespec_runtimes.gguf.weights.segments import TRACED_SHAPE, segment_of
 
 
 def copied_rows(shape: HeadShape, owner: str, n_rows: int) -> list[MemoryRow]:
     """Plan rows of the copied matrices, for passes of up to `n_rows` rows."""
     found = []
     if shape.output is not None:
-        nbytes = _segment([shape.output]).slot_bytes
+        nbytes = segment_of([shape.output]).slot_bytes
         found.append(MemoryRow(owner, "copy of the target's output", nbytes))
     if (looked_up := _looked_up(shape)) is not None:
         nbytes = row_tables.bytes_for(looked_up, n_rows)
@@ -40,7 +39,7 @@ def copied_rows(shape: HeadShape, owner: str, n_rows: int) -> list[MemoryRow]:
 
 def layer_bytes(shape: HeadShape) -> int:
     """Bytes of the prediction layer (MTP)."""
-    return _segment(shape.own).slot_bytes
+    return segment_of(shape.own).slot_bytes
 
 
 class CopiedWeights(Closeable):
@@ -84,7 +83,7 @@ class CopiedWeights(Closeable):
 
     def _read(self, entries: Sequence[TensorEntry], stop: AbortFlag) -> dict[str, int]:
         """Read tensors into one block of memory; returns addresses by name."""
-        segment = _segment(entries)
+        segment = segment_of(entries)
         reader = DirectReader(self._target.paths)
         try:
             base = self._copies.load(segment, reader, stop.is_set)
@@ -110,7 +109,7 @@ class BorrowedMatrices(CopiedWeights):
         """Context of the target for llama.cpp's graph of the head."""
         self._stop = AbortFlag()
         try:
-            self.context = contexts.new_context(self._model, _SHAPE, None, self._stop)
+            self.context = contexts.new_context(self._model, TRACED_SHAPE, None, self._stop)
         except BaseException:
             self.close()
             raise
@@ -118,11 +117,6 @@ class BorrowedMatrices(CopiedWeights):
     def close(self) -> None:
         context, self.context = self.context, None
         close_all(lambda: contexts.free(context), self._model.close, super().close)
-
-
-def _segment(entries: Sequence[TensorEntry]) -> Segment:
-    extents = [Extent(entry.file_index, entry.offset, entry.nbytes) for entry in entries]
-    return Segment(entries[0].name, extents)
 
 
 def _looked_up(shape: HeadShape) -> TensorEntry | None:

@@ -6,7 +6,6 @@ llama.cpp's RPC aborts the process that loses a server. `isolated` is the child'
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,6 @@ from edgespec_runtimes.gguf.weights.offloading import Offloading
 _PROGRAM = "edgespec_runtimes.gguf.isolated"
 _PIECE_BYTES = 1 << 20
 _POLL_S = 0.1
-_ANSWER_S = 1.0
 _END_S = 10.0
 """Seconds for the child to free everything when it is closed."""
 
@@ -258,24 +256,11 @@ class IsolatedModel(LanguageModel):
                 "lower `memory_budget`, and load the models anew"
             )
             return self._failure
-        ended = signal_name(code)
+        ended, names = signal_name(code), ", ".join(self._servers)
         reason = f"{ended} inside llama.cpp" if ended else f"exit code {code}"
+        lost = "one of the RPC servers" if len(self._servers) > 1 else "the RPC server"
         self._failure = TargetLost(
-            f"{_lost_one(self._servers)} was lost, and with it the target ({reason}): see whether "
+            f"{lost} {names} was lost, and with it the target ({reason}): see whether "
             "the server still runs, start it again, and load the models anew"
         )
         return self._failure
-
-
-def _lost_one(servers: Sequence[str]) -> str:
-    """Name of the server that answers no more, for an error message."""
-    lost = []
-    for server in servers if len(servers) > 1 else ():
-        host, _, port = server.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), _ANSWER_S).close()
-        except OSError:
-            lost.append(server)
-    if len(found := lost or servers) > 1:
-        return f"one of the RPC servers {', '.join(found)}"
-    return f"the RPC server {''.join(found)}"

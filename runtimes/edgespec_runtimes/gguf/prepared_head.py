@@ -5,6 +5,7 @@ EAGLE-3 and DFlash heads have files of their own; prediction layers (MTP) are in
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -26,40 +27,26 @@ from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile, is_gguf, read_header
 from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape, missing_matrices
 from edgespec_runtimes.gguf.file.mtp import own_part, own_shape
-from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead
+from edgespec_runtimes.gguf.head import GgufHead, GgufOwnHead, HiddenStateReader
 from edgespec_runtimes.gguf.llama import loading
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.options import GgufOptions
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 
 
-class PreparedHead(PreparedGguf):
-    """A prepared head."""
+class PreparedReader(PreparedGguf):
+    """A prepared model that reads hidden states of its target."""
 
-    def __init__(self, request: ModelRequest, header: GgufFile) -> None:
-        target = None
-        if request.target is not None and missing_matrices(header):
-            if not is_gguf(request.target):
-                raise ModelError(
-                    f"{header.path} takes matrices from its target's file, and "
-                    f"{request.target.name} is no GGUF file: name the target's, or a head that "
-                    "has matrices of its own"
-                )
-            target = read_header(request.target)
-        self._head = head_shape(header, target)
-        self._borrowed: BorrowedMatrices | None = None
-        if GgufOptions.of(request.options).servers_of(request.owner):
-            raise ModelError(
-                f"{header.path} is a head, which is computed here: leave its RPC servers out"
-            )
-        if target is not None:
-            self._borrowed = BorrowedMatrices(self._head, target)
-        try:
-            lender = self._borrowed and self._borrowed.context
-            super().__init__(_one_text(request, self._head), header, lender)
-        except BaseException:
-            self._close_borrowed()
-            raise
+    def __init__(
+        self,
+        request: ModelRequest,
+        header: GgufFile,
+        head: HeadShape,
+        lender: Any = None,
+        mtp: bool = False,
+    ) -> None:
+        self._head = head
+        super().__init__(_one_text(request, head), header, lender, mtp)
 
     @property
     def info(self) -> ModelInfo:
@@ -71,9 +58,6 @@ class PreparedHead(PreparedGguf):
             block_guesses=block.size - 1 if block else 0,
             is_chained=bool(block and block.n_candidates),
         )
-
-    def close(self) -> None:
-        close_all(super().close, self._close_borrowed)
 
     def needs(self) -> ModelNeeds:
         needs = super().needs()
@@ -93,17 +77,59 @@ class PreparedHead(PreparedGguf):
     def _new_model(
         self, model: loading.Model, shape: ContextShape, *parts: Any, **settings: Any
     ) -> GgufModel:
-        borrowed, self._borrowed = self._borrowed, None
-        kind = GgufHead if self._head.block is None else GgufBlockHead
-        if borrowed is None:
-            return kind(model, shape, *parts, head=self._head, **settings)
+        copies = self._copies(model)
         try:
-            borrowed.fill(shape.largest_batch, self._stop)
-            model.lender = borrowed.context
-            return kind(model, shape, *parts, head=self._head, borrowed=borrowed, **settings)
+            if copies is not None:
+                copies.fill(shape.largest_batch, self._stop)
+            settings |= {"head": self._head, "borrowed": copies}
+            return self._kind(model, shape, *parts, **settings)
         except BaseException:
-            borrowed.close()
+            if copies is not None:
+                copies.close()
             raise
+
+    @property
+    def _kind(self) -> type[HiddenStateReader]:
+        return GgufHead if self._head.block is None else GgufBlockHead
+
+    @abstractmethod
+    def _copies(self, model: loading.Model) -> CopiedWeights | None:
+        """The target's weights that it needs, not read yet, and owned by the caller."""
+
+
+class PreparedHead(PreparedReader):
+    """A prepared head in a file of its own."""
+
+    def __init__(self, request: ModelRequest, header: GgufFile) -> None:
+        target = None
+        if request.target is not None and missing_matrices(header):
+            if not is_gguf(request.target):
+                raise ModelError(
+                    f"{header.path} takes matrices from its target's file, and "
+                    f"{request.target.name} is no GGUF file: name the target's, or a head that "
+                    "has matrices of its own"
+                )
+            target = read_header(request.target)
+        head = head_shape(header, target)
+        if GgufOptions.of(request.options).servers_of(request.owner):
+            raise ModelError(
+                f"{header.path} is a head, which is computed here: leave its RPC servers out"
+            )
+        self._borrowed = BorrowedMatrices(head, target) if target is not None else None
+        try:
+            super().__init__(request, header, head, self._borrowed and self._borrowed.context)
+        except BaseException:
+            self._close_borrowed()
+            raise
+
+    def close(self) -> None:
+        close_all(super().close, self._close_borrowed)
+
+    def _copies(self, model: loading.Model) -> CopiedWeights | None:
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            model.lender = borrowed.context
+        return borrowed
 
     def _close_borrowed(self) -> None:
         borrowed, self._borrowed = self._borrowed, None
@@ -111,20 +137,20 @@ class PreparedHead(PreparedGguf):
             borrowed.close()
 
 
-class PreparedOwnHead(PreparedHead):
+class PreparedOwnHead(PreparedReader):
     """A target's own prediction layer (MTP): a second model of the same file with only that layer
     in memory."""
 
+    _kind = GgufOwnHead
+
     def __init__(self, request: ModelRequest, header: GgufFile) -> None:
-        self._head = own_shape(header)
-        self._borrowed = None
+        head = own_shape(header)
         if GgufOptions.of(request.options).gpu_layers_of(request.owner):
             raise ModelError(
                 f"the layer of {header.path.name} that guesses (MTP) is computed on the processor: "
                 "leave `n_gpu_layers_draft` out, or name another draft with `draft`"
             )
-        part = own_part(header, self._head)
-        PreparedGguf.__init__(self, _one_text(request, self._head), part, mtp=True)
+        super().__init__(request, own_part(header, head), head, mtp=True)
 
     @property
     def info(self) -> ModelInfo:
@@ -142,16 +168,8 @@ class PreparedOwnHead(PreparedHead):
             model, _ = loading.load_mapped(path, mtp=True, token_ids=token_ids)
         return self._open(model, shape, None)
 
-    def _new_model(
-        self, model: loading.Model, shape: ContextShape, *parts: Any, **settings: Any
-    ) -> GgufModel:
-        copied = CopiedWeights(self._head, self._header, model)
-        try:
-            copied.fill(shape.largest_batch, self._stop)
-            return GgufOwnHead(model, shape, *parts, head=self._head, borrowed=copied, **settings)
-        except BaseException:
-            copied.close()
-            raise
+    def _copies(self, model: loading.Model) -> CopiedWeights:
+        return CopiedWeights(self._head, self._header, model)
 
 
 BATCH_SIZE = 32

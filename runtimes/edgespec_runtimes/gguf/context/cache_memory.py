@@ -94,8 +94,7 @@ class CacheMemory:
 
     def _take(self, context: int, buffer: int) -> None:
         base, handle = abi.ggml(), ctypes.c_void_p(buffer)
-        base.ggml_backend_buffer_is_host.restype = ctypes.c_bool
-        if not base.ggml_backend_buffer_is_host(handle):
+        if not abi.buffer_is_host(buffer):
             return
         first, following = base.ggml_get_first_tensor, base.ggml_get_next_tensor
         for function in (first, following):

@@ -9,24 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.windows import WindowCells
-
-
-class SequenceMemory(Protocol):
-    """llama.cpp's sequence operations; positions are half-open ranges, -1 means the end."""
-
-    def remove(self, sequence: int, begin: int, end: int) -> None: ...
-
-    def copy(self, source: int, target: int, begin: int, end: int) -> None: ...
-
-    def save(self, sequence: int, begin: int, end: int) -> Any: ...
-
-    def restore(self, saved: Any, sequence: int, begin: int, end: int) -> None: ...
-
-    def max_at_once(self, sequence: int, n_tokens: int) -> int:
-        """Most tokens that `save` may save at once, of a sequence with `n_tokens`."""
 
 
 class UsedCell(NamedTuple):
@@ -45,7 +31,7 @@ class CellMoves:
 
     def __init__(
         self,
-        memory: SequenceMemory,
+        memory: LlamaMemory,
         windows: WindowCells | None,
         order: Sequence[UsedCell | None],
         begin: int,

@@ -14,17 +14,16 @@ cells. Cells before a text's first tile are then filled, in the spare sequence, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgespec_runtimes.gguf.context.cell_moves import (
-    CellMoves,
-    SequenceMemory,
-    UsedCell,
-    merged,
-)
+from edgespec_runtimes.gguf.context.cell_moves import CellMoves, UsedCell, merged
+from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.windows import WindowCells
+
+if TYPE_CHECKING:
+    from edgespec_runtimes.gguf.context.sequences import Branches
 
 MIN_WASTE = 256
 """Dropped cells for which compacting is not worthwhile: attention processes cells in such units."""
@@ -32,52 +31,12 @@ WASTE_SHARE = 0.5
 """Largest share of dropped cells, relative to the cells in use."""
 
 
-class Occupant(Protocol):
-    """A text in the cache."""
-
-    @property
-    def last_cell(self) -> int:
-        """The last cell in use; -1 if there is none."""
-
-    @property
-    def home(self) -> int:
-        """The sequence that holds the committed prefix."""
-
-    @property
-    def n_committed(self) -> int: ...
-
-    @property
-    def cells(self) -> list[int]:
-        """Cells of the committed prefix."""
-
-    @property
-    def first_cell(self) -> int:
-        """The first cell in use; a large number if there is none."""
-
-    @property
-    def all_cells(self) -> Sequence[int]:
-        """Cells of the committed prefix and of guesses, ascending."""
-
-    def let_go(self, begin: int, end: int) -> Sequence[int]:
-        """Remove committed positions from all sequences; returns those that need them again."""
-
-    def places_from(self, cell: int) -> Iterable[UsedCell]:
-        """Cells in use from `cell` on, with all sequences that contain them."""
-
-    def seen_cells(self, n_before: int) -> Iterable[Collection[int]]:
-        """Cells of guesses, and the `n_before` cells before each position where the text may
-        continue."""
-
-    def move(self, moved: Mapping[int, int]) -> None:
-        """Update the text's cells after they were moved."""
-
-
 class CellLayout:
     """The cells of one cache; those from `top` on are free."""
 
     def __init__(
         self,
-        memory: SequenceMemory,
+        memory: LlamaMemory,
         n_cells: int,
         spare: int,
         windows: WindowCells | None = None,
@@ -89,7 +48,7 @@ class CellLayout:
         `fill` is called before the first cells, up to a number, are filled."""
         self.memory = memory
         self.windows = windows
-        self.texts: list[Occupant] = []
+        self.texts: list[Branches] = []
         self.top = 0
         self.n_moved = 0
         """Number of tokens moved so far."""
@@ -107,7 +66,7 @@ class CellLayout:
         """Number of dropped and filled cells, which are not free."""
         return len(self._waste)
 
-    def make_room(self, n_rows: int, reader: Occupant | None = None) -> None:
+    def make_room(self, n_rows: int, reader: Branches | None = None) -> None:
         """Call before a batch of `n_rows` is placed.
 
         If all of them are read by one text, `reader`, its cells are aligned with tiles.
@@ -126,7 +85,7 @@ class CellLayout:
             self._align(reader)
         self.give_back()
 
-    def make_room_to_restore(self, n_tokens: int, text: Occupant) -> None:
+    def make_room_to_restore(self, n_tokens: int, text: Branches) -> None:
         """Call before the next `n_tokens` of a text are restored."""
         if self.tile > 1:
             self.make_room(n_tokens, text)
@@ -177,7 +136,7 @@ class CellLayout:
         if self.windows:
             self.windows.clear()
 
-    def put_in_order(self, last: Occupant | None = None) -> None:
+    def put_in_order(self, last: Branches | None = None) -> None:
         """Compact the cache: move cells behind dropped ones down, a few tokens at a time.
 
         If texts are aligned with tiles, each gets cells of its own one after the other, `last` the
@@ -214,7 +173,7 @@ class CellLayout:
         self._n_filled = len(self._waste)
 
     def _by_text(
-        self, in_use: Mapping[int, UsedCell], last: Occupant | None
+        self, in_use: Mapping[int, UsedCell], last: Branches | None
     ) -> list[UsedCell | None]:
         """All cells in use, text by text, each from the first cell of a tile on."""
         order: list[UsedCell | None] = []
@@ -228,7 +187,7 @@ class CellLayout:
             order += own
         return order
 
-    def _align(self, text: Occupant) -> None:
+    def _align(self, text: Branches) -> None:
         """Place cells of `text` anew that are not in tiles, and fill cells up to its next tile."""
         begin, end = self._first_misplaced(text), text.n_committed
         if begin < end or not end % self.tile:
@@ -239,7 +198,7 @@ class CellLayout:
         for first in range(begin, end, most):
             self._copy_up(text, first, min(first + most, end))
 
-    def _copy_up(self, text: Occupant, begin: int, end: int) -> None:
+    def _copy_up(self, text: Branches, begin: int, end: int) -> None:
         """Move tokens of `text` to the first free cells; their old ones are dropped."""
         old = text.cells[begin:end]
         held = self.windows.are_held(old) if self.windows else None
@@ -259,13 +218,13 @@ class CellLayout:
             self.windows.move(new, held)
         self.n_moved += len(new)
 
-    def _n_extra(self, text: Occupant) -> int:
+    def _n_extra(self, text: Branches) -> int:
         """Number of cells that `_align` takes."""
         begin, end = self._first_misplaced(text), text.n_committed
         is_begun = begin < end or not end % self.tile
         return end - begin + (-self.top % self.tile if is_begun else 0)
 
-    def _first_misplaced(self, text: Occupant) -> int:
+    def _first_misplaced(self, text: Branches) -> int:
         """First position of `text` that is not in its tile, a multiple of the tile; the number of
         committed tokens if the next cell is in its tile."""
         cells, tile = np.array(text.cells, np.intp), self.tile

@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from edgespec.errors import UsageError
 from edgespec.pool import Pool
-from edgespec_runtimes.gguf.context.cell_moves import SequenceMemory, UsedCell
+from edgespec_runtimes.gguf.context.cell_moves import UsedCell
 from edgespec_runtimes.gguf.context.cell_order import CellLayout
+from edgespec_runtimes.gguf.context.cells import LlamaMemory
 from edgespec_runtimes.gguf.context.windows import PromptEnds, WindowCells
 
 HOME = 0
@@ -31,7 +32,7 @@ class Texts:
         n_slots: int,
         n_branches: int,
         n_cells: int,
-        memory: SequenceMemory,
+        memory: LlamaMemory,
         windows: WindowCells | None = None,
         tile: int = 1,
         fill: Callable[[int], object] | None = None,
@@ -247,11 +248,13 @@ class Branches:
 
     @property
     def last_cell(self) -> int:
+        """The last cell in use; -1 if there is none."""
         last = self.cells[-1] if self.cells else -1
         return max(last, *self._cell_of.values()) if self._cell_of else last
 
     @property
     def first_cell(self) -> int:
+        """The first cell in use; a large number if there is none."""
         return min((*self.cells[:1], *self._cell_of.values()), default=1 << 62)
 
     @property
@@ -259,6 +262,7 @@ class Branches:
         return [*self.cells, *sorted(self._cell_of.values())]
 
     def let_go(self, begin: int, end: int) -> list[int]:
+        """Remove committed positions from all sequences; returns those that need them again."""
         holders = [self.home, *(s for s in self._chains if s != self.home)]
         for sequence, synced in self._synced.items():
             if sequence in holders:
@@ -269,6 +273,7 @@ class Branches:
         return holders
 
     def places_from(self, cell: int) -> Iterable[UsedCell]:
+        """Cells in use from `cell` on, with all sequences that contain them."""
         begin = bisect_left(self.cells, cell)
         for sequence, synced in self._synced.items():
             if sequence != self.home and sequence not in self._chains and synced > begin:
@@ -284,6 +289,8 @@ class Branches:
                 yield UsedCell(its_cell, self.n_committed + depth, inside)
 
     def seen_cells(self, n_before: int) -> Iterable[Collection[int]]:
+        """Cells of guesses, and the `n_before` cells before each position where the text may
+        continue."""
         for end in {*self.ends, self.n_committed}:
             yield self.cells[max(0, end - n_before) : end]
         yield self._cell_of.values()

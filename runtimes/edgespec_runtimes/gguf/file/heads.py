@@ -63,10 +63,6 @@ class HeadShape:
     own: tuple[TensorEntry, ...] = ()
     """Tensors of a target's own prediction layer (MTP) in the target's file."""
 
-    @property
-    def borrows(self) -> bool:
-        return self.embeddings is not None or self.output is not None
-
 
 def is_head(header: GgufFile) -> bool:
     """True if the model is a head that this runtime supports as a draft."""

@@ -17,7 +17,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Collection
-from typing import Self
+from typing import NamedTuple, Self
 
 from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
 from edgespec_runtimes.gguf.kernels.batch_invariance import (
@@ -59,28 +59,30 @@ class InvariantProducts:
     def __init__(self, weight_types: Collection[str], packed: Collection[int] = ()) -> None:
         """`weight_types` are the types of the model's matrices, `packed` the addresses of tensors
         that are packed when used."""
-        self._packed = packed
-        varying = {name for name in weight_types if varies_as_stored(name)}
-        self._import = _product_import() if varying or _SLOW in weight_types else None
-        for name in sorted(varying):
-            in_pairs = name in HALF and is_invariant_from_two_rows(_KINDS[name])
-            (_in_pairs if in_pairs else _apart).add(_KINDS[name])
+        self.packed = packed
+        varying = {_KINDS[name] for name in weight_types if varies_as_stored(name)}
+        halves = varying & {_KINDS[name] for name in HALF}
+        self.in_pairs = {kind for kind in halves if is_invariant_from_two_rows(kind)}
+        """Types with which a single row is multiplied twice."""
+        self.apart = varying - self.in_pairs
+        """Types with which rows are multiplied one by one."""
+        self._hook = _hook() if varying or _SLOW in weight_types else None
 
     def __enter__(self) -> Self:
-        if self._import is not None:
-            _building[threading.get_ident()] = self._packed
-            self._import.replace()
+        if self._hook is not None:
+            self._hook.users[threading.get_ident()] = self
+            self._hook.product.replace()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._import is not None:
-            self._import.put_back()
-            _building.pop(threading.get_ident(), None)
+        if self._hook is not None:
+            self._hook.product.put_back()
+            self._hook.users.pop(threading.get_ident(), None)
 
 
 def can_replace_products() -> bool:
     """True if llama.cpp's imports can be replaced on this platform."""
-    return _product_import().found
+    return _hook().product.found
 
 
 def varies_as_stored(name: str) -> bool:
@@ -93,48 +95,48 @@ def varies_as_stored(name: str) -> bool:
     return name in UNQUANTISED or (is_tried and not is_invariant_as_stored(_KINDS[name], n_rows))
 
 
+class _Hook(NamedTuple):
+    """What llama.cpp calls in place of `ggml_mul_mat`, once in a process."""
+
+    product: Import
+    users: dict[int, InvariantProducts]
+    """Those that threads are inside of."""
+
+
 _creating = threading.Lock()
-_building: dict[int, Collection[int]] = {}
-"""Packed tensors by thread, for threads inside `InvariantProducts`."""
-_in_pairs: set[int] = set()
-"""Types with which a single row is multiplied twice."""
-_apart: set[int] = set()
-"""Types with which rows are multiplied one by one."""
 
 
-def _product_import() -> Import:
+def _hook() -> _Hook:
     with _creating:
-        return _new_import()
+        return _new_hook()
 
 
 @functools.cache
-def _new_import() -> Import:
+def _new_hook() -> _Hook:
+    users: dict[int, InvariantProducts] = {}
     base = abi.ggml()
     multiply: _Maker = ctypes.cast(base.ggml_mul_mat, _Product)
     view: _Maker = ctypes.cast(base.ggml_view_3d, _View)
     view_of_lines: _Maker = ctypes.cast(base.ggml_view_4d, _ViewOfLines)
     reshape: _Maker = ctypes.cast(base.ggml_reshape_3d, _Reshape)
-    in_host_memory: Callable[[int | None], bool] = ctypes.cast(
-        base.ggml_backend_buffer_is_host, ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
-    )
     slow = _KINDS[_SLOW]
-
-    def is_host(weights: int) -> bool:
-        buffer = abi.GgmlTensor.from_address(weights).buffer
-        return bool(buffer and in_host_memory(buffer))
 
     def product(context: int, weights: int, rows: int) -> int | None:
         kind: int = ctypes.c_int.from_address(weights).value
-        is_slow, in_pairs, is_apart = kind == slow, kind in _in_pairs, kind in _apart
+        user = users.get(threading.get_ident())
+        if user is None:
+            return multiply(context, weights, rows)
+        is_slow, in_pairs, is_apart = kind == slow, kind in user.in_pairs, kind in user.apart
         changes = is_apart or in_pairs or is_slow
-        packed = _building.get(threading.get_ident()) if changes else None
-        if packed is None or weights in packed or not _is_matrix(weights):
+        if not changes or weights in user.packed or not _is_matrix(weights):
             return multiply(context, weights, rows)
         right = abi.GgmlTensor.from_address(rows)
         n_in, n_rows, n_lines, row_bytes = right.ne[0], right.ne[1], right.ne[2], right.nb[1]
         if n_lines > 1:  # several lines have several rows each
             in_pairs = is_slow = False
-        is_apart |= is_slow and n_in < _NARROW and n_rows in _FEW_ROWS and is_host(weights)
+        is_apart |= (
+            is_slow and n_in < _NARROW and n_rows in _FEW_ROWS and abi.is_in_host_memory(weights)
+        )
         if right.ne[3] != 1 or right.type != ggml.F32 or not (is_apart or in_pairs):
             return multiply(context, weights, rows)
         n_out = abi.GgmlTensor.from_address(weights).ne[1]
@@ -152,7 +154,7 @@ def _new_import() -> Import:
         products = multiply(context, weights, doubled)
         return view(context, products, n_out, n_rows, 1, 4 * n_out, 4 * n_out * n_rows, 0)
 
-    return Import(abi.library_path(), ("ggml_mul_mat",), _Product(product))
+    return _Hook(Import(abi.library_path(), ("ggml_mul_mat",), _Product(product)), users)
 
 
 def _is_matrix(weights: int) -> bool:

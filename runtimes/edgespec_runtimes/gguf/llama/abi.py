@@ -221,3 +221,8 @@ def buffer_is_host(buffer: int | None) -> bool:
     function = ggml().ggml_backend_buffer_is_host
     function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_void_p]
     return bool(buffer) and bool(function(buffer))
+
+
+def is_in_host_memory(tensor: int) -> bool:
+    """False for a tensor on a device."""
+    return buffer_is_host(GgmlTensor.from_address(tensor).buffer)

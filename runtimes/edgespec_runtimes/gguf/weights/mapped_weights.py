@@ -13,7 +13,7 @@ from functools import cached_property
 from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.llama import loading
+from edgespec_runtimes.gguf.llama import abi, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.weights import segments
 from edgespec_runtimes.gguf.weights.offloading import Offloading
@@ -95,7 +95,7 @@ class MappedWeights:
         places = {
             name: address
             for name, address in self._model.tensors()
-            if segments.in_host_memory(address)
+            if abi.is_in_host_memory(address)
         }
         staying = {weight.entry.name for weight in planned}
         here = {name for name in places if name in staying | self._offloading().names}

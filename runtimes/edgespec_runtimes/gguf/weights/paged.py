@@ -17,7 +17,7 @@ from typing import Any
 
 from edgespec.concurrency.owning import close_all
 from edgespec.memory.budget import MemoryPlan
-from edgespec.paging.reader import Reader, Segment
+from edgespec.paging.reader import Reader
 from edgespec.paging.store import Store
 from edgespec.ports import Progress
 from edgespec.tracing.spans import NO_SPAN, OFF, Span, Trace, Track
@@ -35,7 +35,7 @@ from edgespec_runtimes.gguf.weights.segments import (
     MATMULS,
     TracedWeight,
     WeightGroup,
-    extent_of,
+    segment_of,
 )
 from edgespec_runtimes.gguf.weights.sliced import SlicedMatrices
 from edgespec_runtimes.kit.segmented import SegmentedWeights
@@ -127,9 +127,10 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
 
     def fill(self, progress: Progress | None) -> None:
         """Read the pinned weights and start streaming. Raises WeightReadError and Cancelled."""
-        small = [extent_of(weight) for weight in self._resident]
-        resident = WeightGroup(Segment("small tensors", small), tuple(self._resident))
-        self._fill([*([resident] if small else []), *self._arranged.pinned_groups], progress)
+        small = [weight.entry for weight in self._resident]
+        segment = segment_of(small, "small tensors") if small else None
+        resident = [WeightGroup(segment, tuple(self._resident))] if segment else []
+        self._fill([*resident, *self._arranged.pinned_groups], progress)
 
     def begin_pass(self, on_segment: Callable[[float], None] | None = None) -> None:
         """Call before every llama_decode."""

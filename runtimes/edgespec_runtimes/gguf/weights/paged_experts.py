@@ -46,7 +46,9 @@ class Mixture:
 
     @property
     def layer(self) -> ExpertLayer:
-        matrices = (ExpertMatrix(extent_of(weight), self.n_experts) for weight in self.weights)
+        matrices = (
+            ExpertMatrix(extent_of(weight.entry), self.n_experts) for weight in self.weights
+        )
         name = ".".join(self.weights[0].entry.name.split(".")[:2])
         return ExpertLayer(name, tuple(matrices), self.choice.n_used)
 

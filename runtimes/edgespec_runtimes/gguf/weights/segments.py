@@ -194,11 +194,6 @@ def _first_product(uses: Sequence[_Use]) -> int:
     return min((use.node for use in uses if use.op != LOOKUP), default=uses[0].node)
 
 
-def in_host_memory(tensor: int) -> bool:
-    """False for a tensor on a device."""
-    return abi.buffer_is_host(abi.GgmlTensor.from_address(tensor).buffer)
-
-
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
     """The weights of one segment, or a slice of one weight."""
@@ -293,8 +288,7 @@ def join_pinned(
 def _whole(weights: Sequence[TracedWeight]) -> WeightGroup:
     first, last = weights[0].entry.name, weights[-1].entry.name
     name = first if first == last else f"{first} .. {last.split('.', 2)[-1]}"
-    segment = Segment(name, [extent_of(weight) for weight in weights])
-    return WeightGroup(segment, tuple(weights))
+    return WeightGroup(segment_of([weight.entry for weight in weights], name), tuple(weights))
 
 
 def _can_be_sliced(group: Sequence[TracedWeight], in_layers: bool) -> bool:
@@ -307,8 +301,13 @@ def _layer(name: str) -> str | None:
     return parts[1] if parts[0] == "blk" and len(parts) > 2 else None
 
 
-def extent_of(weight: TracedWeight) -> Extent:
-    return Extent(weight.entry.file_index, weight.entry.offset, weight.entry.nbytes)
+def segment_of(entries: Sequence[TensorEntry], name: str = "") -> Segment:
+    """The segment of some tensors, by default with the name of the first."""
+    return Segment(name or entries[0].name, [extent_of(entry) for entry in entries])
+
+
+def extent_of(entry: TensorEntry) -> Extent:
+    return Extent(entry.file_index, entry.offset, entry.nbytes)
 
 
 def largest_slot(groups: Sequence[WeightGroup]) -> int:

@@ -1,24 +1,19 @@
 """Pages weights of operators that are fast only with weights packed by onnxruntime.
 
 onnxruntime packs constants when it creates a session, so each piece has its own session: for pinned
-pieces it is created once, for streamed ones in every pass from the bytes in their slot. While one
-piece computes, a thread packs the next one. `exchanging.py` does without that where it can.
+pieces it is created once, for streamed ones in every pass from the bytes in their slot.
+`exchanging.py` does without that where it can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import closing, contextmanager
 from typing import Any
 
 import onnx
 
 from edgespec.concurrency.owning import close_all
-from edgespec.concurrency.worker import Worker
-from edgespec.errors import Cancelled, EdgespecError
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.heap import trim_heap
 from edgespec.paging.reader import WatchedFiles
@@ -27,7 +22,7 @@ from edgespec_runtimes.onnx.files.source_model import refer
 from edgespec_runtimes.onnx.graph.flow import PACKED
 from edgespec_runtimes.onnx.ort.file_mappings import copy_mapped
 from edgespec_runtimes.onnx.ort.sessions import Bound, OrtSession, value
-from edgespec_runtimes.onnx.weights.paged import OnnxWeights, PieceWeights, located
+from edgespec_runtimes.onnx.weights.paged import OnnxWeights, PieceWeights
 
 
 def is_packed(graph: bytes) -> bool:
@@ -49,22 +44,8 @@ def with_constants(graph: bytes, places: Mapping[str, Mapping[str, str]]) -> byt
     return changed
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """The session of a streamed segment, whose slot is held until the session is closed."""
-
-    segment: int
-    session: OrtSession
-    constants: Mapping[str, Any]
-    """OrtValues on the slot's memory, from which unpacked weights are read."""
-
-
 class PackedWeights(OnnxWeights):
     """Weights that are constants instead of inputs for operators that pack them."""
-
-    _worker: Worker | None = None
-    _next: Future[_Ready] | None = None
-    _next_segment = -1
 
     def __init__(self, *arguments: Any) -> None:
         """Takes the arguments of `OnnxWeights`."""
@@ -73,7 +54,6 @@ class PackedWeights(OnnxWeights):
         self._pinned_sessions: dict[int, OrtSession] = {}
 
     def fill(self, progress: Progress | None) -> None:
-        self._worker = Worker()
         location = {"location": "given with the session"}
         self._constant = {
             piece.graph: with_constants(
@@ -92,31 +72,25 @@ class PackedWeights(OnnxWeights):
     def held(self, index: int) -> Iterator[tuple[OrtSession, Mapping[str, Bound]]]:
         piece = self._cut.pieces[index]
         if piece.graph not in self._constant:
-            if index in self._segment_of:
-                self._forget_next()  # left by an aborted pass; its slot would stay held
             with super().held(index) as usual:
                 yield usual
             return
         if index in self._pinned_sessions:
             yield self._pinned_sessions[index], {}
             return
-        segment = self._segment_of[index]
-        ready = self._take(segment)
-        try:
-            self._prepare_ahead((segment + 1) % len(self._streamed))
-            yield ready.session, {}
-        finally:
-            self._drop(ready)
+        with self._in_memory(index) as bound:
+            constants = {short: value(bound[name].array()) for short, name in piece.weights}
+            with closing(
+                self._sessions[piece.graph].like(self._constant[piece.graph], constants=constants)
+            ) as session:
+                yield session, {}
 
     def close(self) -> None:
         self.cancel()
-        self._forget_next()
-        worker = (self._worker.close,) if self._worker else ()
         sessions = (session.close for session in self._pinned_sessions.values())
-        close_all(*worker, *sessions, self._files.close, super().close)
+        close_all(*sessions, self._files.close, super().close)
 
     def _approach(self, wanted: MemoryPlan, is_stopped: Callable[[], bool]) -> MemoryPlan:
-        self._forget_next()
         try:
             return super()._approach(wanted, is_stopped)
         finally:
@@ -150,52 +124,3 @@ class PackedWeights(OnnxWeights):
             copy_mapped(file)
         self._files.check()
         return session
-
-    def _take(self, segment: int) -> _Ready:
-        assert self.pager is not None
-        if self._next is not None and self._next_segment == segment:
-            future, self._next = self._next, None
-            begin = self.pager.now()
-            # two slots of different sizes may not fit at once, but this one alone does
-            with suppress(EdgespecError):
-                ready = future.result()
-                self.pager.count_wait(segment, begin)
-                return ready
-        self._forget_next()
-        return self._prepare(segment)
-
-    def _prepare_ahead(self, segment: int) -> None:
-        if self._worker and self._cut.pieces[self._streamed[segment].piece].graph in self._constant:
-            self._next = self._worker.submit(partial(self._prepare, segment, is_stall=False))
-            self._next_segment = segment
-
-    def _prepare(self, segment: int, is_stall: bool = True) -> _Ready:
-        """Wait for a segment and pack it. Raises WeightReadError and Cancelled."""
-        assert self.pager is not None
-        base = self.pager.acquire(segment, is_stall)
-        if base is None:
-            raise Cancelled("the model was asked to stop")
-        group = self._streamed[segment]
-        try:
-            piece = self._cut.pieces[group.piece]
-            bound = self._resident | located(group.segment, group.weights, base)
-            constants = {short: value(bound[name].array()) for short, name in piece.weights}
-            graph = self._constant[piece.graph]
-            session = self._sessions[piece.graph].like(graph, constants=constants)
-            return _Ready(segment, session, constants)
-        except BaseException:
-            self.pager.release(segment)
-            raise
-
-    def _drop(self, ready: _Ready) -> None:
-        assert self.pager is not None
-        ready.session.close()
-        self.pager.release(ready.segment)
-
-    def _forget_next(self) -> None:
-        """Drop the session that was prepared for a piece that was not used."""
-        if self._next is None:
-            return
-        future, self._next = self._next, None
-        with suppress(EdgespecError):  # raised again when the segment is needed
-            self._drop(future.result())
