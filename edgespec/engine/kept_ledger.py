@@ -9,7 +9,7 @@ from edgespec.engine.ledger import Ledger
 from edgespec.engine.prices import Prices
 from edgespec.engine.settings import EngineSettings
 from edgespec.engine.sources.mixer import Mixer
-from edgespec.engine.state_store import Learnt, Numbers, StateStore, renewed
+from edgespec.engine.state_store import Learnt, StateStore, renewed
 from edgespec.ports import LanguageModel
 from edgespec.values import ModelInfo, PagingStats
 
@@ -83,11 +83,6 @@ def streamed_tenths(paging: PagingStats) -> int:
 def share_name(tenths: int) -> str:
     """Beginning of the names of costs with so many tenths of the weights streamed."""
     return f"{COSTS}{tenths} tenths streamed"
-
-
-def latest_costs(learnt: Learnt, prefix: str = COSTS) -> Numbers | None:
-    """The latest stored costs whose names begin so."""
-    return next((learnt[name] for name in reversed([*learnt]) if name.startswith(prefix)), None)
 
 
 def draft_share(target: ModelInfo, draft_bytes: int) -> float:

@@ -98,8 +98,6 @@ class MemoryPlan:
     """About what each further text at once takes; 0 if the models write one at a time."""
     texts_alter_prompts: bool = False
     """With several texts at once, a prompt would round otherwise and take longer."""
-    gain_without_draft: float = 0.0
-    """Speed that is expected without the draft, relative to that with it, where a note says so."""
 
     @property
     def planned_bytes(self) -> int:

@@ -20,17 +20,16 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
 from edgespec.memory import heap, process, room
 from edgespec.memory.budget import MemoryPlan
-from edgespec.memory.draft_worth import MIN_GAIN, note_before_loading
 from edgespec.memory.places import auto_texts, note_on_one_text
 from edgespec.ports import Progress
 from edgespec.session import pairing
 from edgespec.session.given import checked
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.prepared_models import PreparedModels
+from edgespec.session.strategy import USUAL_THREADS, Speed
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings
 from edgespec.tracing.spans import OFF, Trace, Track
-from edgespec.values import ModelInfo
 
 T = TypeVar("T")
 
@@ -217,8 +216,6 @@ class _Opening(Closeable):
         settings = self._settings
         if settings.draft is None:
             return self._looking_up(self._models.planned())
-        if settings.optional_draft and (alone := self._planned_if_faster_alone()):
-            return alone
         try:
             paired = self._models.planned()
         except (BudgetError, ModelError, UsageError) as error:
@@ -251,58 +248,25 @@ class _Opening(Closeable):
         self._chose_lookup, self._models.engine_settings = False, rules
         return self._models.planned_again()
 
-    def _planned_if_faster_alone(self) -> MemoryPlan | None:
-        """The plan without the draft if that is expected to be faster, otherwise None.
-
-        The draft is not opened, since what that takes of the process's memory would stay taken.
-        """
-        settings, draft = self._settings, pairing.draft_file(self._settings)
-        if draft is None or self._models.budget_bytes > pairing.ample_bytes(settings.model, draft):
-            return None
-        self._models.settings = settings.without_draft()
-        alone = self._models.planned()
-        if note := self._reason_against(draft, alone):
-            self._models.own_notes = (*self._models.own_notes, note)
-            return self._looking_up(replace(alone, notes=(*alone.notes, note)))
-        self._models.close()
-        self._models.settings = settings
-        return None
-
-    def _reason_against(self, draft: Path, alone: MemoryPlan) -> str | None:
-        """A note why the target, which is prepared, stays `alone`; None if the draft may pay."""
-        target = self._models.target
-        row = pairing.expected_row(target.info, draft)
-        try:
-            paired = self._models.divided([target.needs()], [row])
-        except BudgetError:
-            return pairing.does_not_fit(draft, self._settings.model, row, self._models.budget_bytes)
-        gain = self._gain_without_draft(paired, alone, pairing.described(draft))
-        return pairing.left_out(draft.stem, paired, alone, gain) if gain > 1 else None
-
     def _weighed(self, paired: MemoryPlan) -> MemoryPlan:
         """`paired`, or the plan without the draft if texts are expected to be faster without it.
 
         A draft that was asked for is used, with a note.
         """
-        settings = self._settings
-        alone = self._models.divided([self._models.target.needs()])  # with buffers for guesses
-        gain = self._gain_without_draft(paired, alone, self._models.prepared[1].info)
-        if settings.optional_draft and gain > 1:
-            self._leave_draft_out(pairing.left_out(self._draft_name, paired, alone, gain))
-            return self._looking_up(self._models.planned())
-        if settings.optional_draft or gain < MIN_GAIN:
+        settings, models, disk = self._settings, self._models, self._models.disk_bytes_per_s
+        if not disk:  # a small model, or a folder of files
             return paired
-        note = note_before_loading(self._draft_name, paired, alone, gain)
-        notes = (*paired.notes, f"{note} (`draft=None`)")
-        return replace(paired, notes=notes, gain_without_draft=gain)
-
-    def _gain_without_draft(
-        self, paired: MemoryPlan, alone: MemoryPlan, draft: ModelInfo | None
-    ) -> float:
-        """Expected speed without the draft, relative to that with it; 0 if unknown."""
-        remembers = self._engine_settings.remember
-        models = self._models.target.info, draft
-        return pairing.gain_without_draft(paired, alone, models, self._settings.model, remembers)
+        target, draft = models.target, models.prepared[1].info
+        alone = models.divided([target.needs()])  # with buffers for guesses
+        speed = Speed(disk, target.info.n_threads or USUAL_THREADS)
+        gain = speed.gain_without_draft(paired, alone, target.info.size_bytes, draft.size_bytes)
+        if gain <= 1 or (gain < pairing.MIN_GAIN and not settings.optional_draft):
+            return paired
+        note = pairing.note_on_worth(self._draft_name, paired, alone, gain)
+        if settings.optional_draft:
+            self._leave_draft_out(f"{note}, so that it is left out (`draft` asks for it)")
+            return self._looking_up(models.planned())
+        return replace(paired, notes=(*paired.notes, f"{note} (`draft=None`)"))
 
     @property
     def _draft_name(self) -> str:

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from edgespec import runtimes
-from edgespec.engine.state_store import Learnt, StateStore
 from edgespec.errors import ModelError, PairError, UsageError
-from edgespec.files import cache_folder
-from edgespec.memory.budget import MemoryPlan, MemoryRow
-from edgespec.memory.draft_worth import DRAFT_MODEL, note_before_loading
-from edgespec.paging import disk_speed
+from edgespec.memory.budget import MemoryPlan
 from edgespec.runtimes import PreparedModel
-from edgespec.session import strategy
 from edgespec.settings.config import LoadSettings
 from edgespec.settings.units import format_size
 from edgespec.values import ModelInfo
 
-SAMPLE_S = 0.1
-"""Seconds for measuring the disk."""
-BYTES_PER_TOKEN = 800
-"""Memory of a draft per token of the vocabulary: logits of its nodes and of the target's, and the
-tokens themselves."""
-AMPLE_BYTES, AMPLE_FACTOR = 1 << 30, 3
+MIN_GAIN = 1.05
+"""Least gain of speed without a draft that is told."""
 
 
 def check_one_text(target: ModelInfo, what: str) -> None:
@@ -89,63 +79,16 @@ def _shown(token: bytes) -> str:
     return repr(token.decode(errors="replace"))
 
 
-def draft_file(settings: LoadSettings) -> Path | None:
-    """The file of a draft that is a model of its own, else None."""
-    draft = settings.draft
-    return draft if draft is not None and draft != settings.model and draft.is_file() else None
-
-
-def ample_bytes(target: Path, draft: Path) -> int:
-    """A budget with which both models stay in memory, in all likelihood."""
-    return AMPLE_BYTES + AMPLE_FACTOR * (target.stat().st_size + draft.stat().st_size)
-
-
-def expected_row(target: ModelInfo, draft: Path) -> MemoryRow:
-    """The memory that a draft will take, about, with all that comes with it."""
-    nbytes = draft.stat().st_size + BYTES_PER_TOKEN * target.n_vocab
-    return MemoryRow(DRAFT_MODEL, "weights, buffers and vocabulary", nbytes)
-
-
-def described(draft: Path) -> ModelInfo | None:
-    """Description of a draft by its file; None if its runtime has to open it for that."""
-    try:
-        return runtimes.describe(draft).info
-    except ModelError:
-        return None
-
-
-def left_out(name: str, paired: MemoryPlan, alone: MemoryPlan, gain: float) -> str:
-    """A note about a draft that is left out because it does not pay."""
-    said = note_before_loading(name, paired, alone, gain)
-    return f"{said}, so that it is left out (`draft` asks for it)"
-
-
-def does_not_fit(draft: Path, target: Path, row: MemoryRow, budget_bytes: int) -> str:
-    """A note about a draft that is left out because the budget does not hold both models."""
+def note_on_worth(name: str, paired: MemoryPlan, alone: MemoryPlan, gain: float) -> str:
+    """A sentence about the draft `name`, without which `gain` times the speed is expected."""
+    draft_bytes = sum(row.nbytes for row in paired.rows if row.owner == "draft")
+    reads = format_size(alone.bytes_per_pass) if alone.bytes_per_pass else "nothing"
+    speed = "all weights stay in memory then"
+    if gain < MIN_GAIN:
+        speed = "no speed is expected to be gained"
+    elif alone.bytes_per_pass:
+        speed = f"{gain:.1f} times the speed is expected without it"
     return (
-        f"{draft.stem} does not guess for {target.name}: the memory budget of "
-        f"{format_size(budget_bytes)} does not leave the {format_size(row.nbytes)} that it needs"
+        f"{name} takes {format_size(draft_bytes)}, with which a pass reads "
+        f"{format_size(paired.bytes_per_pass)}, and without it {reads}: {speed}"
     )
-
-
-def gain_without_draft(
-    paired: MemoryPlan,
-    alone: MemoryPlan,
-    models: tuple[ModelInfo, ModelInfo | None],
-    file: Path,
-    remembers: bool,
-) -> float:
-    """Expected speed under the plan `alone`, relative to that of the pair; 0 if unknown.
-
-    `file` is the target's, of which a sample is read. What earlier runs of the pair have stored
-    counts if `remembers`.
-    """
-    disk = disk_speed.bytes_per_second(file, SAMPLE_S) if paired.paged else None
-    if disk is None:  # nothing is read, a small model, or a folder of files
-        return 0.0
-    target, draft = models
-    learnt: Learnt = {}
-    if remembers and draft is not None:
-        learnt = StateStore(cache_folder.calibrations(), target, draft).recall()
-    draft_bytes = draft.size_bytes if draft is not None else 0
-    return strategy.gain_without_draft(paired, alone, target, draft_bytes, disk, learnt)

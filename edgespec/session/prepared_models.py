@@ -29,6 +29,8 @@ from edgespec.settings.options import Role, refuse_unused
 from edgespec.settings.rule_names import AcceptanceName
 from edgespec.tracing.spans import Trace, Track
 
+SAMPLE_S = 0.1
+"""Seconds for measuring the disk."""
 MAX_BRANCHES = 32
 """llama.cpp keeps vocabulary-sized buffers per sequence, and few trees have more leaves."""
 DRAFT_NODES = 1 + MAX_BRANCHES
@@ -166,7 +168,7 @@ class PreparedModels(Closeable):
         notes |= dict.fromkeys(self.own_notes)
         target = self.target
         if plan is not None and self.settings.draft is None:
-            hint = strategy.hint(plan, target.trimmed_bytes, lambda: self._disk_bytes_per_s)
+            hint = strategy.hint(plan, target.trimmed_bytes, lambda: self.disk_bytes_per_s)
             notes |= dict.fromkeys(hint)
         if plan is not None and (note := process.note_on_plan(plan.planned_bytes)):
             notes[note] = None
@@ -177,10 +179,11 @@ class PreparedModels(Closeable):
         return tuple(notes)
 
     @cached_property
-    def _disk_bytes_per_s(self) -> float:
+    def disk_bytes_per_s(self) -> float:
+        """Speed of the target's disk, of which a sample is read; 0 if it is unknown."""
         settings = self.settings
         limit = settings.read_limit
-        return disk_speed.bytes_per_second(settings.model, pairing.SAMPLE_S, limit=limit) or 0.0
+        return disk_speed.bytes_per_second(settings.model, SAMPLE_S, limit=limit) or 0.0
 
     def _prepare(self) -> None:
         """Prepare the target, then the draft: headers, memory needs and the vocabulary check."""

@@ -7,21 +7,17 @@ Once texts are written, `engine.prices` has what was measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from edgespec import theory
-from edgespec.engine.kept_ledger import draft_share, latest_costs, share_name, streamed_tenths
-from edgespec.engine.ledger import Ledger
 from edgespec.engine.prices import Point, Prices
-from edgespec.engine.state_store import Learnt
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.paging.disk_speed import USUAL_BYTES_PER_S
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE
 from edgespec.settings.units import format_size
-from edgespec.values import ModelInfo, PagingStats
 
 USUAL_THREADS, MOST_THREADS = 2, 8
 """Threads of the machine that was measured; beyond MOST_THREADS memory limits them."""
@@ -132,6 +128,22 @@ class Speed:
         computing_s = self.compute_s(weight_bytes)
         return Strategy((1.0, 1.0), read_bytes / self.disk_bytes_per_s, computing_s)
 
+    def gain_without_draft(
+        self, paired: MemoryPlan, alone: MemoryPlan, weight_bytes: int, draft_bytes: int
+    ) -> float:
+        """Expected speed of a target under the plan `alone`, relative to that with a usual draft
+        under the plan `paired`, which pages."""
+        plain = self.alone(alone, weight_bytes if alone.paged else int(weight_bytes / PAGED_COST))
+        read_s = paired.bytes_per_pass / self.disk_bytes_per_s
+        return plain.speedup(self._guessing(USUAL, read_s, weight_bytes, draft_bytes))[0]
+
+    def _guessing(
+        self, guessing: Guessing, read_s: float, weight_bytes: int, file_bytes: int
+    ) -> Strategy:
+        compute_s = guessing.rows_cost * self.compute_s(weight_bytes)
+        steps_s = guessing.n_steps * self.compute_s(file_bytes, DRAFT_BYTES_PER_S)
+        return Strategy(guessing.tokens, read_s, compute_s, steps_s)
+
     def drafted(
         self,
         plan: MemoryPlan,
@@ -151,15 +163,9 @@ class Speed:
         pinned_bytes = max(0, weight_bytes - plan.bytes_per_pass - draft_bytes)
         saved_share = min(MAX_SAVED_SHARE, is_copy * file_bytes / weight_bytes)
         read_bytes = max(0, weight_bytes - int(pinned_bytes / (1 - saved_share)))
-        return Strategy(
-            guessing.tokens,
-            read_bytes / self.disk_bytes_per_s if plan.paged else 0.0,
-            guessing.rows_cost * self.compute_s(weight_bytes),
-            guessing.n_steps * self.compute_s(file_bytes, DRAFT_BYTES_PER_S),
-            draft,
-            draft_bytes,
-            file_bytes,
-        )
+        read_s = read_bytes / self.disk_bytes_per_s if plan.paged else 0.0
+        found = self._guessing(guessing, read_s, weight_bytes, file_bytes)
+        return replace(found, draft=draft, draft_bytes=draft_bytes, file_bytes=file_bytes)
 
 
 def buffer_bytes(plan: MemoryPlan) -> int:
@@ -268,30 +274,3 @@ def expected_rate(plan: MemoryPlan, n_texts: int = 1, n_threads: int = USUAL_THR
     prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
     best = prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
     return best.tokens / max(best.seconds, 1e-9)
-
-
-def gain_without_draft(
-    paired: MemoryPlan,
-    alone: MemoryPlan,
-    target: ModelInfo,
-    draft_bytes: int,
-    disk_bytes_per_s: float,
-    learnt: Learnt,
-) -> float:
-    """Expected speed of the target alone under `alone`, relative to the pair under `paired`.
-
-    `learnt` is what earlier runs of the pair have stored; typical figures stand in for the rest.
-    """
-    paging = PagingStats(pinned_bytes=paired.pinned_bytes, streamed_bytes=paired.streamed_bytes)
-    same = latest_costs(learnt, share_name(streamed_tenths(paging)))
-    known = Ledger(prices_of(paired, disk_bytes_per_s))
-    known.load_state_dict(same or latest_costs(learnt) or {})
-    compute_s = float(known.prices.compute_s(1)) or Speed().compute_s(target.size_bytes)
-    alone_s = compute_s if alone.paged else compute_s / PAGED_COST
-    plain_s = prices_of(alone, disk_bytes_per_s, alone_s).plain_s()
-    if same:
-        return known.prices.plain_s() / (plain_s * max(1.0, known.speedup))
-    tokens = known.tokens / known.rounds if known.rounds else USUAL.tokens[0]
-    steps_s = USUAL.n_steps * draft_share(target, draft_bytes) * compute_s
-    pass_s = prices_of(paired, disk_bytes_per_s, USUAL.rows_cost * compute_s).plain_s()
-    return (pass_s + steps_s) / (plain_s * tokens)

@@ -7,20 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.engine.ledger import Ledger
 from edgespec.engine.prices import Prices
-from edgespec.engine.state_store import Learnt
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.strategy import (
-    best_tree,
-    expected_rate,
-    gain_without_draft,
-    prices_of,
-)
+from edgespec.session.strategy import Speed, best_tree, expected_rate, prices_of
 from edgespec.theory import tree_tokens
-from edgespec.values import ModelInfo
 
 DISK = 100.0 * MIB
 LAYERS = tuple(SegmentSize(f"layer {n}", 100 * MIB, 100 * MIB) for n in range(4))
@@ -86,7 +78,6 @@ def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
     assert gained(8) > 1.1
 
 
-TARGET = ModelInfo("target", "a", 100, 4096, 4, size_bytes=100 * MIB)
 HEAD_BYTES = 10 * MIB
 FITS = replace(DENSE, paged=False)
 
@@ -96,8 +87,8 @@ def reading(n_layers: int) -> MemoryPlan:
     return replace(DENSE, pinned=frozenset(range(len(LAYERS) - n_layers)))
 
 
-def gain(paired: MemoryPlan, alone: MemoryPlan, learnt: Learnt | None = None) -> float:
-    return gain_without_draft(paired, alone, TARGET, HEAD_BYTES, DISK, learnt or {})
+def gain(paired: MemoryPlan, alone: MemoryPlan) -> float:
+    return Speed(DISK).gain_without_draft(paired, alone, 100 * MIB, HEAD_BYTES)
 
 
 def test_a_draft_does_not_pay_where_its_memory_makes_the_target_page() -> None:
@@ -107,15 +98,3 @@ def test_a_draft_does_not_pay_where_its_memory_makes_the_target_page() -> None:
 def test_a_draft_pays_where_the_target_reads_about_as_much_without_it() -> None:
     assert gain(reading(3), reading(2)) < 1
     assert gain(reading(4), reading(1)) > 1
-
-
-def test_what_a_run_found_decides() -> None:
-    """Rounds whose guesses were wrong, and rounds of six tokens."""
-
-    def learnt(accepted: float) -> Learnt:
-        found = Ledger(tokens=20 * (1 + accepted), plain_tokens=20.0, rounds=20.0)
-        found.prices.put(1, 0.01)
-        return {"rounds@8 tenths streamed, 2+2 threads": found.state_dict()}
-
-    assert gain(reading(3), reading(2)) < 1 < gain(reading(3), reading(2), learnt(0.0))
-    assert gain(reading(3), reading(1)) > 1 > gain(reading(3), reading(1), learnt(5.0))

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from edgespec.memory.budget import MemoryPlan
-from edgespec.memory.draft_worth import note_on_draft
 from edgespec.reports import Report, Row
 from edgespec.settings.units import format_size
 from edgespec.values import ExpertStats, GenerationResult, PagingStats, SpeculationStats
@@ -27,9 +26,7 @@ def generation_report(
     timings, guesses = result.timings, result.speculation
     n_prompt = len(result.prompt_tokens)
     # notes of the plan were told when the model was loaded
-    on_draft = note_on_draft(plan, guesses)
-    notes = [*result.notes, *([on_draft] if on_draft else [])]
-    told = [f"note: {note}" for note in notes]
+    told = [f"note: {note}" for note in result.notes]
     return Report(
         Row("text", result.text),
         Row("finish_reason", result.finish_reason),
@@ -55,7 +52,7 @@ def generation_report(
         Row("saved_passes", result.saved_passes),
         Row("dropped_tokens", result.dropped_tokens),
         Row("memory", memory_report(plan, peak_bytes)),
-        Row("notes", [*plan.notes, *notes], told),
+        Row("notes", [*plan.notes, *result.notes], told),
         Row("load", load_report),
         Row("plan", plan, ()),
         *more,
