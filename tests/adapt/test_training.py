@@ -31,13 +31,13 @@ def logits(path: Path, tokens: list[int]) -> np.ndarray:
 def test_the_model_in_pytorch_is_the_one_in_the_file(tied: bool, tmp_path: Path) -> None:
     import torch
 
-    from edgespec_runtimes.adapt import llama, weights
+    from edgespec_runtimes.adapt import training, weights
 
     path = tiny_llama(kind="F32", tied=tied).write(tmp_path / "m.gguf")
     header = read_header(path)
     tensors = {name: torch.from_numpy(values) for name, values in weights.read(header).items()}
-    hidden = llama.hidden_states(header, tensors, torch.tensor([TEXT]))
-    ours, theirs = llama.logits(tensors, hidden)[0].numpy(), logits(path, TEXT)
+    hidden = training.hidden_states(header, tensors, torch.tensor([TEXT]))
+    ours, theirs = training.logits(tensors, hidden)[0].numpy(), logits(path, TEXT)
     assert np.abs(ours - theirs).max() < 1e-2 * theirs.std()  # llama.cpp keeps KV in half precision
 
 

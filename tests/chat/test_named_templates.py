@@ -19,7 +19,7 @@ def prompts(given: str, named: bool = True, **tokens: frozenset[str]) -> ChatPro
     knows = None
     if named:
         pytest.importorskip("llama_cpp")
-        from edgespec_runtimes.gguf.llama.library_templates import LlamaTemplates
+        from edgespec_runtimes.gguf.llama.vocabulary import LlamaTemplates
 
         knows = LlamaTemplates()
     chat_format = ChatFormat(named=knows, **tokens)

@@ -228,12 +228,10 @@ def test_servers_without_memory_are_refused():
 
 @needs_rpc
 def test_a_server_that_is_not_there_is_an_error():
-    with pytest.raises(ModelError, match="there is no RPC server at 127"):
+    with pytest.raises(ModelError, match="there is no RPC server"):
         prepared(f"127.0.0.1:{free_port()}").needs()
 
 
-HELLO_BYTES = 4 + 24
-"""A server's first answer: its version and what its connection can do."""
 ASKED_BYTES = 1 + 8 + 24
 """An answer: a command, a size, and what the client's connection can do."""
 
@@ -254,21 +252,12 @@ def stranger(said: bytes) -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-@pytest.mark.costly
 @needs_rpc
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no RPC server"),
-        (
-            HELLO_BYTES.to_bytes(8, "little") + bytes([3, 1, 2]).ljust(HELLO_BYTES, b"\0"),
-            "speaks version 3.1.2 of llama.cpp's protocol, .* install the same",
-        ),
-    ],
-    ids=["another program", "another version"],
-)
-def test_what_answers_otherwise_is_an_error(said: bytes, error: str):
-    with stranger(said) as address, pytest.raises(ModelError, match=error):
+def test_what_answers_otherwise_is_an_error():
+    with (
+        stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address,
+        pytest.raises(ModelError, match="there is no RPC server of this version"),
+    ):
         prepared(address).needs()
 
 

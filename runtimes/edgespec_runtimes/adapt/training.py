@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from edgespec.errors import UsageError
 from edgespec.values import TrainingText
-from edgespec_runtimes.adapt import adaptable, llama, weights
+from edgespec_runtimes.adapt import adaptable, weights
 from edgespec_runtimes.adapt.lessons import Lesson, lessons_of
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
 from edgespec_runtimes.gguf.file.validation import validate
+
+Tensors = Mapping[str, torch.Tensor]
 
 BATCH_TOKENS = 2048
 """Approximate number of tokens per step."""
@@ -58,7 +62,7 @@ def adapt(
 
 def _train(
     header: GgufFile,
-    tensors: llama.Tensors,
+    tensors: Tensors,
     lessons: Sequence[Lesson],
     report: Callable[[float], None],
 ) -> float:
@@ -93,16 +97,16 @@ def _batches(lessons: Sequence[Lesson], random: np.random.Generator) -> Iterator
         yield batch
 
 
-def _loss(header: GgufFile, tensors: llama.Tensors, batch: Sequence[Lesson]) -> torch.Tensor:
+def _loss(header: GgufFile, tensors: Tensors, batch: Sequence[Lesson]) -> torch.Tensor:
     """Cross-entropy of the draft with the target's distribution, in nats per answer token."""
     length = max(len(lesson.tokens) for lesson in batch)
     tokens = np.zeros((len(batch), length), np.int64)
     for row, lesson in zip(tokens, batch, strict=True):
         row[: len(lesson.tokens)] = lesson.tokens  # padding is at the end and has no effect
-    hidden = llama.hidden_states(header, tensors, torch.from_numpy(tokens))
+    hidden = hidden_states(header, tensors, torch.from_numpy(tokens))
     total, n_places = torch.zeros(()), 0
     for row, lesson in zip(hidden, batch, strict=True):
-        offered = llama.logits(tensors, row[torch.from_numpy(lesson.places)]).log_softmax(-1)
+        offered = logits(tensors, row[torch.from_numpy(lesson.places)]).log_softmax(-1)
         taught = offered.gather(1, torch.from_numpy(lesson.said))
         total = total - (torch.from_numpy(lesson.shares) * taught).sum()
         n_places += len(lesson.places)
@@ -114,3 +118,44 @@ def _schedule(progress: float) -> float:
     if progress < WARM_UP:
         return (progress + 1e-3) / WARM_UP
     return 0.5 * (1.0 + math.cos(math.pi * (progress - WARM_UP) / (1.0 - WARM_UP)))
+
+
+def hidden_states(header: GgufFile, tensors: Tensors, tokens: torch.Tensor) -> torch.Tensor:
+    """The normed last hidden states [batch, length, width] of `tokens` [batch, length], by a LLaMA;
+    `adaptable.check` must have accepted the header. GGUF's rotary pairs are neighbours."""
+    epsilon = header.metadata[header.key("attention.layer_norm_rms_epsilon")]
+    base: Any = header.metadata.get(header.key("rope.freq_base"), 10000.0)
+
+    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
+        return rms_norm(x, x.shape[-1:], tensors[f"{name}.weight"], epsilon)
+
+    x = tensors["token_embd.weight"][tokens]
+    for layer in range(header.n_layers):
+        name = f"blk.{layer}"
+        y = normed(x, f"{name}.attn_norm")
+        q, k, v = (
+            linear(y, tensors[f"{name}.attn_{part}.weight"])
+            .unflatten(-1, (-1, header.head_size))
+            .transpose(1, 2)
+            for part in "qkv"
+        )
+        q, k = _rotated(q, base), _rotated(k, base)
+        found = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + linear(found.transpose(1, 2).flatten(2), tensors[f"{name}.attn_output.weight"])
+        y = normed(x, f"{name}.ffn_norm")
+        gate, up, down = (tensors[f"{name}.ffn_{part}.weight"] for part in ("gate", "up", "down"))
+        x = x + linear(silu(linear(y, gate)) * linear(y, up), down)
+    return normed(x, "output_norm")
+
+
+def logits(tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits after hidden states; a tied head has no weights of its own."""
+    return linear(hidden, tensors.get("output.weight", tensors["token_embd.weight"]))
+
+
+def _rotated(x: torch.Tensor, base: float) -> torch.Tensor:
+    """Rotary embedding of heads [batch, heads, length, size]."""
+    length, size = x.shape[2:]
+    angles = torch.arange(length)[:, None] * base ** (-torch.arange(0, size, 2) / size)
+    cos, sin, a, b = angles.cos(), angles.sin(), x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)

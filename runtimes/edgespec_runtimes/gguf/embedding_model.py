@@ -19,7 +19,6 @@ from edgespec.concurrency.owning import close_all
 from edgespec.errors import Cancelled, ContextOverflow, EdgespecError, UsageError
 from edgespec.memory.budget import MemoryPlan, MemoryRow
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
-from edgespec.memory.pinning import SegmentSize
 from edgespec.paging.reader import DirectReader, ReadLimit
 from edgespec.ports import Progress
 from edgespec.ports.embedding import EmbeddingModel
@@ -126,13 +125,7 @@ class PreparedGgufEmbedder(PreparedEmbedder):
             batches=(BatchNeeds(self.info.n_ctx, rows),),
             resident=None,
             paged=tuple(paged),
-            cuts=tuple(
-                tuple(
-                    SegmentSize(group.segment.name, group.segment.nbytes, group.segment.slot_bytes)
-                    for group in groups
-                )
-                for groups in self._mapped.cuts
-            ),
+            cuts=tuple(tuple(group.size for group in groups) for groups in self._mapped.cuts),
             experts=expert_sizes(self._mapped.mixtures),
         )
 

@@ -26,7 +26,8 @@ from edgespec.values import ModelInfo
 from edgespec_runtimes.gguf.context.contexts import ContextShape
 from edgespec_runtimes.gguf.context.rows import RowBatch, Rows
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.trimmed_header import EMBEDDINGS, TrimmedShape, trimmed_shape
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS
+from edgespec_runtimes.gguf.file.trimmed_header import TrimmedShape, trimmed_shape
 from edgespec_runtimes.gguf.kernels.packer import Packer
 from edgespec_runtimes.gguf.llama import abi, ggml, loading
 from edgespec_runtimes.gguf.llama.abort import AbortFlag

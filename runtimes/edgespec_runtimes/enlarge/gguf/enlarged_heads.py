@@ -22,7 +22,8 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     read_bytes,
 )
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
-from edgespec_runtimes.gguf.file.heads import EMBEDDINGS, OUTPUT, HeadShape, head_shape
+from edgespec_runtimes.gguf.file.heads import HeadShape, head_shape
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 
 FUSING = ("fc.weight", "enc.output_norm.weight")
 """Tensors that meet hidden states of the target."""

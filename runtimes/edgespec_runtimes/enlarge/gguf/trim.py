@@ -25,10 +25,9 @@ from edgespec_runtimes.enlarge.gguf.gguf_writer import (
     read_bytes,
 )
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, ValueType, read_header
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 from edgespec_runtimes.gguf.file.trimmed_header import (
-    EMBEDDINGS,
     NO_TOKENIZER,
-    OUTPUT,
     TABLE_ROWS,
     TABLE_TYPE,
     TOKEN_IDS,

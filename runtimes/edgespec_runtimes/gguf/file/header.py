@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,6 @@ from edgespec_runtimes.gguf.file.parts import (
     GgufArray,
     MetadataEntry,
     MetadataValue,
-    PartHeader,
     TensorEntry,
     read_part,
 )
@@ -152,12 +151,12 @@ def read_header(path: Path) -> GgufFile:
     `path` may be any part. Raises ModelError if a file is missing, is not GGUF, is inconsistent, or
     is shorter than its tensors.
     """
-    named = read_part(Path(path), 0)
+    named = GgufFile((Path(path),), *read_part(Path(path), 0))
     count = _split_value(named, "split.count", 1)
     if count <= 1:
-        return GgufFile((named.path,), named.alignment, named.entries, named.tensors)
-    paths = _split_paths(named, count)
-    return _join([read_part(part, index) for index, part in enumerate(paths)])
+        return named
+    paths = enumerate(_split_paths(named, count))
+    return _join([GgufFile((part,), *read_part(part, index)) for index, part in paths])
 
 
 MAX_NAME = 64
@@ -165,7 +164,7 @@ MAX_NAME = 64
 _SPLIT_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
-def _split_value(header: PartHeader, key: str, default: int | None = None) -> int:
+def _split_value(header: GgufFile, key: str, default: int | None = None) -> int:
     kind = ValueType.INT32 if key == "split.tensors.count" else ValueType.UINT16
     entry = header.entries.get(key)
     if entry is None and default is not None:
@@ -176,7 +175,7 @@ def _split_value(header: PartHeader, key: str, default: int | None = None) -> in
     return entry.value
 
 
-def _split_paths(named: PartHeader, count: int) -> list[Path]:
+def _split_paths(named: GgufFile, count: int) -> list[Path]:
     path = named.path
     number = _split_value(named, "split.no")
     match = _SPLIT_NAME.fullmatch(path.name)
@@ -195,7 +194,7 @@ def _split_paths(named: PartHeader, count: int) -> list[Path]:
     return parts
 
 
-def _join(parts: list[PartHeader]) -> GgufFile:
+def _join(parts: list[GgufFile]) -> GgufFile:
     count = len(parts)
     tensors: dict[str, TensorEntry] = {}
     for index, header in enumerate(parts):
@@ -219,7 +218,7 @@ def _join(parts: list[PartHeader]) -> GgufFile:
             f"{len(tensors)}"
         )
     paths = tuple(header.path for header in parts)
-    return GgufFile(paths, parts[0].alignment, parts[0].entries, tuple(tensors.values()))
+    return replace(parts[0], paths=paths, tensors=tuple(tensors.values()))
 
 
 def _describe(value: MetadataValue) -> str:

@@ -12,9 +12,9 @@ import numpy as np
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 
 EAGLE3, DFLASH = "eagle3", "dflash"
-EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 _WITHOUT_OUTPUT = ("bitnet",)
 """Architectures without an output matrix: the graph multiplies with the embeddings."""
 N_FUSED = 3

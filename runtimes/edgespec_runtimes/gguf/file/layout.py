@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = b"GGUF"
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+"""Names of the matrices outside the layers; a model without OUTPUT multiplies with EMBEDDINGS."""
 DEFAULT_ALIGNMENT = 32
 MAX_NAME_BYTES = 63
 MAX_DIMENSIONS = 4

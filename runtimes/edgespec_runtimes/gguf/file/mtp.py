@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.heads import EMBEDDINGS, OUTPUT, HeadShape
+from edgespec_runtimes.gguf.file.heads import HeadShape
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 
 N_LAYERS = "nextn_predict_layers"
 _ALWAYS_NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")

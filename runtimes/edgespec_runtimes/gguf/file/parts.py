@@ -99,18 +99,10 @@ class TensorEntry:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartHeader:
-    """Metadata and tensors of one file; most models have only one."""
-
-    path: Path
-    alignment: int
-    entries: Mapping[str, MetadataEntry]
-    tensors: tuple[TensorEntry, ...]
-
-
-def read_part(path: Path, file_index: int) -> PartHeader:
-    """Header of the file at `path`, which is part `file_index` of its model."""
+def read_part(
+    path: Path, file_index: int
+) -> tuple[int, Mapping[str, MetadataEntry], tuple[TensorEntry, ...]]:
+    """Alignment, metadata and tensors of the file at `path`, part `file_index` of its model."""
     with _Reader(path) as reader:
         n_tensors, n_pairs = _preamble(reader)
         entries: dict[str, MetadataEntry] = {}
@@ -122,7 +114,7 @@ def read_part(path: Path, file_index: int) -> PartHeader:
         alignment = _alignment(reader, entries)
         described = [_tensor(reader, file_index) for _ in range(n_tensors)]
         tensors = _placed(reader, described, padded(reader.position, alignment), alignment)
-    return PartHeader(path, alignment, MappingProxyType(entries), tensors)
+    return alignment, MappingProxyType(entries), tensors
 
 
 _SMALLEST_PAIR = 8 + 1 + 4 + 1  # key of one byte, type, value

@@ -14,14 +14,13 @@ import numpy as np
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
-from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES, padded
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, TENSOR_TYPES, padded
 
 TOKEN_IDS = "edgespec.draft.token_ids"
 """Token of the target for each row of the head, ascending."""
 VOCABULARY = "edgespec.draft.vocabulary"
 """Fingerprint of the target's vocabulary."""
 TABLE_TYPE, TABLE_ROWS = "edgespec.draft.embeddings.type", "edgespec.draft.embeddings.rows"
-EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 NO_TOKENIZER = "none"
 """Name of the tokenizer of files without one."""
 SUPPORTED = frozenset(

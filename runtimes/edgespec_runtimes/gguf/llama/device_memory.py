@@ -6,7 +6,6 @@ Queries run in a separate process, `gguf.trials`, because a driver or a missing 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ START_S = 100.0
 twenty other programs."""
 NO_ANSWER = 4
 """Exit code of the process that asked a server in vain."""
-_VERSION = re.compile(r"version mismatch: (\d+\.\d+\.\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +96,10 @@ def _of_server(server: str, command: Sequence[str]) -> DeviceMemory:
             "a time and may be busy with another, or a firewall drops what is sent: end the other "
             "client, start one more server there with another --port, or check the address"
         )
-    said = done.stderr.decode(errors="replace")
-    if found := _VERSION.search(said):
-        raise ModelError(
-            f"the RPC server {server} speaks version {found[1]} of llama.cpp's protocol, which is "
-            "not this one's: install the same llama-cpp-python on both machines"
-        )
-    if "handshake" in said or "HELLO" in said or "crashed" in said:
-        raise ModelError(
-            f"{server} is no RPC server of llama.cpp's, or one of another version: install the "
-            "same llama-cpp-python on both machines, and start `edgespec rpc-server` there"
-        )
     raise ModelError(
-        f"there is no RPC server at {server}: start one there with `edgespec rpc-server`, and "
-        "check the address and what stands between the machines"
+        f"there is no RPC server of this version of llama.cpp at {server}: start `edgespec "
+        "rpc-server` there with the same llama-cpp-python, and check the address and what stands "
+        "between the machines"
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import repeat
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from edgespec.ports import Vocabulary, check_token
 from edgespec.ports.chat_format import ChatFormat
 from edgespec_runtimes.gguf.llama.bindings import lib
-from edgespec_runtimes.gguf.llama.library_templates import LlamaTemplates
 from edgespec_runtimes.gguf.llama.loading import Model
 
 _CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -89,3 +89,30 @@ class GgufVocabulary(Vocabulary):
             if n >= 0:
                 return text.raw[:n]
             room = -n
+
+
+class LlamaTemplates:
+    """Renders conversations with llama.cpp's own templates, which do not write the BOS token."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All names, in alphabetical order."""
+        found = (ctypes.c_char_p * lib.llama_chat_builtin_templates(None, 0))()
+        lib.llama_chat_builtin_templates(found, len(found))
+        return tuple(sorted(name.decode() for name in found))
+
+    def render(self, name: str, turns: Sequence[tuple[str, str]], begins_answer: bool) -> str:
+        """The text of roles and contents. Raises ValueError for a character that ends C strings."""
+        if any("\0" in content for _, content in turns):
+            raise ValueError("llama.cpp's templates take no text with the character NUL")
+        chat = (lib.llama_chat_message * len(turns))()
+        for message, (role, content) in zip(chat, turns, strict=True):
+            message.role, message.content = role.encode(), content.encode()
+        room = 1024 + 2 * sum(len(message.content) for message in chat)
+        while True:
+            text = ctypes.create_string_buffer(room)
+            arguments = (name.encode(), chat, len(turns), begins_answer)
+            length = lib.llama_chat_apply_template(*arguments, text, room)
+            if length <= room:
+                return text.raw[: max(length, 0)].decode()
+            room = length

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from edgespec.errors import BudgetError
 from edgespec.memory.budget import MIB, MemoryRow
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 from edgespec_runtimes.gguf.llama import ggml, gpu
 from edgespec_runtimes.gguf.llama.device_memory import DeviceMemory
 from edgespec_runtimes.gguf.llama.loading import NOWHERE, LayerPlacement
@@ -23,7 +24,6 @@ STAGING_BYTES = 4 << 20
 then copied."""
 SERVER_SHARE = 0.05
 """Share of a server's free memory left for the graphs that are sent to it."""
-_EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _AFTER_LAYERS = re.compile(r"output(_norm)?\.")
 _ALL_LAYERS = "rope_"
@@ -62,7 +62,7 @@ class Offloading:
     @property
     def elsewhere(self) -> frozenset[str]:
         """Names of the tensors of which devices have copies or the only ones."""
-        return self.names | {_EMBEDDINGS} if self.has_head else self.names
+        return self.names | {EMBEDDINGS} if self.has_head else self.names
 
     @property
     def where(self) -> str:
@@ -104,7 +104,7 @@ def offloading(header: GgufFile, n_gpu_layers: int) -> Offloading:
         for tensor in header.tensors
         if first <= _layer(tensor, n_layers) and tensor.type.code not in refused
     ]
-    tied = header.tensors_by_name.get(_EMBEDDINGS) if _HEAD not in header.tensors_by_name else None
+    tied = header.tensors_by_name.get(EMBEDDINGS) if OUTPUT not in header.tensors_by_name else None
     return Offloading(
         names=frozenset(tensor.name for tensor in offloaded),
         placement=LayerPlacement(n_gpu_layers),

@@ -12,12 +12,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry
+from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT
 from edgespec_runtimes.gguf.kernels.packer import BufferFields, Packer, packs_invariantly
 from edgespec_runtimes.gguf.llama import ggml, loading
 from edgespec_runtimes.gguf.weights.segments import WeightGroup
 
-_EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
-_LOOKED_UP = (_EMBEDDINGS, "per_layer_token_embd.weight", "position_embd.weight")
+_LOOKED_UP = (EMBEDDINGS, "per_layer_token_embd.weight", "position_embd.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ def resident_weights(header: GgufFile, elsewhere: Collection[str] = ()) -> Resid
 
 def multiplied_matrices(header: GgufFile) -> list[TensorEntry]:
     """The matrices of matrix products, without tables that are only looked up."""
-    has_head = _HEAD in header.tensors_by_name
+    has_head = OUTPUT in header.tensors_by_name
     return [
         tensor
         for tensor in header.tensors
         if _is_matrix(tensor)
-        and (tensor.name not in _LOOKED_UP or (tensor.name == _EMBEDDINGS and not has_head))
+        and (tensor.name not in _LOOKED_UP or (tensor.name == EMBEDDINGS and not has_head))
     ]
 
 
@@ -59,7 +59,7 @@ def packed_matrices(header: GgufFile) -> list[TensorEntry]:
         tensor
         for tensor in multiplied_matrices(header)
         if len(tensor.shape) == 2
-        and tensor.name != _EMBEDDINGS
+        and tensor.name != EMBEDDINGS
         and packs_invariantly(tensor.type.code, *tensor.shape)
     ]
 
