@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
 from edgespec import runtimes
-from edgespec.concurrency.owning import Closeable, InOneProcess
+from edgespec.concurrency.owning import InOneProcess
 from edgespec.concurrency.worker import Worker
 from edgespec.errors import BudgetError, SessionClosed, UsageError
 from edgespec.memory import heap, process
@@ -40,19 +41,16 @@ def load_embedder(
     The arguments are those of `load`. Raises ModelError for a model that writes texts,
     BudgetError or UsageError, and then leaves nothing open.
     """
-    with ExitStack() as stack:
-        worker = stack.enter_context(Worker())
-        prepared = stack.enter_context(_Prepared(settings, progress, fields))
-        plan = worker.run(prepared.plan, prepared.cancel)
-        model = worker.run(lambda: prepared.load(plan), prepared.cancel)
-        return Embedder(model, plan)
+    with _planned(settings, progress, fields) as (worker, prepared, plan):
+        load = partial(prepared.load, plan, progress)
+        return Embedder(worker.run(load, prepared.cancel), plan)
 
 
 def plan_embedder(settings: LoadSettings | str | Path) -> MemoryPlan:
     """The memory plan of an embedding model, without reading weights. Raises the errors of
     `load_embedder`."""
-    with Worker() as worker, _Prepared(settings, None) as prepared:
-        return worker.run(prepared.plan, prepared.cancel)
+    with _planned(settings) as (_, _, plan):
+        return plan
 
 
 class Embedder(InOneProcess):
@@ -119,9 +117,9 @@ class Embedder(InOneProcess):
 
         `normalize` makes their length 1. A text longer than the context is refused, not truncated.
         """
-        texts = [input] if isinstance(input, str) else list(input)
-        vectors = [self.vector(self.encode(text), normalize).tolist() for text in texts]
-        return vectors[0] if isinstance(input, str) else vectors
+        if isinstance(input, str):
+            return [*map(float, self.vector(self.encode(input), normalize))]
+        return [self.embed(text, normalize) for text in input]
 
     def create_embedding(
         self,
@@ -137,12 +135,8 @@ class Embedder(InOneProcess):
         ]
         n_tokens = sum(map(len, tokens))
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return {
-            "object": "list",
-            "data": data,
-            "model": model or self.target.name,
-            "usage": usage,
-        }
+        name = model or self.target.name
+        return {"object": "list", "data": data, "model": name, "usage": usage}
 
     def cancel(self) -> None:
         """Make the running computation raise Cancelled; from any thread."""
@@ -158,63 +152,53 @@ class Embedder(InOneProcess):
             raise SessionClosed("the embedding model is closed")
 
 
-class _Prepared(Closeable):
-    """The steps of loading an embedding model."""
-
-    def __init__(
-        self,
-        settings: LoadSettings | str | Path,
-        progress: Progress | None,
-        fields: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._settings, _, self._progress = checked(settings, None, progress, fields)
-        if self._settings.draft is not None:
-            raise UsageError(
-                f"{self._settings.model.name} turns texts into vectors, so that nothing is guessed:"
-                " leave the draft out"
-            )
-        self._model: PreparedEmbedder | None = None
-
-    def plan(self) -> MemoryPlan:
-        settings = self._settings
-        budget_bytes = process.resolve_budget(settings.memory_budget)
-        runtime = runtimes.find(settings.model)
-        self._model = runtime.prepare_embedder(
-            ModelRequest(
-                path=settings.model,
-                owner="target",
-                ctx_size=settings.ctx_size,
-                max_nodes=1,
-                max_branches=1,
-                n_threads=settings.threads or process.usable_cores(),
-                budget_bytes=budget_bytes,
-                read_limit=settings.read_limit,
-                options=settings.options.get(runtime.name),
-            )
+@contextmanager
+def _planned(
+    settings: LoadSettings | str | Path,
+    progress: Progress | None = None,
+    fields: Mapping[str, Any] | None = None,
+) -> Iterator[tuple[Worker, PreparedEmbedder, MemoryPlan]]:
+    """An embedding model whose weights are not read, with its plan, and the thread for it."""
+    found, _, _ = checked(settings, None, progress, fields)
+    if found.draft is not None:
+        raise UsageError(
+            f"{found.model.name} turns texts into vectors, so that nothing is guessed:"
+            " leave the draft out"
         )
-        needs = self._model.needs()
-        heap.trim_heap_top()
-        try:
-            return plan_models(
-                budget_bytes,
-                process.footprint_bytes(),
-                needs,
-                score=lambda plan: plan.pinned_bytes,
-                enforced=self._model.enforced,
-                others=[MemoryRow("process", REQUESTS, settings.reserve)],
-            )
-        except BudgetError as error:
-            chosen = process.auto_note(budget_bytes, settings.memory_budget)
-            raise BudgetError("; ".join([str(error), *chosen]), error.smallest_bytes) from error
+    with ExitStack() as cleanup:
+        worker = cleanup.enter_context(Worker())
+        prepared, plan = worker.run(lambda: _prepare(found, cleanup), lambda: None)
+        yield worker, prepared, plan
 
-    def load(self, plan: MemoryPlan) -> EmbeddingModel:
-        assert self._model is not None
-        return self._model.load(plan, self._progress)
 
-    def cancel(self) -> None:
-        if self._model is not None:
-            self._model.cancel()
-
-    def close(self) -> None:
-        if self._model is not None:
-            self._model.close()
+def _prepare(settings: LoadSettings, cleanup: ExitStack) -> tuple[PreparedEmbedder, MemoryPlan]:
+    budget_bytes = process.resolve_budget(settings.memory_budget)
+    runtime = runtimes.find(settings.model)
+    prepared = runtime.prepare_embedder(
+        ModelRequest(
+            path=settings.model,
+            owner="target",
+            ctx_size=settings.ctx_size,
+            max_nodes=1,
+            max_branches=1,
+            n_threads=settings.threads or process.usable_cores(),
+            budget_bytes=budget_bytes,
+            read_limit=settings.read_limit,
+            options=settings.options.get(runtime.name),
+        )
+    )
+    cleanup.callback(prepared.close)
+    needs = prepared.needs()
+    heap.trim_heap_top()
+    try:
+        return prepared, plan_models(
+            budget_bytes,
+            process.footprint_bytes(),
+            needs,
+            score=lambda plan: plan.pinned_bytes,
+            enforced=prepared.enforced,
+            others=[MemoryRow("process", REQUESTS, settings.reserve)],
+        )
+    except BudgetError as error:
+        chosen = process.auto_note(budget_bytes, settings.memory_budget)
+        raise BudgetError("; ".join([str(error), *chosen]), error.smallest_bytes) from error

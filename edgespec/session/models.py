@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from edgespec.concurrency.owning import Closeable
 from edgespec.engine.settings import EngineSettings
@@ -16,6 +18,8 @@ from edgespec.session import embedder, session
 from edgespec.session.embedder import Embedder
 from edgespec.session.session import Session
 from edgespec.settings.config import LoadSettings
+
+M = TypeVar("M", Session, Embedder)
 
 
 class Models(Closeable):
@@ -52,20 +56,23 @@ class Models(Closeable):
         The model before it is closed first, and its generations end with SessionClosed. Raises the
         errors of `edgespec.load`, and UsageError for an unknown name.
         """
-        with self._turn:
-            if isinstance(loaded := self._in_memory(name), Session):
-                return loaded
-            settings = self._room_for(name)
-            loaded = session.load(settings, self._engine_settings, self._progress)
-            self._loaded, self.n_loads = (name, loaded), self.n_loads + 1
-            return loaded
+        load = partial(session.load, engine_settings=self._engine_settings)
+        return self._loaded_as(Session, name, load)
 
     def embedder(self, name: str) -> Embedder:
         """The embedding model `name`, as with `session`. Raises the errors of `load_embedder`."""
+        return self._loaded_as(Embedder, name, embedder.load_embedder)
+
+    def _loaded_as(self, kind: type[M], name: str, load: Callable[..., M]) -> M:
         with self._turn:
-            if isinstance(loaded := self._in_memory(name), Embedder):
-                return loaded
-            loaded = embedder.load_embedder(self._room_for(name), self._progress)
+            if self._is_closed:
+                raise SessionClosed("the models are closed")
+            if self._loaded and self._loaded[0] == name and isinstance(self._loaded[1], kind):
+                return self._loaded[1]
+            if name not in self._settings:
+                raise UsageError(f"there is no model {name!r}, only {', '.join(self.names)}")
+            self._unload()
+            loaded = load(self._settings[name], progress=self._progress)
             self._loaded, self.n_loads = (name, loaded), self.n_loads + 1
             return loaded
 
@@ -73,18 +80,6 @@ class Models(Closeable):
         with self._turn:
             self._is_closed = True
             self._unload()
-
-    def _in_memory(self, name: str) -> Session | Embedder | None:
-        if self._is_closed:
-            raise SessionClosed("the models are closed")
-        return self._loaded[1] if self._loaded and self._loaded[0] == name else None
-
-    def _room_for(self, name: str) -> LoadSettings | str | Path:
-        """The settings of `name`, for which the model in memory has left."""
-        if name not in self._settings:
-            raise UsageError(f"there is no model {name!r}, only {', '.join(self.names)}")
-        self._unload()
-        return self._settings[name]
 
     def _unload(self) -> None:
         if self._loaded is not None:
