@@ -14,9 +14,9 @@ import pytest
 from edgespec.errors import EdgespecError, ModelError, UsageError
 from edgespec.values import ENLARGED_FROM
 from edgespec_runtimes.enlarge.gguf.enlarge import enlarge
-from edgespec_runtimes.enlarge.gguf.replication import SCALES, muted
+from edgespec_runtimes.enlarge.gguf.replication import muted
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
-from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
+from edgespec_runtimes.gguf.file.layout import KINDS
 from edgespec_runtimes.gguf.file.validation import validate
 from gguf_files import ARRAY, STRING, TYPE_CODES, U32, Gguf, Tensor, pack_weights, tiny_llama
 
@@ -237,11 +237,11 @@ def test_no_byte_of_the_file_is_a_hole(tmp_path: Path) -> None:
     assert out.stat().st_blocks * 512 >= out.stat().st_size
 
 
-@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("name", [k.name for k in KINDS.values() if k.scales])
 def test_a_muted_block_stands_for_zeros(name: str) -> None:
     quants = pytest.importorskip("gguf.quants")
     constants = pytest.importorskip("gguf.constants")
-    (kind,) = (kind for kind in TENSOR_TYPES.values() if kind.name == name)
+    kind = KINDS[name]
     raw = np.random.default_rng(1).integers(1, 100, (64, kind.block_bytes), np.uint8)
     code = constants.GGMLQuantizationType[name]
     assert quants.dequantize(raw, code).any()

@@ -22,7 +22,7 @@ from edgespec.ports import LanguageModel
 from edgespec.runtimes import ModelRequest
 from edgespec_runtimes.gguf import runtime
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
+from edgespec_runtimes.gguf.file.layout import KINDS
 from edgespec_runtimes.gguf.kernels.batch_invariance import RowTrial
 from edgespec_runtimes.gguf.kernels.packer import packs_invariantly
 from edgespec_runtimes.gguf.llama import ggml, loading
@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def of_kernels(name: str) -> Iterator[str]:
     """Rows that differ as stored and packed by llama.cpp, and whether edgespec packs the type."""
-    kind = next(code for code, found in TENSOR_TYPES.items() if found.name == name)
+    kind = KINDS[name].code
     yield varying(RowTrial(kind, N_IN, N_OUT, ggml.plain_buffer_type()))
     packs = ggml.packing_buffer_type(kind, N_IN, N_OUT)
     yield varying(RowTrial(kind, N_IN, N_OUT, packs)) if packs is not None else "never"

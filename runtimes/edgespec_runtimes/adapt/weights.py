@@ -14,12 +14,11 @@ from gguf.quants import dequantize, quantize
 
 from edgespec_runtimes.enlarge.gguf.gguf_writer import NewModel, copied_pairs, pack_pair, read_bytes
 from edgespec_runtimes.gguf.file.header import GgufFile
-from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES, TensorType
+from edgespec_runtimes.gguf.file.layout import KINDS, TensorType
 
 NAME = "general.name"
 WRITABLE = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
 """Types that the gguf package can write; tensors of other types become Q8_0."""
-_Q8_0 = next(kind for kind in TENSOR_TYPES.values() if kind.name == "Q8_0")
 
 Weights = Mapping[str, np.ndarray]
 """Float32 arrays by name, in PyTorch's order of dimensions."""
@@ -53,4 +52,4 @@ def write(header: GgufFile, weights: Weights, out: Path, name: str) -> None:
 
 
 def _kind(kind: TensorType) -> TensorType:
-    return kind if kind.name in WRITABLE else _Q8_0
+    return kind if kind.name in WRITABLE else KINDS["Q8_0"]

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from edgespec_runtimes.gguf.feature_tap import FeatureTap, OnNode
-from edgespec_runtimes.gguf.llama import abi
+from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.bindings import lib
 
 LAYER_END = b"l_out-"
 """Name of the node with a layer's output, without the layer's number."""
-F32 = 0
 
 
 class NodeTap(FeatureTap):
@@ -103,7 +102,7 @@ class NodeTap(FeatureTap):
         n_values, n_new = int(tensor.ne[0]), int(tensor.ne[1])
         begin = self._n_filled[index]
         into = self._copied[index, begin : begin + n_new]
-        is_dense = tensor.type == F32 and tensor.nb[1] == 4 * n_values
+        is_dense = tensor.type == ggml.F32 and tensor.nb[1] == 4 * n_values
         if is_dense and into.shape == (n_new, n_values) and n_new:
             self._get(node, into.ctypes.data, 0, into.nbytes)
             self._n_filled[index] += n_new

@@ -21,31 +21,11 @@ this way they stay equal, but for the last bits of the sums in a tied head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edgespec_runtimes.gguf.file.layout import TensorType
-
-SCALES: Mapping[str, slice] = {
-    "Q4_0": slice(0, 2),
-    "Q4_1": slice(0, 4),
-    "Q5_0": slice(0, 2),
-    "Q5_1": slice(0, 4),
-    "Q8_0": slice(0, 2),
-    "Q2_K": slice(80, 84),
-    "Q3_K": slice(108, 110),
-    "Q4_K": slice(0, 4),
-    "Q5_K": slice(0, 4),
-    "Q6_K": slice(208, 210),
-    "IQ4_NL": slice(0, 2),
-    "IQ4_XS": slice(0, 2),
-    "IQ3_S": slice(0, 2),
-    "TQ1_0": slice(52, 54),
-    "TQ2_0": slice(64, 66),
-}
-"""Positions of the scales in a block, by type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +172,8 @@ def _to_residual(width: int, residual: int, *stacked: int) -> Role:
 
 def muted(raw: bytes, kind: TensorType) -> bytes:
     """Whole blocks of `kind` whose values are zero: quants kept where the type allows it."""
-    if kind.name not in SCALES:
+    if kind.scales is None:
         return bytes(len(raw))
     blocks = np.frombuffer(raw, np.uint8).reshape(-1, kind.block_bytes).copy()
-    blocks[:, SCALES[kind.name]] = 0
+    blocks[:, slice(*kind.scales)] = 0
     return blocks.tobytes()

@@ -24,24 +24,12 @@ from edgespec_runtimes.gguf.context.windows import (
     is_supported,
     n_ends,
 )
+from edgespec_runtimes.gguf.file.layout import KINDS
 from edgespec_runtimes.gguf.llama import abi, log
 from edgespec_runtimes.gguf.llama.abort import AbortFlag
 from edgespec_runtimes.gguf.llama.bindings import lib
 from edgespec_runtimes.gguf.llama.imports import replaced_import
 from edgespec_runtimes.gguf.llama.loading import Model
-
-CACHE_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "bf16": 30,
-    "iq4_nl": 20,
-}
-"""Values of llama.cpp's --cache-type-k and their ggml types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +117,8 @@ class ContextShape:
         p.n_outputs_max = self.n_rows
         p.n_threads = p.n_threads_batch = self.n_threads
         p.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[self.flash_attn]
-        p.type_k, p.type_v = CACHE_TYPES[self.cache_type_k], CACHE_TYPES[self.cache_type_v]
+        types = self.cache_type_k, self.cache_type_v
+        p.type_k, p.type_v = (KINDS[name.upper()].code for name in types)
         p.kv_unified = p.swa_full = p.no_perf = True
         p.n_rs_seq = self.n_rollback
         p.op_offload = False

@@ -14,6 +14,7 @@ from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.architectures import check_embeds, check_purpose
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.heads import is_head
+from edgespec_runtimes.gguf.file.layout import NONE
 from edgespec_runtimes.gguf.file.trimmed_header import is_trimmed, trimmed_shape
 
 MAX_LAYERS = 512
@@ -57,8 +58,6 @@ ENCODERS_TOKENIZERS = ("bert", "t5")
 BYTE_TOKEN = re.compile(rb"<0x[0-9A-F]{2}>")
 BYTE_TYPE = 6
 
-NOT_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
-"""Types without a CPU kernel for products with activations."""
 INDEX_TABLES = ("tid2eid", "d2t")
 """Lookup tables, which may have integer types."""
 VECTORS = (
@@ -206,7 +205,7 @@ def _check_tensor_types(header: GgufFile) -> None:
         if tensor.name.endswith(VECTORS) and tensor.type.name != "F32":
             raise _unusable(header, tensor, "it must be F32")
         looked_up = any(table in tensor.name for table in INDEX_TABLES)
-        if tensor.type.name in NOT_WEIGHTS and not looked_up:
+        if tensor.type.kernels is NONE and not looked_up:
             raise _unusable(header, tensor, "there is no kernel for such weights")
 
 

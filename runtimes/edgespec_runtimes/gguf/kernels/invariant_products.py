@@ -19,25 +19,21 @@ import threading
 from collections.abc import Callable, Collection
 from typing import NamedTuple, Self
 
-from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
+from edgespec_runtimes.gguf.file.layout import DIFFER, KINDS, MAY_DIFFER, TILED, types_with
 from edgespec_runtimes.gguf.kernels.batch_invariance import (
     N_ROWS,
     is_invariant_as_stored,
     is_invariant_from_two_rows,
 )
-from edgespec_runtimes.gguf.kernels.reference_kernels import PRODUCT_TILE_ROWS, TILED_TYPES
+from edgespec_runtimes.gguf.kernels.reference_kernels import PRODUCT_TILE_ROWS
 from edgespec_runtimes.gguf.llama import abi, ggml
 from edgespec_runtimes.gguf.llama.imports import Import
 
-UNQUANTISED = ("F32", "F16", "BF16")
-"""Types with different kernels for one and several rows on every processor."""
-HALF = ("F16", "BF16")
-_TRIED = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4", "Q4_K", "Q6_K")
-"""Types with different kernels on some processors; all others have one kernel."""
+UNQUANTISED = types_with(DIFFER)
+HALF = UNQUANTISED - {"F32"}
 _SLOW, _FEW_ROWS, _NARROW = "Q8_0", (2, 3, 5), 2048
 """The type whose kernel for several rows is slower than that for one row with these numbers of rows
 and matrices of fewer inputs."""
-_KINDS = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 _Maker = Callable[..., int | None]
 _Product = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 3)
@@ -60,8 +56,8 @@ class InvariantProducts:
         """`weight_types` are the types of the model's matrices, `packed` the addresses of tensors
         that are packed when used."""
         self.packed = packed
-        varying = {_KINDS[name] for name in weight_types if varies_as_stored(name)}
-        halves = varying & {_KINDS[name] for name in HALF}
+        varying = {KINDS[name].code for name in weight_types if varies_as_stored(name)}
+        halves = varying & {KINDS[name].code for name in HALF}
         self.in_pairs = {kind for kind in halves if is_invariant_from_two_rows(kind)}
         """Types with which a single row is multiplied twice."""
         self.apart = varying - self.in_pairs
@@ -90,9 +86,9 @@ def varies_as_stored(name: str) -> bool:
 
     K-quants' tiles do not count; `reference_kernels` switches them.
     """
-    n_rows = PRODUCT_TILE_ROWS - 1 if name in TILED_TYPES else N_ROWS
-    is_tried = name in _TRIED
-    return name in UNQUANTISED or (is_tried and not is_invariant_as_stored(_KINDS[name], n_rows))
+    code, kernels = KINDS[name].code, KINDS[name].kernels
+    n_rows = PRODUCT_TILE_ROWS - 1 if TILED in kernels else N_ROWS
+    return DIFFER in kernels or (MAY_DIFFER in kernels and not is_invariant_as_stored(code, n_rows))
 
 
 class _Hook(NamedTuple):
@@ -119,7 +115,7 @@ def _new_hook() -> _Hook:
     view: _Maker = ctypes.cast(base.ggml_view_3d, _View)
     view_of_lines: _Maker = ctypes.cast(base.ggml_view_4d, _ViewOfLines)
     reshape: _Maker = ctypes.cast(base.ggml_reshape_3d, _Reshape)
-    slow = _KINDS[_SLOW]
+    slow = KINDS[_SLOW].code
 
     def product(context: int, weights: int, rows: int) -> int | None:
         kind: int = ctypes.c_int.from_address(weights).value

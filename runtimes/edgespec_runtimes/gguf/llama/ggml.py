@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from edgespec.errors import EdgespecError
+from edgespec_runtimes.gguf.file.layout import KINDS
 from edgespec_runtimes.gguf.llama import abi
 
 CPU, GPU, INTEGRATED_GPU = 0, 1, 2
 """`GGML_BACKEND_DEVICE_TYPE_CPU`, `_GPU` and `_IGPU`."""
-F32, F16, Q8_0, BF16 = 0, 1, 8, 30
-"""`GGML_TYPE_F32`, `_F16`, `_Q8_0` and `_BF16`."""
+F32, F16, Q8_0 = (KINDS[name].code for name in ("F32", "F16", "Q8_0"))
 _ALIGNMENT = 64
 """Alignment of buffers, at least that of ggml."""
 _WEIGHTS = 1

@@ -24,7 +24,7 @@ from edgespec.concurrency.program import prefer_to_kill
 from edgespec.errors import EdgespecError, UsageError
 from edgespec.settings.units import format_size
 from edgespec_runtimes.gguf.file.header import GgufFile, read_header
-from edgespec_runtimes.gguf.file.layout import TENSOR_TYPES
+from edgespec_runtimes.gguf.file.layout import KINDS
 from edgespec_runtimes.gguf.file.validation import validate
 from edgespec_runtimes.gguf.llama.bindings import lib
 
@@ -172,18 +172,14 @@ def _run(source: str, out: str, name: str, narrow: str, vocabulary: str, n_bytes
     params.ftype, params.allow_requantize = FILE_TYPES[name].ftype, True
     params.max_buf_size = int(n_bytes)
     if vocabulary:
-        params.output_tensor_type = params.token_embedding_type = _code(vocabulary)
+        params.output_tensor_type = params.token_embedding_type = KINDS[vocabulary].code
     if narrow:
         override = lib.llama_model_tensor_override
-        overrides = (override * 2)(override(b"attn_output", _code(narrow)), override(None, 0))
+        overrides = (override * 2)(override(b"attn_output", KINDS[narrow].code), override(None, 0))
         params.tt_overrides = overrides
     return int(
         lib.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
     )
-
-
-def _code(tensor_type: str) -> int:
-    return next(kind.code for kind in TENSOR_TYPES.values() if kind.name == tensor_type)
 
 
 if __name__ == "__main__":

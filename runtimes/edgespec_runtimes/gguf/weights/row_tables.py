@@ -15,11 +15,12 @@ import numpy as np
 from edgespec.concurrency.owning import close_all
 from edgespec.paging.reader import BLOCK_BYTES, AlignedMemory, Extent
 from edgespec_runtimes.gguf.file.header import TensorEntry
+from edgespec_runtimes.gguf.file.layout import KINDS
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.kit.row_file import RowFile
 
 LOOKUP = "GET_ROWS"
-_I32, _I32_BYTES = 26, 4
+_I32_BYTES = 4
 _INPUT_OPS = ("NONE", "VIEW", "RESHAPE")
 
 
@@ -28,7 +29,7 @@ def n_rows_named(index: int) -> int:
     address = index
     while address:
         tensor = abi.GgmlTensor.from_address(address)
-        if tensor.type != _I32 or abi.op_name(tensor.op) not in _INPUT_OPS:
+        if tensor.type != KINDS["I32"].code or abi.op_name(tensor.op) not in _INPUT_OPS:
             return 0
         address = tensor.view_src
     return prod(abi.GgmlTensor.from_address(index).ne) if index else 0
