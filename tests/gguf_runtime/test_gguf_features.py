@@ -3,7 +3,6 @@ within the plan, and without a trace in the logits."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
@@ -17,9 +16,7 @@ from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf import measuring, runtime
 from edgespec_runtimes.gguf.feature_tap import SHOW_INPUTS, OutputTap
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.model import GgufModel
-from edgespec_runtimes.gguf.node_features import NodeTap
 from edgespec_runtimes.gguf.prepared import PreparedGguf
 from features_contract import (
     TOKENS,
@@ -30,9 +27,8 @@ from features_contract import (
 )
 from gguf_files import tiny_llama
 from head_cases import head_request
-from one_tree import ROOT, OneTree
 from paging_contract import load_paged
-from port_calls import evaluate, prefill
+from port_calls import prefill
 from zoo_files import write_model
 from zoo_species import Species
 
@@ -166,46 +162,6 @@ def test_a_resident_model_whose_graph_gives_them_has_no_callback(path: Path) -> 
     overhead."""
     with closing(open_resident(path)) as model:
         assert isinstance(model._tap, OutputTap)
-
-
-def test_names_are_read_from_where_layers_ended_in_earlier_passes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[bytes] = []
-
-    def name_of(node: int) -> bytes:
-        names.append(ctypes.string_at(node + abi.NAME_OFFSET))
-        return names[-1]
-
-    monkeypatch.setattr(abi, "name_of", name_of)
-    with copied(), closing(open_resident(path)) as model:
-        model.give_features(LAYERS, Received())
-        prefill(model, TOKENS[:4])
-        names.clear()
-        for _ in range(3):
-            evaluate(model, OneTree(TOKENS[4]), [ROOT])
-    assert set(names[-12:]) == {b"l_out-0", b"l_out-1", b"l_out-2"}
-
-
-def test_a_node_that_comes_later_than_in_earlier_passes_is_found(path: Path) -> None:
-    tap = NodeTap(LAYERS, 64, 8, None)
-    for places in ([9, 19, 29], [11, 20, 40], [9, 22, 30]):
-        pass_over(tap, places)
-        assert tap._n_filled == [1, 1, 1], places
-
-
-def pass_over(tap: NodeTap, places: list[int]) -> None:
-    """Show `tap` a pass whose layers end at these places."""
-    rows = np.zeros((1, 64), np.float32)
-    tap.begin_pass(1)
-    for place in range(60):
-        node = abi.GgmlTensor()
-        node.name = b"l_out-%d" % places.index(place) if place in places else b"node"
-        node.ne[:2], node.nb[1], node.data = (64, 1), 256, rows.ctypes.data
-        address = ctypes.addressof(node)
-        if tap._on_node(address, True, None):
-            tap._n_filled[places.index(place)] += 1  # as if copied: there is no backend
-    tap.end_pass()
 
 
 def test_another_text_gives_none(path: Path) -> None:

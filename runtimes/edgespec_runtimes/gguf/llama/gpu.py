@@ -6,18 +6,22 @@ before the plan has room for it. Knows no models.
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.concurrency.exit_codes import exit_reason
+from edgespec.files import cache_folder
+from edgespec.files.json_file import JsonFile
 from edgespec.memory.process import round_up_to_step
 from edgespec_runtimes.gguf.llama import abi, ggml, loading, trial_process
 
 TIMEOUT_S = 60.0
 """Time limit of the measurement: drivers start slowly, and a library may compile its kernels."""
+MAX_RESULTS = 64
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
@@ -63,7 +67,7 @@ def has_own_memory(device: int) -> bool:
 def library_memory() -> LibraryMemory:
     """The cached measurement for these GPUs and this library, or a new one."""
     try:
-        cache = trial_process.cached(_key())
+        cache = _cache()
         known = cache.read()
         if isinstance(known, int) and known >= 0:
             return LibraryMemory(known)
@@ -86,18 +90,13 @@ def measure(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> LibraryMemo
     return LibraryMemory(round_up_to_step(int(done.stdout)))
 
 
-def _key() -> str:
-    """Cache key, which depends on build, GPU and driver. Raises OSError."""
+def _cache() -> JsonFile:
+    """The file that caches the result for this build, GPU and driver. Raises OSError."""
     folder = abi.library_file("ggml-base").parent
-    files = trial_process.state_of(sorted(path for path in folder.iterdir() if path.is_file()))
+    files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+    states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     names = [ggml.device_name(device) for device in find_all()]
-    return trial_process.cache_key("GPU library", loading.version(), files, names, _drivers())
-
-
-def _drivers() -> list[str]:
-    """Versions of the GPU drivers, if the system has them."""
-    found = []
-    for path in _DRIVERS:
-        with suppress(OSError):
-            found.append(path.read_text(encoding="utf-8", errors="replace"))
-    return found
+    drivers = [path.read_bytes() for path in _DRIVERS if path.exists()]
+    known = repr((loading.version(), states, names, drivers, platform.release()))
+    key = hashlib.sha256(known.encode()).hexdigest()[:24]
+    return JsonFile(cache_folder.folder() / "llama.cpp", key, MAX_RESULTS)

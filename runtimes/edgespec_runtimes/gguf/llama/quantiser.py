@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,42 +31,34 @@ if TYPE_CHECKING:
     from edgespec.ports import Progress
 
 
-@dataclass(frozen=True, slots=True)
-class FileType:
-    """A file type of llama.cpp's quantiser, which mixes tensor types."""
-
-    ftype: int
-    """`enum llama_ftype` of llama.h."""
-    narrow: str = ""
-    """Tensor type for rows that are not multiples of 256 elements; empty if blocks are smaller."""
-
-
-FILE_TYPES: Mapping[str, FileType] = {
-    "F32": FileType(0),
-    "F16": FileType(1),
-    "BF16": FileType(32),
-    "Q8_0": FileType(7),
-    "Q6_K": FileType(18, "Q8_0"),
-    "Q5_K_M": FileType(17, "Q5_1"),
-    "Q5_K_S": FileType(16, "Q5_1"),
-    "Q5_1": FileType(9),
-    "Q5_0": FileType(8),
-    "Q4_K_M": FileType(15, "Q5_0"),
-    "Q4_K_S": FileType(14, "Q5_0"),
-    "Q4_1": FileType(3),
-    "Q4_0": FileType(2),
-    "IQ4_XS": FileType(30, "IQ4_NL"),
-    "IQ4_NL": FileType(25),
-    "Q3_K_L": FileType(13, "Q4_1"),
-    "Q3_K_M": FileType(12, "Q4_1"),
-    "Q3_K_S": FileType(11, "Q4_0"),
-    "IQ3_M": FileType(27, "IQ4_NL"),
-    "IQ3_S": FileType(26, "IQ4_NL"),
-    "Q2_K": FileType(10, "Q4_0"),
-    "TQ2_0": FileType(37, "Q4_0"),
-    "TQ1_0": FileType(36, "Q4_0"),
+FILE_TYPES: Mapping[str, str] = {
+    "F32": "",
+    "F16": "",
+    "BF16": "",
+    "Q8_0": "",
+    "Q6_K": "Q8_0",
+    "Q5_K_M": "Q5_1",
+    "Q5_K_S": "Q5_1",
+    "Q5_1": "",
+    "Q5_0": "",
+    "Q4_K_M": "Q5_0",
+    "Q4_K_S": "Q5_0",
+    "Q4_1": "",
+    "Q4_0": "",
+    "IQ4_XS": "IQ4_NL",
+    "IQ4_NL": "",
+    "Q3_K_L": "Q4_1",
+    "Q3_K_M": "Q4_1",
+    "Q3_K_S": "Q4_0",
+    "IQ3_M": "IQ4_NL",
+    "IQ3_S": "IQ4_NL",
+    "Q2_K": "Q4_0",
+    "TQ2_0": "Q4_0",
+    "TQ1_0": "Q4_0",
 }
-"""Supported file types, largest first: they need no importance matrix and can be paged."""
+"""Supported file types of llama.cpp's quantiser, which mix tensor types, largest first: they need
+no importance matrix and can be paged. With each, the tensor type for rows that are no multiples of
+256 elements; empty if blocks are smaller."""
 ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 """Short names, as in llama-quantize."""
 
@@ -134,7 +125,7 @@ def _known(name: str) -> str:
 
 def _narrow(header: GgufFile, name: str) -> str:
     """Tensor type for attn_output; empty to use llama.cpp's choice."""
-    narrow = FILE_TYPES[name].narrow
+    narrow = FILE_TYPES[name]
     # the part that enlarging repeats
     group = header.n_heads // header.n_kv_heads * header.head_size
     if not narrow or group % 256 == 0:
@@ -169,7 +160,8 @@ def _run(source: str, out: str, name: str, narrow: str, vocabulary: str, n_bytes
 
     lib.llama_log_set(receive, None)
     params = lib.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize = FILE_TYPES[name].ftype, True
+    mixed = "ALL_F32" if name == "F32" else f"MOSTLY_{name}"
+    params.ftype, params.allow_requantize = getattr(lib, f"LLAMA_FTYPE_{mixed}"), True
     params.max_buf_size = int(n_bytes)
     if vocabulary:
         params.output_tensor_type = params.token_embedding_type = KINDS[vocabulary].code

@@ -1,28 +1,20 @@
-"""Runs trials of llama.cpp's libraries in separate processes, and caches their results.
+"""Runs trials of llama.cpp's libraries in separate processes.
 
 Trials may crash, hang or take memory. Knows how to start and end a trial, not what it tests.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import platform
 import subprocess
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from edgespec.concurrency.interpreter import python
 from edgespec.concurrency.program import run_program
 from edgespec.errors import BudgetError, EdgespecError
-from edgespec.files import cache_folder
-from edgespec.files.json_file import JsonFile
 from edgespec.memory import room
 
 _PROGRAM = "edgespec_runtimes.gguf.trials"
-MAX_RESULTS = 64
 TRIAL_BYTES = 30 << 20
 """Memory that a trial's process takes."""
 
@@ -53,19 +45,3 @@ def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess
         raise NoAnswer(f"it had not ended after {timeout_s:.0f} s") from error
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise NoAnswer(f"no process could be started: {error}") from error
-
-
-def cache_key(*known: Any) -> str:
-    """Cache key from JSON values and the kernel's release."""
-    return hashlib.sha256(json.dumps([*known, platform.release()]).encode()).hexdigest()[:24]
-
-
-def cached(key: str) -> JsonFile:
-    """The file that caches a result."""
-    return JsonFile(cache_folder.folder() / "llama.cpp", key, MAX_RESULTS)
-
-
-def state_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Paths, sizes and times of files, which identify a build. Raises OSError."""
-    stats = [(path, path.stat()) for path in files]
-    return [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
