@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, Unpack
 
@@ -111,13 +112,15 @@ class _Opening(Closeable):
         self._cleanup.close()
 
     def plan(self) -> MemoryPlan:
+        # who waits is told that the models are prepared, which takes seconds
+        show = None if self._progress is None else partial(self._progress, "planning", 0.0)
         if self._settings.n_parallel == "auto":
             chosen = auto_texts(self._planned_for, self._settings.keeps_one_text_fast)
             fixed = {"n_parallel": chosen.n_parallel if chosen else 1}
             self._models.settings = self._settings.model_copy(update=fixed)
             if chosen and (note := note_on_one_text(chosen)):
                 self._models.own_notes = (note,)
-        planned = self._run("planning", self._plan, self._show_planning)
+        planned = self._run("planning", self._plan, show)
         return self._with_notes(planned, self._unused_rules())
 
     def _planned_for(self, n_texts: int) -> MemoryPlan | None:
@@ -147,7 +150,7 @@ class _Opening(Closeable):
                 draft = self._run("draft", lambda: second.load(memory_plan, self._progress))
                 on_failure.callback(draft.close)
                 heap.trim_heap()  # memory of loading, before the target needs its own
-            first, path = self._models.target, settings.model.absolute()
+            first = self._models.target
             target = self._run("target", lambda: first.load(memory_plan, self._progress))
             on_failure.callback(target.close)
             if draft is not None:
@@ -158,37 +161,16 @@ class _Opening(Closeable):
             self._report["total"] = time.perf_counter() - self._began
             # runtimes may add notes while loading
             memory_plan = self._with_notes(memory_plan, self._models.notes(memory_plan))
+            looks_up, needs = self._chose_lookup, first.needs()
             on_failure.pop_all()
-            needs, budget = first.needs(), settings.memory_budget
-            return LoadedModels(
-                target,
-                draft,
-                memory_plan,
-                self._report,
-                path,
-                needs,
-                budget,
-                self._prompt_cache,
-                self._chose_lookup,
-                self._settings.reserve,
-            )
-
-    @property
-    def _prompt_cache(self) -> tuple[Path, int] | None:
-        folder = self._settings.prompt_cache
-        return None if folder is None else (folder, self._settings.prompt_cache_size)
-
-    def _show_planning(self) -> None:
-        """Tell who waits that the models are prepared, which takes seconds."""
-        if self._progress is not None:
-            self._progress("planning", 0.0)
+        return LoadedModels(target, draft, memory_plan, self._report, settings, needs, looks_up)
 
     def _run(self, phase: str, call: Callable[[], T], check: Callable[[], None] | None = None) -> T:
         """Result of `call` in the worker; `check` is polled meanwhile."""
         began = time.perf_counter()
         try:
             with self._trace.span(Track.ENGINE, phase):
-                return self._worker.run(call, self._cancel, check)
+                return self._worker.run(call, self._models.cancel, check)
         except Cancelled:
             if self._ended_by is not None:
                 raise self._ended_by from None
@@ -204,12 +186,9 @@ class _Opening(Closeable):
                 progress(doing, share)
             except BaseException as error:  # noqa: BLE001 - raised by `_run`
                 self._ended_by = self._ended_by or error
-                self._cancel()
+                self._models.cancel()
 
         return report
-
-    def _cancel(self) -> None:
-        self._models.cancel()
 
     def _plan(self) -> MemoryPlan:
         """The plan; without a draft that nobody asked for, if it cannot be used or does not pay."""

@@ -113,8 +113,9 @@ class Session(OpenAICalls, InOneProcess):
         self._shifts = engine_settings is not None and engine_settings.context_shift
         target, draft = models.target, models.draft
         self._prefixes: PrefixCache | None = None
-        if models.prompt_cache is not None:
-            self._prefixes = PrefixCache(*models.prompt_cache, target, draft)
+        if (given := models.settings) is not None and given.prompt_cache is not None:
+            size = given.prompt_cache_size
+            self._prefixes = PrefixCache(given.prompt_cache, size, target, draft)
         prefixes = self._prefixes.place if self._prefixes is not None else None
         self._engine = warm_engine(models, engine_settings or EngineSettings(), trace, prefixes)
         self._budget = SessionBudget(models, self._engine)

@@ -46,7 +46,7 @@ class SessionBudget(Closeable):
     def __init__(self, models: LoadedModels, engine: Engine) -> None:
         self.plan = models.plan
         self._engine = engine
-        self._has_reserve = models.reserve > 0
+        self._has_reserve = models.settings is not None and models.settings.reserve > 0
         self._target = models.target
         needs = models.needs
         self._weights = weights = models.target.adjusting
@@ -55,8 +55,9 @@ class SessionBudget(Closeable):
         self._is_over = threading.Event()
         """Set once the budget follows the free memory no longer."""
         self._follower: threading.Thread | None = None
-        if weights and auto_bounds(models.budget) is not None:
-            self._begin_following(models.budget)
+        budget = models.settings.memory_budget if models.settings else 0
+        if weights and auto_bounds(budget) is not None:
+            self._begin_following(budget)
 
     @property
     def report(self) -> BudgetReport:
