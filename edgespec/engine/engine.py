@@ -22,9 +22,9 @@ from edgespec.engine.text import Text
 from edgespec.errors import SessionClosed
 from edgespec.pool import Pool
 from edgespec.ports import LanguageModel, Progress
-from edgespec.ports.prefixes import PrefixPlace
 from edgespec.ports.text_request import TextRequest
 from edgespec.rules.sampling import SamplingParams
+from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import OFF, Trace
 
 
@@ -51,7 +51,7 @@ class Engine(Loop):
         release: Callable[[], None] = nothing,
         n_grammars: int | None = None,
         name: str = "the engine",
-        prefixes: Callable[[int], PrefixPlace] | None = None,
+        prefixes: Callable[[int], SlotPrefixes] | None = None,
     ) -> None:
         """`sources` guess in addition to the draft model.
 

@@ -14,7 +14,7 @@ from edgespec.engine.sources.model_source import ModelSource
 from edgespec.engine.sources.source import Source
 from edgespec.pool import Pool, common_length
 from edgespec.ports import LanguageModel
-from edgespec.ports.prefixes import PrefixPlace
+from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.values import ModelInfo
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Slot:
         target: LanguageModel,
         number: int,
         sources: Sequence[Source],
-        prefixes: PrefixPlace | None = None,
+        prefixes: SlotPrefixes | None = None,
     ) -> None:
         """`prefixes` stores the slot's texts."""
         self.target = target

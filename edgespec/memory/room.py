@@ -6,10 +6,9 @@ Knows what a step takes only as a number; each step states its own.
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
-from edgespec.errors import BudgetError, EdgespecError
+from edgespec.errors import BudgetError
 from edgespec.memory import cgroups, heap, process
 from edgespec.settings.units import format_size
 
@@ -32,28 +31,6 @@ def check(nbytes: int, what: str) -> None:
             f"{what} takes about {format_size(needed)}, and this process may have "
             f"{format_size(total)}: raise the memory limit of its container or cgroup"
         )
-
-
-def check_threads(n_threads: int) -> None:
-    """Raise EdgespecError if this process may not have as many threads more: libraries end it
-    without a sentence then."""
-    over = threading.Event()
-    started: list[threading.Thread] = []
-    try:
-        for _ in range(n_threads):
-            thread = threading.Thread(target=over.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-    except RuntimeError as error:
-        raise EdgespecError(
-            f"this process may have only {len(started)} threads more, and a model takes about "
-            f"{n_threads}: raise its limit of processes (pids.max, ulimit -u) or of addresses "
-            "(ulimit -v), or lower `threads`"
-        ) from error
-    finally:
-        over.set()
-        for thread in started:
-            thread.join()
 
 
 def _present_bytes() -> int:

@@ -19,7 +19,7 @@ from edgespec.concurrency.owning import Closeable
 from edgespec.concurrency.worker import Worker
 from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
-from edgespec.memory import heap, process, room
+from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
 from edgespec.memory.places import auto_texts, note_on_one_text
 from edgespec.ports import Progress
@@ -34,8 +34,6 @@ from edgespec.tracing.spans import OFF, Trace, Track
 
 T = TypeVar("T")
 
-OWN_THREADS = 4
-"""Threads of a process with models besides those that compute."""
 MOST_FOR_LOOKUPS = 1.05
 """Most that a pass may read, relative to one without guesses, for their buffers' sake: text that
 repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B)."""
@@ -88,7 +86,6 @@ class _Opening(Closeable):
         self._ended_by: BaseException | None = None
         """Exception of the progress callback, which ends loading."""
         self._trace = trace
-        room.check_threads((settings.threads or process.usable_cores()) + OWN_THREADS)
         budget_bytes = process.resolve_budget(settings.memory_budget)
         self._models = PreparedModels(settings, engine_settings, budget_bytes, trace)
         self._chose_lookup = False

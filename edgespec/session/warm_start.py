@@ -15,8 +15,8 @@ from edgespec.files import cache_folder
 from edgespec.files.json_file import JsonFile, pair_digest
 from edgespec.grammar.specification import GRAMMARS_AT_ONCE
 from edgespec.ports import LanguageModel
-from edgespec.ports.prefixes import PrefixPlace
 from edgespec.session.loaded_models import LoadedModels
+from edgespec.state.prefix_cache import SlotPrefixes
 from edgespec.tracing.spans import Trace
 
 MAX_FILES = 32
@@ -28,7 +28,7 @@ def warm_engine(
     models: LoadedModels,
     settings: EngineSettings,
     trace: Trace,
-    prefixes: Callable[[int], PrefixPlace] | None,
+    prefixes: Callable[[int], SlotPrefixes] | None,
 ) -> Engine:
     """The engine of a session, which closes the models at its end; `prefixes` are `Engine`'s."""
     target, draft, settings = models.target, models.draft, models.settled(settings)

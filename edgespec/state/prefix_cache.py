@@ -27,10 +27,10 @@ in rounding."""
 
 
 class SlotPrefixes:
-    """The texts of one slot in the target and its draft; implements `PrefixPlace`."""
+    """The stored texts that one slot of the target and its draft can go on with."""
 
     def __init__(self, folder: BlockFolder, target: BlockChain, draft: BlockChain | None) -> None:
-        # a chain of checkpoints replaces all of the text
+        # a chain of checkpoints replaces all of the text: prefixes of any length are stored
         self.block_tokens = 1 if isinstance(target, CheckpointChain) else target.block_tokens
         self._folder = folder
         self._target = target
@@ -38,24 +38,34 @@ class SlotPrefixes:
         self._chains = [target] if draft is None else [target, draft]
 
     def begin(self, client: str) -> None:
+        """Use the texts of `client` from now on: nobody else's are found, nor kept for others."""
         for chain in self._chains:
             chain.begin(client)
 
     def n_available(self, text: Sequence[int]) -> int:
+        """Number of leading tokens of `text` that `load` can load, a multiple of `block_tokens`."""
         return self._target.n_available(text)
 
     def load(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
+        """Append the whole blocks of `text` behind its first `n_held` tokens to the target; returns
+        how many it holds then, which are fewer if files are damaged. `check` is polled and may
+        raise."""
         if n_held % self.block_tokens:  # layers with windows could not go back to a block's end
             n_held = self._target.empty()
         return self._target.load(text, n_held, check)
 
     def load_draft(self, text: Sequence[int], n_held: int, check: Callable[[], None]) -> int:
+        """`load` of the draft, as far as its blocks are stored."""
         draft = self._draft
         if draft is None or n_held % draft.block_tokens:
             return n_held
         return draft.load(text, n_held, check)
 
     def keep(self, text: Sequence[int], n_tokens: int, n_draft: int) -> bool:
+        """Store the next block of the slot's text that is not kept yet; False if there is none.
+
+        The target holds the first `n_tokens` of the text for good, the draft `n_draft`.
+        """
         if n_tokens < MIN_TOKENS:
             return False
         if self._target.keep(text, n_tokens):
@@ -63,10 +73,12 @@ class SlotPrefixes:
         return self._draft is not None and self._draft.keep(text, min(n_tokens, n_draft))
 
     def rewind(self, n_tokens: int) -> None:
+        """The slot's text was cut to `n_tokens`."""
         for chain in self._chains:
             chain.rewind(n_tokens)
 
     def take_trouble(self) -> str | None:
+        """A warning for the user, once; None if all is well."""
         return self._folder.take_trouble()
 
 
