@@ -177,10 +177,10 @@ def llama_texts(
         BaselineRequest, options.model, None, ctx_size=1024, n_threads=options.threads
     )
     read = partial(request, prompts=(), n_tokens=options.tokens, bytes_read=lambda: 0)
-    target = owned.enter_context(baselines._SingleSequence(options.model, read(), True))
+    target = owned.enter_context(baselines._LlamaModel(options.model, read(), True))
     drafter = None
     if options.child == LINE:
-        draft = baselines._SingleSequence(Path(options.draft), read(), True)
+        draft = baselines._LlamaModel(Path(options.draft), read(), True)
         drafter = baselines._Drafter(owned.enter_context(draft), N_GUESSES, 0.0)
     models: list[Any] = [target, *([drafter.draft] if drafter else [])]
     yield {}
@@ -190,6 +190,6 @@ def llama_texts(
         for model in models:
             model.forget_from(0)
             if before := tokens[:-1]:
-                model.decode(before, 0, last_only=True)
+                model.read(before, 0)
         done, rounds = baselines._decoded(read(pick=pick), target, drafter, tokens)
         yield {"tokens": len(done), "s": sum(cost.wall_s for cost in rounds), "passes": len(rounds)}

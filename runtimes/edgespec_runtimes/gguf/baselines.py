@@ -65,7 +65,7 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
     with ExitStack() as owned:
         began = time.perf_counter()
         keeps_all = name == RESIDENT
-        target = owned.enter_context(_SingleSequence(request.model, request, keeps_all))
+        target = owned.enter_context(_LlamaModel(request.model, request, keeps_all))
         drafter = None
         if name in _RULES:
             if request.draft is None:
@@ -75,14 +75,14 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
                     f"{name} drafts with a whole model, and {request.draft} is a head, which reads "
                     "the target's hidden states: name another draft with -md"
                 )
-            draft = owned.enter_context(_SingleSequence(request.draft, request, False))
+            draft = owned.enter_context(_LlamaModel(request.draft, request, False))
             drafter = _Drafter(draft, *_RULES[name])
         load_s = time.perf_counter() - began
 
         def read(tokens: Sequence[int]) -> None:
             for model in [target, drafter.draft] if drafter else [target]:
                 if tokens:
-                    model.decode(tokens, 0, last_only=True)
+                    model.read(tokens, 0)
 
         decode = partial(_decoded, request, target, drafter)
         return measured(request, load_s, target.vocabulary, read, decode)
@@ -91,13 +91,19 @@ def run(name: str, request: BaselineRequest) -> BaselineRun:
 def _run_together(name: str, request: BaselineRequest) -> BaselineRun:
     """Continue all prompts, with one token of each text per pass."""
     began = time.perf_counter()
-    with _Texts(request.model, request, name == RESIDENT, len(request.prompts)) as target:
+    with _LlamaModel(request.model, request, name == RESIDENT, len(request.prompts)) as target:
         load_s = time.perf_counter() - began
         encoded = [target.vocabulary.encode(prompt) for prompt in request.prompts]
         for prompt in encoded:
             check_room(prompt, request)
         read_before, began = request.bytes_read(), time.perf_counter()
-        first = target.read_prompts(encoded)
+        first = target.decode(
+            [
+                (text, position, token, position == len(prompt) - 1)
+                for text, prompt in enumerate(encoded)
+                for position, token in enumerate(prompt)
+            ]
+        )
         texts = [[request.pick(row, prompt)] for row, prompt in zip(first, encoded, strict=True)]
         ended_s = [0.0] * len(texts)
         prompt_s = time.perf_counter() - began
@@ -139,7 +145,7 @@ def _run_together(name: str, request: BaselineRequest) -> BaselineRun:
 
 @dataclass(frozen=True, slots=True)
 class _Drafter:
-    draft: _SingleSequence
+    draft: _LlamaModel
     n_max: int
     p_min: float
 
@@ -148,7 +154,7 @@ class _Drafter:
         found: list[int] = []
         token = last
         while len(found) < min(self.n_max, room):
-            logits = self.draft.decode([token], n_past + len(found))[-1]
+            logits = self.draft.continued([token], n_past + len(found))[-1]
             token = int(logits.argmax())
             best = np.partition(logits, -_N_CANDIDATES)[-_N_CANDIDATES:]
             if 1 / float(np.exp(best - logits[token]).sum()) < self.p_min:
@@ -160,7 +166,7 @@ class _Drafter:
 
 def _decoded(
     request: BaselineRequest,
-    target: _SingleSequence,
+    target: _LlamaModel,
     drafter: _Drafter | None,
     prompt: Sequence[int],
 ) -> tuple[list[int], list[RoundStats]]:
@@ -179,7 +185,7 @@ def _decoded(
         room = min(request.n_tokens - len(tokens) - 1, request.ctx_size - n_past - 2)
         guesses = drafter.guesses(last, n_past, room) if drafter else []
         guessed = time.perf_counter()
-        logits = target.decode([last, *guesses], n_past)  # [1 + guesses, n_vocab]
+        logits = target.continued([last, *guesses], n_past)  # [1 + guesses, n_vocab]
         decoded = time.perf_counter()
         picked: list[int] = []
         for row, guess in zip_longest(logits, guesses):
@@ -189,7 +195,7 @@ def _decoded(
         accepted = len(picked) - 1
         draft_s = 0.0
         if drafter:
-            drafter.draft.decode([last, *guesses], n_past, last_only=True)
+            drafter.draft.read([last, *guesses], n_past)
             draft_s = guessed - began + time.perf_counter() - decoded
             for model in (target, drafter.draft):
                 model.forget_from(n_past + 1 + accepted)
@@ -213,7 +219,7 @@ def _decoded(
     return tokens, rounds
 
 
-class _Sequences(Closeable):
+class _LlamaModel(Closeable):
     """A model and a context as in llama.cpp's own programs, with one sequence per text."""
 
     def __init__(
@@ -246,63 +252,40 @@ class _Sequences(Closeable):
             self._context = None
             self._model.close()
 
-    def _decode(self, inputs: Sequence[Input]) -> np.ndarray:
-        """The requested logits, float32 [n, n_vocab], valid until the next call."""
-        batch = self._batch
-        batch.n_tokens = len(inputs)
-        for i, (text, position, token, is_wanted) in enumerate(inputs):
-            batch.token[i], batch.pos[i] = token, position
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, text
-            batch.logits[i] = is_wanted
-        with self._threads.computing(is_resident=True) if self._threads else nullcontext():
-            code = lib.llama_decode(self._context, batch)
-        if code:
-            raise EdgespecError(f"llama.cpp failed to compute (code {code})")
-        shape = (sum(is_wanted for *_, is_wanted in inputs), self._model.n_vocab)
-        return np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
-
-
-class _SingleSequence(_Sequences):
-    """One text, which can be truncated."""
-
-    def decode(self, tokens: Sequence[int], position: int, last_only: bool = False) -> np.ndarray:
-        """Logits after each of `tokens`, or the last, float32 [n, n_vocab], valid until the next
-        call."""
-        for begin in range(0, len(tokens), self.most):
-            chunk = tokens[begin : begin + self.most]
-            logits = self._decode(
-                [
-                    (0, position + begin + i, token, not last_only or i == len(chunk) - 1)
-                    for i, token in enumerate(chunk)
-                ]
-            )
-        return logits
-
-    def forget_from(self, position: int) -> None:
-        """Drop the KV from this position on."""
-        memory = lib.llama_get_memory(self._context)
-        if not lib.llama_memory_seq_rm(memory, 0, position, -1):
-            raise UsageError("this model's state cannot drop single tokens: it cannot speculate")
-
-
-class _Texts(_Sequences):
-    """Several texts in one cache."""
-
     def is_over(self, tokens: Sequence[int], most: int) -> bool:
         return len(tokens) >= most or self.is_end(tokens[-1])
 
-    def read_prompts(self, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Prefill the prompts, which share batches; returns the logits after each."""
-        inputs = [
-            (text, position, token, position == len(prompt) - 1)
-            for text, prompt in enumerate(prompts)
-            for position, token in enumerate(prompt)
-        ]
-        return self.decode(inputs)
+    def read(self, tokens: Sequence[int], position: int) -> None:
+        """Append tokens to the only text from `position` on."""
+        last = len(tokens) - 1
+        self.decode([(0, position + i, token, i == last) for i, token in enumerate(tokens)])
 
-    def decode(self, inputs: Sequence[Input]) -> list[np.ndarray]:
-        """Copies of the requested logits, in the order of the inputs."""
-        rows: list[np.ndarray] = []
+    def continued(self, tokens: Sequence[int], position: int) -> np.ndarray:
+        """The logits after each of these tokens of the only text, float32 [n, n_vocab]."""
+        return self.decode([(0, position + i, token, True) for i, token in enumerate(tokens)])
+
+    def decode(self, inputs: Sequence[Input]) -> np.ndarray:
+        """The requested logits in the order of the inputs, float32 [n, n_vocab]."""
+        found, batch = [], self._batch
         for begin in range(0, len(inputs), self.most):
-            rows.extend(self._decode(inputs[begin : begin + self.most]).copy())
-        return rows
+            chunk = inputs[begin : begin + self.most]
+            batch.n_tokens = len(chunk)
+            for i, (text, position, token, is_wanted) in enumerate(chunk):
+                batch.token[i], batch.pos[i] = token, position
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, text
+                batch.logits[i] = is_wanted
+            with self._threads.computing(is_resident=True) if self._threads else nullcontext():
+                code = lib.llama_decode(self._context, batch)
+            if code:
+                raise EdgespecError(f"llama.cpp failed to compute (code {code})")
+            if n_wanted := sum(is_wanted for *_, is_wanted in chunk):
+                shape = (n_wanted, self._model.n_vocab)
+                rows = np.ctypeslib.as_array(lib.llama_get_logits(self._context), shape)
+                found.append(rows.copy())
+        return np.concatenate(found)
+
+    def forget_from(self, position: int) -> None:
+        """Drop the only text's KV from this position on."""
+        memory = lib.llama_get_memory(self._context)
+        if not lib.llama_memory_seq_rm(memory, 0, position, -1):
+            raise UsageError("this model's state cannot drop single tokens: it cannot speculate")
