@@ -256,15 +256,6 @@ def test_each_pass_computes_every_streamed_segment_once(paged: tuple[list[Event]
     assert computed == 4 * list(range(max(computed) + 1))
 
 
-def test_what_a_pass_computes_from_pinned_segments_is_told_apart(
-    paged: tuple[list[Event], PagingStats],
-):
-    events, stats = paged
-    n_streamed = max(event["args"]["segment"] for event in spans(events, "compute")) + 1
-    pinned = spans(events, "compute pinned", Track.TARGET)
-    assert sum(event["args"]["segments"] for event in pinned) == 4 * (stats.segments - n_streamed)
-
-
 def test_the_sums_are_those_of_the_statistics(paged: tuple[list[Event], PagingStats]):
     """Reading ahead goes on between the statistics and the end of the trace."""
     events, stats = paged

@@ -168,16 +168,9 @@ def _resident(n_threads: int) -> Any:
 def _mapped(n_threads: int) -> Any:
     """The fastest session options for weights that do not fit into memory.
 
-    MeasuredOnnx with 1 GiB of fp16 weights in a cgroup of half that size at 300 MB/s. With the
-    defaults, all weights are converted to fp32 while loading, with a peak of 1.9 GB, and the
-    process is killed. Below the highest optimisation level, weights stay mapped, but in the default
-    order 1.1 GB of converted weights exist at once, and the process is killed, too. In priority
-    order, each weight is converted just before its product: 90 MB are private, and a token takes
-    3.5 s, the time to read the whole file once. A lower level, or no arena, made no difference.
-
-    Packing would create private copies: with fp16, of the few fp32 weights, which saved no reading
-    because of the kernel's read-ahead; with fp32, int8 and 4 bits, of all weights. Products with
-    unpacked 4-bit weights took 13 times as long as with packed ones.
+    With the defaults, or in the default order, all weights are converted to fp32 at once, and the
+    process is killed in a cgroup of half their size. In priority order each is converted just
+    before its product. Packing would create private copies.
     """
     options = _resident(n_threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

@@ -25,8 +25,6 @@ class Arrangement(Division[WeightGroup]):
         self.last_of = {group.weights[-1].address: i for i, group in whole.items()}
         """The same by address of the last weight of the segment."""
         self.stop_after = self._boundaries()
-        self.n_pinned_before = self._runs_of_pinned()
-        """Number of pinned segments before each streamed one, and after the last one."""
 
     @property
     def pinned_whole(self) -> set[int]:
@@ -46,15 +44,6 @@ class Arrangement(Division[WeightGroup]):
             if self.segment_of.get(following, -1) != self.segment_of.get(address, -1):
                 stops.add(address)
         return frozenset(stops)
-
-    def _runs_of_pinned(self) -> list[int]:
-        runs = [0]
-        for i in range(len(self.groups)):
-            if i in self.pinned:
-                runs[-1] += 1
-            else:
-                runs.append(0)
-        return runs
 
 
 def offsets(group: WeightGroup) -> list[tuple[TracedWeight, int]]:

@@ -137,7 +137,6 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         self.failure = None
         self.settle(self._is_stopped)
         self._on_segment = on_segment
-        self._compute_pinned(0)
 
     def end_pass(self) -> None:
         """Point all weights back to the mapping; call after every llama_decode."""
@@ -311,7 +310,7 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
             return
         self._release(index)
         self._held.discard(index)
-        self._compute_pinned(index + 1)
+        self._computing.end()
         assert self.pager is not None
         self.pager.release(index)
 
@@ -344,10 +343,3 @@ class PagedWeights(SegmentedWeights[WeightGroup]):
         if fields := self.packed.get(weight.address):
             self._packer.pack(address, weight.entry.type.code, *weight.entry.shape)
             fields.write_to(weight.address)
-
-    def _compute_pinned(self, n_passed: int) -> None:
-        """Trace the pinned segments that are computed after `n_passed` streamed ones."""
-        self._computing.end()
-        if n_pinned := self._arranged.n_pinned_before[n_passed]:
-            self._computing = self._trace.span(Track.TARGET, "compute pinned")
-            self._computing.note(segments=n_pinned)

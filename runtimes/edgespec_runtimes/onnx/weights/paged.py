@@ -147,8 +147,7 @@ class OnnxWeights(SegmentedWeights[PieceWeights]):
         """
         piece = self._cut.pieces[index]
         segment = self._segment_of.get(index)
-        what = "compute pinned" if segment is None else "compute"
-        with self._in_memory(index) as bound, self._trace.span(Track.TARGET, what) as span:
+        with self._in_memory(index) as bound, self._trace.span(Track.TARGET, "compute") as span:
             if segment is not None:
                 span.note(segment=segment)
             yield self._sessions[piece.graph], named(piece, bound)
