@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 from edgespec.errors import UsageError
@@ -18,7 +17,7 @@ from edgespec.memory.division import plan_models
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.needs import BatchNeeds, ModelNeeds
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.strategy import Speed, Strategy, expected_rate, own_drafts
+from edgespec.session.strategy import Speed, Strategy, own_drafts
 
 MXFP4 = "MXFP4"
 BITS = {
@@ -161,9 +160,8 @@ def what_if(
     Raises UsageError for another name, and BudgetError with the smallest budget.
     """
     weights = _Weights.of(model)
-    score = partial(expected_rate, n_threads=n_threads)
-    plan = plan_models(budget_bytes, PROCESS_BYTES, weights.needs(ctx_size), score=score)
     speed = Speed(disk_bytes_per_s, n_threads)
+    plan = plan_models(budget_bytes, PROCESS_BYTES, weights.needs(ctx_size), score=speed.rate)
     alone_s = speed.alone(plan, weights.used_bytes).seconds
     n_batches = -(-PROMPT_TOKENS // plan.batch_size)
     reading_s = n_batches * plan.expected_bytes(plan.batch_size) / disk_bytes_per_s

@@ -21,19 +21,23 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.errors import BudgetError, Cancelled, ModelError, UsageError
 from edgespec.memory import heap, process
 from edgespec.memory.budget import MemoryPlan
-from edgespec.memory.places import auto_texts, note_on_one_text
 from edgespec.ports import Progress
 from edgespec.session import pairing
 from edgespec.session.given import checked
 from edgespec.session.loaded_models import LoadedModels
 from edgespec.session.prepared_models import PreparedModels
-from edgespec.session.strategy import USUAL_THREADS, Speed
+from edgespec.session.strategy import USUAL_THREADS, Speed, texts_at_once
 from edgespec.settings import arguments
 from edgespec.settings.config import LoadFields, LoadSettings
 from edgespec.tracing.spans import OFF, Trace, Track
 
 T = TypeVar("T")
 
+ONE_TEXT = (
+    "one text at a time: beside others (`n_parallel`) a text may change, and its prompt may "
+    "take twice as long"
+)
+"""Note where `auto` leaves it at one text."""
 MOST_FOR_LOOKUPS = 1.05
 """Most that a pass may read, relative to one without guesses, for their buffers' sake: text that
 repeats nothing yields 1.05 to 1.2 tokens a pass (Qwen2.5-Coder-1.5B)."""
@@ -112,11 +116,13 @@ class _Opening(Closeable):
         # who waits is told that the models are prepared, which takes seconds
         show = None if self._progress is None else partial(self._progress, "planning", 0.0)
         if self._settings.n_parallel == "auto":
-            chosen = auto_texts(self._planned_for, self._settings.keeps_one_text_fast)
+            speed = Speed(n_threads=self._settings.threads or process.usable_cores())
+            sparing = self._settings.keeps_one_text_fast
+            chosen = texts_at_once(self._planned_for, sparing, speed)
             fixed = {"n_parallel": chosen.n_parallel if chosen else 1}
             self._models.settings = self._settings.model_copy(update=fixed)
-            if chosen and (note := note_on_one_text(chosen)):
-                self._models.own_notes = (note,)
+            if chosen and chosen.texts_alter_prompts and chosen.text_bytes:
+                self._models.own_notes = (ONE_TEXT,)
         planned = self._run("planning", self._plan, show)
         return self._with_notes(planned, self._unused_rules())
 

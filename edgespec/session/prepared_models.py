@@ -24,6 +24,7 @@ from edgespec.paging import disk_speed
 from edgespec.runtimes import ModelRequest, PreparedModel
 from edgespec.session import pairing, strategy
 from edgespec.session.pairing import check_head, check_pair
+from edgespec.session.strategy import Speed
 from edgespec.settings.config import DEFAULT_DRAFT_CTX_SIZE, LoadSettings
 from edgespec.settings.options import Role, refuse_unused
 from edgespec.settings.rule_names import AcceptanceName
@@ -141,7 +142,7 @@ class PreparedModels(Closeable):
                 process.footprint_bytes(),
                 needs[0],
                 needs[1] if len(needs) > 1 else None,
-                score=partial(strategy.expected_rate, n_texts=self.n_parallel, n_threads=n_threads),
+                score=partial(Speed(n_threads=n_threads).rate, n_texts=self.n_parallel),
                 enforced=target.enforced,
                 others=[MemoryRow("process", REQUESTS, self._request_bytes), *expected],
                 adjustable=settings.pages_all,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from edgespec.chat.chat_sampling import chat_sampling
 from edgespec.chat.messages import Message
@@ -30,7 +30,6 @@ from edgespec.ports.text_request import Constraint, TextRequest
 from edgespec.session.encoding import Encoder
 from edgespec.session.in_order import InOrder
 from edgespec.session.loaded_models import LoadedModels
-from edgespec.session.openai_calls import OpenAICalls
 from edgespec.session.opening import open_models, plan
 from edgespec.session.session_budget import BudgetReport, SessionBudget
 from edgespec.session.tokenizer import Tokenizer, chat_prompts
@@ -42,6 +41,8 @@ from edgespec.tracing.spans import OFF, Trace
 from edgespec.values import GenerationResult, MemoryStats, ModelInfo, PagingStats
 
 if TYPE_CHECKING:
+    from edgespec.completions.requests import Prompts
+    from edgespec.completions.running_request import ChatCompletion, TextCompletion
     from edgespec.completions.service import Completions
     from edgespec.grammar.matcher import GrammarCompiler
 
@@ -94,7 +95,7 @@ def load(
         return session
 
 
-class Session(OpenAICalls, InOneProcess):
+class Session(InOneProcess):
     """Loaded models that any thread may use; close it to free memory, files and threads.
 
     Up to `n_parallel` generations run at a time, others wait in line. `close` ends running
@@ -326,6 +327,56 @@ class Session(OpenAICalls, InOneProcess):
         The values that the model's authors recommend, otherwise llama.cpp's defaults.
         """
         return chat_sampling(self._models.target.vocabulary.chat_format.sampling)
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], stream: Literal[True], **fields: Any
+    ) -> ChatCompletion: ...
+
+    def create_chat_completion(
+        self, messages: Sequence[Message], stream: bool = False, **fields: Any
+    ) -> dict[str, Any] | ChatCompletion:
+        """OpenAI's `chat.completions.create`, and llama-cpp-python's method of this name.
+
+        Returns a dictionary in OpenAI's format; with `stream` an iterator of chunks, which can be
+        cancelled and closed. `fields` are those of the request: temperature, max_tokens, tools, ...
+        Raises UsageError for invalid fields, and SessionClosed if the session is closed meanwhile.
+        """
+        from edgespec.completions.requests import ChatRequest
+
+        request = ChatRequest.parse({"messages": list(messages), "stream": stream} | fields)
+        completion = self._completions().chat(request)
+        return completion if stream else completion.whole()
+
+    @overload
+    def create_completion(
+        self, prompt: Prompts, stream: Literal[False] = False, **fields: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def create_completion(
+        self, prompt: Prompts, stream: Literal[True], **fields: Any
+    ) -> TextCompletion: ...
+
+    def create_completion(
+        self, prompt: Prompts, stream: bool = False, **fields: Any
+    ) -> dict[str, Any] | TextCompletion:
+        """OpenAI's `completions.create`: continues texts; otherwise as `create_chat_completion`.
+
+        Several prompts, and `n` completions of each, are choices of one answer: completion j of
+        prompt i has the index `i * n + j` and the seed `seed + j`.
+        """
+        from edgespec.completions.requests import CompletionRequest
+
+        text = prompt if isinstance(prompt, str) else list(prompt)
+        request = CompletionRequest.parse({"prompt": text, "stream": stream} | fields)
+        completion = self._completions().text(request)
+        return completion if stream else completion.whole()
 
     def _completions(self) -> Completions:
         from edgespec.completions.service import Completions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -121,6 +122,18 @@ class Speed:
     def compute_s(self, nbytes: float, bytes_per_s: float = TOKEN_BYTES_PER_S) -> float:
         """Seconds of multiplying so many weights."""
         return nbytes / (bytes_per_s * min(self.n_threads, MOST_THREADS) / USUAL_THREADS)
+
+    def rate(self, plan: MemoryPlan, n_texts: int = 1) -> float:
+        """Expected tokens per second of the best round with `n_texts` texts under `plan`."""
+        n_guesses = np.arange(max(1, plan.max_nodes - n_texts + 1), dtype=np.float64)
+        used_bytes = sum(segment.nbytes for segment in plan.segments)
+        if plan.experts is not None:
+            used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
+        row_s = used_bytes / (TOKEN_BYTES_PER_S * self.n_threads / USUAL_THREADS)
+        prices = prices_of(plan, self.disk_bytes_per_s, row_s)
+        prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
+        best = prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
+        return best.tokens / max(best.seconds, 1e-9)
 
     def alone(self, plan: MemoryPlan, weight_bytes: int) -> Strategy:
         """A target without a draft, whose passes compute with `weight_bytes`."""
@@ -262,15 +275,43 @@ def best_tree(plan: MemoryPlan, disk_bytes_per_s: float) -> Point:
     return prices_of(plan, disk_bytes_per_s).best(tokens)
 
 
-def expected_rate(plan: MemoryPlan, n_texts: int = 1, n_threads: int = USUAL_THREADS) -> float:
-    """Expected tokens per second of the best round with `n_texts` texts under `plan`, on a usual
-    disk with `n_threads` usual cores."""
-    n_guesses = np.arange(max(1, plan.max_nodes - n_texts + 1), dtype=np.float64)
-    used_bytes = sum(segment.nbytes for segment in plan.segments)
-    if plan.experts is not None:
-        used_bytes += int(plan.experts.used_share * plan.experts.room_bytes)
-    row_s = used_bytes / (TOKEN_BYTES_PER_S * n_threads / USUAL_THREADS)
-    prices = prices_of(plan, USUAL_BYTES_PER_S, row_s)
-    prices.put(len(n_guesses), row_s * (1 + (len(n_guesses) - 1) * FURTHER_ROW_COST))
-    best = prices.best(n_texts * theory.tree_tokens(n_guesses / n_texts))
-    return best.tokens / max(best.seconds, 1e-9)
+# Texts at once
+
+AUTO_TEXTS = (1, 2, 4, 8)
+"""Values of n_parallel that "auto" tries; a pass over more texts takes too long to wait for."""
+PLACES_COST = 0.02
+"""Largest share of its pinned bytes that places for other texts may cost a text that is alone."""
+
+
+def texts_at_once(
+    planned_for: Callable[[int], MemoryPlan | None], keeps_one_text_fast: bool, speed: Speed
+) -> MemoryPlan | None:
+    """The plan with the best `n_parallel`, of those by number of texts; None if there is none.
+
+    It is the largest that keeps all weights in memory, otherwise that with most tokens a second of
+    all texts; or with `keeps_one_text_fast` the largest under which a text that is alone is about
+    as fast as under the plan for one. Models whose prompts would round otherwise beside other texts
+    write one at a time.
+    """
+    alone = planned_for(1)
+    if alone is None or not alone.text_bytes or alone.texts_alter_prompts:
+        return alone
+    if keeps_one_text_fast:
+        spare = alone.budget_bytes - alone.planned_bytes
+        if alone.paged:
+            spare = int(PLACES_COST * alone.pinned_bytes)
+        tried = (n for n in AUTO_TEXTS[:0:-1] if (n - 1) * alone.text_bytes <= spare)
+        return next(
+            (one for n in tried if (one := planned_for(n)) and _is_alike(one, alone)), alone
+        )
+    more = takewhile(lambda one: one is not None, map(planned_for, AUTO_TEXTS[1:]))
+    plans = [alone, *filter(None, more)]
+    resident = [plan for plan in plans if not plan.paged]
+    return resident[-1] if resident else max(plans, key=lambda one: speed.rate(one, one.n_parallel))
+
+
+def _is_alike(plan: MemoryPlan, alone: MemoryPlan) -> bool:
+    """True if a text that is alone is about as fast under `plan`, for several, as under `alone`."""
+    if (plan.has_draft, plan.paged) != (alone.has_draft, alone.paged):
+        return False
+    return plan.pinned_bytes >= (1 - PLACES_COST) * alone.pinned_bytes

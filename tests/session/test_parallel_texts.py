@@ -11,12 +11,12 @@ from edgespec.engine.settings import EngineSettings
 from edgespec.memory import division, process
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.needs import FOREST_SIZE, TREE_SIZES
-from edgespec.memory.places import AUTO_TEXTS
 from edgespec.models.embedded import embedded_pair
 from edgespec.rules.sampling import SamplingParams
 from edgespec.session.given import checked
 from edgespec.session.opening import _Opening
 from edgespec.session.session import Session
+from edgespec.session.strategy import AUTO_TEXTS
 from edgespec.settings.config import LoadSettings
 
 PROMPTS = (

@@ -11,7 +11,7 @@ from edgespec.engine.prices import Prices
 from edgespec.memory.budget import MIB, MemoryPlan
 from edgespec.memory.expert_sizes import ExpertSizes
 from edgespec.memory.pinning import SegmentSize
-from edgespec.session.strategy import Speed, best_tree, expected_rate, prices_of
+from edgespec.session.strategy import Speed, best_tree, prices_of
 from edgespec.theory import tree_tokens
 
 DISK = 100.0 * MIB
@@ -62,9 +62,9 @@ def test_rounds_that_were_measured_are_priced_as_they_were() -> None:
 
 def test_a_plan_is_worth_more_for_fewer_reads_and_for_larger_trees_that_reads_hide() -> None:
     larger = replace(DENSE, max_nodes=97)
-    assert expected_rate(larger, n_threads=16) > expected_rate(DENSE, n_threads=16)
-    assert expected_rate(larger, n_threads=2) == expected_rate(DENSE, n_threads=2)
-    assert expected_rate(replace(DENSE, pinned=frozenset({0, 1}))) > expected_rate(DENSE)
+    assert Speed(n_threads=16).rate(larger) > Speed(n_threads=16).rate(DENSE)
+    assert Speed(n_threads=2).rate(larger) == Speed(n_threads=2).rate(DENSE)
+    assert Speed().rate(replace(DENSE, pinned=frozenset({0, 1}))) > Speed().rate(DENSE)
 
 
 def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
@@ -72,7 +72,8 @@ def test_a_plan_for_several_texts_is_worth_more_with_more_nodes() -> None:
 
     def gained(n_texts: int) -> float:
         few, many = (replace(DENSE, max_nodes=n) for n in (97, 193))
-        return expected_rate(many, n_texts, 16) / expected_rate(few, n_texts, 16)
+        speed = Speed(n_threads=16)
+        return speed.rate(many, n_texts) / speed.rate(few, n_texts)
 
     assert gained(1) < 1.05
     assert gained(8) > 1.1
