@@ -14,7 +14,8 @@ import pytest
 from edgespec.errors import ModelError
 from edgespec.ports import LanguageModel
 from edgespec_runtimes.gguf import measuring, runtime
-from edgespec_runtimes.gguf.feature_tap import SHOW_INPUTS, OutputTap
+from edgespec_runtimes.gguf.feature_tap import OutputTap
+from edgespec_runtimes.gguf.file.architectures import Trait, names_with
 from edgespec_runtimes.gguf.file.header import read_header
 from edgespec_runtimes.gguf.model import GgufModel
 from edgespec_runtimes.gguf.prepared import PreparedGguf
@@ -126,7 +127,7 @@ class TestTheFirstOfSeveralTextsGivesFeatures(FeaturesContract):
     "architecture",
     [
         pytest.param(name, marks=() if name in ("gpt-oss", "llama") else pytest.mark.slow)
-        for name in sorted(SHOW_INPUTS)
+        for name in names_with(Trait.SHOWS_INPUTS)
     ],
 )
 def test_nodes_have_the_same_bits_as_what_the_graph_gives(

@@ -10,8 +10,9 @@ import pytest
 from edgespec.session import session
 from edgespec.settings.config import LoadSettings
 from edgespec_runtimes.enlarge.gguf.trim import trim, write_trimmed
+from edgespec_runtimes.gguf.file.architectures import Trait, names_with
 from edgespec_runtimes.gguf.file.header import read_header
-from edgespec_runtimes.gguf.file.trimmed_header import SUPPORTED, trimmed_shape
+from edgespec_runtimes.gguf.file.trimmed_header import trimmed_shape
 from gguf_files import tiny_llama
 from one_tree import OneTree
 from port_calls import evaluate, prefill
@@ -32,7 +33,7 @@ def logits_of(target: Path, draft: Path) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", sorted(SUPPORTED))
+@pytest.mark.parametrize("architecture", names_with(Trait.TRIMMABLE))
 def test_it_rates_tokens_as_the_model_does(architecture: str, tmp_path: Path) -> None:
     species = Species(architecture, architecture in EXPERTS_ONLY)
     target = write_model(tmp_path / "target.gguf", species)

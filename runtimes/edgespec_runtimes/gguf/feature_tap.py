@@ -13,13 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from edgespec_runtimes.gguf.file.architectures import Trait, names_with
 from edgespec_runtimes.gguf.llama import abi
 from edgespec_runtimes.gguf.llama.bindings import lib, llama_cpp_ext
 from edgespec_runtimes.kit.kept_features import KeptFeatures
-
-SHOW_INPUTS = frozenset({"gpt-oss", "llama", "minimax-m2", "qwen3", "qwen3moe"})
-"""Architectures whose graphs give the inputs of all layers but the first; asking another one ends
-the process."""
 
 OnNode = Callable[[int, bool, Any], bool]
 """A `cb_eval` of llama.cpp."""
@@ -140,4 +137,4 @@ _inputs_of = _staged(
 
 def gives_inputs(architecture: str) -> bool:
     """True if the graphs of an architecture give the inputs of their layers."""
-    return architecture in SHOW_INPUTS and _ask_for_inputs is not None
+    return architecture in names_with(Trait.SHOWS_INPUTS) and _ask_for_inputs is not None

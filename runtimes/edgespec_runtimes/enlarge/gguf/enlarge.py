@@ -30,15 +30,13 @@ from edgespec_runtimes.enlarge.gguf.replication import (
     model_roles,
     muted,
 )
+from edgespec_runtimes.gguf.file.architectures import Trait, has, names_with
 from edgespec_runtimes.gguf.file.header import GgufFile, TensorEntry, read_header
 from edgespec_runtimes.gguf.file.validation import validate
 
 if TYPE_CHECKING:
     from edgespec.ports import Progress
 
-ARCHITECTURES = ("llama", "ernie4_5-moe")
-"""Supported architectures: LLaMA, dense or a mixture, and one with dense layers first and shared
-experts."""
 FACTORS = (16, 8, 4, 2, 1)
 """Possible numbers of copies, K, largest first."""
 FEWEST_LAYERS = 24
@@ -135,10 +133,10 @@ class _GgufPlan:
 
 def _shape(header: GgufFile) -> LlamaShape:
     """Dimensions of the source. Raises ModelError unless it is a LLaMA, dense or a mixture."""
-    if header.architecture not in ARCHITECTURES:
+    if not has(header, Trait.ENLARGEABLE):
         raise ModelError(
             f"{header.path} has the architecture {header.architecture}: only "
-            f"{' and '.join(ARCHITECTURES)} can be enlarged"
+            f"{' and '.join(names_with(Trait.ENLARGEABLE))} can be enlarged"
         )
     if original := header.metadata.get(ENLARGED_FROM):
         raise ModelError(f"{header.path} is enlarged already: start from {original}")

@@ -1,14 +1,72 @@
-"""Refuses models that do not generate text token by token, with their purpose and advice.
+"""What llama.cpp's architectures have in common or for themselves, and which do not generate text.
 
-Knows names of architectures and a few metadata keys; nothing of sizes, tensors or llama.cpp.
+The table of all names; knows a few metadata keys and nothing of sizes, tensors or llama.cpp.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Flag, auto
 
 from edgespec.errors import ModelError
 from edgespec_runtimes.gguf.file.header import GgufFile
+
+
+class Trait(Flag):
+    """What a graph of llama.cpp assumes, leaves out or gives."""
+
+    PLAIN = auto()
+    """Keys, values and rotation have the same size, and all layers use as many experts."""
+    RECURRENT = auto()
+    """Layers without KV heads have no attention; some have queries nevertheless (Kimi Delta
+    Attention, arXiv 2510.26692)."""
+    TRIMMABLE = auto()
+    """Takes embeddings in place of tokens, and the head from the embeddings' name."""
+    SCALED = auto()
+    """The embeddings of tokens are scaled, but not embeddings that it is given."""
+    SHOWS_INPUTS = auto()
+    """Gives the inputs of all layers but the first; asking another one ends the process."""
+    ENLARGEABLE = auto()
+    """A LLaMA, dense or a mixture, or one with dense layers first and shared experts."""
+    HEADS_ALIKE = auto()
+    """Takes its norm of keys to be as wide as that of queries."""
+
+
+_USUAL = Trait.PLAIN | Trait.TRIMMABLE
+TRAITS: dict[str, Trait] = {
+    **dict.fromkeys(
+        (
+            *("mistral3", "qwen2", "gemma", "gemma2", "granite", "granitemoe", "olmo", "smollm3"),
+            *("minicpm", "exaone", "starcoder2", "command-r", "deepseek"),
+        ),
+        _USUAL,
+    ),
+    "llama": _USUAL | Trait.SHOWS_INPUTS | Trait.ENLARGEABLE,
+    **dict.fromkeys(("qwen3", "qwen3moe"), _USUAL | Trait.SHOWS_INPUTS),
+    "gemma3": _USUAL | Trait.SCALED,
+    **dict.fromkeys(("qwen2moe", "olmo2", "olmoe", "internlm2", "eagle3"), Trait.PLAIN),
+    "phi3": Trait.TRIMMABLE,
+    **dict.fromkeys(("gpt-oss", "minimax-m2"), Trait.SHOWS_INPUTS),
+    "ernie4_5-moe": Trait.ENLARGEABLE,
+    "jina-bert-v2": Trait.HEADS_ALIKE,
+    **dict.fromkeys(
+        (
+            *("bailingmoe3", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear"),
+            *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2"),
+        ),
+        Trait.RECURRENT,
+    ),
+}
+"""Architectures by name; those that are missing have none of the traits."""
+
+
+def has(header: GgufFile, trait: Trait) -> bool:
+    """True if the model's architecture has a trait."""
+    return trait in TRAITS.get(header.architecture, Trait(0))
+
+
+def names_with(trait: Trait) -> list[str]:
+    return [name for name, traits in TRAITS.items() if trait in traits]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.errors import ModelError
+from edgespec_runtimes.gguf.file.architectures import Trait, has
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.layout import EMBEDDINGS, OUTPUT, TENSOR_TYPES, padded
 
@@ -23,20 +24,10 @@ VOCABULARY = "edgespec.draft.vocabulary"
 TABLE_TYPE, TABLE_ROWS = "edgespec.draft.embeddings.type", "edgespec.draft.embeddings.rows"
 NO_TOKENIZER = "none"
 """Name of the tokenizer of files without one."""
-SUPPORTED = frozenset(
-    (
-        *("llama", "mistral3", "qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3"),
-        *("granite", "granitemoe", "olmo", "smollm3", "minicpm", "exaone", "starcoder2"),
-        *("command-r", "phi3", "deepseek"),
-    )
-)
-"""Architectures that take embeddings in place of tokens, and the head from the embeddings' name."""
 HEAD_BITS, MAX_HEAD = 3.5, 64 << 10
 """Bits per weight, and most tokens of a head, for estimates."""
 NARROW_BITS = 4.5
 """Least bits per weight where rows are no multiple of 256 elements."""
-_SCALED = ("gemma3",)
-"""Architectures that scale the embeddings of tokens, but not embeddings that they are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +56,7 @@ def is_trimmed(header: GgufFile) -> bool:
 def can_be_trimmed(header: GgufFile) -> bool:
     """True if a trimmed copy of the model can be made."""
     return (
-        header.architecture in SUPPORTED
+        has(header, Trait.TRIMMABLE)
         and header.embedding_length % 32 == 0
         and EMBEDDINGS in header.tensors_by_name
         and not is_trimmed(header)
@@ -93,7 +84,7 @@ def trimmed_shape(header: GgufFile) -> TrimmedShape:
     """Tokens and embeddings of a trimmed copy. Raises ModelError if they do not fit the file."""
     kind = TENSOR_TYPES.get(header.integer(TABLE_TYPE))
     n_embd, n_rows = header.embedding_length, header.integer(TABLE_ROWS)
-    if header.architecture not in SUPPORTED:
+    if not has(header, Trait.TRIMMABLE):
         raise _damaged(header, f"drafts of {header.architecture} are not supported")
     if kind is None or n_embd % kind.block_size or n_rows < 1:
         raise _damaged(header, f"{n_rows} embeddings of {n_embd} elements have no such type")
@@ -111,7 +102,7 @@ def trimmed_shape(header: GgufFile) -> TrimmedShape:
     if len(header.paths) > 1 or header.path.stat().st_size < offset + nbytes:
         raise _damaged(header, "its embeddings are cut short")
     table = TensorEntry("embeddings", (n_embd, n_rows), kind, 0, offset, nbytes)
-    scale = math.sqrt(n_embd) if header.architecture in _SCALED else 1.0
+    scale = math.sqrt(n_embd) if has(header, Trait.SCALED) else 1.0
     return TrimmedShape(ids, header.text(VOCABULARY), table, scale)
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from edgespec.errors import ModelError
-from edgespec_runtimes.gguf.file.architectures import check_embeds, check_purpose
+from edgespec_runtimes.gguf.file.architectures import Trait, check_embeds, check_purpose, has
 from edgespec_runtimes.gguf.file.header import GgufArray, GgufFile, TensorEntry, ValueType
 from edgespec_runtimes.gguf.file.heads import is_head
 from edgespec_runtimes.gguf.file.layout import NONE
@@ -32,26 +32,6 @@ NOT_NEGATIVE = (
     *("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
 )
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-PLAIN_ARCHITECTURES = frozenset(
-    (
-        *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"),
-        *("gemma", "gemma2", "gemma3", "olmo", "olmo2", "olmoe", "smollm3", "granite"),
-        *("granitemoe", "internlm2", "starcoder2", "minicpm", "exaone", "command-r", "deepseek"),
-        "eagle3",
-    )
-)
-"""Architectures whose graphs assume that keys, values and rotation have the same size, and that all
-layers use the same number of experts."""
-
-RECURRENT_WITHOUT_KV_HEADS = frozenset(
-    (
-        *("bailingmoe3", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear"),
-        *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2"),
-    )
-)
-"""Architectures in which layers without KV heads have no attention; some have queries nevertheless
-(Kimi Delta Attention, arXiv 2510.26692)."""
-
 TOKENIZERS = ("gpt2", "llama", "gemma4", "rwkv", "plamo2", "hybriddna", "whitespace")
 ENCODERS_TOKENIZERS = ("bert", "t5")
 """Further tokenizers of embedding models."""
@@ -77,10 +57,6 @@ BYTE_SPELLINGS: dict[str, Callable[[int], set[bytes]]] = {
     "rwkv": lambda byte: {repr(bytes([byte])).encode()[2:-1], b"\\x%02x" % byte},
 }
 """Spellings of byte tokens, for tokenizers that need a token for every byte."""
-
-
-ALL_HEADS_ALIKE = "jina-bert-v2"
-"""Architecture whose norm of keys llama.cpp takes to be as wide as that of queries."""
 
 
 def validate(header: GgufFile, as_draft: bool = False, embeds: bool = False) -> None:
@@ -121,7 +97,7 @@ def _check_experts(header: GgufFile) -> None:
     groups_used = _count(header, header.key("expert_group_used_count"), 0, MAX_EXPERTS, default=0)
     if max(used) > experts or (experts and not max(used)):
         raise _wrong(header, f"{max(used)} of {experts} experts are used")
-    if header.architecture in PLAIN_ARCHITECTURES and len(set(used)) > 1:
+    if has(header, Trait.PLAIN) and len(set(used)) > 1:
         raise _wrong(header, f"its layers use different numbers of experts, {sorted(set(used))}")
     if groups and groups >= experts:
         raise _wrong(header, f"{experts} experts are in {groups} groups")
@@ -137,14 +113,14 @@ def _check_attention(header: GgufFile) -> None:
         names = (f"blk.{layer}.attn_q.weight", f"blk.{layer}.attn_qkv.weight")
         if not any(name in header.tensors_by_name for name in names):
             continue
-        if not n_kv_heads and header.architecture in RECURRENT_WITHOUT_KV_HEADS:
+        if not n_kv_heads and has(header, Trait.RECURRENT):
             continue
         if not n_heads or not n_kv_heads or n_heads % n_kv_heads:
             raise _wrong(
                 header, f"layer {layer} has {n_heads} heads, which share {n_kv_heads} KV heads"
             )
         key_norm = f"blk.{layer}.attn_k_norm.weight"
-        is_alike = header.architecture == ALL_HEADS_ALIKE and key_norm in header.tensors_by_name
+        is_alike = has(header, Trait.HEADS_ALIKE) and key_norm in header.tensors_by_name
         if is_alike and n_heads != n_kv_heads:
             raise _wrong(header, f"layer {layer} norms {n_kv_heads} KV heads like {n_heads}")
     if len(set(zip(heads, kv_heads, strict=True))) > 1:
@@ -153,7 +129,7 @@ def _check_attention(header: GgufFile) -> None:
 
 def _check_heads_fit(header: GgufFile, heads: list[int], kv_heads: list[int]) -> None:
     """Check that projections fit the heads, which llama.cpp does not if layers differ."""
-    if header.architecture not in PLAIN_ARCHITECTURES:
+    if not has(header, Trait.PLAIN):
         return
     for layer, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
         for name, n_rows in (("q", n_heads), ("k", n_kv_heads), ("v", n_kv_heads)):
@@ -174,7 +150,7 @@ def _check_rotation(header: GgufFile) -> None:
     rotated = _count(header, header.key("rope.dimension_count"), 0, key_size, default=key_size)
     if rotated % 2:
         raise _wrong(header, f"rope.dimension_count {rotated} is odd")
-    if header.architecture in PLAIN_ARCHITECTURES and not rotated == key_size == value_size:
+    if has(header, Trait.PLAIN) and not rotated == key_size == value_size:
         raise _wrong(
             header,
             f"keys of {key_size}, values of {value_size} and a rotation of {rotated} do not fit "
